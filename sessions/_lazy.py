@@ -1,0 +1,170 @@
+"""Columns that stay in the file until they are asked for.
+
+A loaded session holds one file descriptor of the file that it was loaded from. The file can be
+replaced or deleted meanwhile (it is then the old file that goes on being read), which reopening it
+by its name would not allow. The descriptor is closed with the last of the columns that need it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from sessions.errors import SessionError
+from sessions.model import Session
+
+
+class Source:
+    """An open file, by descriptor; HDF5 has it open only inside ``with source.open()``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.trusted = False  # whether a checksum has shown it to be as this program wrote it
+        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self._state = self._current_state()
+        self._closer = weakref.finalize(self, os.close, self.descriptor)
+        self._lock = threading.Lock()
+        self._users = 0
+        self._file: h5py.File = None
+        self._stream: BinaryIO | None = None
+
+    def close(self) -> None:
+        """Close the descriptor now; columns not read so far cannot be read any more."""
+        self._closer()
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return os.fstat(self.descriptor).st_size
+
+    def stream(self) -> BinaryIO:
+        """The file as plain bytes; closing the stream leaves the file open."""
+        return os.fdopen(os.dup(self.descriptor), "rb", buffering=0)
+
+    @contextmanager
+    def open(self) -> Iterator[h5py.File]:
+        """The file as HDF5, for reading; blocks may nest and overlap, the last one closes it.
+
+        Raises ``OSError`` for a file that was written to since it was opened: what the checksum
+        said no longer holds, and HDF5 must not see it.
+        """
+        with self._lock:
+            if self._users == 0:
+                if self._current_state() != self._state:
+                    raise OSError("its size or time of modification is another")
+                self._stream = self.stream()
+                try:
+                    self._file = h5py.File(self._stream, "r")
+                except BaseException:
+                    self._stream.close()
+                    raise
+            self._users += 1
+        try:
+            yield self._file
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0 and self._stream is not None:
+                    self._file.close()
+                    self._stream.close()
+
+    def _current_state(self) -> tuple[int, int]:
+        status = os.fstat(self.descriptor)
+        return status.st_size, status.st_mtime_ns
+
+
+class LazyColumns(Mapping[str, NDArray]):
+    """The columns of one group of a file, each read at its first access and kept.
+
+    The arrays are read-only. A column of ``missing`` (name: dtype) is not in the file: it is NaN,
+    or 0 where it is an integer.
+    """
+
+    def __init__(
+        self, source: Source, group: str, names: list[str], missing: Mapping[str, str], rows: int
+    ) -> None:
+        self.rows = rows
+        self.source = source
+        self.group = group
+        self._names = names
+        self._missing = missing
+        self._read: dict[str, NDArray] = {}
+
+    def __getitem__(self, name: str) -> NDArray:
+        if name not in self._read:
+            column = self._load(name)
+            column.flags.writeable = False
+            self._read[name] = column
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._names
+        yield from self._missing
+
+    def __len__(self) -> int:
+        return len(self._names) + len(self._missing)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names or name in self._missing
+
+    @property
+    def read_so_far(self) -> frozenset[str]:
+        """Names of the columns that have been read."""
+        return frozenset(self._read)
+
+    def _load(self, name: str) -> NDArray:
+        if name in self._missing:
+            dtype = np.dtype(self._missing[name])
+            return np.full(self.rows, np.nan if dtype.kind == "f" else 0, dtype)
+        if name not in self._names:
+            raise KeyError(name)
+        try:
+            with self.source.open() as file:
+                return read_column(file[self.group][name])
+        except (OSError, KeyError, RuntimeError, ValueError, TypeError) as error:
+            raise _lost(self.source, error) from error
+
+
+def _lost(source: Source, error: Exception) -> SessionError:
+    return SessionError(
+        f"Cannot read on in {source.path}: since it was opened it was changed or can no longer be "
+        f"reached ({error})."
+    )
+
+
+def tables(session: Session) -> list[Mapping[str, NDArray]]:
+    """All tables of the session that may be long: steps, breakdown, memory, telemetry."""
+    found = list(session.telemetry.values())
+    for segment in session.segments:
+        found += [segment.steps, segment.breakdown, segment.memory]
+    return found
+
+
+@contextmanager
+def kept_open(session: Session) -> Iterator[None]:
+    """Keep the files of the session's lazy columns open, for reading many of them in a row."""
+    lazy = [table for table in tables(session) if isinstance(table, LazyColumns)]
+    with ExitStack() as stack:
+        for source in {id(table.source): table.source for table in lazy}.values():
+            try:
+                stack.enter_context(source.open())
+            except (OSError, RuntimeError) as error:
+                raise _lost(source, error) from error
+        yield
+
+
+def read_column(dataset: h5py.Dataset) -> NDArray:
+    """A whole column in memory: numbers in the machine's byte order, text as str objects."""
+    if h5py.check_string_dtype(dataset.dtype) is not None:
+        return np.asarray(dataset.asstr()[()], dtype=object)
+    column = dataset[()]
+    return np.asarray(column, dtype=column.dtype.newbyteorder("="))

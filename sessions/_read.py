@@ -1,0 +1,236 @@
+"""Reads what ``sessions._write`` laid out; refuses what is not so laid out, with a sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import h5py
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sessions import schema, seal
+from sessions._lazy import LazyColumns, Source, read_column
+from sessions._write import FORMAT
+from sessions.errors import SessionError
+from sessions.model import (
+    Configuration,
+    Event,
+    Evidence,
+    PairedComparison,
+    PhaseSpan,
+    Segment,
+    Session,
+)
+from sessions.schema import ColumnInfo
+
+_Value = TypeVar("_Value")
+_DEFLATE_LIMIT = 1100  # deflate cannot make data smaller than 1/1032
+
+
+def read(source: Source, sealed: bool) -> Session:
+    """The session in the file, its long columns left there.
+
+    ``sealed`` tells whether the file's seal was found and fits. Raises ``SessionError`` with a
+    sentence about "it", or whatever the HDF5 library raises on a damaged file.
+    """
+    with source.open() as file:
+        _identify(file, sealed)
+        return Session(
+            title=_attribute(file, "title", str),
+            id=_attribute(file, "id", str),
+            created=_attribute(file, "created", float),
+            notes=_attribute(file, "notes", str),
+            environment=_environment(file),
+            segments=[_segment(group, source) for group in _children(file, "segments")],
+            telemetry={
+                _attribute(group, "device", str): _table(group, schema.TELEMETRY, source)
+                for group in _children(file, "telemetry")
+            },
+            events=_events(file),
+            comparisons=[_comparison(group) for group in _children(file, "comparisons")],
+        )
+
+
+def _identify(file: h5py.File, sealed: bool) -> None:
+    if "format" not in file.attrs or file.attrs["format"] != FORMAT:
+        raise SessionError("it is an HDF5 file, but not a session of this workbench")
+    version = _attribute(file, "version", int)
+    if version > seal.VERSION:
+        raise seal.newer(version)
+    if "sealed" in file.attrs and not sealed:
+        raise SessionError(
+            "its checksum is missing, so another program wrote it anew or it is damaged; "
+            "if that was meant, accept it with `python -m sessions.accept FILE`"
+        )
+
+
+def _segment(group: h5py.Group, source: Source) -> Segment:
+    return Segment(
+        index=_attribute(group, "index", int),
+        configuration=_json(group, "configuration", Configuration),
+        label=_attribute(group, "label", str),
+        start_s=_attribute(group, "start_s", float),
+        phases=_phases(group),
+        evidence=_json(group, "evidence", list[Evidence]),
+        ledger=_json(group, "ledger", dict[str, Any]),
+        steps=_table(_child(group, "steps"), schema.STEPS, source),
+        breakdown=_optional(group, "breakdown", schema.BREAKDOWN, source),
+        memory=_optional(group, "memory", schema.MEMORY, source),
+    )
+
+
+def _phases(group: h5py.Group) -> list[PhaseSpan]:
+    dataset = group.get("phases")
+    expected = np.dtype(schema.PHASES)
+    if not isinstance(dataset, h5py.Dataset) or dataset.dtype != expected or dataset.ndim != 1:
+        raise SessionError(f"its {group.name}/phases is not a list of {expected.names}")
+    return [PhaseSpan(*span) for span in dataset[()].tolist()]
+
+
+def _comparison(group: h5py.Group) -> PairedComparison:
+    blocks = _short(group, "blocks", schema.BLOCKS)
+    return PairedComparison(
+        arms=_json(group, "arms", list[str]),
+        order=blocks["arm"].tolist(),
+        medians_ms=blocks["median_ms"].tolist(),
+        ratio=_attribute(group, "ratio", float),
+        low=_attribute(group, "low", float),
+        high=_attribute(group, "high", float),
+        verdict=_attribute(group, "verdict", str),
+        facts=_json(group, "facts", dict[str, Any]),
+    )
+
+
+def _environment(file: h5py.File) -> dict[str, str]:
+    columns = _short(file, "environment", schema.ENVIRONMENT)
+    return dict(zip(columns["name"], columns["value"], strict=True))
+
+
+def _events(file: h5py.File) -> list[Event]:
+    columns = _short(file, "events", schema.EVENTS)
+    rows = zip(columns["t_s"], columns["kind"], columns["text"], strict=True)
+    return [Event(float(t_s), kind, text) for t_s, kind, text in rows]
+
+
+def _short(parent: h5py.Group, name: str, columns: Mapping[str, ColumnInfo]) -> dict[str, NDArray]:
+    """A table of few rows, all of whose columns must be there, read at once."""
+    group = _child(parent, name)
+    names, _ = _checked(group, columns)
+    for column in columns:
+        if column not in names:
+            raise SessionError(f"its {group.name} lacks the column {column}")
+    return {column: read_column(group[column]) for column in columns}
+
+
+def _optional(
+    parent: h5py.Group, name: str, columns: Mapping[str, ColumnInfo], source: Source
+) -> Mapping[str, NDArray]:
+    if name not in parent:
+        return {}
+    group = _child(parent, name)
+    names, rows = _listed(group, columns, source)
+    return LazyColumns(source, group.name, names, {}, rows)
+
+
+def _table(
+    group: h5py.Group, columns: Mapping[str, ColumnInfo], source: Source
+) -> Mapping[str, NDArray]:
+    names, rows = _listed(group, columns, source)
+    missing = {name: info.dtype for name, info in columns.items() if name not in names}
+    return LazyColumns(source, group.name, names, missing, rows)
+
+
+def _listed(
+    group: h5py.Group, columns: Mapping[str, ColumnInfo], source: Source
+) -> tuple[list[str], int]:
+    """The group's columns, those we know first, and their number of rows.
+
+    Those of a trusted file, which this program wrote, are not opened to see whether they fit: it
+    is most of the time that opening a session of many segments takes.
+    """
+    if not source.trusted:
+        return _checked(group, columns)
+    names = _in_order(group, columns)
+    return names, group[names[0]].shape[0] if names else 0
+
+
+def _in_order(names: Iterable[str], columns: Mapping[str, ColumnInfo]) -> list[str]:
+    present = dict.fromkeys(names)
+    return [name for name in columns if name in present] + [
+        name for name in present if name not in columns
+    ]
+
+
+def _checked(group: h5py.Group, columns: Mapping[str, ColumnInfo]) -> tuple[list[str], int]:
+    """As ``_listed``; refuses columns of wrong type, shape or of differing lengths."""
+    lengths: dict[str, int] = {}
+    for name, dataset in group.items():
+        if not isinstance(dataset, h5py.Dataset) or dataset.is_virtual or dataset.external:
+            raise SessionError(f"its {group.name}/{name} is not a column of numbers or text")
+        shape, dtype = dataset.shape, dataset.dtype
+        _check_type(dataset.name, dtype, columns[name].dtype if name in columns else None)
+        if shape is None or len(shape) != 1:
+            raise SessionError(f"its {dataset.name} has shape {shape}, expected one axis")
+        if shape[0] * dtype.itemsize > _DEFLATE_LIMIT * dataset.id.get_storage_size():
+            raise SessionError(
+                f"its {dataset.name} claims {shape[0]:,} rows, more than it can hold"
+            )
+        lengths[name] = shape[0]
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} {rows:,}" for name, rows in sorted(lengths.items()))
+        raise SessionError(f"its columns in {group.name} differ in length ({listed})")
+    return _in_order(lengths, columns), next(iter(lengths.values()), 0)
+
+
+def _check_type(name: str, dtype: np.dtype, expected: str | None) -> None:
+    is_text = h5py.check_string_dtype(dtype) is not None
+    if expected is None:
+        fits = is_text or dtype.kind in "biuf"
+        expected = "numbers or text"
+    elif expected == "str":
+        fits, expected = is_text, "text"
+    else:
+        fits = not is_text and dtype.newbyteorder("=") == np.dtype(expected)
+    if not fits:
+        raise SessionError(f"its {name} has type {dtype}, expected {expected}")
+
+
+def _child(parent: h5py.Group, name: str) -> h5py.Group:
+    child = parent.get(name)
+    if not isinstance(child, h5py.Group):
+        raise SessionError(f"it lacks the group {parent.name.rstrip('/')}/{name}")
+    return child
+
+
+def _children(file: h5py.File, name: str) -> list[h5py.Group]:
+    parent = _child(file, name)
+    return [_child(parent, child) for child in sorted(parent, key=lambda key: (len(key), key))]
+
+
+def _attribute(group: h5py.Group, name: str, kind: type[_Value]) -> _Value:
+    if name not in group.attrs:
+        raise SessionError(f"it lacks the attribute {name} of {group.name}")
+    value = group.attrs[name]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if kind is float and isinstance(value, int):
+        value = float(value)
+    if not isinstance(value, kind):
+        raise SessionError(
+            f"its attribute {name} of {group.name} is {type(value).__name__}, "
+            f"expected {kind.__name__}"
+        )
+    return value
+
+
+def _json(group: h5py.Group, name: str, kind: type[_Value]) -> _Value:
+    written = _attribute(group, name, str)
+    try:
+        return msgspec.convert(json.loads(written), kind)
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+        raise SessionError(
+            f"the JSON in its attribute {name} of {group.name} is malformed ({error})"
+        ) from error

@@ -1,0 +1,74 @@
+"""Growable columns: named numpy arrays of one length, appended to in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+class Columns(Mapping[str, NDArray]):
+    """Named columns of equal length; appending is amortised O(1) a row.
+
+    A column that an append leaves out is filled with NaN (floating) or 0 (integer).
+    ``columns["name"]`` is a view of the rows so far, valid until the next append.
+    """
+
+    def __init__(self, dtypes: Mapping[str, str], capacity: int = 256) -> None:
+        self._buffers = {name: np.empty(capacity, dtype) for name, dtype in dtypes.items()}
+        self._capacity = capacity
+        self._rows = 0
+
+    def __getitem__(self, name: str) -> NDArray:
+        return self._buffers[name][: self._rows]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._buffers)
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows in every column."""
+        return self._rows
+
+    def append(self, batch: Mapping[str, ArrayLike | Sequence[float]]) -> None:
+        """Append one batch: columns by name, all of one length.
+
+        Raises ``ValueError`` for an unknown column or columns of differing lengths.
+        """
+        unknown = batch.keys() - self._buffers.keys()
+        if unknown:
+            raise ValueError(
+                f"unknown columns {sorted(unknown)}; expected some of {sorted(self._buffers)}"
+            )
+        arrays = {name: np.asarray(values) for name, values in batch.items()}
+        lengths = {name: array.shape for name, array in arrays.items()}
+        if len(set(lengths.values())) > 1 or any(len(shape) != 1 for shape in lengths.values()):
+            raise ValueError(f"columns of one batch differ in length: {lengths}")
+        count = next(iter(lengths.values()), (0,))[0]
+        self._reserve(self._rows + count)
+        rows = slice(self._rows, self._rows + count)
+        for name, buffer in self._buffers.items():
+            missing = np.nan if buffer.dtype.kind == "f" else 0
+            buffer[rows] = arrays.get(name, missing)
+        self._rows += count
+
+    def _reserve(self, rows: int) -> None:
+        if rows <= self._capacity:
+            return
+        self._capacity = max(rows, 2 * self._capacity)
+        for name, buffer in self._buffers.items():
+            grown = np.empty(self._capacity, buffer.dtype)
+            grown[: self._rows] = buffer[: self._rows]
+            self._buffers[name] = grown
+
+
+def row_count(columns: Mapping[str, NDArray]) -> int:
+    """Rows of live, loaded or plain columns, without reading one that is still in a file."""
+    rows = getattr(columns, "rows", None)
+    if rows is None:
+        rows = len(next(iter(columns.values()), ()))
+    return int(rows)

@@ -1,0 +1,174 @@
+"""Two to ten sessions side by side: step times, ratios, memory, and what else differs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sessions.errors import SessionError
+from sessions.model import Configuration, Scalar, Segment, Session
+from sessions.statistics import Blocks, Ratio, Summary, clock, ratio, steady, step_ms, summarize
+
+MOST = 10
+# What step times may differ for whatever the configuration; the CPU where the host's clock is used.
+_DECISIVE = {"GPU": {"device", "gpu", "driver", "torch"}, "host": {"device", "cpu", "torch"}}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One segment's steady steps, set against the baseline's."""
+
+    title: str
+    segment: Segment
+    clock: str  # "GPU" or "host"
+    summary: Summary
+    ratio: Ratio | None  # None for the baseline itself
+    peak_bytes: float  # highest allocated in the steady phase, NaN where not measured
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting that the sessions do not share: its value in each, None where it has none."""
+
+    name: str
+    values: list[Scalar | None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What ``compare`` found; arms and the values of differences are in the sessions' order."""
+
+    baseline: int
+    arms: list[Arm]
+    differences: list[Difference]
+    warnings: list[str]  # sentences on why the step times may not be comparable
+
+
+def compare(
+    sessions: Sequence[Session], baseline: int = 0, segments: Sequence[int | None] | None = None
+) -> Comparison:
+    """Compare 2 to 10 sessions by one segment each with the baseline's.
+
+    ``segments`` gives the place of each session's segment in its list; None, the default, takes the
+    one with the most steady steps. Raises ``SessionError`` where there is nothing to compare.
+    """
+    if not 2 <= len(sessions) <= MOST:
+        raise SessionError(f"{len(sessions)} sessions were chosen; compare 2 to {MOST} at a time.")
+    places: Sequence[int | None] = [None] * len(sessions) if segments is None else segments
+    if len(places) != len(sessions):
+        raise SessionError(f"{len(places)} segments were named for {len(sessions)} sessions.")
+    chosen = [choose(session, place) for session, place in zip(sessions, places, strict=True)]
+    arms = compare_segments(chosen, [session.title for session in sessions], baseline)
+    found = _differences(
+        [_described(session, segment) for session, segment in zip(sessions, chosen, strict=True)]
+    )
+    return Comparison(baseline, arms, found, _warnings(found, arms))
+
+
+def compare_segments(
+    segments: Sequence[Segment], titles: Sequence[str], baseline: int = 0
+) -> list[Arm]:
+    """An arm for each segment, those without steady steps included (n = 0)."""
+    if not 0 <= baseline < len(segments):
+        raise SessionError(f"baseline {baseline} is none of the {len(segments)}, counted from 0.")
+    masks = [steady(segment) for segment in segments]
+    series = [step_ms(segment)[mask] for segment, mask in zip(segments, masks, strict=True)]
+    blocks = [Blocks.of(one) for one in series]
+    clocks = [clock(segment) for segment in segments]
+    arms = []
+    for place, (segment, title) in enumerate(zip(segments, titles, strict=True)):
+        against = None
+        if place != baseline:
+            against = ratio(blocks[baseline], blocks[place])
+            if clocks[place] != clocks[baseline] and against.n_base and against.n_other:
+                reason = f"{clocks[place]} times cannot be compared with {clocks[baseline]} times"
+                against = Ratio(math.nan, None, None, "", against.n_base, against.n_other, reason)
+        summary = summarize(series[place], blocks[place])
+        peak = _highest(segment.steps["peak"][masks[place]])
+        arms.append(Arm(title, segment, clocks[place], summary, against, peak))
+    return arms
+
+
+def choose(session: Session, place: int | None = None) -> Segment:
+    """The session's segment at ``place``, or the one with the most steady steps.
+
+    Raises ``SessionError`` where there is none, or none of its steps are steady.
+    """
+    if not session.segments:
+        raise SessionError(f"{session.title!r} has no segments; run something in it first.")
+    if place is None:
+        segment = max(session.segments, key=lambda one: np.count_nonzero(steady(one)))
+    elif 0 <= place < len(session.segments):
+        segment = session.segments[place]
+    else:
+        raise SessionError(
+            f"{session.title!r} has no segment {place}; expected 0 to {len(session.segments) - 1}."
+        )
+    if not steady(segment).any():
+        raise SessionError(f"{session.title!r} has no steady steps to compare; run it longer.")
+    return segment
+
+
+def differences(
+    sessions: Sequence[Session], segments: Sequence[int | None] | None = None
+) -> list[Difference]:
+    """Configuration (of the chosen segments, as in ``compare``) and environment, where they differ.
+
+    Names are flat: ``settings.batch``, ``toggles.compile``, ``environment.GPU``.
+    """
+    places: Sequence[int | None] = [None] * len(sessions) if segments is None else segments
+    chosen = [choose(session, place) for session, place in zip(sessions, places, strict=True)]
+    return _differences(
+        [_described(session, segment) for session, segment in zip(sessions, chosen, strict=True)]
+    )
+
+
+def configuration_differences(configurations: Sequence[Configuration]) -> list[Difference]:
+    """Where the configurations differ, in the order of ``Configuration.flat``."""
+    return _differences([configuration.flat() for configuration in configurations])
+
+
+def _described(session: Session, segment: Segment) -> dict[str, Scalar]:
+    flat = segment.configuration.flat()
+    for name, value in sorted(session.environment.items()):
+        flat[f"environment.{name}"] = value
+    return flat
+
+
+def _differences(described: Sequence[Mapping[str, Scalar]]) -> list[Difference]:
+    names = dict.fromkeys(name for one in described for name in one)
+    found = []
+    for name in names:
+        values = [one.get(name) for one in described]
+        # repr, because 1, 1.0 and True are equal, and NaN is not equal to itself
+        if len({repr(value) for value in values}) > 1:
+            found.append(Difference(name, values))
+    return found
+
+
+def _warnings(found: Sequence[Difference], arms: Sequence[Arm]) -> list[str]:
+    warnings = []
+    decisive = set().union(*(_DECISIVE[arm.clock] for arm in arms))
+    for difference in found:
+        group, _, name = difference.name.partition(".")
+        words = re.split(r"[^a-z]+", name.lower())
+        if group == "environment" and not decisive.isdisjoint(words):
+            listed = ", ".join(
+                f"{arm.title}: {'unknown' if value is None else value}"
+                for arm, value in zip(arms, difference.values, strict=True)
+            )
+            warnings.append(f"{name} differs ({listed}); step times may differ for that alone.")
+    if len({arm.clock for arm in arms}) > 1:
+        listed = ", ".join(f"{arm.title}: {arm.clock}" for arm in arms)
+        warnings.append(f"Step times are of different clocks ({listed}).")
+    return warnings
+
+
+def _highest(values: NDArray) -> float:
+    measured = values[np.isfinite(values)]
+    return float(measured.max()) if len(measured) else math.nan

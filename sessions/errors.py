@@ -1,0 +1,5 @@
+"""The one exception for a mistake that a person can mend; its text is one sentence for them."""
+
+
+class SessionError(Exception):
+    """A session file or a request about sessions cannot be used; ``str()`` says why."""

@@ -1,0 +1,165 @@
+"""Sessions as HDF5 files: save, load, rename.
+
+One session is one file, laid out so that any HDF5 program reads it: groups ``environment``,
+``segments/0000/steps``, ``telemetry/gpu0``, ``comparisons/0000``, ``events``; one dataset a column,
+each with ``units`` and ``description``. A file is written whole under a temporary name and renamed
+into place, so that at any moment the name holds the old file or the new one. Nothing of a file
+reaches the HDF5 library in this process before a checksum over all of it fits, or a child process
+has read it to its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from sessions import seal
+from sessions._check import H5_ERRORS, check
+from sessions._lazy import Source
+from sessions._read import read
+from sessions._write import image
+from sessions.errors import SessionError
+from sessions.model import Session
+
+_STALE_S = 3600.0  # a temporary file this old belongs to a save that was killed
+
+
+def save(session: Session, path: str | os.PathLike[str]) -> None:
+    """Write the session to ``path``, in place of what was there.
+
+    The path may be the one that the session was loaded from. Raises ``SessionError`` where it
+    cannot be written; what was there before is then still there.
+    """
+    _replace(Path(path), image(session))
+
+
+def load(path: str | os.PathLike[str]) -> Session:
+    """The session at ``path``; its columns are read when they are first asked for.
+
+    Raises ``SessionError``, one sentence, for a file that is missing, foreign, newer, truncated or
+    damaged.
+    """
+    path = Path(path)
+    with _refusing(path), _source(path) as source:
+        return read(source, _is_sealed(path, source))
+
+
+def update_notes(
+    path: str | os.PathLike[str], title: str | None = None, notes: str | None = None
+) -> None:
+    """Change title or notes of the session at ``path``.
+
+    The file is written anew rather than patched, so that a crash leaves the old or the new one.
+    Raises ``SessionError`` as ``load`` and ``save`` do.
+    """
+    session = load(path)
+    if title is not None:
+        session.title = title
+    if notes is not None:
+        session.notes = notes
+    save(session, path)
+
+
+def accept(path: str | os.PathLike[str]) -> None:
+    """Save a session anew that another program changed, if all of it can be read.
+
+    Raises ``SessionError`` as ``load`` does, except for a checksum that does not fit.
+    """
+    path = Path(path)
+    with _refusing(path), _source(path) as source:
+        check(path, source.size, sealed=True)
+        session = read(source, sealed=True)
+    save(session, path)
+
+
+@contextlib.contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except SessionError as error:
+        raise SessionError(f"Cannot open {path}: {error}.") from error.__cause__
+    except H5_ERRORS as error:
+        raise SessionError(f"Cannot open {path}: it is damaged ({error}).") from error
+
+
+@contextlib.contextmanager
+def _source(path: Path) -> Iterator[Source]:
+    """The opened file; closed again if the block fails, else with the last column that needs it."""
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise SessionError("it is a folder; choose a session file in it")
+        if not stat.S_ISREG(mode):
+            raise SessionError("it is not a regular file")
+        source = Source(path)
+    except FileNotFoundError:
+        raise SessionError("there is no such file") from None
+    except PermissionError:
+        raise SessionError("you have no permission to read it") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise SessionError(getattr(error, "strerror", None) or str(error)) from error
+    try:
+        yield source
+    except BaseException:
+        source.close()
+        raise
+
+
+def _is_sealed(path: Path, source: Source) -> bool:
+    """Whether the seal is there and fits; a file without one is read in a child process first."""
+    if source.size == 0:
+        raise SessionError("it is empty")
+    with source.stream() as stream:
+        source.trusted = seal.verify(stream, source.size)
+        if source.trusted:
+            return True
+        if not seal.has_hdf5_signature(stream, source.size):
+            raise SessionError("it is not an HDF5 file, so it is no session of this workbench")
+    check(path, source.size)
+    return False
+
+
+def _replace(path: Path, content: memoryview) -> None:
+    """Put ``content`` at ``path`` in one step; a crash at any moment leaves old or new content."""
+    temporary = None
+    try:
+        target = path.resolve()  # through a symbolic link, not in place of it
+        _remove_stale(target)
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+        with temporary.open("xb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if target.exists():
+            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+        temporary.replace(target)
+        _sync_folder(target.parent)
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a loop of symbolic links
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SessionError(f"Cannot save {path}: {reason}; choose another place.") from error
+
+
+def _remove_stale(target: Path) -> None:
+    for leftover in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
+        with contextlib.suppress(OSError):
+            if time.time() - leftover.stat().st_mtime > _STALE_S:
+                leftover.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename last through a power cut, where folders can be opened (not on Windows)."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,138 @@
+"""The parts of a session, in memory: configuration, segments, telemetry, events.
+
+A *session* is one sitting: an environment and a list of segments. A *segment* is the steps that ran
+under one configuration. Times are seconds since the session began, bytes are bytes, ``*_ms`` are
+milliseconds. A number that was not measured is NaN, never 0.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from numpy.typing import NDArray
+
+from sessions.columns import Columns
+from sessions.schema import STEP_COLUMNS as STEP_COLUMNS
+from sessions.schema import TELEMETRY_COLUMNS as TELEMETRY_COLUMNS
+
+
+class Phase(enum.IntEnum):
+    """What a step was spent on; only ``STEADY`` steps are compared."""
+
+    BUILD = 0
+    COMPILE = 1
+    AUTOTUNE = 2
+    CAPTURE = 3
+    WARM_UP = 4
+    STEADY = 5
+
+    @property
+    def title(self) -> str:
+        """The phase's name as people read it."""
+        return self.name.lower().replace("_", "-")
+
+
+Scalar = bool | int | float | str
+
+
+class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+    """All that decides what a segment runs: a segment can be run again from it alone."""
+
+    family: str
+    preset: str
+    model: dict[str, Scalar] = {}  # fields that differ from the preset
+    workload: str = "forward"
+    settings: dict[str, Scalar] = {}  # the workload's, e.g. batch, sequence
+    toggles: dict[str, str] = {}  # every toggle's requested option
+    seed: int = 0
+    data: str = "synthetic"  # or the path of a text file
+
+    def flat(self) -> dict[str, Scalar]:
+        """Every field by a dotted name, for tables of differences."""
+        flat: dict[str, Scalar] = {
+            "family": self.family,
+            "preset": self.preset,
+            "workload": self.workload,
+            "seed": self.seed,
+            "data": self.data,
+        }
+        for group in ("model", "settings", "toggles"):
+            for name, value in sorted(getattr(self, group).items()):
+                flat[f"{group}.{name}"] = value
+        return flat
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """Whether an option that was asked for really took effect, and how one can tell."""
+
+    toggle: str
+    requested: str
+    status: str  # "effective", "no effect" or "unknown"
+    text: str
+
+
+class PairedComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks of two or more arms run alternately, and what they showed."""
+
+    arms: list[str]  # label of each arm; the first is the base
+    order: list[int]  # arm of each block, as they ran
+    medians_ms: list[float]  # median step time of each block, as they ran
+    ratio: float  # step time of the second arm over the first
+    low: float  # of the 95 % interval; NaN where there is none
+    high: float
+    verdict: str  # "FASTER", "SLOWER", "SAME" or "UNDECIDED"
+    facts: dict[str, Any] = {}
+
+
+class PhaseSpan(msgspec.Struct, frozen=True):
+    """A stretch of one segment spent in one phase; seconds since the session began."""
+
+    phase: int
+    start_s: float
+    stop_s: float
+
+
+@dataclass
+class Segment:
+    """The steps under one configuration."""
+
+    index: int
+    configuration: Configuration
+    label: str
+    start_s: float = 0.0
+    phases: list[PhaseSpan] = field(default_factory=list)
+    evidence: list[Evidence] = field(default_factory=list)
+    ledger: dict[str, Any] = field(default_factory=dict)  # other facts: parameter count, FLOPs ...
+    steps: Mapping[str, NDArray] = field(default_factory=lambda: Columns(STEP_COLUMNS))
+    breakdown: Mapping[str, NDArray] = field(default_factory=dict)  # as in schema.BREAKDOWN
+    memory: Mapping[str, NDArray] = field(default_factory=dict)  # as in schema.MEMORY
+
+
+@dataclass
+class Event:
+    """Something that happened at one time: a toggle, a note, an error."""
+
+    t_s: float
+    kind: str  # "toggle", "note", "error", "warning", "info"
+    text: str
+
+
+@dataclass
+class Session:
+    """One sitting, live or loaded from a file."""
+
+    title: str = "Untitled"
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: float = field(default_factory=time.time)  # Unix time
+    notes: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    segments: list[Segment] = field(default_factory=list)
+    telemetry: dict[str, Mapping[str, NDArray]] = field(default_factory=dict)  # "gpu0", "cpu"
+    events: list[Event] = field(default_factory=list)
+    comparisons: list[PairedComparison] = field(default_factory=list)

@@ -1,0 +1,107 @@
+"""A segment as the command, or the Python, that runs it again."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+
+from sessions.columns import row_count
+from sessions.errors import SessionError
+from sessions.model import Configuration, Scalar, Segment, Session
+
+_DEFAULT_DATA = "synthetic"
+
+
+def arguments(
+    configuration: Configuration,
+    steps: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+) -> list[str]:
+    """The arguments after ``workbench`` that run this configuration."""
+    found = ["run", configuration.family]
+    found += _option("--preset", configuration.preset)
+    found += _option("--workload", configuration.workload)
+    for group in (configuration.model, configuration.settings):
+        for name, value in sorted(group.items()):
+            found += _option("--set", f"{name}={_written(value)}")
+    for name, option in sorted(configuration.toggles.items()):
+        found += _option("--toggle", f"{name}={option}")
+    if configuration.data != _DEFAULT_DATA:
+        found += _option("--data", configuration.data)
+    if steps is not None:
+        found += _option("--steps", str(steps))
+    found += _option("--seed", str(configuration.seed))
+    if output is not None:
+        found += _option("-o", os.fspath(output))
+    return found
+
+
+def command(
+    configuration: Configuration,
+    steps: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+) -> str:
+    """One line for a POSIX shell, quoted where it must be."""
+    return shlex.join(["workbench", *arguments(configuration, steps, output)])
+
+
+def python(
+    configuration: Configuration,
+    steps: int | None = None,
+    output: str | os.PathLike[str] | None = None,
+) -> str:
+    """A Python script that does the same; it ends with the command's exit status."""
+    return _script([arguments(configuration, steps, output)])
+
+
+def segment_command(segment: Segment, output: str | os.PathLike[str] | None = None) -> str:
+    """The command for as many steps as the segment has."""
+    return command(segment.configuration, row_count(segment.steps) or None, output)
+
+
+def session_commands(session: Session, stem: str = "again") -> str:
+    """A shell script that runs every segment again, each into a file of its own.
+
+    Raises ``SessionError`` for a session without segments.
+    """
+    lines = ["#!/bin/sh", "set -e"]
+    lines += [shlex.join(["workbench", *call]) for call in _calls(session, stem)]
+    return "\n".join(lines) + "\n"
+
+
+def session_python(session: Session, stem: str = "again") -> str:
+    """As ``session_commands``, in Python."""
+    return _script(_calls(session, stem))
+
+
+def _calls(session: Session, stem: str) -> list[list[str]]:
+    if not session.segments:
+        raise SessionError(f"{session.title!r} has no segments, so there is nothing to run again.")
+    return [
+        arguments(
+            segment.configuration, row_count(segment.steps) or None, f"{stem}-{number:04d}.h5"
+        )
+        for number, segment in enumerate(session.segments)
+    ]
+
+
+def _script(calls: Sequence[Sequence[str]]) -> str:
+    lines = ["import sys", "", "from workbench.cli import main", ""]
+    for call in calls[:-1]:
+        lines.append(f"if status := main({list(call)!r}):\n    sys.exit(status)")
+    lines.append(f"sys.exit(main({list(calls[-1])!r}))")
+    return "\n".join(lines) + "\n"
+
+
+def _option(name: str, value: str) -> list[str]:
+    """Two words, or one where the value would be taken for an option itself."""
+    if value.startswith("-"):
+        return [f"{name}={value}"] if name.startswith("--") else [f"{name}{value}"]
+    return [name, value]
+
+
+def _written(value: Scalar) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)

@@ -1,0 +1,87 @@
+"""Every column that a session keeps: its storage type, its unit and what it means.
+
+The HDF5 file's ``units`` and ``description`` attributes, and the dtypes that a file must have, come
+from here. A number that was not measured is NaN, never 0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class ColumnInfo(NamedTuple):
+    """What one column holds; ``dtype`` is a numpy type string, or ``"str"`` for text."""
+
+    dtype: str
+    unit: str
+    text: str
+
+
+PHASE_NAMES = "0 build, 1 compile, 2 autotune, 3 capture, 4 warm-up, 5 steady"
+
+STEPS = {
+    "t_s": ColumnInfo("f8", "s", "start of the step, since the session began"),
+    "gpu_ms": ColumnInfo("f4", "ms", "CUDA events around the step; NaN on the CPU"),
+    "wall_ms": ColumnInfo("f4", "ms", "host clock from the start of this step to the next one's"),
+    "allocated": ColumnInfo("f8", "bytes", "allocated by tensors; on the CPU the resident set"),
+    "reserved": ColumnInfo("f8", "bytes", "held by the caching allocator; NaN on the CPU"),
+    "peak": ColumnInfo("f8", "bytes", "highest allocated since the phase began"),
+    "phase": ColumnInfo("u1", "", "0 build, 1 compile, 2 autotune, 3 capture, 4 warm-up, 5 steady"),
+    "block": ColumnInfo("i4", "", "block of a paired comparison, 0 outside of one"),
+}
+
+TELEMETRY = {
+    "t_s": ColumnInfo("f8", "s", "time of the sample, since the session began"),
+    "busy": ColumnInfo("f4", "%", "share of the sampling period in which some kernel ran (NVML)"),
+    "sm_active": ColumnInfo("f4", "%", "multiprocessors with work (NVML GPM)"),
+    "sm_occupancy": ColumnInfo("f4", "%", "resident warps of those possible (NVML GPM)"),
+    "tensor_active": ColumnInfo("f4", "%", "tensor cores in use (NVML GPM)"),
+    "dram_active": ColumnInfo("f4", "%", "memory bandwidth in use (NVML GPM)"),
+    "memory_used": ColumnInfo("f8", "bytes", "in use on the whole device, by all processes"),
+    "power_w": ColumnInfo("f4", "W", "power drawn"),
+    "sm_clock": ColumnInfo("f4", "MHz", "clock of the multiprocessors"),
+    "temperature": ColumnInfo("f4", "degrees Celsius", "temperature of the device"),
+    "throttle": ColumnInfo("f8", "", "bit field of throttle reasons (NVML), 0 = none"),
+    "energy_j": ColumnInfo("f8", "J", "since the driver was loaded; slow to read, often NaN"),
+    "pcie_tx_mb_s": ColumnInfo("f4", "MB/s", "sent over PCIe; slow to read, often NaN"),
+    "pcie_rx_mb_s": ColumnInfo("f4", "MB/s", "received over PCIe; slow to read, often NaN"),
+}
+
+BREAKDOWN = {
+    "name": ColumnInfo("str", "", "kernel or operator"),
+    "module": ColumnInfo("str", "", "module of the model that it ran for"),
+    "calls": ColumnInfo("i8", "", "calls in one step"),
+    "gpu_us": ColumnInfo("f8", "us", "time on the device in one step"),
+    "share": ColumnInfo("f8", "", "part of the step's device time, 0 to 1"),
+}
+
+MEMORY = {
+    "t_s": ColumnInfo("f8", "s", "time of the measurement, since the session began"),
+    "parameters": ColumnInfo("f8", "bytes", "weights and buffers of the model"),
+    "gradients": ColumnInfo("f8", "bytes", "gradients of the weights"),
+    "optimizer": ColumnInfo("f8", "bytes", "state of the optimizer"),
+    "activations": ColumnInfo("f8", "bytes", "tensors kept for the backward pass"),
+    "workspace": ColumnInfo("f8", "bytes", "scratch space of libraries, private pools of graphs"),
+    "other": ColumnInfo("f8", "bytes", "allocated, and none of the above"),
+}
+
+PHASES = [("phase", "u1"), ("start_s", "f8"), ("stop_s", "f8")]  # a compound type, one row a span
+
+EVENTS = {
+    "t_s": ColumnInfo("f8", "s", "time of the event, since the session began"),
+    "kind": ColumnInfo("str", "", "toggle, note, error, warning or info"),
+    "text": ColumnInfo("str", "", "what happened"),
+}
+
+ENVIRONMENT = {
+    "name": ColumnInfo("str", "", "what was looked up, e.g. GPU or torch"),
+    "value": ColumnInfo("str", "", "what was found"),
+}
+
+BLOCKS = {
+    "arm": ColumnInfo("i4", "", "which arm the block ran, an index into arms"),
+    "median_ms": ColumnInfo("f8", "ms", "median step time of the block"),
+}
+
+STEP_COLUMNS = {name: column.dtype for name, column in STEPS.items()}
+TELEMETRY_COLUMNS = {name: column.dtype for name, column in TELEMETRY.items()}

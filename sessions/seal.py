@@ -1,0 +1,88 @@
+"""The seal: a SHA-256 of the whole session file, in the 512 bytes that HDF5 leaves to its users.
+
+HDF5 files may begin with a *user block* that HDF5 programs skip. Ours holds a few lines of text
+with the file's size and checksum, so that a truncated or damaged file is found out by reading it
+once as plain bytes (about 10 MB for a million steps), before the HDF5 library, which a corrupt file
+can hang or crash, sees any of it. A reader without this program can check it as well:
+``tail -c +513 FILE | sha256sum``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import BinaryIO
+
+from sessions.errors import SessionError
+
+SIZE = 512
+VERSION = 1  # of the session format
+HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_TITLE = b"GPU optimization workbench session, format version "
+_BEGINNING = re.compile(re.escape(_TITLE) + rb"(\d{1,9})\nbytes (\d{1,18})\n")
+_PIECE = 1 << 20
+
+
+def stamp(image: memoryview) -> None:
+    """Write the seal of a whole file, ``image``, into its first ``SIZE`` bytes."""
+    digest = hashlib.sha256(image[SIZE:]).hexdigest()
+    image[:SIZE] = _render(len(image), digest)
+
+
+def verify(stream: BinaryIO, size: int) -> bool:
+    """Whether the file is sealed and intact; False for one without a seal.
+
+    Raises ``SessionError`` (a sentence about "it") for a seal that does not fit the file, and for
+    one of a newer version, whose file this program must not try to read.
+    """
+    stream.seek(0)
+    head = stream.read(SIZE)
+    beginning = _BEGINNING.match(head)
+    if beginning is None:
+        return False
+    version, sealed_size = int(beginning[1]), int(beginning[2])
+    if version > VERSION:
+        raise newer(version)
+    if size < sealed_size:
+        raise SessionError(
+            f"it is truncated: {size:,} of its {sealed_size:,} bytes are there; "
+            "copy it again from where it came"
+        )
+    digest = hashlib.sha256()
+    while piece := stream.read(_PIECE):
+        digest.update(piece)
+    if head != _render(size, digest.hexdigest()):
+        raise SessionError(
+            "it does not fit its own checksum, so it was damaged or changed by another program "
+            "since it was saved; if the change was meant, accept it with "
+            "`python -m sessions.accept FILE`"
+        )
+    return True
+
+
+def newer(version: int) -> SessionError:
+    """The refusal of a file of a later format version."""
+    return SessionError(
+        f"it has format version {version}, and this program reads up to version {VERSION}; "
+        "update the workbench"
+    )
+
+
+def has_hdf5_signature(stream: BinaryIO, size: int) -> bool:
+    """Whether HDF5 would find its signature: at 0, 512, 1024, 2048 and so on."""
+    offset = 0
+    while offset + len(HDF5_SIGNATURE) <= size:
+        stream.seek(offset)
+        if stream.read(len(HDF5_SIGNATURE)) == HDF5_SIGNATURE:
+            return True
+        offset = 2 * offset or SIZE
+    return False
+
+
+def _render(size: int, digest: str) -> bytes:
+    text = (
+        f"{_TITLE.decode()}{VERSION}\nbytes {size}\n"
+        f"sha256 of byte {SIZE} on: {digest}\n"
+        f"HDF5 begins at byte {SIZE}; any HDF5 program opens this file as it is.\n"
+    )
+    return text.encode().ljust(SIZE - 1) + b"\n"

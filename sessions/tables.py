@@ -1,0 +1,230 @@
+"""Tables for people: a title, columns with units, and cells with no more digits than they deserve.
+
+A ``Table`` knows nothing of the window: it becomes CSV or GitHub's Markdown, and a view shows
+``text(cell)``.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sessions.comparison import (
+    Arm,
+    Comparison,
+    Difference,
+    compare_segments,
+    configuration_differences,
+)
+from sessions.model import Session
+
+DIGITS = 3  # significant digits of a number whose error is not known
+MISSING = "–"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's heading; ``unit`` holds for every cell of it."""
+
+    name: str
+    unit: str = ""
+
+    @property
+    def heading(self) -> str:
+        """Name and unit as one text."""
+        return f"{self.name} ({self.unit})" if self.unit else self.name
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number with the half width of its 95 % interval, or None where that is not known."""
+
+    value: float
+    error: float | None = None
+
+
+Cell = str | int | float | Measured | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under columns; raises ``ValueError`` for a row of another length."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+
+    def __post_init__(self) -> None:
+        for number, row in enumerate(self.rows):
+            if len(row) != len(self.columns):
+                raise ValueError(
+                    f"row {number} of {self.title!r} has {len(row)} cells, "
+                    f"expected {len(self.columns)}"
+                )
+
+    def to_csv(self) -> str:
+        """Headings and rows, comma-separated as RFC 4180 has it; a missing number is empty."""
+        stream = io.StringIO()
+        writer = csv.writer(stream)
+        writer.writerow(column.heading for column in self.columns)
+        for row in self.rows:
+            writer.writerow("" if text(cell) == MISSING else text(cell) for cell in row)
+        return stream.getvalue()
+
+    def to_markdown(self) -> str:
+        """A GitHub table under its title; columns of numbers are aligned to the right."""
+        numeric = [
+            any(not isinstance(row[index], str | None) for row in self.rows)
+            for index in range(len(self.columns))
+        ]
+        lines = [
+            _line(_escape(column.heading) for column in self.columns),
+            _line("---:" if right else "---" for right in numeric),
+            *(_line(_escape(text(cell)) for cell in row) for row in self.rows),
+        ]
+        return f"### {_escape(self.title)}\n\n" + "\n".join(lines) + "\n"
+
+
+def text(cell: Cell) -> str:
+    """The cell as a person reads it: rounded to what is known, a dash where nothing is."""
+    match cell:
+        case str():
+            return cell
+        case None:
+            return MISSING
+        case bool() | int():
+            return str(cell)
+        case Measured(value, error):
+            return number(value, error)
+        case _:
+            return number(cell)
+
+
+def number(value: float, error: float | None = None) -> str:
+    """The value, rounded where its error begins: at the error's first digit, or second after a 1.
+
+    Without a known error it gets ``DIGITS`` significant digits.
+    """
+    if not math.isfinite(value):
+        return MISSING
+    if error is not None and math.isfinite(error) and error > 0:
+        exponent = math.floor(math.log10(error))
+        decimals = -exponent + (error / 10.0**exponent < 2)
+    else:
+        exponent = int(f"{value:.{DIGITS - 1}e}".partition("e")[2])  # after rounding: 99.96 is 100
+        decimals = DIGITS - 1 - exponent
+    if not -15 <= decimals <= 15:
+        return f"{value:.{DIGITS - 1}e}"
+    rounded = round(value, decimals)
+    return f"{rounded + 0.0:.{max(decimals, 0)}f}"
+
+
+def segments_table(session: Session, baseline: int = 0) -> Table:
+    """One row a segment: what differs in its configuration, its steps, and how they compare.
+
+    ``baseline`` is the place of the segment that the ratios refer to. Raises ``SessionError`` for
+    one that is not there; a session without segments gives a table without rows.
+    """
+    if not session.segments and baseline == 0:
+        return Table(session.title, [Column("segment"), *_STEP_COLUMNS], [])
+    labels = [segment.label or f"segment {segment.index}" for segment in session.segments]
+    arms = compare_segments(session.segments, labels, baseline)
+    different = configuration_differences([segment.configuration for segment in session.segments])
+    return _arms_table(session.title, "segment", arms, different)
+
+
+def comparison_table(comparison: Comparison, title: str = "Comparison") -> Table:
+    """One row a session: what differs in its configuration, its steps, and how they compare."""
+    own = [one for one in comparison.differences if not one.name.startswith("environment.")]
+    return _arms_table(title, "session", comparison.arms, own)
+
+
+def differences_table(comparison: Comparison, title: str = "Differences") -> Table:
+    """One row for each thing that differs, one column a session."""
+    columns = [Column("setting"), *(Column(arm.title) for arm in comparison.arms)]
+    rows = [
+        [one.name, *(None if value is None else str(value) for value in one.values)]
+        for one in comparison.differences
+    ]
+    return Table(title, columns, rows)
+
+
+_STEP_COLUMNS = [
+    Column("steady steps"),
+    Column("median", "ms"),
+    Column("p95", "ms"),
+    Column("ratio"),
+    Column("ratio from"),
+    Column("ratio to"),
+    Column("peak memory", "MiB"),
+]
+
+
+def _arms_table(
+    title: str, heading: str, arms: Sequence[Arm], different: Sequence[Difference]
+) -> Table:
+    columns = [Column(heading), *(Column(one.name) for one in different), *_STEP_COLUMNS]
+    notes = [_note(arm, arms) for arm in arms]
+    if any(notes):
+        columns.append(Column("note"))
+    rows = []
+    for place, (arm, note) in enumerate(zip(arms, notes, strict=True)):
+        settings = [one.values[place] for one in different]
+        row: list[Cell] = [arm.title]
+        row += [None if value is None else str(value) for value in settings]
+        row += _step_cells(arm)
+        if any(notes):
+            row.append(note)
+        rows.append(row)
+    return Table(title, columns, rows)
+
+
+def _step_cells(arm: Arm) -> list[Cell]:
+    summary = arm.summary
+    cells: list[Cell] = [
+        summary.n,
+        Measured(summary.median, summary.error),
+        Measured(summary.p95, summary.error),
+    ]
+    if arm.ratio is None:
+        cells += [1, None, None]
+    elif arm.ratio.low is None or arm.ratio.high is None:
+        cells += [arm.ratio.ratio, None, None]
+    else:
+        error = (arm.ratio.high - arm.ratio.low) / 2
+        ends = (arm.ratio.ratio, arm.ratio.low, arm.ratio.high)
+        cells += [Measured(value, error) for value in ends]
+    return [*cells, _mebibytes(arm.peak_bytes)]
+
+
+def _note(arm: Arm, arms: Sequence[Arm]) -> str:
+    notes = []
+    if arm.ratio is None:
+        notes.append("baseline")
+    elif arm.ratio.reason:
+        notes.append(arm.ratio.reason)
+    if len({one.clock for one in arms if one.summary.n}) > 1 and arm.summary.n:
+        notes.append(f"{arm.clock} time")
+    return "; ".join(notes)
+
+
+def _mebibytes(count: float) -> Cell:
+    """Allocated bytes are counted, not measured: whole MiB, and three digits below ten."""
+    size = count / 2**20
+    return round(size) if size >= 10 else size
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+_SPECIAL = re.compile(r"[\\|`*<>\[\]~&]|(?<![^\W_])_|_(?![^\W_])")
+
+
+def _escape(value: str) -> str:
+    """Text that stays in its cell and looks as it is: no bar, line break, markup or HTML."""
+    return _SPECIAL.sub(lambda found: "\\" + found[0], " ".join(value.split()))

@@ -1,0 +1,135 @@
+"""The command and the Python that run a segment again."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import shlex
+
+import numpy as np
+import pytest
+import session_samples as samples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sessions import reproduce
+from sessions.errors import SessionError
+from sessions.model import Configuration, Segment, Session
+
+names = st.from_regex(r"[a-z][a-z0-9_]{0,9}", fullmatch=True)
+values = st.booleans() | st.integers() | st.floats(allow_nan=False) | samples.texts
+# argparse of Python 3.11 takes a lone -- for the end of the options even in --data=--.
+words = samples.texts.filter(lambda text: text != "--")
+configurations = st.builds(
+    Configuration,
+    family=names,
+    preset=words,
+    model=st.dictionaries(names, values, max_size=3),
+    workload=words,
+    settings=st.dictionaries(names, values, max_size=3),
+    toggles=st.dictionaries(names, samples.texts, max_size=3),
+    seed=st.integers(),
+    data=words,
+)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The command line as the issue describes it, in argparse's understanding."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    run = parser.add_subparsers().add_parser("run", exit_on_error=False)
+    run.add_argument("family")
+    run.add_argument("--preset")
+    run.add_argument("--workload")
+    run.add_argument("--set", action="append", default=[])
+    run.add_argument("--toggle", action="append", default=[])
+    run.add_argument("--data", default="synthetic")
+    run.add_argument("--steps", type=int)
+    run.add_argument("--seed", type=int)
+    run.add_argument("-o")
+    return parser.parse_args(arguments)
+
+
+@given(configurations, st.none() | st.integers(1), st.none() | words)
+def test_command_says_all_of_the_configuration(configuration, steps, output):
+    program, *arguments = shlex.split(reproduce.command(configuration, steps, output))
+    assert program == "workbench"
+    found = parse(arguments)
+    plain = {True: "true", False: "false"}
+    settings = [*sorted(configuration.model.items()), *sorted(configuration.settings.items())]
+    assert found.family == configuration.family
+    assert (found.preset, found.workload) == (configuration.preset, configuration.workload)
+    assert found.set == [
+        f"{name}={plain[value] if isinstance(value, bool) else value}" for name, value in settings
+    ]
+    assert found.toggle == [f"{k}={v}" for k, v in sorted(configuration.toggles.items())]
+    assert (found.seed, found.data) == (configuration.seed, configuration.data)
+    assert (found.steps, found.o) == (steps, output)
+
+
+@given(configurations, st.integers(1), samples.texts)
+def test_python_calls_main_with_the_arguments_of_the_command(configuration, steps, output):
+    tree = ast.parse(reproduce.python(configuration, steps, output))
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "main"
+    ]
+    assert [ast.literal_eval(call.args[0]) for call in calls] == [
+        reproduce.arguments(configuration, steps, output)
+    ]
+
+
+def test_command_reads_as_the_issue_spells_it():
+    configuration = Configuration(
+        family="hydra",
+        preset="tiny",
+        workload="train",
+        settings={"batch": 4},
+        toggles={"triton": "all"},
+    )
+    assert reproduce.command(configuration, steps=200, output="my run.h5") == (
+        "workbench run hydra --preset tiny --workload train --set batch=4 --toggle triton=all "
+        "--steps 200 --seed 0 -o 'my run.h5'"
+    )
+
+
+def test_segment_is_run_for_as_many_steps_as_it_has():
+    segment = samples.session(n=17).segments[0]
+    assert "--steps 17 " in reproduce.segment_command(segment)
+
+
+def test_segment_without_steps_gives_no_number_of_steps():
+    segment = Segment(0, Configuration(family="f", preset="p"), "s", steps={"t_s": np.array([])})
+    assert "--steps" not in reproduce.segment_command(segment)
+
+
+def test_session_runs_every_segment_into_a_file_of_its_own():
+    session = samples.session(n=17, segments=3)
+    lines = reproduce.session_commands(session, "again it").splitlines()
+    assert lines[:2] == ["#!/bin/sh", "set -e"]
+    assert [shlex.split(line)[-1] for line in lines[2:]] == [
+        "again it-0000.h5",
+        "again it-0001.h5",
+        "again it-0002.h5",
+    ]
+
+
+@pytest.mark.parametrize("failing", [None, 0, 1, 2])
+def test_session_script_stops_at_the_first_failure(failing, monkeypatch):
+    session = samples.session(n=17, segments=3)
+    calls: list[list[str]] = []
+
+    def main(arguments):
+        calls.append(arguments)
+        return 7 if len(calls) - 1 == failing else 0
+
+    script = reproduce.session_python(session).replace("from workbench.cli import main\n", "")
+    with pytest.raises(SystemExit) as ended:
+        exec(script, {"main": main})
+    assert ended.value.code == (0 if failing is None else 7)
+    assert len(calls) == (3 if failing is None else failing + 1)
+
+
+def test_session_without_segments_cannot_be_run_again():
+    with pytest.raises(SessionError, match="'Untitled' has no segments"):
+        reproduce.session_commands(Session())

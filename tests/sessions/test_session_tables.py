@@ -1,0 +1,210 @@
+"""Numbers with no more digits than they deserve, and tables that survive CSV and Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+
+import numpy as np
+import pytest
+import session_samples as samples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sessions import tables
+from sessions.comparison import compare
+from sessions.errors import SessionError
+from sessions.model import Configuration, Segment, Session
+from sessions.tables import Column, Measured, Table
+
+texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)
+cells = st.one_of(
+    texts,
+    st.integers(),
+    st.floats(),
+    st.none(),
+    st.builds(Measured, st.floats(), st.none() | st.floats()),
+)
+
+
+@st.composite
+def any_table(draw) -> Table:
+    width = draw(st.integers(1, 4))
+    columns = draw(st.lists(st.builds(Column, texts, texts), min_size=width, max_size=width))
+    row = st.lists(cells, min_size=width, max_size=width)
+    return Table(draw(texts), columns, draw(st.lists(row, max_size=4)))
+
+
+@given(any_table())
+def test_csv_reads_back_as_the_text_of_every_cell(table):
+    heading, *rows = csv.reader(io.StringIO(table.to_csv(), newline=""))
+    assert heading == [column.heading for column in table.columns]
+    assert rows == [
+        ["" if tables.text(cell) == tables.MISSING else tables.text(cell) for cell in row]
+        for row in table.rows
+    ]
+
+
+@given(any_table())
+def test_markdown_has_one_line_a_row_and_one_field_a_column(table):
+    title, empty, *lines = table.to_markdown().removesuffix("\n").split("\n")
+    assert title.startswith("### ")
+    assert empty == ""
+    assert len(lines) == 2 + len(table.rows)
+    for line in lines:
+        assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) == len(table.columns) + 1
+
+
+@given(any_table())
+def test_markdown_shows_the_text_of_every_cell(table):
+    lines = table.to_markdown().removesuffix("\n").split("\n")[4:]
+    for line, row in zip(lines, table.rows, strict=True):
+        fields = re.split(r"(?<!\\)(?:\\\\)*\|", line)[1:-1]
+        shown = [re.sub(r"\\(.)", r"\1", field).strip() for field in fields]
+        # A backslash before a bar is eaten by the split above; such cells are left out.
+        if not any("\\" in tables.text(cell) for cell in row):
+            assert shown == [" ".join(tables.text(cell).split()) for cell in row]
+
+
+def test_markup_in_a_cell_is_shown_as_it_is():
+    table = Table("t", [Column("a")], [["<b>|`x`*_y_ fused_adamw [z](u)"]])
+    row = table.to_markdown().splitlines()[-1]
+    assert row == r"| \<b\>\|\`x\`\*\_y\_ fused_adamw \[z\](u) |"
+
+
+def test_a_line_break_stays_in_its_cell():
+    assert Table("t", [Column("a")], [["one\ntwo"]]).to_markdown().endswith("| one two |\n")
+
+
+def test_rows_of_another_width_are_refused():
+    with pytest.raises(ValueError, match="row 1 of 't' has 2 cells, expected 1"):
+        Table("t", [Column("a")], [["x"], ["x", "y"]])
+
+
+def test_columns_of_numbers_are_aligned_to_the_right():
+    table = Table("t", [Column("name"), Column("time", "ms")], [["a", 1.5], ["b", None]])
+    assert table.to_markdown() == (
+        "### t\n\n| name | time (ms) |\n| --- | ---: |\n| a | 1.50 |\n| b | – |\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "expected"),
+    [
+        (12.3456, 0.21, "12.3"),
+        (12.3456, 0.12, "12.35"),
+        (12.3456, 0.03, "12.35"),
+        (12.3456, 3.0, "12"),
+        (12.3456, 30.0, "10"),
+        (1234.5, None, "1230"),
+        (0.0012345, None, "0.00123"),
+        (99.96, None, "100"),
+        (0.0, None, "0.00"),
+        (-0.0001, 0.3, "0.0"),
+        (1.0, math.nan, "1.00"),
+        (1.0, 0.0, "1.00"),
+        (math.nan, 0.1, "–"),
+        (math.inf, None, "–"),
+        (1e300, None, "1.00e+300"),
+        (1e-300, None, "1.00e-300"),
+    ],
+)
+def test_numbers_end_where_their_error_begins(value, error, expected):
+    assert tables.number(value, error) == expected
+
+
+@given(st.floats(1e-6, 1e9), st.floats(1e-6, 1e6))
+def test_rounding_moves_a_number_by_no_more_than_its_error(value, error):
+    assert abs(float(tables.number(value, error)) - value) <= error / 2 * (1 + 1e-6)
+
+
+@given(st.floats(-1e12, 1e12))
+def test_a_number_of_unknown_error_keeps_three_digits(value):
+    shown = float(tables.number(value))
+    assert abs(shown - value) <= 0.005 * abs(value)
+    mantissa = re.sub(r"e.*|[-.]", "", tables.number(value)).strip("0")
+    assert len(mantissa) <= tables.DIGITS
+
+
+def session_of(*medians: float, n: int = 600) -> Session:
+    segments = [
+        Segment(
+            index=place,
+            configuration=Configuration(
+                family="hydra",
+                preset="tiny",
+                settings={"batch": 4},
+                toggles={"compile": "off" if place == 0 else "default"},
+            ),
+            label=f"s{place}",
+            steps=samples.steps(n, seed=place, median_ms=median),
+        )
+        for place, median in enumerate(medians)
+    ]
+    return Session(title="one", segments=segments)
+
+
+def test_segments_table_shows_what_differs_and_how_the_steps_compare():
+    table = tables.segments_table(session_of(10.0, 8.0))
+    headings = [column.heading for column in table.columns]
+    assert headings == [
+        "segment",
+        "toggles.compile",
+        "steady steps",
+        "median (ms)",
+        "p95 (ms)",
+        "ratio",
+        "ratio from",
+        "ratio to",
+        "peak memory (MiB)",
+        "note",
+    ]
+    base, other = (dict(zip(headings, row, strict=True)) for row in table.rows)
+    assert (base["toggles.compile"], other["toggles.compile"]) == ("off", "default")
+    assert (base["ratio"], base["note"]) == (1, "baseline")
+    assert other["ratio from"].value < other["ratio"].value < other["ratio to"].value
+    assert abs(other["ratio"].value - 0.8) < 0.01
+    assert other["peak memory (MiB)"] == round(1.9e9 / 2**20)
+    assert other["steady steps"] == 600
+
+
+def test_segments_table_can_take_another_baseline():
+    table = tables.segments_table(session_of(10.0, 8.0), baseline=1)
+    ratios = [row[5] for row in table.rows]
+    assert ratios[1] == 1
+    assert abs(ratios[0].value - 1.25) < 0.02
+
+
+def test_segments_table_gives_the_reason_where_there_is_no_interval():
+    table = tables.segments_table(session_of(10.0, 8.0, n=30))
+    assert "too few independent blocks" in table.rows[1][-1]
+    assert table.rows[1][6:8] == [None, None]
+
+
+def test_segment_without_steady_steps_has_a_row():
+    session = session_of(10.0, 8.0)
+    session.segments[1].steps = dict(session.segments[1].steps, phase=np.zeros(600, "u1"))
+    row = tables.segments_table(session).rows[1]
+    assert row[2] == 0
+    assert row[-1] == "the other has no steady steps"
+    assert [tables.text(cell) for cell in row[3:9]] == [tables.MISSING] * 6
+
+
+def test_session_without_segments_gives_an_empty_table():
+    assert list(tables.segments_table(Session()).rows) == []
+
+
+def test_baseline_that_is_not_there_is_refused():
+    with pytest.raises(SessionError, match=r"baseline 2 is none of the 2, counted from 0\."):
+        tables.segments_table(session_of(10.0, 8.0), baseline=2)
+
+
+def test_comparison_and_differences_become_tables():
+    first, second = session_of(10.0), session_of(8.0)
+    first.environment, second.environment = {"gpu": "H200"}, {}
+    comparison = compare([first, second])
+    assert tables.comparison_table(comparison).to_csv().count("\n") == 3
+    table = tables.differences_table(comparison)
+    assert [list(row) for row in table.rows] == [["environment.gpu", "H200", None]]

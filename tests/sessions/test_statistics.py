@@ -1,0 +1,257 @@
+"""Statistics against numpy and scipy, and intervals against the truth they should cover."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import numpy as np
+import pytest
+import session_samples as samples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from scipy import stats
+
+from sessions import statistics
+from sessions.model import Configuration, Phase, Segment
+
+finite = st.floats(0.001, 1e6)
+series = hnp.arrays("f8", st.integers(1, 60), elements=finite | st.just(np.nan))
+
+
+def segment(**columns) -> Segment:
+    n = len(next(iter(columns.values())))
+    steps = samples.steps(n) | {name: np.asarray(values) for name, values in columns.items()}
+    return Segment(0, Configuration(family="f", preset="p"), "s", steps=steps)
+
+
+def test_steps_are_timed_by_the_gpu_where_it_was_measured():
+    one = segment(gpu_ms=np.array([1.0, np.nan, 3.0]), wall_ms=np.array([9.0, 9.0, 9.0]))
+    np.testing.assert_array_equal(statistics.step_ms(one), [1.0, np.nan, 3.0])
+    assert statistics.clock(one) == "GPU"
+
+
+def test_steps_are_timed_by_the_host_where_no_gpu_time_is():
+    one = segment(gpu_ms=np.full(3, np.nan), wall_ms=np.array([9.0, 8.0, 7.0]))
+    assert statistics.step_ms(one).tolist() == [9.0, 8.0, 7.0]
+    assert statistics.clock(one) == "host"
+
+
+def test_steady_steps_are_those_of_the_steady_phase_with_a_time():
+    phases = np.array([Phase.WARM_UP, Phase.STEADY, Phase.COMPILE, Phase.STEADY], "u1")
+    one = segment(phase=phases, gpu_ms=np.array([1.0, 2.0, 3.0, np.nan]))
+    assert statistics.steady(one).tolist() == [False, True, False, False]
+    assert statistics.steady_ms(one).tolist() == [2.0]
+
+
+@given(series)
+def test_summary_agrees_with_numpy_and_scipy(values):
+    found = statistics.summarize(values)
+    measured = values[np.isfinite(values)]
+    assert found.n == len(measured)
+    if not len(measured):
+        assert np.isnan([found.median, found.mad, found.p95, found.maximum, found.error]).all()
+        return
+    np.testing.assert_allclose(found.median, np.median(measured))
+    np.testing.assert_allclose(found.mad, stats.median_abs_deviation(measured), atol=1e-12)
+    expected = np.percentile(measured, [5, 25, 75, 95, 99])
+    np.testing.assert_allclose([found.p5, found.p25, found.p75, found.p95, found.p99], expected)
+    assert (found.minimum, found.maximum) == (measured.min(), measured.max())
+
+
+def test_error_of_a_median_covers_the_truth_about_as_often_as_it_says():
+    missed = 0
+    for seed in range(300):
+        found = statistics.summarize(samples.series(600, seed, median=10.0, phi=0.8))
+        missed += abs(found.median - 10.0) > found.error
+    assert 0.01 < missed / 300 < 0.10
+
+
+@given(series, st.integers(1, 80))
+def test_rolling_percentiles_are_those_of_each_window(values, window):
+    bands = statistics.rolling(values, window, (0.0, 50.0, 100.0))
+    assert bands.shape == (3, len(values))
+    measured = np.isfinite(values)
+    assert np.isnan(bands[:, ~measured]).all()
+    kept = values[measured]
+    size = min(window, len(kept))
+    if not size:
+        return
+    mirrored = np.pad(kept, (size // 2, size - 1 - size // 2), mode="symmetric")
+    windows = np.sort(np.lib.stride_tricks.sliding_window_view(mirrored, size), axis=1)
+    ranks = [0, round(0.5 * (size - 1)), size - 1]
+    np.testing.assert_array_equal(bands[:, measured], windows[:, ranks].T)
+
+
+def test_rolling_median_of_an_odd_window_is_the_median():
+    values = samples.series(500)
+    (band,) = statistics.rolling(values, 21, (50.0,))
+    for place in (10, 100, 489):
+        assert band[place] == np.median(values[place - 10 : place + 11])
+
+
+def test_rolling_needs_a_window():
+    with pytest.raises(ValueError, match="window is 0, expected at least 1"):
+        statistics.rolling(np.ones(3), 0)
+
+
+def test_rolling_bands_of_a_million_steps_take_under_two_seconds():
+    values = samples.series(1_000_000)
+    begin = time.process_time()
+    statistics.rolling(values, 501)
+    assert time.process_time() - begin < 2
+
+
+@given(series)
+def test_ecdf_agrees_with_scipy(values):
+    x, share = statistics.ecdf(values)
+    measured = values[np.isfinite(values)]
+    assert len(x) == len(measured)
+    if not len(measured):
+        return
+    expected = stats.ecdf(measured).cdf
+    np.testing.assert_array_equal(np.unique(x), expected.quantiles)
+    np.testing.assert_allclose(expected.evaluate(x)[-1], share[-1])
+    last_of_equals = np.append(np.diff(x) > 0, True)
+    np.testing.assert_allclose(share[last_of_equals], expected.probabilities)
+
+
+@given(st.integers(2, 50), st.integers(1, 3000))
+def test_thinned_ecdf_is_part_of_the_whole_with_both_ends(points, n):
+    values = samples.series(n)
+    x, share = statistics.ecdf(values, points)
+    whole_x, whole_share = statistics.ecdf(values)
+    assert len(x) == len(share) <= max(points, 2)
+    assert (x[0], x[-1], share[-1]) == (whole_x[0], whole_x[-1], 1.0)
+    places = np.searchsorted(whole_x, x)
+    np.testing.assert_array_equal(whole_share[places], share)
+
+
+@pytest.mark.parametrize(
+    ("n", "phi"), [(200, 0.8), (400, 0.8), (1000, 0.8), (4000, 0.8), (400, 0.0), (1000, 0.95)]
+)
+def test_identical_autocorrelated_series_seldom_differ(n, phi):
+    repeats = 300
+    with_interval = false = 0
+    for seed in range(repeats):
+        base = samples.series(n, 2 * seed, phi=phi)
+        found = statistics.ratio(base, samples.series(n, 2 * seed + 1, phi=phi))
+        if found.low is not None:
+            with_interval += 1
+            false += not found.low <= 1 <= found.high
+    assert with_interval > 0.8 * repeats
+    # 5 % is nominal; 300 repeats of a true 7 % stay below 11 % (three standard errors).
+    assert false / with_interval < 0.11
+
+
+def test_raw_steps_would_have_claimed_differences_far_too_often():
+    false = 0
+    for seed in range(200):
+        base = samples.series(1000, 2 * seed, phi=0.8)
+        other = samples.series(1000, 2 * seed + 1, phi=0.8)
+        false += stats.mannwhitneyu(base, other).pvalue < 0.05
+    assert false / 200 > 0.3
+
+
+@pytest.mark.parametrize("n", [200, 1000, 4000])
+def test_a_real_difference_of_five_percent_is_found(n):
+    found = []
+    for seed in range(60):
+        base = samples.series(n, 2 * seed, phi=0.8)
+        other = samples.series(n, 2 * seed + 1, median=9.5, phi=0.8)
+        ratio = statistics.ratio(base, other)
+        if ratio.low is not None:
+            found.append(ratio.high < 1 and ratio.low <= 0.955)
+    assert len(found) > 40
+    assert np.mean(found) > 0.95
+
+
+@given(st.floats(0.5, 2.0), st.integers(100, 3000), st.integers(0, 1000))
+@settings(max_examples=40, deadline=None)
+def test_ratio_is_that_of_the_medians_and_lies_in_its_interval(factor, n, seed):
+    base, other = samples.series(n, seed), factor * samples.series(n, seed + 1)
+    found = statistics.ratio(base, other)
+    np.testing.assert_allclose(found.ratio, np.median(other) / np.median(base))
+    assert (found.n_base, found.n_other) == (n, n)
+    if found.low is not None:
+        assert found.low <= found.ratio <= found.high
+        assert found.method
+        assert not found.reason
+
+
+def test_the_same_series_always_get_the_same_interval():
+    base, other = samples.series(3000, 1, phi=0.5), samples.series(3000, 2, phi=0.5)
+    first = statistics.ratio(base, other)
+    assert "BCa" in first.method
+    assert statistics.ratio(base, other) == first
+
+
+def test_few_blocks_are_compared_by_t_and_many_by_bootstrap():
+    base, other = samples.series(160, 1), samples.series(160, 2)
+    assert statistics.ratio(base, other).method == "t over 8 and 8 block medians"
+    base, other = samples.series(5000, 1), samples.series(5000, 2)
+    assert statistics.ratio(base, other).method.startswith("BCa bootstrap over 63 and 63")
+
+
+def test_blocks_of_short_steps_last_at_least_fifty_milliseconds():
+    base, other = samples.series(1000, 1, median=0.2), samples.series(1000, 2, median=0.2)
+    found = statistics.ratio(base, other)
+    assert found.low is None
+    assert re.search(r"1,000 steady steps of the base make [34] of 2\d\d steps each", found.reason)
+
+
+def test_too_few_blocks_give_a_reason_and_a_number_of_steps_that_is_enough():
+    found = statistics.ratio(samples.series(99, 1), samples.series(1000, 2))
+    assert (found.low, found.high, found.method) == (None, None, "")
+    assert found.reason == (
+        "too few independent blocks: 99 steady steps of the base make 4 of 20 steps each and 5 are "
+        "needed; run at least 100 steady steps"
+    )
+    assert statistics.ratio(samples.series(100, 1), samples.series(1000, 2)).low is not None
+
+
+def test_a_drifting_series_has_no_independent_blocks():
+    drifting = np.linspace(10, 12, 2000)
+    found = statistics.ratio(drifting, samples.series(2000))
+    assert found.low is None
+    assert "too few independent blocks" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("base", "other", "reason"),
+    [
+        ([], [1.0], "the base has no steady steps"),
+        ([1.0], [np.nan], "the other has no steady steps"),
+        ([0.0] * 300, [1.0] * 300, "the median of the base is 0 ms, expected above 0"),
+        ([1.0] * 300, [-2.0] * 300, "the median of the other is -2 ms, expected above 0"),
+    ],
+)
+def test_series_without_a_ratio_say_why(base, other, reason):
+    found = statistics.ratio(base, other)
+    assert (found.low, found.high, found.reason) == (None, None, reason)
+
+
+def test_series_that_never_vary_have_an_interval_of_no_width():
+    found = statistics.ratio(np.full(300, 4.0), np.full(300, 3.0))
+    assert (found.low, found.ratio, found.high) == (0.75, 0.75, 0.75)
+
+
+def test_missing_steps_and_outliers_change_little():
+    base = samples.series(2000, 1, phi=0.8)
+    other = samples.series(2000, 2, phi=0.8)
+    clean = statistics.ratio(base, other)
+    rng = np.random.default_rng(0)
+    other[rng.random(2000) < 0.02] = np.nan
+    other[rng.random(2000) < 0.02] = 500.0
+    spoilt = statistics.ratio(base, other)
+    assert abs(spoilt.ratio - clean.ratio) < 0.005
+    assert spoilt.high - spoilt.low < 2 * (clean.high - clean.low)
+
+
+def test_a_million_steps_are_compared_in_under_two_seconds():
+    base, other = samples.series(1_000_000, 1, phi=0.8), samples.series(1_000_000, 2, phi=0.8)
+    begin = time.process_time()
+    found = statistics.ratio(base, other)
+    assert time.process_time() - begin < 2
+    assert found.high - found.low < 0.001
