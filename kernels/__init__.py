@@ -1,0 +1,74 @@
+"""The kernel library: one operator per file, each ending in one descriptor ``OP``.
+
+Every operator is a function here (``kernels.rms_norm``) that chooses among its implementations;
+``kernels.OPS`` maps each name to its descriptor. A file whose name begins with an underscore is
+shared machinery. Adding an operator is adding its file, and its name to the imports below.
+"""
+
+import importlib
+import pkgutil
+
+from kernels import hardware
+from kernels._dispatch import (
+    OPS,
+    Status,
+    choose,
+    chosen,
+    reasons,
+    reset_usage,
+    status,
+    usage,
+    using,
+)
+from kernels._operator import Case, Cost, Implementation, Mistake, Operator, Unavailable, Work
+
+for _module in pkgutil.iter_modules(__path__):
+    if not _module.name.startswith("_") and _module.name != "hardware":
+        _op = importlib.import_module(f"{__name__}.{_module.name}").OP
+        OPS[_op.name] = _op
+
+# After the discovery: importing a module also binds its name here, to be replaced by its function.
+from kernels.add_rms_norm import add_rms_norm  # noqa: E402
+from kernels.attention import attention  # noqa: E402
+from kernels.fourier_mix import fourier_mix  # noqa: E402
+from kernels.geglu import geglu  # noqa: E402
+from kernels.graph_diffusion import graph_diffusion  # noqa: E402
+from kernels.linear_cross_entropy import linear_cross_entropy  # noqa: E402
+from kernels.low_rank import low_rank  # noqa: E402
+from kernels.qk_norm import qk_norm  # noqa: E402
+from kernels.qk_norm_rope import qk_norm_rope  # noqa: E402
+from kernels.rms_norm import rms_norm  # noqa: E402
+from kernels.rope import rope  # noqa: E402
+from kernels.swiglu import swiglu  # noqa: E402
+
+__all__ = [
+    "OPS",
+    "Case",
+    "Cost",
+    "Implementation",
+    "Mistake",
+    "Operator",
+    "Status",
+    "Unavailable",
+    "Work",
+    "add_rms_norm",
+    "attention",
+    "choose",
+    "chosen",
+    "fourier_mix",
+    "geglu",
+    "graph_diffusion",
+    "hardware",
+    "linear_cross_entropy",
+    "low_rank",
+    "qk_norm",
+    "qk_norm_rope",
+    "reasons",
+    "reset_usage",
+    "rms_norm",
+    "rope",
+    "status",
+    "swiglu",
+    "usage",
+    "using",
+]

@@ -1,0 +1,201 @@
+"""Whether an implementation is right: what the tests, the benchmark and the GPU check all ask.
+
+Every output and gradient is compared with the reference in FP64. What the reference itself loses
+when it computes in the tested dtype sets the scale: an implementation may lose twice that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from kernels._operator import Inputs, Operator
+
+# On top of twice the reference's error, in units in the last place of the largest value (of 1, if
+# terms cancel to zero throughout): another order of the same sums moves a result by that much,
+# and where the reference happens to hit the exact value, twice its error is nothing.
+ULPS = 4.0
+RMS_ULPS = 2.0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One output or gradient: its largest and root mean square error, and what was allowed."""
+
+    what: str
+    error: float
+    allowed: float
+    rms_error: float
+    rms_allowed: float
+
+    @property
+    def right(self) -> bool:
+        """Whether both errors are within what is allowed (NaN is not)."""
+        return self.error <= self.allowed and self.rms_error <= self.rms_allowed
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what}: largest error {self.error:.3g} (allowed {self.allowed:.3g}), "
+            f"rms {self.rms_error:.3g} (allowed {self.rms_allowed:.3g})"
+        )
+
+
+class Exact:
+    """One set of inputs with its exact results, against which any implementation is compared.
+
+    ``large``: by the operator's ``large_reference``, if it has one.
+    """
+
+    def __init__(self, op: Operator, inputs: Inputs, *, large: bool = False, seed: int = 1) -> None:
+        self.op = op
+        self.inputs = inputs
+        self.gradients = tuple(n for n in op.gradients if inputs.get(n) is not None)
+        reference = op.large_reference if large and op.large_reference else op.reference
+        self.upstream: list[Tensor] | None = None
+        self.baseline = self.results(reference)
+        self.upstream = self._random_upstream(seed)
+        self.exact = self.results(reference, torch.float64)
+        self.baseline = self.results(reference)
+
+    def results(
+        self, call: Callable[..., Any], dtype: torch.dtype | None = None
+    ) -> dict[str, Tensor]:
+        """Outputs and gradients of ``call`` by name, computed in ``dtype`` if one is given."""
+        arguments = {
+            name: _leaf(value, dtype, name in self.gradients)
+            if isinstance(value, Tensor)
+            else value
+            for name, value in self.inputs.items()
+        }
+        result = call(*arguments.values())
+        outputs = as_tuple(self.op.comparable(result) if self.op.comparable else result)
+        found = {f"output {i}": y.detach() for i, y in enumerate(outputs)}
+        if self.upstream is not None and self.gradients:
+            leaves = [arguments[name] for name in self.gradients]
+            upstream = [u.to(y.dtype) for u, y in zip(self.upstream, outputs, strict=True)]
+            differentiable = [
+                (y, u) for y, u in zip(outputs, upstream, strict=True) if y.requires_grad
+            ]
+            grads = torch.autograd.grad(
+                [y for y, _ in differentiable], leaves, [u for _, u in differentiable]
+            )
+            found |= {f"gradient of {n}": g for n, g in zip(self.gradients, grads, strict=True)}
+        return found
+
+    def compare(self, call: Callable[..., Any], *, poison: bool = True) -> list[Comparison]:
+        """Every output and gradient of ``call`` against the exact ones."""
+        with poisoned() if poison else contextlib.nullcontext():
+            found = self.results(call)
+        return self.judge(found)
+
+    def judge(self, found: dict[str, Tensor]) -> list[Comparison]:
+        """Results, however they were come by, against the exact ones."""
+        return [self.compare_one(what, found[what]) for what in self.exact]
+
+    def compare_one(self, what: str, found: Tensor) -> Comparison:
+        """One result against the exact one; raises ``AssertionError`` on a wrong shape or dtype."""
+        exact, baseline = self.exact[what], self.baseline[what]
+        if found.shape != baseline.shape or found.dtype != baseline.dtype:
+            raise AssertionError(
+                f"{self.op.name}, {what}: expected {tuple(baseline.shape)} {baseline.dtype}, "
+                f"got {tuple(found.shape)} {found.dtype}"
+            )
+        if not exact.numel():
+            return Comparison(what, 0.0, 0.0, 0.0, 0.0)
+        off, lost = (found.double() - exact), (baseline.double() - exact)
+        ulp = torch.finfo(found.dtype).eps
+        return Comparison(
+            what,
+            error=float(off.abs().max()),
+            allowed=2 * float(lost.abs().max()) + ULPS * ulp * (float(exact.abs().max()) or 1.0),
+            rms_error=_rms(off),
+            rms_allowed=2 * _rms(lost) + RMS_ULPS * ulp * (_rms(exact) or 1.0),
+        )
+
+    def _random_upstream(self, seed: int) -> list[Tensor]:
+        outputs = [y for name, y in self.baseline.items() if name.startswith("output")]
+        generator = torch.Generator("cpu").manual_seed(seed)
+        return [
+            torch.randn(y.shape, generator=generator).to(y)
+            if y.numel() < 1 << 22
+            else torch.randn(y.shape, dtype=y.dtype, device=y.device)
+            for y in outputs
+        ]
+
+
+def tail_of_huge(op: Operator, inputs: Inputs, call: Callable[..., Any]) -> list[Comparison]:
+    """The last two entries of the first dimension of huge inputs, forward and first gradient.
+
+    What a kernel whose offsets overflow 32 bits gets wrong; a reference of the whole would not fit.
+    """
+    first = next(iter(inputs.values()))
+    count = first.shape[0]
+    batched = {
+        name: isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == count
+        for name, x in inputs.items()
+    }
+    tail = {name: x[-2:] if batched[name] else x for name, x in inputs.items()}
+    exact = Exact(op, tail)
+    assert exact.upstream is not None
+    leaf = first.detach().requires_grad_()
+    outputs = as_tuple(call(leaf, *list(inputs.values())[1:]))
+    found = {f"output {i}": y[-2:].detach() for i, y in enumerate(outputs)}
+    upstream = [torch.zeros_like(y) for y in outputs]
+    for whole, part in zip(upstream, exact.upstream, strict=True):
+        whole[-2:] = part
+    (grad,) = torch.autograd.grad(outputs, leaf, upstream)
+    found[f"gradient of {next(iter(inputs))}"] = grad[-2:]
+    return [exact.compare_one(what, value) for what, value in found.items()]
+
+
+@contextlib.contextmanager
+def poisoned() -> Iterator[None]:
+    """Memory from ``torch.empty`` and its kin holds NaN: a result never written is seen."""
+
+    def poison(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def made(*args: Any, **kwargs: Any) -> Tensor:
+            tensor = make(*args, **kwargs)
+            return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+        return made
+
+    with contextlib.ExitStack() as stack:
+        for name in ("empty", "empty_like", "empty_strided"):
+            stack.enter_context(mock.patch.object(torch, name, poison(getattr(torch, name))))
+        stack.enter_context(mock.patch.object(Tensor, "new_empty", poison(Tensor.new_empty)))
+        yield
+
+
+def stretched(inputs: Inputs) -> Inputs:
+    """The same values in tensors whose elements lie apart, so that none is contiguous."""
+    return {
+        name: _stretch(value) if isinstance(value, Tensor) and value.dim() else value
+        for name, value in inputs.items()
+    }
+
+
+def as_tuple(result: Any) -> tuple[Tensor, ...]:
+    """The result of an operator, of one tensor or several, as a tuple of tensors."""
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _stretch(x: Tensor) -> Tensor:
+    apart = x.new_zeros((*x.shape[:-1], 2 * x.shape[-1]))[..., ::2]
+    return apart.copy_(x)
+
+
+def _leaf(x: Tensor, dtype: torch.dtype | None, gradient: bool) -> Tensor:
+    x = x.detach()
+    if dtype is not None and x.is_floating_point():
+        x = x.to(dtype)
+    return x.requires_grad_() if gradient else x
+
+
+def _rms(x: Tensor) -> float:
+    return float(x.square().mean().sqrt())

@@ -1,0 +1,219 @@
+"""Which implementation of an operator runs: choices, their check, and what was used.
+
+Three levels, the nearest wins: the call's ``impl=``, the choice made for the operator, ``"auto"``.
+A choice is global to the process and not to a thread, because autograd runs backward passes (and
+checkpointing recomputes forward passes) in threads of its own.
+
+Under ``torch.compile`` the choices are guarded, so changing one recompiles; the counters are not:
+a compiled call is counted when it is traced.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernels._operator import Mistake, Operator, Unavailable, traced_as_constant
+
+OPS: dict[str, Operator] = {}
+
+_chosen: dict[str, str] = {}
+_counts: dict[tuple[str, str], int] = {}
+_last: dict[str, tuple[str, str]] = {}
+
+
+@dataclass(frozen=True)
+class Status:
+    """How one operator stands on one type of device.
+
+    ``asked`` is the choice in force and ``active`` the implementation that it leads to: under auto
+    for inputs that it does not refuse, None if none can run. ``unavailable`` maps each that cannot
+    run to the reason. ``calls`` counts since the last reset, ``reason`` says why the last was used.
+    """
+
+    operator: str
+    device_type: str
+    asked: str
+    active: str | None
+    available: tuple[str, ...]
+    unavailable: dict[str, str]
+    calls: dict[str, int]
+    reason: str
+
+    def __str__(self) -> str:
+        lines = [f"{self.operator}: {self.active or 'nothing can run'} (asked for: {self.asked})"]
+        lines += [f"    {name}: {why}" for name, why in self.unavailable.items()]
+        return "\n".join(lines)
+
+
+def run(op: Operator, impl: str | None, *args: Any) -> Any:
+    """Compute ``op``; ``args`` are its inputs in the order of its reference's signature.
+
+    Raises ``Mistake`` for an unknown implementation, ``Unavailable`` for one that cannot run.
+    """
+    asked = impl if impl is not None else _chosen.get(op.name, "auto")
+    name = _choose(op, args) if asked == "auto" else _checked(op, asked, args)
+    return op.implementations[name].call(*args)
+
+
+def _choose(op: Operator, args: tuple[Any, ...]) -> str:
+    device_type = args[0].device.type
+    candidates, passed = _candidates(op.name, device_type)
+    for name in candidates:
+        implementation = op.implementations[name]
+        reason = implementation.refuses(*args) if implementation.refuses is not None else None
+        if reason is None and implementation.avoid is not None:
+            reason = implementation.avoid(*args)
+        if reason is None:
+            _count(op.name, name, passed)
+            return name
+        passed = f"{passed}; {name}: {reason}" if passed else f"{name}: {reason}"
+    raise Unavailable(f"{op.name}: no implementation can run on {device_type}: {passed}")
+
+
+def _checked(op: Operator, name: str, args: tuple[Any, ...]) -> str:
+    reason = _missing(op.name, name, args[0].device.type)
+    if not reason:
+        refuses = op.implementations[name].refuses
+        reason = refuses(*args) if refuses is not None else None
+    if reason:
+        raise Unavailable(f"{op.name}: {name!r} cannot run: {reason}")
+    _count(op.name, name, "asked for")
+    return name
+
+
+@contextmanager
+def using(**choices: str) -> Iterator[None]:
+    """Make choices for the duration of a block: ``using(rms_norm="triton", all="torch")``.
+
+    A key is an operator's name or ``all``, which stands for every operator that has both a "torch"
+    and a "triton" implementation (with "auto": for every operator) and yields to a key of its own.
+    Blocks nest; leaving one, also by an exception, restores what was in force before.
+    """
+    before = dict(_chosen)
+    choose(**choices)
+    try:
+        yield
+    finally:
+        _chosen.clear()
+        _chosen.update(before)
+
+
+def choose(**choices: str) -> None:
+    """Make choices from now on; keys as in ``using``. Raises ``Mistake`` for an unknown name."""
+    changes = _spread(choices.pop("all")) if "all" in choices else {}
+    for name, impl in choices.items():
+        if name not in OPS:
+            raise Mistake(f"unknown operator {name!r}; expected one of {('all', *sorted(OPS))}")
+        if impl != "auto":
+            OPS[name].implementation(impl)
+        changes[name] = impl
+    _chosen.update(changes)
+
+
+def _spread(impl: str) -> dict[str, str]:
+    if impl not in ("auto", "torch", "triton"):
+        raise Mistake(
+            f"all: unknown implementation {impl!r}; expected one of ('auto', 'torch', 'triton')"
+        )
+    return {
+        name: impl
+        for name, op in OPS.items()
+        if impl == "auto" or {"torch", "triton"} <= op.implementations.keys()
+    }
+
+
+def chosen() -> dict[str, str]:
+    """The choice in force for every operator; "auto" where none was made."""
+    return {name: _chosen.get(name, "auto") for name in OPS}
+
+
+def usage() -> dict[str, dict[str, int]]:
+    """Calls since the last reset by operator and implementation; compiled calls count per trace."""
+    table: dict[str, dict[str, int]] = {}
+    for (op_name, impl), calls in _counts.items():
+        table.setdefault(op_name, {})[impl] = calls
+    return table
+
+
+def reasons() -> dict[str, tuple[str, str]]:
+    """The last implementation used of each operator called so far, and why that one."""
+    return dict(_last)
+
+
+def reset_usage() -> None:
+    """Begin counting anew."""
+    _counts.clear()
+    _last.clear()
+
+
+def status(device_type: str | None = None) -> dict[str, Status]:
+    """How every operator stands; on the GPU if there is one, unless ``device_type`` says else."""
+    where = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
+    return {name: _status(op, where) for name, op in OPS.items()}
+
+
+def _status(op: Operator, device_type: str) -> Status:
+    unavailable = {}
+    for name, implementation in op.implementations.items():
+        why = implementation.missing(device_type)
+        if why is not None:
+            unavailable[name] = why
+    available = tuple(name for name in op.implementations if name not in unavailable)
+    asked = _chosen.get(op.name, "auto")
+    if asked == "auto":
+        active = next((n for n in available if op.implementations[n].avoid is None), None)
+    else:
+        active = asked if asked in available else None
+    return Status(
+        operator=op.name,
+        device_type=device_type,
+        asked=asked,
+        active=active,
+        available=available,
+        unavailable=unavailable,
+        calls=usage().get(op.name, {}),
+        reason=_last.get(op.name, ("", ""))[1],
+    )
+
+
+# The functions below run at trace time under torch.compile and are constants in the graph.
+
+
+@traced_as_constant
+def _candidates(op_name: str, device_type: str) -> tuple[tuple[str, ...], str]:
+    return _candidates_once(op_name, device_type)
+
+
+@functools.cache
+def _candidates_once(op_name: str, device_type: str) -> tuple[tuple[str, ...], str]:
+    names, passed = [], []
+    for name, implementation in OPS[op_name].implementations.items():
+        why = implementation.missing(device_type)
+        if why is None:
+            names.append(name)
+        else:
+            passed.append(f"{name}: {why}")
+    return tuple(names), "; ".join(passed)
+
+
+@traced_as_constant
+def _missing(op_name: str, impl: str, device_type: str) -> str:
+    return _missing_once(op_name, impl, device_type)
+
+
+@functools.cache
+def _missing_once(op_name: str, impl: str, device_type: str) -> str:
+    return OPS[op_name].unavailable(impl, device_type) or ""
+
+
+@traced_as_constant
+def _count(op_name: str, impl: str, reason: str) -> None:
+    key = (op_name, impl)
+    _counts[key] = _counts.get(key, 0) + 1
+    _last[op_name] = (impl, reason)

@@ -1,0 +1,249 @@
+"""Gated activations ``act(gate) * up``: what swiglu and geglu share.
+
+With s = act(gate) and s' its derivative: dgate = dy up s', dup = dy s.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels._operator import (
+    Case,
+    Cost,
+    Inputs,
+    Mistake,
+    Work,
+    floating,
+    random_tensor,
+    same_device,
+    tensor_bytes,
+)
+from kernels._triton import as_rows, on_device, tl, triton
+
+BLOCK = 2048
+
+
+def validate(op: str, gate: Tensor, up: Tensor | None) -> None:
+    """Raise ``Mistake`` unless ``gate`` and ``up`` go together, or ``gate`` alone is packed."""
+    floating(op, gate=gate, up=up)
+    same_device(op, gate, up=up)
+    if up is None:
+        if gate.dim() == 0 or gate.shape[-1] % 2:
+            raise Mistake(
+                f"{op}: one packed tensor must have an even last dimension (gate, then up), "
+                f"but has shape {tuple(gate.shape)}; pass gate and up for two tensors"
+            )
+    elif up.shape != gate.shape or up.dtype != gate.dtype:
+        raise Mistake(
+            f"{op}: gate and up must have one shape and dtype, but are {tuple(gate.shape)} "
+            f"{gate.dtype} and {tuple(up.shape)} {up.dtype}"
+        )
+
+
+def halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Gate and up, from two tensors or from the packed one."""
+    if up is not None:
+        return gate, up
+    width = gate.shape[-1] // 2
+    return gate[..., :width], gate[..., width:]
+
+
+@triton.jit
+def _activate(x, ACT: tl.constexpr):
+    """``act(x)`` and its derivative."""
+    if ACT == "silu":
+        s = tl.sigmoid(x)
+        y = x * s
+        slope = s + y * (1 - s)
+    elif ACT == "gelu_tanh":
+        # 0.5 (1 + tanh z) is sigmoid(2 z), with z = sqrt(2 / pi) (x + 0.044715 x^3).
+        s = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+        y = x * s
+        slope = s + y * (1 - s) * 1.5957691216057308 * (1 + 0.134145 * x * x)
+    else:
+        tl.static_assert(ACT == "gelu")
+        s = 0.5 * (1 + tl.erf(x * 0.7071067811865476))
+        y = x * s
+        slope = s + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
+    return y, slope
+
+
+@triton.jit
+def _forward_kernel(
+    gate_ptr,
+    up_ptr,
+    y_ptr,
+    n_columns,
+    gate_stride,
+    up_stride,
+    PACKED: tl.constexpr,
+    ACT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    n_blocks = tl.cdiv(n_columns, BLOCK)
+    i_n = (tl.program_id(0) // n_blocks).to(tl.int64)
+    i_c = (tl.program_id(0) % n_blocks).to(tl.int64) * BLOCK
+    if PACKED:
+        up_ptr = gate_ptr + n_columns
+    o_c = tl.arange(0, BLOCK)
+    m_c = o_c < n_columns - i_c
+    b_gate = tl.load(gate_ptr + i_n * gate_stride + i_c + o_c, mask=m_c, other=0.0)
+    b_up = tl.load(up_ptr + i_n * up_stride + i_c + o_c, mask=m_c, other=0.0)
+    b_s, _ = _activate(b_gate.to(tl.float32), ACT)
+    tl.store(y_ptr + i_n * n_columns + i_c + o_c, b_s * b_up.to(tl.float32), mask=m_c)
+
+
+@triton.jit
+def _backward_kernel(
+    dy_ptr,
+    gate_ptr,
+    up_ptr,
+    dgate_ptr,
+    dup_ptr,
+    n_columns,
+    dy_stride,
+    gate_stride,
+    up_stride,
+    PACKED: tl.constexpr,
+    ACT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    n_blocks = tl.cdiv(n_columns, BLOCK)
+    i_n = (tl.program_id(0) // n_blocks).to(tl.int64)
+    i_c = (tl.program_id(0) % n_blocks).to(tl.int64) * BLOCK
+    d_stride = tl.cast(n_columns, tl.int64)
+    if PACKED:
+        up_ptr = gate_ptr + n_columns
+        dup_ptr = dgate_ptr + n_columns
+        d_stride = d_stride * 2
+    o_c = tl.arange(0, BLOCK)
+    m_c = o_c < n_columns - i_c
+    b_dy = tl.load(dy_ptr + i_n * dy_stride + i_c + o_c, mask=m_c, other=0.0).to(tl.float32)
+    b_gate = tl.load(gate_ptr + i_n * gate_stride + i_c + o_c, mask=m_c, other=0.0)
+    b_up = tl.load(up_ptr + i_n * up_stride + i_c + o_c, mask=m_c, other=0.0).to(tl.float32)
+    b_s, b_slope = _activate(b_gate.to(tl.float32), ACT)
+    tl.store(dgate_ptr + i_n * d_stride + i_c + o_c, b_dy * b_up * b_slope, mask=m_c)
+    tl.store(dup_ptr + i_n * d_stride + i_c + o_c, b_dy * b_s, mask=m_c)
+
+
+def _flatten(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """As matrices of equal shape; contiguous ones as one long row, which wastes no block end."""
+    # Lists and not generators: Dynamo cannot trace these around a function that it inlines.
+    contiguous = [t.is_contiguous() for t in tensors]
+    if all(contiguous):
+        return tuple([t.view(1, -1) for t in tensors])
+    return tuple([as_rows(t) for t in tensors])
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor | None, act: str) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.act = act
+        packed = up is None
+        width = gate.shape[-1] // 2 if packed else gate.shape[-1]
+        y = torch.empty((*gate.shape[:-1], width), dtype=gate.dtype, device=gate.device)
+        if not y.numel():
+            return y
+        if up is None:
+            gate_NF = up_NF = as_rows(gate)
+        else:
+            gate_NF, up_NF = _flatten(gate, up)
+            width = gate_NF.shape[1]
+        with on_device(gate):
+            _forward_kernel[(gate_NF.shape[0] * triton.cdiv(width, BLOCK),)](
+                gate_NF,
+                None if packed else up_NF,
+                y,
+                width,
+                gate_NF.stride(0),
+                up_NF.stride(0),
+                PACKED=packed,
+                ACT=act,
+                BLOCK=BLOCK,
+                num_warps=4,
+            )
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        gate, up = ctx.saved_tensors
+        dgate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+        dup = None if up is None else torch.empty(up.shape, dtype=up.dtype, device=up.device)
+        if not dy.numel():
+            return dgate, dup, None
+        if up is None:
+            gate_NF = up_NF = as_rows(gate)
+            dy_NF = as_rows(dy)
+        else:
+            gate_NF, up_NF, dy_NF = _flatten(gate, up, dy)
+        width = dy_NF.shape[1]
+        with on_device(gate):
+            _backward_kernel[(dy_NF.shape[0] * triton.cdiv(width, BLOCK),)](
+                dy_NF,
+                gate_NF,
+                None if up is None else up_NF,
+                dgate,
+                dup,
+                width,
+                dy_NF.stride(0),
+                gate_NF.stride(0),
+                up_NF.stride(0),
+                PACKED=up is None,
+                ACT=ctx.act,
+                BLOCK=BLOCK,
+                num_warps=4,
+            )
+        return dgate, dup, None
+
+
+def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
+    """``act(gate) * up`` by Triton; ``act`` is silu, gelu or gelu_tanh."""
+    return _Gated.apply(gate, up, act)
+
+
+def inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
+    """Random gate and up of ``rows`` x ``dim``, or the two packed if the case says so."""
+    rows, dim, packed = case.sizes["rows"], case.sizes["dim"], case.sizes.get("packed", False)
+    make = {"device": device, "dtype": dtype}
+    gate = random_tensor(rows, 2 * dim if packed else dim, seed=seed, **make)
+    return {
+        "gate": gate,
+        "up": None if packed else random_tensor(rows, dim, seed=seed + 1, **make),
+    }
+
+
+def cost(gate: Tensor, up: Tensor | None = None, **_: Any) -> Cost:
+    """Two tensors read and one written forward, three read and two written backward."""
+    total = tensor_bytes(gate, up)
+    n = (gate.numel() + (up.numel() if up is not None else 0)) // 2
+    return Cost(Work(total + total // 2, 5 * n), Work(2 * total + total // 2, 12 * n))
+
+
+def sizes(random: Random) -> dict[str, int]:
+    """Small random sizes, packed or not."""
+    return {
+        "rows": random.randint(0, 20),
+        "dim": random.randint(1, 500),
+        "packed": random.randint(0, 1),
+    }
+
+
+HUGE = {"rows": (1 << 20) + 3, "dim": 1024, "packed": True}
+CASES = (
+    Case("63x100", {"rows": 63, "dim": 100}),
+    Case("1x1", {"rows": 1, "dim": 1}),
+    Case("3x5000", {"rows": 3, "dim": 5000}),
+    Case("0x64", {"rows": 0, "dim": 64}),
+    Case("63x100 packed", {"rows": 63, "dim": 100, "packed": True}),
+    Case("3x5000 packed", {"rows": 3, "dim": 5000, "packed": True}),
+    Case("16384x2048", {"rows": 16384, "dim": 2048}, bench=True),
+    Case("16384x6912", {"rows": 16384, "dim": 6912}, bench=True),
+    Case("16384x6912 packed", {"rows": 16384, "dim": 6912, "packed": True}, bench=True),
+)

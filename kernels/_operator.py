@@ -1,0 +1,175 @@
+"""What an operator is: one descriptor that dispatch, tests, benchmark and status all read.
+
+An operator's inputs are a dict of named arguments (tensors and plain values) in the order of the
+reference's signature; the reference and every implementation can be called with its values. The
+first is a tensor and decides the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Inputs = dict[str, Any]
+
+
+class Mistake(ValueError):  # noqa: N818
+    """What was asked for cannot be: one sentence with the values, raised before any launch."""
+
+
+class Unavailable(Mistake):
+    """An implementation was asked for by name and cannot run here, or not on these inputs."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the mathematics needs at least: bytes moved to and from memory, and FLOPs."""
+
+    bytes: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The work of one call; ``backward`` is None where nothing is differentiable."""
+
+    forward: Work
+    backward: Work | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One named set of sizes. ``bench``: large enough to be worth timing on a GPU."""
+
+    name: str
+    sizes: Mapping[str, Any]
+    bench: bool = False
+
+
+def _anywhere(device_type: str) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to compute an operator.
+
+    ``call`` takes the operator's inputs by position. ``missing`` says why it cannot run on a type
+    of device ("cpu", "cuda") at all, ``refuses`` why it cannot run on these inputs: one clause
+    without a full stop, or None if nothing is in the way. ``avoid`` says in the same way why
+    ``auto`` passes over it although it could run.
+    """
+
+    call: Callable[..., Any]
+    missing: Callable[[str], str | None] = _anywhere
+    refuses: Callable[..., str | None] | None = None
+    avoid: Callable[..., str | None] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute."""
+        return self.call(*args, **kwargs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """One operator of the library.
+
+    ``function`` is the public function, ``reference`` the definition in plain torch (it computes
+    in FP64 when given FP64). ``implementations`` stand in the order in which ``auto`` tries them.
+    ``inputs(case, device, dtype, seed)`` makes random inputs, ``gradients`` names those that get a
+    gradient, and ``cost(**inputs)`` counts the work. ``sizes(random)`` draws valid small sizes for
+    ``inputs``. ``large_reference`` stands in for the reference where that would not fit in memory.
+    ``comparable`` turns results that are unique only up to a choice into ones that can be compared.
+    ``huge`` are sizes whose first tensor has over 2^31 elements, along its first dimension.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    reference: Callable[..., Any]
+    implementations: Mapping[str, Implementation]
+    inputs: Callable[[Case, torch.device, torch.dtype, int], Inputs]
+    cost: Callable[..., Cost]
+    cases: tuple[Case, ...]
+    sizes: Callable[[Random], Mapping[str, Any]]
+    gradients: tuple[str, ...] = ()
+    large_reference: Callable[..., Any] | None = None
+    comparable: Callable[[Any], Any] | None = None
+    huge: Mapping[str, Any] | None = None
+
+    def unavailable(self, impl: str, device_type: str) -> str | None:
+        """Why ``impl`` cannot run on devices of this type; None if it can."""
+        return self.implementation(impl).missing(device_type)
+
+    def implementation(self, impl: str) -> Implementation:
+        """The implementation of that name; raises ``Mistake`` if there is none."""
+        try:
+            return self.implementations[impl]
+        except KeyError:
+            raise Mistake(
+                f"{self.name}: unknown implementation {impl!r}; "
+                f"expected one of {('auto', *self.implementations)}"
+            ) from None
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The precision that a reference computes in: FP32, or FP64 for FP64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def random_tensor(
+    *shape: int, device: torch.device, dtype: torch.dtype, seed: int, scale: float = 1.0
+) -> Tensor:
+    """Normal values, drawn on the CPU in FP32, so that a seed means the same on every device."""
+    if math.prod(shape) > 1 << 22:
+        generator = torch.Generator(device).manual_seed(seed)
+        return torch.randn(shape, generator=generator, device=device, dtype=dtype).mul_(scale)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randn(shape, generator=generator).mul_(scale).to(device=device, dtype=dtype)
+
+
+def tensor_bytes(*tensors: Tensor | None) -> int:
+    """Bytes of all elements together; a tensor that is None counts nothing."""
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+def unit_stride(x: Tensor) -> Tensor:
+    """``x``, copied only if its last dimension is not contiguous."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def same_device(op: str, first: Tensor, **others: Tensor | None) -> None:
+    """Raise ``Mistake`` unless all tensors are on the device of the first."""
+    for name, tensor in others.items():
+        if tensor is not None and tensor.device != first.device:
+            raise Mistake(
+                f"{op}: all tensors must be on one device, but the first is on {first.device} "
+                f"and {name} on {tensor.device}"
+            )
+
+
+def floating(op: str, **tensors: Tensor | None) -> None:
+    """Raise ``Mistake`` unless all tensors hold FP16, BF16, FP32 or FP64."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.dtype not in _FLOATING:
+            raise Mistake(
+                f"{op}: {name} must be float16, bfloat16, float32 or float64, not {tensor.dtype}"
+            )
+
+
+_FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def traced_as_constant(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let ``torch.compile`` call ``function`` once, while it traces, and keep what it returned.
+
+    Marks it as ``torch.compiler.assume_constant_result`` does, which would import Dynamo here:
+    seconds at every start, also where nothing is compiled.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function

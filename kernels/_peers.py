@@ -1,0 +1,75 @@
+"""Other libraries' kernels for the same operators, for comparison only; each is optional.
+
+A peer takes an operator's inputs by position, like an implementation, or returns NotImplemented for
+inputs that it does not know.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Peer = Callable[..., Any]
+
+
+def _liger_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Any:
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+    return LigerRMSNormFunction.apply(x, weight, eps, 0.0, "llama", False)
+
+
+def _fla_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Any:
+    from fla.modules.layernorm import rms_norm
+
+    return rms_norm(x, weight, None, eps=eps)
+
+
+def _quack_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Any:
+    from quack import rmsnorm
+
+    return rmsnorm(x, weight, eps=eps)
+
+
+def _liger_swiglu(gate: Tensor, up: Tensor | None) -> Any:
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+    return NotImplemented if up is None else LigerSiLUMulFunction.apply(gate, up)
+
+
+def _fla_swiglu(gate: Tensor, up: Tensor | None) -> Any:
+    from fla.modules.activations import swiglu
+
+    return NotImplemented if up is None else swiglu(gate, up)
+
+
+def _liger_rope(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, offset: int | Tensor
+) -> Any:
+    from liger_kernel.ops.rope import LigerRopeFunction
+
+    if interleaved or isinstance(offset, Tensor):
+        return NotImplemented
+    length = q.shape[2]
+    full = (torch.cat((t[:length], t[:length]), -1)[None] for t in (cos, sin))
+    return LigerRopeFunction.apply(q, k, *full)
+
+
+PEERS: dict[str, dict[str, Peer]] = {
+    "rms_norm": {"liger": _liger_rms_norm, "fla": _fla_rms_norm, "quack": _quack_rms_norm},
+    "swiglu": {"liger": _liger_swiglu, "fla": _fla_swiglu},
+    "rope": {"liger": _liger_rope},
+}
+PACKAGES = {"liger": "liger_kernel", "fla": "fla", "quack": "quack", "mamba": "mamba_ssm"}
+
+
+def peers(op_name: str) -> dict[str, Peer]:
+    """The peers of an operator whose packages are installed."""
+    return {
+        name: peer
+        for name, peer in PEERS.get(op_name, {}).items()
+        if importlib.util.find_spec(PACKAGES[name]) is not None
+    }

@@ -1,0 +1,267 @@
+"""Heads of queries and keys normalised, rotated, or both: what rope and the qk_norms share.
+
+Launches of the kernels in ``_qk_kernels``, their autograd functions, and the checks of the inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels._operator import Case, Mistake, floating, random_tensor, same_device, unit_stride
+from kernels._qk_kernels import backward_kernel, forward_kernel
+from kernels._triton import column_sum, on_device, power_of_two, sm_count
+
+
+def _table_arguments(
+    cos: Tensor | None, sin: Tensor | None, interleaved: bool, dim: int
+) -> tuple[Tensor | None, Tensor | None, int, int, int]:
+    """Cosines and sines of equal strides, positions, stride and step of the table."""
+    if cos is None or sin is None:
+        return None, None, 0, 0, 1
+    cos, sin = unit_stride(cos), unit_stride(sin)
+    if sin.stride(0) != cos.stride(0):
+        cos, sin = cos.contiguous(), sin.contiguous()
+    step = 2 if interleaved and cos.shape[1] == dim else 1
+    return cos, sin, cos.shape[0], cos.stride(0), step
+
+
+def _tile(q: Tensor, k: Tensor, elements: int) -> tuple[int, int]:
+    """Heads and pairs of a tile of about that many pairs."""
+    block_d = power_of_two(q.shape[3] // 2)
+    heads = power_of_two(max(q.shape[1], k.shape[1], 1))
+    return max(1, min(heads, elements // block_d)), block_d
+
+
+def _launch_forward(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    offset: int,
+    offsets: Tensor | None,
+    eps: float,
+    backward: bool,
+) -> tuple[Tensor, Tensor]:
+    batch, q_heads, length, dim = q.shape
+    # empty_like keeps the order of the strides: what came as [B, S, H, D] in memory leaves so.
+    q_out, k_out = torch.empty_like(q), torch.empty_like(k)
+    if not (batch and length and dim):
+        return q_out, k_out
+    q, k = unit_stride(q), unit_stride(k)
+    cos, sin, positions, table_stride, step = _table_arguments(cos, sin, interleaved, dim)
+    block_h, block_d = _tile(q, k, 1024)
+    with on_device(q):
+        forward_kernel[(batch * length,)](
+            q, k, q_out, k_out, q_weight, k_weight, cos, sin,
+            offsets, offset, length, positions, table_stride,
+            q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
+            q_out.stride(0), q_out.stride(1), q_out.stride(2),
+            k_out.stride(0), k_out.stride(1), k_out.stride(2),
+            OFFSETS=0 if offsets is None else 1 if offsets.numel() == 1 else 2,
+            Q_HEADS=q_heads, K_HEADS=k.shape[1], HALF=dim // 2, TABLE_STEP=step,
+            INTERLEAVED=interleaved, NORM=q_weight is not None, ROPE=cos is not None,
+            BACKWARD=backward, EPS=eps, BLOCK_H=block_h, BLOCK_D=block_d, num_warps=4,
+        )  # fmt: skip
+    return q_out, k_out
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        interleaved: bool,
+        offset: int,
+        offsets: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin, offsets)
+        ctx.interleaved, ctx.offset = interleaved, offset
+        return _launch_forward(q, k, None, None, cos, sin, interleaved, offset, offsets, 0.0, False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dq: Tensor, dk: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin, offsets = ctx.saved_tensors
+        dq, dk = _launch_forward(
+            dq, dk, None, None, cos, sin, ctx.interleaved, ctx.offset, offsets, 0.0, True
+        )
+        return dq, dk, None, None, None, None, None
+
+
+class _Normalise(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        q_weight: Tensor,
+        k_weight: Tensor,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        interleaved: bool,
+        offset: int,
+        offsets: Tensor | None,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]:
+        q_weight, k_weight = unit_stride(q_weight), unit_stride(k_weight)
+        ctx.save_for_backward(q, k, q_weight, k_weight, cos, sin, offsets)
+        ctx.interleaved, ctx.offset, ctx.eps = interleaved, offset, eps
+        return _launch_forward(
+            q, k, q_weight, k_weight, cos, sin, interleaved, offset, offsets, eps, False
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dq_out: Tensor, dk_out: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, q_weight, k_weight, cos, sin, offsets = ctx.saved_tensors
+        batch, q_heads, length, dim = q.shape
+        dq, dk = torch.empty_like(q), torch.empty_like(k)
+        if not (batch and length and dim):
+            zeros = torch.zeros_like(q_weight), torch.zeros_like(k_weight)
+            return dq, dk, *zeros, None, None, None, None, None, None
+        q, k, dq_out, dk_out = (
+            unit_stride(q),
+            unit_stride(k),
+            unit_stride(dq_out),
+            unit_stride(dk_out),
+        )
+        cos, sin, positions, table_stride, step = _table_arguments(cos, sin, ctx.interleaved, dim)
+        block_h, block_d = _tile(q, k, 512)
+        n_tokens = batch * length
+        programs = min(n_tokens, 8 * sm_count(q.device.index))
+        partial = torch.empty(programs, 2 * dim, dtype=torch.float32, device=q.device)
+        with on_device(q):
+            backward_kernel[(programs,)](
+                q, k, dq_out, dk_out, dq, dk, q_weight, k_weight, partial, cos, sin,
+                offsets, ctx.offset, n_tokens, length, positions, table_stride,
+                q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
+                dq_out.stride(0), dq_out.stride(1), dq_out.stride(2),
+                dk_out.stride(0), dk_out.stride(1), dk_out.stride(2),
+                dq.stride(0), dq.stride(1), dq.stride(2),
+                dk.stride(0), dk.stride(1), dk.stride(2),
+                OFFSETS=0 if offsets is None else 1 if offsets.numel() == 1 else 2,
+                Q_HEADS=q_heads, K_HEADS=k.shape[1], HALF=dim // 2, TABLE_STEP=step,
+                INTERLEAVED=ctx.interleaved, ROPE=cos is not None, EPS=ctx.eps,
+                BLOCK_H=block_h, BLOCK_D=block_d, num_warps=4,
+            )  # fmt: skip
+            dweights = column_sum(partial, q_weight.dtype)
+        return dq, dk, dweights[:dim], dweights[dim:], None, None, None, None, None, None
+
+
+def rotate(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, offset: int | Tensor
+) -> tuple[Tensor, Tensor]:
+    """Rotated q and k, by Triton."""
+    number, tensor = _split(offset)
+    return _Rotate.apply(q, k, cos, sin, interleaved, number, tensor)
+
+
+def normalise(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    eps: float,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    offset: int | Tensor = 0,
+) -> tuple[Tensor, Tensor]:
+    """Normalised and, given a table, then rotated q and k, by Triton."""
+    number, tensor = _split(offset)
+    return _Normalise.apply(q, k, q_weight, k_weight, cos, sin, interleaved, number, tensor, eps)
+
+
+def _split(offset: int | Tensor) -> tuple[int, Tensor | None]:
+    return (0, offset.contiguous()) if isinstance(offset, Tensor) else (offset, None)
+
+
+def random_heads(
+    case: Case, device: torch.device, dtype: torch.dtype, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Random q and k, [B, S, H, D] in memory as a projection leaves them."""
+    size = case.sizes
+    q, k = (
+        random_tensor(
+            size["batch"],
+            size["length"],
+            size[heads],
+            size["dim"],
+            device=device,
+            dtype=dtype,
+            seed=seed + i,
+        ).transpose(1, 2)
+        for i, heads in enumerate(("heads", "kv_heads"))
+    )
+    return q, k
+
+
+def sizes(batch: int, length: int, heads: int, kv_heads: int, dim: int, **more: Any) -> Any:
+    """The sizes of a case over heads, by name."""
+    named = {"batch": batch, "length": length, "heads": heads, "kv_heads": kv_heads, "dim": dim}
+    return named | more
+
+
+def validate_heads(op: str, q: Tensor, k: Tensor) -> None:
+    """Raise ``Mistake`` unless q and k are [B, H, S, D] and agree in all but the heads."""
+    floating(op, q=q, k=k)
+    same_device(op, q, k=k)
+    if (
+        q.dim() != 4
+        or k.dim() != 4
+        or q.dtype != k.dtype
+        or q.shape[0] != k.shape[0]
+        or q.shape[2:] != k.shape[2:]
+    ):
+        raise Mistake(
+            f"{op}: q and k must be [batch, heads, sequence, dim] and agree in all but the heads, "
+            f"but are {tuple(q.shape)} {q.dtype} and {tuple(k.shape)} {k.dtype}"
+        )
+
+
+def validate_weights(op: str, q: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
+    """Raise ``Mistake`` unless the weights are [D] and of one dtype."""
+    floating(op, q_weight=q_weight, k_weight=k_weight)
+    same_device(op, q, q_weight=q_weight, k_weight=k_weight)
+    shapes = (q_weight.shape, k_weight.shape)
+    if shapes != (q.shape[3:], q.shape[3:]) or q_weight.dtype != k_weight.dtype:
+        raise Mistake(
+            f"{op}: q_weight and k_weight must be [{q.shape[3]}] of one dtype, but are "
+            f"{tuple(q_weight.shape)} {q_weight.dtype} and {tuple(k_weight.shape)} {k_weight.dtype}"
+        )
+
+
+def validate_table(op: str, q: Tensor, cos: Tensor, sin: Tensor, offset: int | Tensor) -> None:
+    """Raise ``Mistake`` unless the table fits the head dimension and holds the positions."""
+    floating(op, cos=cos, sin=sin)
+    same_device(op, q, cos=cos, sin=sin)
+    length, dim = q.shape[2:]
+    if dim % 2:
+        raise Mistake(f"{op}: the head dimension must be even, but is {dim}")
+    if cos.dim() != 2 or cos.shape != sin.shape or cos.shape[1] not in (dim, dim // 2):
+        raise Mistake(
+            f"{op}: cos and sin must both be [positions, {dim // 2} or {dim}] for a head dimension "
+            f"of {dim}, but are {tuple(cos.shape)} and {tuple(sin.shape)}"
+        )
+    if isinstance(offset, Tensor):
+        same_device(op, q, offset=offset)
+        if offset.dtype not in (torch.int64, torch.int32) or offset.shape not in ((), q.shape[:1]):
+            raise Mistake(
+                f"{op}: a tensor offset must be an integer, [] or [{q.shape[0]}], but is "
+                f"{tuple(offset.shape)} {offset.dtype}"
+            )
+    elif offset < 0 or offset + length > cos.shape[0]:
+        raise Mistake(
+            f"{op}: positions {offset} to {offset + length - 1} are not in a table of "
+            f"{cos.shape[0]} positions"
+        )

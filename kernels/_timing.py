@@ -1,0 +1,103 @@
+"""Kernel timing on a GPU: cold caches, GPU time apart from host time, ceilings of the same run."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import hardware
+from kernels._operator import Work
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What this GPU reaches now: bytes/s of a large copy, FLOP/s of a large matrix product."""
+
+    bytes_per_s: float
+    flops_per_s: float
+
+    def floor_us(self, work: Work) -> float:
+        """The least time that the work can take at these rates."""
+        return 1e6 * max(work.bytes / self.bytes_per_s, work.flops / self.flops_per_s)
+
+
+@functools.cache
+def ceilings(device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> Ceilings:
+    """Measured once per device and dtype, on random data."""
+    source = torch.randn(1 << 30, dtype=torch.bfloat16, device=device)
+    target = torch.empty_like(source)
+    copy_us = gpu_us(lambda: target.copy_(source), repeats=10)
+    side = 8192
+    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    product_us = gpu_us(lambda: a @ b, repeats=10)
+    return Ceilings(2e6 * source.nbytes / copy_us, 1e6 * 2 * side**3 / product_us)
+
+
+@functools.cache
+def _evictor(device: str) -> Tensor:
+    size = max(512 << 20, 4 * hardware.of(device).l2_bytes)
+    return torch.zeros(size // 4, dtype=torch.int32, device=device)
+
+
+def gpu_us(call: Callable[[], Any], *, repeats: int = 30, device: str = "cuda") -> float:
+    """Median microseconds of GPU time of one call, with cold caches, by CUDA events.
+
+    Before each call the whole L2 is overwritten, which also keeps the GPU busy for longer than the
+    host needs to launch the call, so that launching is not timed.
+    """
+    evictor = _evictor(device)
+    for _ in range(3):
+        call()
+    events = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        for _ in range(repeats)
+    ]
+    for begin, end in events:
+        evictor.bitwise_not_()
+        begin.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return 1e3 * statistics.median(begin.elapsed_time(end) for begin, end in events)
+
+
+def kernel_us(call: Callable[[], Any], *, repeats: int = 20, device: str = "cuda") -> float:
+    """Mean microseconds that the kernels of one call run, cold, as CUPTI counts them.
+
+    Leaves the process slower for a while (a profiler's teardown is not complete): time first.
+    """
+    evictor = _evictor(device)
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(repeats):
+            evictor.bitwise_not_()
+            call()
+        torch.cuda.synchronize()
+    total = sum(
+        event.self_device_time_total
+        for event in profile.key_averages()
+        if "bitwise_not" not in event.key
+    )
+    return total / repeats
+
+
+def host_us(call: Callable[[], Any], *, calls: int = 300) -> float:
+    """Median microseconds that the host spends in one call; for inputs small enough for the GPU."""
+    for _ in range(10):
+        call()
+    torch.cuda.synchronize()
+    spent = []
+    for _ in range(5):
+        start = time.perf_counter_ns()
+        for _ in range(calls // 5):
+            call()
+        spent.append((time.perf_counter_ns() - start) / (calls // 5) / 1e3)
+        torch.cuda.synchronize()
+    return statistics.median(spent)

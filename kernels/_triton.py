@@ -1,0 +1,135 @@
+"""Triton, where it can be imported, and what every Triton launch shares.
+
+Kernel files import ``triton`` and ``tl`` from here, so that the library can be imported (and its
+torch implementations used) where Triton does not exist.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import hardware
+from kernels._operator import traced_as_constant
+
+__all__ = [
+    "DISABLED",
+    "INSTALLED",
+    "INTERPRETED",
+    "as_rows",
+    "column_sum",
+    "missing",
+    "no_fp64",
+    "on_device",
+    "power_of_two",
+    "sm_count",
+    "tl",
+    "triton",
+]
+
+
+class _Absent:
+    """Lets a module define its kernels, which cannot be launched, where Triton is missing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def __call__(self, function: Any = None, **options: Any) -> Any:
+        return function or self
+
+
+INSTALLED = importlib.util.find_spec("triton") is not None
+if INSTALLED:
+    import triton
+    import triton.language as tl
+else:
+    triton = tl = _Absent()
+
+DISABLED = os.environ.get("WORKBENCH_DISABLE_TRITON", "") not in ("", "0")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def missing(device_type: str) -> str | None:
+    """Why Triton kernels cannot run on devices of this type; None if they can."""
+    if DISABLED:
+        return "Triton is disabled by WORKBENCH_DISABLE_TRITON"
+    if not INSTALLED:
+        return "Triton is not installed"
+    if INTERPRETED:
+        return None
+    if device_type != "cuda":
+        return f"Triton needs a CUDA GPU, not {device_type}"
+    if not torch.cuda.is_available():
+        return "Triton needs a CUDA GPU, and torch finds none"
+    if torch.cuda.get_device_capability() < (7, 0):
+        major, minor = torch.cuda.get_device_capability()
+        return f"Triton needs compute capability 7.0 or later, not {major}.{minor}"
+    return None
+
+
+def no_fp64(x: Tensor, *_: Any, **__: Any) -> str | None:
+    """The usual refusal: Triton kernels here accumulate in FP32."""
+    return "computes in FP32, not in FP64" if x.dtype == torch.float64 else None
+
+
+def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Makes ``x``'s GPU the current one, on which Triton launches; nearly free if it is."""
+    if torch.compiler.is_compiling() or not x.is_cuda:
+        return _nothing
+    if x.get_device() == torch.cuda.current_device():
+        return _nothing
+    return torch.cuda.device(x.device)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least ``n``."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+_nothing = contextlib.nullcontext()
+
+
+@traced_as_constant
+def sm_count(device_index: int | None) -> int:
+    """Multiprocessors of a GPU (None: the current one); CPU cores where kernels are interpreted."""
+    if INTERPRETED or not torch.cuda.is_available():
+        return hardware.of("cpu").sm_count
+    return hardware.of(torch.device("cuda", device_index)).sm_count
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """``x`` as a matrix of its last dimension's rows, each contiguous; copies only if it must."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+@triton.jit
+def _column_sum_kernel(
+    x_ptr, out_ptr, n_rows, n_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    o_c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    m_c = o_c < n_columns
+    b_sum = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    for start in range(0, n_rows, ROWS):
+        o_r = start + tl.arange(0, ROWS)
+        m = (o_r < n_rows)[:, None] & m_c[None, :]
+        p_x = x_ptr + o_r.to(tl.int64)[:, None] * n_columns + o_c[None, :]
+        b_sum += tl.load(p_x, mask=m, other=0.0).to(tl.float32)
+    tl.store(out_ptr + o_c, tl.sum(b_sum, axis=0), mask=m_c)
+
+
+def column_sum(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sum of the rows of a contiguous matrix [N, D], accumulated in FP32: [D] in ``dtype``.
+
+    For the partial sums that the programs of a backward kernel leave: many columns, few rows.
+    """
+    n_rows, n_columns = x.shape
+    out = torch.empty(n_columns, dtype=dtype, device=x.device)
+    grid = (triton.cdiv(n_columns, 32),)
+    _column_sum_kernel[grid](x, out, n_rows, n_columns, ROWS=128, COLUMNS=32, num_warps=4)
+    return out

@@ -1,0 +1,147 @@
+"""Residual addition and root mean square normalisation in one pass.
+
+    s = x + residual,    y = s / sqrt(mean(s^2) + eps) * weight
+
+What stands between two blocks of a pre-norm transformer (Zhang and Sennrich 2019, arXiv 1910.07467,
+for the norm): s goes on as the residual stream, y into the next block. With dn the gradient that
+rms_norm has for s, dx = dresidual = dn + ds. Arithmetic is in FP32; y comes from the sum as it is
+before it is rounded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels._dispatch import run
+from kernels._operator import (
+    Case,
+    Cost,
+    Implementation,
+    Inputs,
+    Mistake,
+    Operator,
+    Work,
+    accumulator,
+    floating,
+    random_tensor,
+    same_device,
+    tensor_bytes,
+)
+from kernels._triton import missing
+from kernels.rms_norm import OP as RMS_NORM
+from kernels.rms_norm import backward, forward, refuses
+from kernels.rms_norm import reference as normalised
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    impl: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Returns y and the sum.
+
+    ``x`` and ``residual`` [..., D] of one shape; residual, and with it the sum, may have another
+    dtype (a residual stream in FP32). ``weight`` [D] or None for ones. y has x's dtype. ``impl``:
+    auto, torch or triton. Raises ``Mistake`` if shapes, dtypes or devices do not go together.
+    """
+    floating("add_rms_norm", x=x, residual=residual, weight=weight)
+    same_device("add_rms_norm", x, residual=residual, weight=weight)
+    if x.dim() == 0 or x.shape != residual.shape:
+        raise Mistake(
+            f"add_rms_norm: x and residual must have one shape of at least one dimension, but are "
+            f"{tuple(x.shape)} and {tuple(residual.shape)}"
+        )
+    if weight is not None and weight.shape != x.shape[-1:]:
+        raise Mistake(
+            f"add_rms_norm: weight must have shape {tuple(x.shape[-1:])}, the last dimension of x "
+            f"{tuple(x.shape)}, but has {tuple(weight.shape)}"
+        )
+    return run(OP, impl, x, residual, weight, eps)
+
+
+def reference(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6
+) -> tuple[Tensor, Tensor]:
+    """The definition."""
+    total = x.to(accumulator(x.dtype)) + residual
+    return normalised(total, weight, eps).to(x.dtype), total.to(residual.dtype)
+
+
+def _torch(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    if total.dtype != residual.dtype or (weight is not None and weight.dtype != total.dtype):
+        return reference(x, residual, weight, eps)
+    return torch.nn.functional.rms_norm(total, x.shape[-1:], weight, eps).to(x.dtype), total
+
+
+class _AddRMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor | None]:
+        y, total, r = forward(x, residual, weight, eps)
+        ctx.save_for_backward(total, weight, r)
+        ctx.dtype = x.dtype
+        return y, total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor | None, ...]:
+        total, weight, r = ctx.saved_tensors
+        dresidual, dweight = backward(dy, dtotal, total, weight, r)
+        return dresidual.to(ctx.dtype), dresidual, dweight, None
+
+
+def _triton(
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    return _AddRMSNorm.apply(x, residual, weight, eps)
+
+
+def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
+    inputs = RMS_NORM.inputs(case, device, dtype, seed)
+    x = inputs.pop("x")
+    stream = torch.float32 if case.sizes.get("wide") else dtype
+    residual = random_tensor(*x.shape, device=device, dtype=stream, seed=seed + 2)
+    return {"x": x, "residual": residual} | inputs
+
+
+def _cost(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> Cost:
+    n, weights = x.numel(), tensor_bytes(weight)
+    narrow, wide = tensor_bytes(x), tensor_bytes(residual)
+    return Cost(
+        Work(2 * (narrow + wide) + weights, 5 * n),
+        Work(
+            narrow + 3 * wide + 2 * weights + (narrow if x.dtype != residual.dtype else 0), 11 * n
+        ),
+    )
+
+
+OP = Operator(
+    name="add_rms_norm",
+    function=add_rms_norm,
+    reference=reference,
+    implementations={
+        "triton": Implementation(_triton, missing, refuses),
+        "torch": Implementation(_torch),
+    },
+    inputs=_inputs,
+    cost=_cost,
+    sizes=RMS_NORM.sizes,
+    huge=RMS_NORM.huge,
+    gradients=("x", "residual", "weight"),
+    cases=(
+        *(case for case in RMS_NORM.cases if not case.bench),
+        Case("33x300 wide stream", {"rows": 33, "dim": 300, "wide": True}),
+        Case("16384x2560", {"rows": 16384, "dim": 2560}, bench=True),
+        Case("16384x4096", {"rows": 16384, "dim": 4096}, bench=True),
+        Case("16384x2560 wide stream", {"rows": 16384, "dim": 2560, "wide": True}, bench=True),
+    ),
+)

@@ -1,0 +1,267 @@
+"""Scaled dot-product attention: one call, many backends.
+
+    out = softmax(scale q k^T + mask) v
+
+Vaswani et al. 2017 (arXiv 1706.03762), equation 1; groups of query heads that share keys and values
+(GQA): Ainslie et al. 2023 (arXiv 2305.13245). Query i of S stands at position T - S + i of the T
+keys, or at ``kv_length`` - S + i. It sees the keys up to its position (``causal``), of these the
+last ``window`` with itself among them (without ``causal``, that many to either side), and none at
+or beyond ``kv_length``. A query that sees no key gives zeros in manual, chunked and triton, and is
+undefined elsewhere.
+
+Backends: ``manual`` (the definition: the whole matrix of weights), ``chunked`` (online softmax in
+plain torch: memory linear in the length), torch's ``sdpa_math``, ``sdpa_flash``,
+``sdpa_efficient``, ``sdpa_cudnn`` and ``flex``, and of optional packages ``flash2``, ``flash3``,
+``flash4`` and ``xformers``; ``triton`` is our own, forward and backward. ``auto`` takes the first
+that fits of flash-attn 4 and 3, SDPA's cuDNN, flash-attn 2, SDPA's flash and memory-efficient
+kernels, our own, chunked (for long sequences) and manual.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels._dispatch import run
+from kernels._operator import (
+    Case,
+    Cost,
+    Implementation,
+    Inputs,
+    Mistake,
+    Operator,
+    Work,
+    floating,
+    random_tensor,
+    same_device,
+    tensor_bytes,
+    unit_stride,
+)
+from kernels.attention import _flash, _flex, _libraries, _sdpa
+from kernels.attention._chunked import chunked
+from kernels.attention._masks import reference, visible
+
+LONG = 2048 * 2048  # weights a head from which auto prefers chunks over the whole matrix
+
+
+def attention(
+    q_BHSD: Tensor,
+    k_BGTD: Tensor,
+    v_BGTD: Tensor,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    scale: float | None = None,
+    kv_length: Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """Attention of ``q_BHSD`` over ``k_BGTD`` and ``v_BGTD``; returns [B, H, S, D].
+
+    G divides H. ``window`` is a number of keys; ``scale`` is 1 / sqrt(D) if None. ``kv_length``, an
+    integer tensor on the device, [] or [B], says how many keys of a static KV cache are filled,
+    the S new ones included; it is never read by the host. Under autocast the inputs are cast as
+    torch casts those of its own attention. Raises ``Mistake`` for what does not go together and
+    ``Unavailable`` for a backend that cannot run.
+    """
+    _validate(q_BHSD, k_BGTD, v_BGTD, causal, window, kv_length)
+    device_type = q_BHSD.device.type
+    if torch.is_autocast_enabled(device_type) and q_BHSD.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device_type)
+        q_BHSD, k_BGTD, v_BGTD = q_BHSD.to(dtype), k_BGTD.to(dtype), v_BGTD.to(dtype)
+    q_BHSD, k_BGTD, v_BGTD = unit_stride(q_BHSD), unit_stride(k_BGTD), unit_stride(v_BGTD)
+    return run(OP, backend, q_BHSD, k_BGTD, v_BGTD, causal, window, scale, kv_length)
+
+
+def _validate(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, kv_length: Tensor | None
+) -> None:
+    floating("attention", q=q, k=k, v=v)
+    same_device("attention", q, k=k, v=v, kv_length=kv_length)
+    if not (q.dtype == k.dtype == v.dtype):
+        raise Mistake(
+            f"attention: q, k and v must have one dtype, but are {q.dtype}, {k.dtype}, {v.dtype}"
+        )
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if q.dim() != 4 or k.shape != v.shape or k.dim() != 4:
+        raise Mistake(f"attention: expected q [B, H, S, D] and k, v [B, G, T, D], but got {shapes}")
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise Mistake(
+            f"attention: q and k must agree in batch and head dimension, but got {shapes}"
+        )
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise Mistake(
+            f"attention: the {k.shape[1]} key heads must divide the {q.shape[1]} query heads"
+        )
+    if causal and kv_length is None and q.shape[2] > k.shape[2]:
+        raise Mistake(
+            f"attention: with a causal mask {q.shape[2]} queries need at least as many keys, "
+            f"but there are {k.shape[2]}"
+        )
+    if window is not None and window < 1:
+        raise Mistake(f"attention: window must be at least 1 key, but is {window}")
+    if kv_length is not None and (
+        kv_length.dtype not in (torch.int64, torch.int32)
+        or kv_length.shape not in ((), q.shape[:1])
+    ):
+        raise Mistake(
+            f"attention: kv_length must be an integer tensor, [] or [{q.shape[0]}], but is "
+            f"{tuple(kv_length.shape)} {kv_length.dtype}"
+        )
+
+
+def _short(q: Tensor, k: Tensor, *_: Any) -> str | None:
+    if q.shape[2] * k.shape[2] < LONG:
+        return f"chunks pay from {LONG} weights a head on, not at {q.shape[2] * k.shape[2]}"
+    return None
+
+
+def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
+    size = case.sizes
+    make = {"device": device, "dtype": dtype}
+    q, k, v = (
+        random_tensor(size["batch"], tokens, heads, size["dim"], seed=seed + i, **make).transpose(
+            1, 2
+        )
+        for i, (tokens, heads) in enumerate(
+            [(size["length"], size["heads"])] + 2 * [(size["keys"], size["kv_heads"])]
+        )
+    )
+    kv_length = size.get("kv_length")
+    return {
+        "q_BHSD": q,
+        "k_BGTD": k,
+        "v_BGTD": v,
+        "causal": size["causal"],
+        "window": size["window"],
+        "scale": size.get("scale"),
+        "kv_length": None if kv_length is None else torch.tensor(kv_length, device=device),
+    }
+
+
+def _cost(
+    q_BHSD: Tensor,
+    k_BGTD: Tensor,
+    v_BGTD: Tensor,
+    causal: bool,
+    window: int | None,
+    scale: float | None,
+    kv_length: Tensor | None,
+) -> Cost:
+    batch, heads, length, dim = q_BHSD.shape
+    keys = k_BGTD.shape[2]
+    if causal and window is None and kv_length is None:
+        pairs = batch * length * (2 * keys - length + 1) // 2
+    elif window is None and kv_length is None:
+        pairs = batch * length * keys
+    else:
+        seen = visible(length, keys, torch.device("cpu"), causal, window, _on_cpu(kv_length))
+        pairs = int(seen.sum()) * (batch if seen.dim() == 2 or seen.shape[0] == 1 else 1)
+    read = tensor_bytes(q_BHSD, k_BGTD, v_BGTD)
+    out = tensor_bytes(q_BHSD)
+    return Cost(
+        Work(read + out, 4 * pairs * heads * dim),
+        Work(2 * read + 2 * out, 10 * pairs * heads * dim),
+    )
+
+
+def _on_cpu(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.cpu()
+
+
+def _case(
+    name: str,
+    batch: int,
+    length: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    *,
+    keys: int | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    bench: bool = False,
+    **more: Any,
+) -> Case:
+    sizes = {
+        "batch": batch,
+        "length": length,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "dim": dim,
+        "keys": length if keys is None else keys,
+        "causal": causal,
+        "window": window,
+    }
+    return Case(name, sizes | more, bench)
+
+
+def _sizes(random: Random) -> dict[str, Any]:
+    length, kv_heads = random.randint(1, 40), random.randint(1, 3)
+    return {
+        "batch": random.randint(1, 2),
+        "length": length,
+        "heads": kv_heads * random.randint(1, 3),
+        "kv_heads": kv_heads,
+        "dim": 8 * random.randint(1, 5),
+        "keys": length + random.choice((0, 0, random.randint(0, 40))),
+        "causal": random.random() < 0.7,
+        "window": random.choice((None, None, random.randint(1, 30))),
+        "kv_length": random.choice((None, None, length)),
+    }
+
+
+OP = Operator(
+    name="attention",
+    function=attention,
+    reference=reference,
+    implementations={
+        "flash4": _libraries.BACKENDS["flash4"],
+        "flash3": _libraries.BACKENDS["flash3"],
+        "sdpa_cudnn": _sdpa.BACKENDS["sdpa_cudnn"],
+        "flash2": _libraries.BACKENDS["flash2"],
+        "sdpa_flash": _sdpa.BACKENDS["sdpa_flash"],
+        "sdpa_efficient": _sdpa.BACKENDS["sdpa_efficient"],
+        "triton": _flash.BACKENDS["triton"],
+        "flex": _flex.BACKENDS["flex"],
+        "xformers": _libraries.BACKENDS["xformers"],
+        "chunked": Implementation(chunked, avoid=_short),
+        "manual": Implementation(reference),
+        "sdpa_math": _sdpa.BACKENDS["sdpa_math"],
+    },
+    inputs=_inputs,
+    cost=_cost,
+    sizes=_sizes,
+    large_reference=chunked,
+    gradients=("q_BHSD", "k_BGTD", "v_BGTD"),
+    cases=(
+        _case("B2 S63 H6/2 D24 causal", 2, 63, 6, 2, 24),
+        _case("B1 S1 H1/1 D8", 1, 1, 1, 1, 8),
+        _case("B1 S100 H3/1 D40 full", 1, 100, 3, 1, 40, causal=False, scale=0.3),
+        _case("B1 S1000 H1/1 D16 causal", 1, 1000, 1, 1, 16),
+        _case("B1 S1100 H2/1 D16 window 70", 1, 1100, 2, 1, 16, window=70),
+        _case("B1 S90 H2/2 D32 window 17 both sides", 1, 90, 2, 2, 32, causal=False, window=17),
+        _case("B2 S5 T77 H4/2 D64 suffix", 2, 5, 4, 2, 64, keys=77),
+        _case("B3 S1 T64 H8/2 D64 decode", 3, 1, 8, 2, 64, keys=64, kv_length=[1, 33, 64]),
+        _case("B1 S2 T1000 H8/2 D16 split", 1, 2, 8, 2, 16, keys=1000, kv_length=900),
+        _case("B2 S7 T64 H8/2 D64 prefill", 2, 7, 8, 2, 64, keys=64, kv_length=40, window=16),
+        _case("B0 S5 H2/1 D8", 0, 5, 2, 1, 8),
+        _case("B4 S4096 H32/8 D128 causal", 4, 4096, 32, 8, 128, bench=True),
+        _case("B2 S16384 H32/8 D128 causal", 2, 16384, 32, 8, 128, bench=True),
+        _case("B4 S4096 H12 D64 causal", 4, 4096, 12, 12, 64, bench=True),
+        _case("B2 S8192 H32/8 D128 window 1024", 2, 8192, 32, 8, 128, window=1024, bench=True),
+        _case(
+            "B32 S1 T4096 H32/8 D128 decode",
+            32,
+            1,
+            32,
+            8,
+            128,
+            keys=4096,
+            kv_length=4000,
+            bench=True,
+        ),
+    ),
+)

@@ -1,0 +1,111 @@
+"""torch's flex_attention: a kernel generated for the mask.
+
+Its module imports Dynamo, which takes seconds: it is imported by the first call that needs it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernels import _triton
+from kernels._operator import Implementation, traced_as_constant, unit_stride
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+
+def _call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    window: int | None,
+    scale: float | None,
+    kv_length: Tensor | None,
+) -> Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    length, keys = q.shape[2], k.shape[2]
+    mask = None
+    if causal or window is not None:
+        mask = _block_mask(length, keys, causal, window, str(q.device))
+    run = _compiled() if q.is_cuda and not torch.compiler.is_compiling() else flex_attention
+    q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
+    return run(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _mask_mod(
+    length: int, keys: int, causal: bool, window: int | None
+) -> Callable[[Any, Any, Any, Any], Any]:
+    shift = keys - length
+
+    def seen(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        mask = key >= 0
+        if causal:
+            mask = mask & (key <= query + shift)
+        if window is not None:
+            mask = mask & (key > query + shift - window)
+            if not causal:
+                mask = mask & (key < query + shift + window)
+        return mask
+
+    return seen
+
+
+@traced_as_constant
+def _block_mask(length: int, keys: int, causal: bool, window: int | None, device: str) -> BlockMask:
+    return _block_mask_once(length, keys, causal, window, device)
+
+
+@functools.lru_cache(maxsize=64)
+def _block_mask_once(
+    length: int, keys: int, causal: bool, window: int | None, device: str
+) -> BlockMask:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(
+        _mask_mod(length, keys, causal, window), None, None, length, keys, device=device
+    )
+
+
+@functools.cache
+def _compiled() -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention)
+
+
+def _missing(device_type: str) -> str | None:
+    return None if device_type == "cpu" else _triton.missing(device_type)
+
+
+def _refuses(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    window: int | None,
+    scale: float | None,
+    kv_length: Tensor | None,
+) -> str | None:
+    if kv_length is not None:
+        return "flex would build a new block mask on every call with a kv_length"
+    if not (q.numel() and k.numel()):
+        return "flex takes no empty tensors"
+    if q.dtype == torch.float64:
+        return "flex takes no float64"
+    if not q.is_cuda and torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
+        return "flex has no backward pass on the CPU"
+    return None
+
+
+def _avoid(*_: Any) -> str:
+    return "is taken only by name, since it compiles a kernel for each mask"
+
+
+BACKENDS = {"flex": Implementation(_call, _missing, _refuses, _avoid)}

@@ -1,0 +1,213 @@
+"""Attention of optional libraries, imported when first asked for: flash-attn 2, 3, 4, xformers.
+
+FlashAttention 2, 3: github.com/Dao-AILab/flash-attention; 4: the package flash-attn-4, pure Python
+on CuTe. Their tensors are [batch, sequence, heads, dim] and their causal mask ends bottom right.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import hardware
+from kernels._operator import Implementation, traced_as_constant, unit_stride
+from kernels.attention._masks import trivial
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class _Library:
+    """What must be installed and on what it runs."""
+
+    title: str
+    distributions: tuple[str, ...]
+    module: str
+    capability: tuple[int, int]
+    max_dim: int
+    compiles: bool
+
+    def missing(self, device_type: str) -> str | None:
+        if device_type != "cuda":
+            return f"{self.title} needs a CUDA GPU, not {device_type}"
+        if not any(map(_installed, self.distributions)):
+            return f"{self.title} is not installed (package {self.distributions[0]})"
+        if not torch.cuda.is_available():
+            return f"{self.title} needs a CUDA GPU, and torch finds none"
+        has = hardware.of("cuda").capability
+        if has < self.capability:
+            return (
+                f"{self.title} needs compute capability {self.capability[0]}."
+                f"{self.capability[1]}, not {has[0]}.{has[1]}"
+            )
+        return None
+
+    def refuses(self, q: Tensor, k: Tensor) -> str | None:
+        if q.dtype not in _HALF:
+            return f"{self.title} takes float16 and bfloat16, not {q.dtype}"
+        if q.shape[-1] > self.max_dim or q.shape[-1] % 8:
+            return (
+                f"{self.title} takes head dimensions 8, 16, ... {self.max_dim}, not {q.shape[-1]}"
+            )
+        if not (q.numel() and k.numel()):
+            return f"{self.title} takes no empty tensors"
+        if not self.compiles and torch.compiler.is_compiling():
+            return f"{self.title} cannot be traced by torch.compile"
+        return _import_problem(self.module) or None
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+@traced_as_constant
+def _import_problem(module: str) -> str:
+    return _import_problem_once(module)
+
+
+@functools.cache
+def _import_problem_once(module: str) -> str:
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # noqa: BLE001  a broken build may raise anything
+        return f"{module} cannot be imported: {type(error).__name__}: {error}"
+    return ""
+
+
+def _needs_grad(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _window(causal: bool, window: int | None, everything: Any) -> tuple[Any, Any]:
+    if window is None:
+        return everything, everything
+    return window - 1, 0 if causal else window - 1
+
+
+def _first(result: Any) -> Tensor:
+    return result[0] if isinstance(result, tuple) else result
+
+
+def _swap(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(unit_stride(t).transpose(1, 2) for t in tensors)
+
+
+def _flash(library: _Library, everything: Any, cached: bool) -> Implementation:
+    """A flash-attn of one version; ``cached``: it can also decode against a static KV cache."""
+
+    def call(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        causal: bool,
+        window: int | None,
+        scale: float | None,
+        kv_length: Tensor | None,
+    ) -> Tensor:
+        module = importlib.import_module(library.module)
+        q, k, v = _swap(q, k, v)
+        options = {
+            "softmax_scale": scale,
+            "causal": causal,
+            "window_size": _window(causal, window, everything),
+        }
+        if kv_length is None:
+            out = module.flash_attn_func(q, k, v, **options)
+        else:
+            lengths = kv_length.to(torch.int32).expand(q.shape[0]).contiguous()
+            out = module.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, **options)
+        return _first(out).transpose(1, 2)
+
+    def refuses(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        causal: bool,
+        window: int | None,
+        scale: float | None,
+        kv_length: Tensor | None,
+    ) -> str | None:
+        if kv_length is not None:
+            if not cached:
+                return f"{library.title} takes no kv_length"
+            if _needs_grad(q, k, v):
+                return f"{library.title} has no gradient with a kv_length"
+            if torch.compiler.is_compiling():
+                return f"{library.title} with a kv_length cannot be traced by torch.compile"
+        return library.refuses(q, k)
+
+    return Implementation(call, library.missing, refuses)
+
+
+def _xformers_call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    window: int | None,
+    scale: float | None,
+    kv_length: Tensor | None,
+) -> Tensor:
+    ops = importlib.import_module("xformers.ops")
+    fmha = importlib.import_module("xformers.ops.fmha.attn_bias")
+    bias: Any = None
+    if window is not None:
+        left, right = _window(causal, window, None)
+        bias = fmha.LocalAttentionFromBottomRightMask(window_left=left, window_right=right)
+    elif not trivial(q, causal, window, kv_length):
+        bias = fmha.LowerTriangularFromBottomRightMask()
+    repeats = q.shape[1] // k.shape[1]
+    q, k, v = _swap(q, k, v)
+    if repeats > 1:  # five dimensions: groups, and heads in a group, which share keys by a stride
+        q = q.unflatten(2, (k.shape[2], repeats))
+        k, v = (t.unsqueeze(3).expand(-1, -1, -1, repeats, -1) for t in (k, v))
+    out = ops.memory_efficient_attention(q, k, v, attn_bias=bias, scale=scale)
+    return (out.flatten(2, 3) if repeats > 1 else out).transpose(1, 2)
+
+
+def _xformers_refuses(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    window: int | None,
+    scale: float | None,
+    kv_length: Tensor | None,
+) -> str | None:
+    if kv_length is not None:
+        return "xformers takes no kv_length"
+    return _XFORMERS.refuses(q, k)
+
+
+_FLASH2 = _Library(
+    "flash-attn 2", ("flash-attn",), "flash_attn.flash_attn_interface", (8, 0), 256, True
+)
+_FLASH3 = _Library(
+    "flash-attn 3", ("flash-attn-3", "flash_attn_3"), "flash_attn_interface", (9, 0), 256, False
+)
+_FLASH4 = _Library("flash-attn 4", ("flash-attn-4",), "flash_attn.cute", (9, 0), 128, False)
+_XFORMERS = _Library("xformers", ("xformers",), "xformers.ops", (7, 0), 256, False)
+
+
+def _xformers_avoid(*_: Any) -> str:
+    return "is taken only by name: what it runs inside is one of the others"
+
+
+BACKENDS: dict[str, Implementation] = {
+    "flash4": _flash(_FLASH4, None, cached=False),
+    "flash3": _flash(_FLASH3, -1, cached=True),
+    "flash2": _flash(_FLASH2, -1, cached=True),
+    "xformers": Implementation(
+        _xformers_call, _XFORMERS.missing, _xformers_refuses, _xformers_avoid
+    ),
+}

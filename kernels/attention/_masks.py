@@ -1,0 +1,83 @@
+"""Which keys a query sees, and the reference that defines attention by it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels._operator import accumulator
+
+
+def visible(
+    length: int,
+    keys: int,
+    device: torch.device,
+    causal: bool,
+    window: int | None,
+    kv_length: Tensor | None,
+) -> Tensor:
+    """Boolean mask, [S, T], or [B or 1, 1, S, T] with a ``kv_length``: True where a key is seen."""
+    end: int | Tensor = keys
+    if kv_length is not None:
+        end = kv_length.reshape(-1, 1, 1, 1)
+    key = torch.arange(keys, device=device)
+    position = end - length + torch.arange(length, device=device)[:, None]
+    seen = key < end if kv_length is not None else torch.ones_like(position + key, dtype=torch.bool)
+    if causal:
+        seen = seen & (key <= position)
+    if window is not None:
+        seen = seen & (key > position - window)
+        if not causal:
+            seen = seen & (key < position + window)
+    return seen
+
+
+def bounds(
+    first: int, last: int, length: int, keys: int, causal: bool, window: int | None
+) -> tuple[int, int]:
+    """The range of keys that queries ``first`` to ``last`` - 1 see at most, without kv_length."""
+    low, high = 0, keys
+    if causal:
+        high = min(keys, keys - length + last)
+    if window is not None:
+        low = max(0, keys - length + first - window + 1)
+        if not causal:
+            high = min(keys, keys - length + last + window - 1)
+    return low, max(low, high)
+
+
+def trivial(q: Tensor, causal: bool, window: int | None, kv_length: Tensor | None) -> bool:
+    """Whether every query sees every key."""
+    return window is None and kv_length is None and (not causal or q.shape[2] == 1)
+
+
+def square(q: Tensor, k: Tensor, window: int | None, kv_length: Tensor | None) -> bool:
+    """Whether the mask is none or the plain causal one: as many queries as keys, nothing else."""
+    return window is None and kv_length is None and q.shape[2] == k.shape[2]
+
+
+def reference(
+    q_BHSD: Tensor,
+    k_BGTD: Tensor,
+    v_BGTD: Tensor,
+    causal: bool = True,
+    window: int | None = None,
+    scale: float | None = None,
+    kv_length: Tensor | None = None,
+) -> Tensor:
+    """The definition; the query heads of a group are stacked, so keys and values are not copied."""
+    batch, heads, length, dim = q_BHSD.shape
+    groups, keys = k_BGTD.shape[1:3]
+    scale = dim**-0.5 if scale is None else scale
+    stacked = q_BHSD.reshape(batch, groups, heads // groups * length, dim)
+    scores = (stacked @ k_BGTD.transpose(-1, -2)).view(batch, heads, length, keys)
+    scores = scores.to(accumulator(scores.dtype)) * scale
+    if trivial(q_BHSD, causal, window, kv_length):
+        weights = scores.softmax(-1)
+    else:
+        seen = visible(length, keys, q_BHSD.device, causal, window, kv_length)
+        # The least finite number, and not -inf: a row that sees nothing must not become NaN.
+        scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(-1) * seen
+    stacked = weights.to(v_BGTD.dtype).view(batch, groups, heads // groups * length, keys)
+    return (stacked @ v_BGTD).view(batch, heads, length, dim)

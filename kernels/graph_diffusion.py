@@ -1,0 +1,244 @@
+"""Diffusion over a graph of memory slots, all steps in one kernel.
+
+    h_(s+1) = (1 - a) h_0 + a P h_s,    s = 0 ... steps - 1
+
+Personalised PageRank by power iteration, as Gasteiger et al., "Predict then Propagate", 2019 (arXiv
+1810.05997), equation 4, with 1 - a their restart probability. h holds one number per slot and
+sample, P [M, M] is the graph's transition matrix. With g_steps = dh and g_s = a P^T g_(s+1),
+
+    dh_0 = g_0 + (1 - a) sum over s >= 1 of g_s,    dP = a sum over s of g_(s+1) h_s^T.
+
+Arithmetic is in FP32; the state never leaves the chip between steps, except that the backward pass
+finds the h_s in memory.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels._dispatch import run
+from kernels._operator import (
+    Case,
+    Cost,
+    Implementation,
+    Inputs,
+    Mistake,
+    Operator,
+    Work,
+    accumulator,
+    floating,
+    random_tensor,
+    same_device,
+    tensor_bytes,
+    unit_stride,
+)
+from kernels._triton import missing, no_fp64, on_device, power_of_two, tl, triton
+
+MAX_SLOTS = 256  # the whole graph is held on the chip
+
+
+def graph_diffusion(
+    h_BM: Tensor, p_MM: Tensor, *, steps: int = 3, alpha: float = 0.85, impl: str | None = None
+) -> Tensor:
+    """Diffuse ``h_BM`` [..., M] over ``p_MM``; returns h after ``steps``, of h's shape and dtype.
+
+    Sample b's slot i takes ``p_MM[i, j]`` of slot j. ``alpha`` is a above, from 0 to 1. Both
+    tensors get gradients. ``impl``: auto, torch or triton. Raises ``Mistake`` for what does not go
+    together.
+    """
+    floating("graph_diffusion", h=h_BM, p=p_MM)
+    same_device("graph_diffusion", h_BM, p=p_MM)
+    if h_BM.dim() == 0 or p_MM.shape != (h_BM.shape[-1], h_BM.shape[-1]):
+        raise Mistake(
+            f"graph_diffusion: expected h [..., M] and p [M, M], but got {tuple(h_BM.shape)} and "
+            f"{tuple(p_MM.shape)}"
+        )
+    if steps < 1 or not 0 <= alpha <= 1:
+        raise Mistake(
+            f"graph_diffusion: steps must be at least 1 and alpha from 0 to 1, but are {steps} and "
+            f"{alpha}"
+        )
+    return run(OP, impl, h_BM, p_MM, steps, alpha)
+
+
+def reference(h_BM: Tensor, p_MM: Tensor, steps: int = 3, alpha: float = 0.85) -> Tensor:
+    """The definition."""
+    wide = accumulator(h_BM.dtype)
+    start = h = h_BM.to(wide)
+    transposed = p_MM.to(wide).T
+    with torch.autocast(h_BM.device.type, enabled=False):
+        for _ in range(steps):
+            h = (1 - alpha) * start + alpha * (h @ transposed)
+    return h.to(h_BM.dtype)
+
+
+@triton.jit
+def _diffuse_kernel(
+    start_ptr,
+    p_ptr,
+    end_ptr,
+    states_ptr,
+    n_rows,
+    start_stride,
+    p_row,
+    p_column,
+    SLOTS: tl.constexpr,
+    STEPS: tl.constexpr,
+    ALPHA: tl.constexpr,
+    BACKWARD: tl.constexpr,
+    KEEP: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Forward: ``end`` = h after all steps, ``states`` [STEPS, rows, SLOTS] the h_s before each.
+
+    ``BACKWARD``: start is dh, end dh_0, and the states are the g_(s+1); P is taken transposed.
+    """
+    o_n = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    o_m = tl.arange(0, BLOCK)
+    m = (o_n < n_rows)[:, None] & (o_m < SLOTS)[None, :]
+    b_start = tl.load(start_ptr + o_n[:, None] * start_stride + o_m[None, :], mask=m, other=0.0)
+    b_start = b_start.to(tl.float32)
+    if BACKWARD:
+        o_p = o_m[:, None] * p_row + o_m[None, :] * p_column
+    else:
+        o_p = o_m[:, None] * p_column + o_m[None, :] * p_row
+    m_p = (o_m < SLOTS)[:, None] & (o_m < SLOTS)[None, :]
+    b_p = tl.load(p_ptr + o_p, mask=m_p, other=0.0).to(tl.float32)
+    b_h = b_start
+    b_sum = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+    for s in tl.static_range(STEPS):
+        if KEEP:
+            p_state = states_ptr + (s * n_rows + o_n)[:, None] * SLOTS + o_m[None, :]
+            tl.store(p_state, b_h, mask=m)
+        b_next = ALPHA * tl.dot(b_h, b_p, input_precision="ieee")
+        if BACKWARD:
+            b_sum += (1 - ALPHA) * b_h
+            b_h = b_next
+        else:
+            b_h = (1 - ALPHA) * b_start + b_next
+    if BACKWARD:
+        b_h += b_sum
+    tl.store(end_ptr + o_n[:, None] * SLOTS + o_m[None, :], b_h, mask=m)
+
+
+def _launch(
+    start: Tensor, p: Tensor, steps: int, alpha: float, backward: bool, keep: bool
+) -> tuple[Tensor, Tensor | None]:
+    slots = p.shape[0]
+    n_rows = start.numel() // slots
+    rows = unit_stride(start.reshape(n_rows, slots))
+    end = torch.empty(start.shape, dtype=start.dtype, device=start.device)
+    states = None
+    if keep:
+        states = torch.empty(steps, n_rows, slots, dtype=torch.float32, device=start.device)
+    block = max(16, power_of_two(slots))
+    tile = 16 if block > 64 else 32
+    with on_device(start):
+        _diffuse_kernel[(triton.cdiv(n_rows, tile),)](
+            rows,
+            p,
+            end,
+            states,
+            n_rows,
+            rows.stride(0),
+            p.stride(0),
+            p.stride(1),
+            SLOTS=slots,
+            STEPS=steps,
+            ALPHA=alpha,
+            BACKWARD=backward,
+            KEEP=keep,
+            ROWS=tile,
+            BLOCK=block,
+            num_warps=8 if block > 64 else 4,
+        )
+    return end, states
+
+
+class _Diffuse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, p: Tensor, steps: int, alpha: float, keep: bool) -> Tensor:
+        end, states = _launch(h, p, steps, alpha, backward=False, keep=keep)
+        ctx.save_for_backward(p, states)
+        ctx.steps, ctx.alpha = steps, alpha
+        return end
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dend: Tensor) -> tuple[Tensor | None, ...]:
+        p, states = ctx.saved_tensors
+        dh, slopes = _launch(dend, p, ctx.steps, ctx.alpha, backward=True, keep=states is not None)
+        dp = None
+        if states is not None and slopes is not None:
+            # The slopes come in the order of the steps back, the states in that of the steps.
+            back = slopes.flip(0).flatten(0, 1)
+            with torch.autocast(p.device.type, enabled=False):
+                dp = (ctx.alpha * (back.T @ states.flatten(0, 1))).to(p.dtype)
+        return dh, dp, None, None, None
+
+
+def _triton(h: Tensor, p: Tensor, steps: int, alpha: float) -> Tensor:
+    return _Diffuse.apply(h, p, steps, alpha, torch.is_grad_enabled() and p.requires_grad)
+
+
+def _refuses(h: Tensor, p: Tensor, steps: int, alpha: float) -> str | None:
+    if p.shape[0] > MAX_SLOTS:
+        return f"takes up to {MAX_SLOTS} slots, not {p.shape[0]}"
+    return no_fp64(h) if h.numel() else "takes no empty tensors"
+
+
+def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
+    rows, slots = case.sizes["rows"], case.sizes["slots"]
+    make = {"device": device, "dtype": dtype}
+    graph = random_tensor(slots, slots, device=device, dtype=torch.float32, seed=seed + 1)
+    return {
+        "h_BM": random_tensor(rows, slots, seed=seed, **make),
+        "p_MM": graph.softmax(-1).to(dtype),
+        "steps": case.sizes["steps"],
+        "alpha": case.sizes.get("alpha", 0.85),
+    }
+
+
+def _cost(h_BM: Tensor, p_MM: Tensor, steps: int, alpha: float) -> Cost:
+    state, graph = tensor_bytes(h_BM), tensor_bytes(p_MM)
+    product = 2 * h_BM.numel() * p_MM.shape[0] * steps
+    return Cost(Work(2 * state + graph, product), Work(3 * state + 2 * graph, 3 * product))
+
+
+def _sizes(random: Random) -> dict[str, Any]:
+    return {
+        "rows": random.randint(1, 70),
+        "slots": random.randint(1, 80),
+        "steps": random.randint(1, 5),
+        "alpha": random.choice((0.0, 0.5, 0.85, 1.0)),
+    }
+
+
+OP = Operator(
+    name="graph_diffusion",
+    function=graph_diffusion,
+    reference=reference,
+    implementations={
+        "triton": Implementation(_triton, missing, _refuses),
+        "torch": Implementation(reference),
+    },
+    inputs=_inputs,
+    cost=_cost,
+    sizes=_sizes,
+    gradients=("h_BM", "p_MM"),
+    cases=(
+        Case("63x20 3 steps", {"rows": 63, "slots": 20, "steps": 3}),
+        Case("1x1 1 step", {"rows": 1, "slots": 1, "steps": 1}),
+        Case("100x100 2 steps", {"rows": 100, "slots": 100, "steps": 2}),
+        Case("0x64 2 steps", {"rows": 0, "slots": 64, "steps": 2}),
+        Case("4096x64 4 steps", {"rows": 4096, "slots": 64, "steps": 4}, bench=True),
+        Case("65536x64 4 steps", {"rows": 65536, "slots": 64, "steps": 4}, bench=True),
+        Case("16384x256 4 steps", {"rows": 16384, "slots": 256, "steps": 4}, bench=True),
+    ),
+)

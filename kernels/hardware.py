@@ -1,0 +1,123 @@
+"""What a device can do: the one place that asks it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Facts about one device that do not change while the process runs.
+
+    On the CPU ``sm_count`` is the number of cores this process may use, ``capability`` is (0, 0),
+    and what only a GPU has is 0.
+    """
+
+    device: str
+    name: str
+    capability: tuple[int, int]
+    sm_count: int
+    threads_per_block: int
+    shared_bytes: int  # shared memory that one block can have, opt-in included
+    l2_bytes: int
+    total_bytes: int
+    fp16: bool  # each: in the matrix units, not merely emulated
+    bf16: bool
+    tf32: bool
+    fp8: bool
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether this is a CUDA device."""
+        return self.device != "cpu"
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The fastest dtype that is safe to train in: BF16, else FP16, else FP32."""
+        if self.bf16:
+            return torch.bfloat16
+        return torch.float16 if self.fp16 else torch.float32
+
+
+def of(device: torch.device | str | int) -> Hardware:
+    """The facts about a device; asked once per device."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        return _gpu(index)
+    return _cpu()
+
+
+def budget_bytes(device: torch.device | str | int, fraction: float = 0.9) -> int:
+    """Bytes that can be taken now: that fraction of what is free or held unused by the allocator.
+
+    Unlike ``of`` this asks the device each time.
+    """
+    device = torch.device(device)
+    if device.type != "cuda":
+        return int(fraction * _available_ram())
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(fraction * (free + unused))
+
+
+@functools.cache
+def _gpu(index: int) -> Hardware:
+    props = torch.cuda.get_device_properties(index)
+    capability = (props.major, props.minor)
+    return Hardware(
+        device=f"cuda:{index}",
+        name=props.name,
+        capability=capability,
+        sm_count=props.multi_processor_count,
+        threads_per_block=1024,
+        shared_bytes=getattr(props, "shared_memory_per_block_optin", 48 << 10),
+        l2_bytes=getattr(props, "L2_cache_size", 0),
+        total_bytes=props.total_memory,
+        fp16=capability >= (7, 0),
+        bf16=capability >= (8, 0),
+        tf32=capability >= (8, 0),
+        fp8=capability >= (8, 9),
+    )
+
+
+@functools.cache
+def _cpu() -> Hardware:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return Hardware(
+        device="cpu",
+        name=_cpu_name(),
+        capability=(0, 0),
+        sm_count=cores or 1,
+        threads_per_block=0,
+        shared_bytes=0,
+        l2_bytes=0,
+        total_bytes=_total_ram(),
+        fp16=False,
+        bf16=False,
+        tf32=False,
+        fp8=False,
+    )
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _total_ram() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _available_ram() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

@@ -1,0 +1,271 @@
+"""Cross entropy of a linear map's logits, without ever holding all logits.
+
+    logits = x weight^T,    loss = mean or sum over tokens of (logsumexp(logits) - logits[target])
+
+The idea of Wijmans et al., "Cut Your Losses", 2024 (arXiv 2411.09009) and of Liger-Kernel (Hsu et
+al. 2024, arXiv 2410.10989, section 3.2), which this follows: tokens are taken in chunks; a chunk's
+logits become, in place, their own gradient softmax(logits) - onehot(target), of which
+
+    dx = dlogits weight,    dweight = sum over chunks of dlogits^T x
+
+follow while they are at hand, in the forward pass. The backward pass scales what is there.
+The softmax is in FP32, the products in the inputs' dtype.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels._dispatch import run
+from kernels._operator import (
+    Case,
+    Cost,
+    Implementation,
+    Inputs,
+    Mistake,
+    Operator,
+    Work,
+    accumulator,
+    floating,
+    random_tensor,
+    same_device,
+    tensor_bytes,
+)
+from kernels._triton import missing, no_fp64, on_device, power_of_two, tl, triton
+
+CHUNK_BYTES = 512 << 20  # of logits at a time: few enough to save memory, enough for a fast product
+REDUCTIONS = ("mean", "sum")
+
+
+def linear_cross_entropy(
+    x: Tensor,
+    weight_VD: Tensor,
+    target: Tensor,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    impl: str | None = None,
+) -> Tensor:
+    """The loss, an FP32 scalar.
+
+    ``x`` [..., D] and ``weight_VD`` of one dtype, ``target`` [...] int64 with values in [0, V) or
+    ``ignore_index``, whose tokens count nothing. ``reduction``: "mean" over the tokens that count
+    (NaN if there are none, as in torch) or "sum". Under autocast the product is in its dtype.
+    ``impl``: auto, torch or triton. Raises ``Mistake`` for what does not go together; a target out
+    of range is not checked, since that would wait for the GPU.
+    """
+    floating("linear_cross_entropy", x=x, weight=weight_VD)
+    same_device("linear_cross_entropy", x, weight=weight_VD, target=target)
+    if x.dim() == 0 or weight_VD.dim() != 2 or x.shape[-1] != weight_VD.shape[1]:
+        raise Mistake(
+            f"linear_cross_entropy: expected x [..., D] and weight [V, D], but got "
+            f"{tuple(x.shape)} and {tuple(weight_VD.shape)}"
+        )
+    if target.shape != x.shape[:-1] or target.dtype != torch.int64:
+        raise Mistake(
+            f"linear_cross_entropy: target must be int64 {tuple(x.shape[:-1])}, but is "
+            f"{target.dtype} {tuple(target.shape)}"
+        )
+    if reduction not in REDUCTIONS:
+        raise Mistake(
+            f"linear_cross_entropy: reduction must be one of {REDUCTIONS}, not {reduction!r}"
+        )
+    device_type = x.device.type
+    if torch.is_autocast_enabled(device_type) and x.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device_type)
+        x, weight_VD = x.to(dtype), weight_VD.to(dtype)
+    if x.dtype != weight_VD.dtype:
+        raise Mistake(
+            f"linear_cross_entropy: x and weight must have one dtype, but have {x.dtype} and "
+            f"{weight_VD.dtype}"
+        )
+    return run(OP, impl, x, weight_VD, target, ignore_index, reduction)
+
+
+def reference(
+    x: Tensor,
+    weight_VD: Tensor,
+    target: Tensor,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor:
+    """The definition, with all logits."""
+    logits = (x @ weight_VD.T).to(accumulator(x.dtype))
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, -2), target.flatten(), ignore_index=ignore_index, reduction=reduction
+    )
+
+
+@triton.jit
+def _row_kernel(
+    logits_ptr,
+    target_ptr,
+    loss_ptr,
+    stride,
+    ignore_index,
+    V: tl.constexpr,
+    GRADIENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One token: its loss and, in place of its logits, their gradient for a loss of 1."""
+    i_n = tl.program_id(0).to(tl.int64)
+    target = tl.load(target_ptr + i_n)
+    logits_ptr += i_n * stride
+    counts = target != ignore_index
+    o_v = tl.arange(0, BLOCK)
+    top = tl.load(logits_ptr).to(tl.float32)
+    total = top * 0.0
+    for start in tl.static_range(0, V, BLOCK):
+        b_x = tl.load(logits_ptr + start + o_v, mask=start + o_v < V, other=float("-inf"))
+        b_x = b_x.to(tl.float32)
+        higher = tl.maximum(top, tl.max(b_x, axis=0))
+        total = total * tl.exp(top - higher) + tl.sum(tl.exp(b_x - higher), axis=0)
+        top = higher
+    lse = top + tl.log(total)
+    hit = tl.load(logits_ptr + tl.where(counts, target, 0)).to(tl.float32)
+    tl.store(loss_ptr + i_n, tl.where(counts, lse - hit, 0.0))
+    if GRADIENT:
+        # The target's logit has been read by all before any logit is overwritten.
+        tl.debug_barrier()
+        for start in tl.static_range(0, V, BLOCK):
+            m = start + o_v < V
+            if V > BLOCK:
+                b_x = tl.load(logits_ptr + start + o_v, mask=m, other=0.0).to(tl.float32)
+            b_d = tl.exp(b_x - lse) - tl.where(start + o_v == target, 1.0, 0.0)
+            tl.store(logits_ptr + start + o_v, tl.where(counts, b_d, 0.0), mask=m)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        ignore_index: int,
+        mean: bool,
+        x_grad: bool,
+        weight_grad: bool,
+    ) -> Tensor:
+        n_rows, (n_words, dim) = target.numel(), weight.shape
+        x_ND, target_N = x.reshape(n_rows, dim), target.reshape(n_rows).contiguous()
+        losses = torch.empty(n_rows, dtype=torch.float32, device=x.device)
+        dx = torch.empty(n_rows, dim, dtype=x.dtype, device=x.device) if x_grad else None
+        dweight = torch.zeros_like(weight) if weight_grad else None
+        chunk = max(1, CHUNK_BYTES // (n_words * x.element_size()))
+        block = min(65536, power_of_two(n_words))
+        with torch.autocast(x.device.type, enabled=False):
+            for start in range(0, n_rows, chunk):
+                rows = slice(start, min(start + chunk, n_rows))
+                logits = x_ND[rows] @ weight.T
+                with on_device(x):
+                    _row_kernel[(logits.shape[0],)](
+                        logits,
+                        target_N[rows],
+                        losses[rows],
+                        logits.stride(0),
+                        ignore_index,
+                        V=n_words,
+                        GRADIENT=x_grad or weight_grad,
+                        BLOCK=block,
+                        num_warps=max(4, min(32, block // 2048)),
+                    )
+                if dx is not None:
+                    dx[rows] = logits @ weight
+                if dweight is not None:
+                    dweight.addmm_(logits.T, x_ND[rows])
+        share = torch.ones((), dtype=torch.float32, device=x.device)
+        if mean:
+            share = 1 / (target_N != ignore_index).sum()
+        ctx.save_for_backward(dx, dweight, share)
+        ctx.shape = x.shape
+        return losses.sum() * share
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
+        dx, dweight, share = ctx.saved_tensors
+        scale = dloss * share
+        return (
+            None if dx is None else (dx * scale.to(dx.dtype)).view(ctx.shape),
+            None if dweight is None else dweight * scale.to(dweight.dtype),
+            None,
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def _triton(x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
+    enabled = torch.is_grad_enabled()
+    return _LinearCrossEntropy.apply(
+        x,
+        weight,
+        target,
+        ignore_index,
+        reduction == "mean",
+        enabled and x.requires_grad,
+        enabled and weight.requires_grad,
+    )
+
+
+def _refuses(x: Tensor, *_: Any) -> str | None:
+    return no_fp64(x) if x.numel() else "takes no empty tensors"
+
+
+def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
+    rows, dim, words = (case.sizes[n] for n in ("rows", "dim", "words"))
+    generator = torch.Generator("cpu").manual_seed(seed + 2)
+    target = torch.randint(words, (rows,), generator=generator)
+    target[: rows // 5] = -100
+    make = {"device": device, "dtype": dtype}
+    return {
+        "x": random_tensor(rows, dim, seed=seed, **make),
+        "weight_VD": random_tensor(words, dim, seed=seed + 1, scale=2 * dim**-0.5, **make),
+        "target": target.to(device),
+        "ignore_index": -100,
+        "reduction": case.sizes.get("reduction", "mean"),
+    }
+
+
+def _cost(x: Tensor, weight_VD: Tensor, target: Tensor, **_: Any) -> Cost:
+    read = tensor_bytes(x, weight_VD)
+    product = 2 * x.numel() * weight_VD.shape[0]
+    return Cost(Work(read + tensor_bytes(target), product), Work(2 * read, 2 * product))
+
+
+def _sizes(random: Random) -> dict[str, Any]:
+    return {
+        "rows": random.randint(1, 30),
+        "dim": random.randint(1, 60),
+        "words": random.randint(2, 300),
+        "reduction": random.choice(REDUCTIONS),
+    }
+
+
+OP = Operator(
+    name="linear_cross_entropy",
+    function=linear_cross_entropy,
+    reference=reference,
+    implementations={
+        "triton": Implementation(_triton, missing, _refuses),
+        "torch": Implementation(reference),
+    },
+    inputs=_inputs,
+    cost=_cost,
+    sizes=_sizes,
+    gradients=("x", "weight_VD"),
+    cases=(
+        Case("63x100 V1000", {"rows": 63, "dim": 100, "words": 1000}),
+        Case("1x8 V2", {"rows": 1, "dim": 8, "words": 2}),
+        Case("7x64 V70001 sum", {"rows": 7, "dim": 64, "words": 70001, "reduction": "sum"}),
+        Case("16384x2560 V50304", {"rows": 16384, "dim": 2560, "words": 50304}, bench=True),
+        Case("8192x768 V50304", {"rows": 8192, "dim": 768, "words": 50304}, bench=True),
+    ),
+)

@@ -1,0 +1,171 @@
+"""The best low-rank row space of matrices: a projection of SVD quality, and how much it loses.
+
+    x ~ (x V) V^T,    V [D, r] orthonormal,    residual = |x - x V V^T| / |x|  (Frobenius)
+
+No V of r columns has a smaller residual than the first r right singular vectors (Eckart and Young
+1936): ``torch`` takes these from a full SVD. ``subspace`` is randomised subspace iteration (Halko,
+Martinsson and Tropp 2011, arXiv 0909.4061, algorithm 4.4) on the small matrix x^T x: random columns
+are multiplied by it and orthonormalised again. With s the singular values, after k iterations the
+angle to the wanted subspace is bounded by (Golub and Van Loan, theorem 8.2.2)
+
+    tan angle_k <= (s_(r+1) / s_r)^(2 k) tan angle_0,
+
+so a gap behind s_r gives the singular vectors' own residual, and without a gap hardly anything is
+lost by taking others. What is lost is returned: the residual is that of the V returned, no
+estimate. No step waits for the GPU or loops over matrices. Nothing here has a gradient: a basis is
+refreshed now and then, and gradients flow through what is projected by it.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import torch
+from torch import Tensor
+
+from kernels._dispatch import run
+from kernels._operator import (
+    Case,
+    Cost,
+    Implementation,
+    Inputs,
+    Mistake,
+    Operator,
+    Work,
+    accumulator,
+    floating,
+    random_tensor,
+    tensor_bytes,
+)
+
+
+def low_rank(
+    x: Tensor, rank: int, *, iterations: int = 8, impl: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """The basis V [..., D, rank] in x's dtype and the residual [...] in FP32, from 0 to 1.
+
+    ``x`` [..., N, D]; a zero matrix has residual 0. ``iterations`` concerns subspace alone.
+    ``impl``: auto, subspace or torch. Raises ``Mistake`` for a rank that x cannot have.
+    """
+    floating("low_rank", x=x)
+    if x.dim() < 2:
+        raise Mistake(f"low_rank: x must be [..., N, D], but has shape {tuple(x.shape)}")
+    if not 1 <= rank <= min(x.shape[-2:]):
+        raise Mistake(
+            f"low_rank: rank must be from 1 to {min(x.shape[-2:])}, the smaller dimension of x "
+            f"{tuple(x.shape)}, but is {rank}"
+        )
+    return run(OP, impl, x.detach(), rank, iterations)
+
+
+def reference(x: Tensor, rank: int, iterations: int = 8) -> tuple[Tensor, Tensor]:
+    """The definition, by a full SVD."""
+    wide = x.detach().to(accumulator(x.dtype))
+    _, s, v = torch.linalg.svd(wide, full_matrices=False)
+    lost = s[..., rank:].square().sum(-1) / s.square().sum(-1).clamp_min(_tiny(wide))
+    return v[..., :rank, :].mT.to(x.dtype), lost.sqrt().to(accumulator(x.dtype))
+
+
+def _subspace(x: Tensor, rank: int, iterations: int) -> tuple[Tensor, Tensor]:
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        wide = x.to(accumulator(x.dtype))
+        # FP64 from here on, where all is small: the condition of the columns below is that of x^T x
+        # and squares again in their own products.
+        square = (wide.mT @ wide).double()
+        start = _start(x.shape[-1], rank, x.device)
+        basis = start.expand(*x.shape[:-2], *start.shape)
+        for _ in range(max(iterations, 1)):
+            basis = _orthonormal(square @ basis)
+        basis = basis.to(wide.dtype)
+        lost = (wide - (wide @ basis) @ basis.mT).square().sum((-2, -1))
+        lost = lost / wide.square().sum((-2, -1)).clamp_min(_tiny(wide))
+        return basis.to(x.dtype), lost.sqrt()
+
+
+def _start(dim: int, rank: int, device: torch.device) -> Tensor:
+    """Pseudo-random columns, computed where they are needed: a generator would be state."""
+    index = torch.arange(1, dim * rank + 1, dtype=torch.float64, device=device)
+    return ((index * 12.9898).sin() * 43758.5453).frac().view(dim, rank)
+
+
+def _orthonormal(columns: Tensor) -> Tensor:
+    """Cholesky QR, three times, the first shifted (Fukaya et al. 2020, arXiv 1809.11085).
+
+    Unlike Householder's QR it is made of products, which are batched, and waits for nothing.
+    """
+    for shift in (1e-12, 0.0, 0.0):
+        gram = columns.mT @ columns
+        scale = gram.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(_tiny(gram))[..., None, None]
+        eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+        factor, _ = torch.linalg.cholesky_ex(gram / scale + (shift + 1e-15) * eye)
+        columns = torch.linalg.solve_triangular(
+            factor.mT, columns / scale.sqrt(), upper=True, left=False
+        )
+    return columns
+
+
+def _tiny(x: Tensor) -> float:
+    return torch.finfo(x.dtype).tiny
+
+
+def _comparable(result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The projection, which is unique where the basis is not, and the residual."""
+    basis, residual = result
+    return basis @ basis.mT, residual
+
+
+def _few(x: Tensor, rank: int, iterations: int) -> str | None:
+    return None if x.is_cuda else "pays on a GPU, whose SVD goes through matrices one by one"
+
+
+def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
+    size = case.sizes
+    batch, rows, dim, rank = size["batch"], size["rows"], size["dim"], size["rank"]
+    make = {"device": device, "dtype": torch.float32}
+    # A spectrum with a gap behind the rank; without one the subspace itself would not be unique.
+    index = torch.arange(dim, device=device)
+    spectrum = torch.where(index < rank, 1 - 0.5 * index / rank, 0.02)
+    mix = random_tensor(dim, dim, seed=seed + 1, scale=dim**-0.5, **make)
+    x = random_tensor(batch, rows, dim, seed=seed, **make) * spectrum @ mix
+    return {"x": x.to(dtype), "rank": rank, "iterations": size.get("iterations", 40)}
+
+
+def _cost(x: Tensor, rank: int, iterations: int) -> Cost:
+    n, dim = x.numel(), x.shape[-1]
+    small = n // max(x.shape[-2], 1) * dim * rank * 2 * iterations
+    return Cost(Work(2 * tensor_bytes(x), 2 * n * dim + 4 * n * rank + small))
+
+
+def _size(batch: int, rows: int, dim: int, rank: int, **more: int) -> dict[str, int]:
+    return {"batch": batch, "rows": rows, "dim": dim, "rank": rank} | more
+
+
+def _sizes(random: Random) -> dict[str, int]:
+    rank = random.randint(1, 8)
+    return _size(
+        random.randint(0, 4), rank * random.randint(6, 10), 2 * rank + random.randint(0, 30), rank
+    )
+
+
+OP = Operator(
+    name="low_rank",
+    function=low_rank,
+    reference=reference,
+    implementations={
+        "subspace": Implementation(_subspace, avoid=_few),
+        "torch": Implementation(reference),
+    },
+    inputs=_inputs,
+    cost=_cost,
+    sizes=_sizes,
+    comparable=_comparable,
+    cases=(
+        Case("B3 63x20 r5", _size(3, 63, 20, 5)),
+        Case("B1 1x1 r1", _size(1, 1, 1, 1)),
+        Case("B2 100x33 r8", _size(2, 100, 33, 8)),
+        Case("B2 40x24 r24 full", _size(2, 40, 24, 24)),
+        Case("B0 9x8 r2", _size(0, 9, 8, 2)),
+        Case("B32 4096x128 r32", _size(32, 4096, 128, 32, iterations=8), bench=True),
+        Case("B96 2048x64 r16", _size(96, 2048, 64, 16, iterations=8), bench=True),
+    ),
+)

@@ -1,0 +1,341 @@
+"""Root mean square normalisation over the last dimension.
+
+    y = x / sqrt(mean(x^2) + eps) * weight
+
+Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019 (arXiv 1910.07467), equation 4.
+With r = 1 / sqrt(mean(x^2) + eps), n = x r and g = dy weight, the gradients are
+
+    dx = r (g - n mean(g n)),    dweight = sum over rows of dy n.
+
+Arithmetic is in FP32 whatever the inputs are; the result has x's dtype, under autocast too.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels._dispatch import run
+from kernels._operator import (
+    Case,
+    Cost,
+    Implementation,
+    Inputs,
+    Mistake,
+    Operator,
+    Work,
+    accumulator,
+    floating,
+    random_tensor,
+    same_device,
+    tensor_bytes,
+    unit_stride,
+)
+from kernels._triton import (
+    as_rows,
+    column_sum,
+    missing,
+    no_fp64,
+    on_device,
+    power_of_two,
+    sm_count,
+    tl,
+    triton,
+)
+
+MAX_DIM = 65536  # one row is held in the registers of one program
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, impl: str | None = None
+) -> Tensor:
+    """Normalise the rows of ``x``.
+
+    ``x`` [..., D] of any floating dtype and strides; ``weight`` [D], which may have another dtype,
+    or None for ones. Returns a tensor of x's shape and dtype. ``impl``: auto, torch or triton.
+    Raises ``Mistake`` if the shapes, dtypes or devices do not go together.
+    """
+    floating("rms_norm", x=x, weight=weight)
+    same_device("rms_norm", x, weight=weight)
+    if x.dim() == 0:
+        raise Mistake("rms_norm: x must have at least one dimension, but is a scalar")
+    if weight is not None and weight.shape != x.shape[-1:]:
+        raise Mistake(
+            f"rms_norm: weight must have shape {tuple(x.shape[-1:])}, the last dimension of x "
+            f"{tuple(x.shape)}, but has {tuple(weight.shape)}"
+        )
+    return run(OP, impl, x, weight, eps)
+
+
+def reference(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+    """The definition."""
+    wide = x.to(accumulator(x.dtype))
+    y = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if weight is not None:
+        y = y * weight.to(wide.dtype)
+    return y.to(x.dtype)
+
+
+def _torch(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    if weight is not None and weight.dtype != x.dtype:
+        return reference(x, weight, eps)  # torch's would return the wider of the two dtypes
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    y_ptr,
+    sum_ptr,
+    r_ptr,
+    n_rows,
+    x_stride,
+    residual_stride,
+    D: tl.constexpr,
+    EPS: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    o_n = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    o_d = tl.arange(0, BLOCK_D)
+    m_n = o_n < n_rows
+    m_d = o_d < D
+    m = m_n[:, None] & m_d[None, :]
+    b_x = tl.load(x_ptr + o_n[:, None] * x_stride + o_d[None, :], mask=m, other=0.0)
+    b_x = b_x.to(tl.float32)
+    if HAS_RESIDUAL:
+        p_residual = residual_ptr + o_n[:, None] * residual_stride + o_d[None, :]
+        b_x += tl.load(p_residual, mask=m, other=0.0).to(tl.float32)
+        tl.store(sum_ptr + o_n[:, None] * D + o_d[None, :], b_x, mask=m)
+    b_r = tl.rsqrt(tl.sum(b_x * b_x, axis=1) / D + EPS)
+    b_y = b_x * b_r[:, None]
+    if HAS_WEIGHT:
+        b_y *= tl.load(weight_ptr + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
+    tl.store(r_ptr + o_n, b_r, mask=m_n)
+    tl.store(y_ptr + o_n[:, None] * D + o_d[None, :], b_y, mask=m)
+
+
+@triton.jit
+def _backward_kernel(
+    dy_ptr,
+    dsum_ptr,
+    x_ptr,
+    weight_ptr,
+    r_ptr,
+    dx_ptr,
+    partial_ptr,
+    n_rows,
+    dy_stride,
+    dsum_stride,
+    x_stride,
+    D: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    # Each program walks over rows with the stride of the grid and keeps its share of dweight in
+    # registers, so that it is written once per program and not once per row.
+    i_p = tl.program_id(0)
+    o_d = tl.arange(0, BLOCK_D)
+    m_d = o_d < D
+    if HAS_WEIGHT:
+        b_w = tl.load(weight_ptr + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
+    b_dw = tl.zeros([ROWS, BLOCK_D], dtype=tl.float32)
+    for start in tl.range(i_p * ROWS, n_rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        o_n = start + tl.arange(0, ROWS).to(tl.int64)
+        m_n = o_n < n_rows
+        m = m_n[:, None] & m_d[None, :]
+        b_x = tl.load(x_ptr + o_n[:, None] * x_stride + o_d[None, :], mask=m, other=0.0)
+        b_dy = tl.load(dy_ptr + o_n[:, None] * dy_stride + o_d[None, :], mask=m, other=0.0)
+        b_r = tl.load(r_ptr + o_n, mask=m_n, other=0.0)[:, None]
+        b_n = b_x.to(tl.float32) * b_r
+        b_g = b_dy.to(tl.float32)
+        if HAS_WEIGHT:
+            b_dw += b_g * b_n
+            b_g *= b_w
+        b_mean = tl.sum(b_g * b_n, axis=1)[:, None] / D
+        b_dx = (b_g - b_n * b_mean) * b_r
+        if HAS_RESIDUAL:
+            p_dsum = dsum_ptr + o_n[:, None] * dsum_stride + o_d[None, :]
+            b_dx += tl.load(p_dsum, mask=m, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + o_n[:, None] * D + o_d[None, :], b_dx, mask=m)
+    if HAS_WEIGHT:
+        tl.store(partial_ptr + i_p.to(tl.int64) * D + o_d, tl.sum(b_dw, axis=0), mask=m_d)
+
+
+def _tile(dim: int) -> tuple[int, int, int]:
+    """Rows per program, block and warps of the forward kernel: 16 to 32 elements a thread."""
+    block = power_of_two(dim)
+    rows = max(1, min(16, 4096 // block))
+    return rows, block, max(4, min(32, rows * block // 512))
+
+
+def _backward_tile(dim: int) -> tuple[int, int, int, int, int]:
+    """Rows per step, block, warps, programs per multiprocessor and pipeline stages."""
+    block = power_of_two(dim)
+    rows = max(1, min(16, 4096 // block))
+    warps = max(4, min(32, rows * block // 512))
+    return rows, block, warps, max(1, 16 // warps), 2
+
+
+def forward(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """By Triton: y of x's dtype, the sum ``x + residual`` of residual's, and r [rows] in FP32."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = residual_ND = None
+    if residual is not None:
+        total = torch.empty(x.shape, dtype=residual.dtype, device=x.device)
+    dim = x.shape[-1]
+    n_rows = x.numel() // max(dim, 1)
+    r = torch.empty(n_rows, dtype=torch.float32, device=x.device)
+    if y.numel():
+        x_ND = as_rows(x)
+        if residual is not None:
+            residual_ND = as_rows(residual)
+        rows, block, warps = _tile(dim)
+        with on_device(x):
+            _forward_kernel[(triton.cdiv(n_rows, rows),)](
+                x_ND,
+                residual_ND,
+                weight if weight is None else unit_stride(weight),
+                y,
+                total,
+                r,
+                n_rows,
+                x_ND.stride(0),
+                0 if residual_ND is None else residual_ND.stride(0),
+                D=dim,
+                EPS=eps,
+                HAS_WEIGHT=weight is not None,
+                HAS_RESIDUAL=residual is not None,
+                ROWS=rows,
+                BLOCK_D=block,
+                num_warps=warps,
+            )
+    return y, total, r
+
+
+def backward(
+    dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, r: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """By Triton: the gradients of x, to which ``dsum`` is added if given, and of weight."""
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if not x.numel():
+        return dx, None if weight is None else torch.zeros_like(weight)
+    dim = x.shape[-1]
+    x_ND, dy_ND = as_rows(x), as_rows(dy)
+    dsum_ND = None if dsum is None else as_rows(dsum)
+    n_rows = x_ND.shape[0]
+    rows, block, warps, per_sm, stages = _backward_tile(dim)
+    programs = min(triton.cdiv(n_rows, rows), per_sm * sm_count(x.device.index))
+    partial = dweight = None
+    if weight is not None:
+        weight = unit_stride(weight)
+        partial = torch.empty(programs, dim, dtype=torch.float32, device=x.device)
+    with on_device(x):
+        _backward_kernel[(programs,)](
+            dy_ND,
+            dsum_ND,
+            x_ND,
+            weight,
+            r,
+            dx,
+            partial,
+            n_rows,
+            dy_ND.stride(0),
+            0 if dsum_ND is None else dsum_ND.stride(0),
+            x_ND.stride(0),
+            D=dim,
+            HAS_WEIGHT=weight is not None,
+            HAS_RESIDUAL=dsum is not None,
+            ROWS=rows,
+            BLOCK_D=block,
+            STAGES=stages,
+            num_warps=warps,
+        )
+        if weight is not None and partial is not None:
+            dweight = column_sum(partial, weight.dtype)
+    return dx, dweight
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        y, _, r = forward(x, None, weight, eps)
+        ctx.save_for_backward(x, weight, r)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, r = ctx.saved_tensors
+        return *backward(dy, None, x, weight, r), None
+
+
+def _triton(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    return _RMSNorm.apply(x, weight, eps)
+
+
+def refuses(x: Tensor, *_: Any) -> str | None:
+    """Why the kernels cannot take such rows."""
+    if x.shape[-1] > MAX_DIM:
+        return f"holds rows of at most {MAX_DIM} elements, not {x.shape[-1]}"
+    return no_fp64(x)
+
+
+def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
+    rows, dim = case.sizes["rows"], case.sizes["dim"]
+    make = {"device": device, "dtype": dtype}
+    return {
+        "x": random_tensor(rows, dim, seed=seed, **make),
+        "weight": 1 + random_tensor(dim, seed=seed + 1, scale=0.2, **make),
+        "eps": case.sizes.get("eps", 1e-6),
+    }
+
+
+def _cost(x: Tensor, weight: Tensor | None, eps: float) -> Cost:
+    n = x.numel()
+    x_bytes, w_bytes = tensor_bytes(x), tensor_bytes(weight)
+    return Cost(Work(2 * x_bytes + w_bytes, 4 * n), Work(3 * x_bytes + 2 * w_bytes, 10 * n))
+
+
+def _sizes(random: Random) -> dict[str, Any]:
+    # With one column and a small eps the gradient is a difference of equal terms, all of it noise.
+    return {"rows": random.randint(0, 40), "dim": random.randint(1, 600), "eps": 0.01}
+
+
+OP = Operator(
+    name="rms_norm",
+    function=rms_norm,
+    reference=reference,
+    implementations={
+        "triton": Implementation(_triton, missing, refuses),
+        "torch": Implementation(_torch),
+    },
+    inputs=_inputs,
+    cost=_cost,
+    sizes=_sizes,
+    huge={"rows": (1 << 21) + 3, "dim": 1024},
+    gradients=("x", "weight"),
+    cases=(
+        Case("63x100", {"rows": 63, "dim": 100}),
+        Case("1x1", {"rows": 1, "dim": 1, "eps": 0.1}),
+        Case("7x1000", {"rows": 7, "dim": 1000}),
+        Case("130x64", {"rows": 130, "dim": 64}),
+        Case("0x64", {"rows": 0, "dim": 64}),
+        Case("16384x768", {"rows": 16384, "dim": 768}, bench=True),
+        Case("16384x2560", {"rows": 16384, "dim": 2560}, bench=True),
+        Case("8192x8192", {"rows": 8192, "dim": 8192}, bench=True),
+    ),
+)

@@ -1,0 +1,62 @@
+"""What the generic tests run over: operators x cases x implementations x dtypes, on this machine.
+
+In the main process of a machine without a GPU these are the implementations that need none; under
+TRITON_INTERPRET=1 (set by test_interpreted_kernels.py for its child) the Triton ones, which are
+left out elsewhere on the CPU; on a GPU all.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from kernels import OPS, Operator
+from kernels._triton import INTERPRETED
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
+HALVES = (torch.float16,) if INTERPRETED else (torch.float16, torch.bfloat16)  # see TRAPS: BF16
+DTYPES = (torch.float32, *HALVES)
+ONLY = os.environ.get("KERNELS_ONLY", "").split()
+OPERATORS = {name: op for name, op in OPS.items() if not ONLY or name in ONLY}
+
+
+def implementations(op: Operator) -> list[str]:
+    names = [name for name in op.implementations if op.unavailable(name, DEVICE.type) is None]
+    if INTERPRETED:
+        return [name for name in names if name == "triton"]
+    return names
+
+
+def cases() -> list[Any]:
+    """Operator, small case, dtype."""
+    return list(_cases())
+
+
+def _cases() -> Iterator[Any]:
+    for name, op in OPERATORS.items():
+        if not implementations(op):
+            continue
+        for case in op.cases:
+            if not case.bench:
+                for dtype in DTYPES:
+                    title = f"{name}-{case.name.replace(' ', ',')}-{str(dtype)[6:]}"
+                    yield pytest.param(op, case, dtype, id=title)
+
+
+def operators() -> list[Any]:
+    return [pytest.param(op, id=name) for name, op in OPERATORS.items() if implementations(op)]
+
+
+def fitting(op: Operator, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The implementations that take these inputs, by name."""
+    arguments = [
+        x.detach().requires_grad_() if n in op.gradients and x is not None else x
+        for n, x in inputs.items()
+    ]
+    return {
+        name: op.implementations[name]
+        for name in implementations(op)
+        if not (refuses := op.implementations[name].refuses) or refuses(*arguments) is None
+    }

@@ -1,0 +1,92 @@
+"""Operators under torch.compile: one graph, the same numbers, choices that are heeded."""
+
+import pytest
+import torch
+import torch.utils._triton
+
+import kernels
+from kernels import OPS, Operator, _dispatch
+from kernels._check import Exact
+from kernels._triton import INTERPRETED
+
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="the interpreter cannot be traced")
+CPU = torch.device("cpu")
+WITH_TRITON = sorted(name for name, op in OPS.items() if "triton" in op.implementations)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    kernels.reset_usage()
+    yield
+    torch._dynamo.reset()
+
+
+def by_name(op: Operator, names):
+    return lambda *args: op.function(**dict(zip(names, args, strict=True)))
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_operator_is_one_graph_and_as_right_as_an_eager_one(name, backend):
+    op = OPS[name]
+    inputs = op.inputs(op.cases[0], CPU, torch.float32, 0)
+    exact = Exact(op, inputs)
+    compiled = torch.compile(by_name(op, inputs), fullgraph=True, backend=backend)
+    wrong = [str(c) for c in exact.judge(exact.results(compiled)) if not c.right]
+    assert not wrong
+    assert name in kernels.usage(), "the choice made while tracing is recorded"
+
+
+def test_calls_of_a_compiled_function_neither_recompile_nor_count():
+    compiled = torch.compile(lambda x: kernels.rms_norm(x), fullgraph=True, backend="eager")
+    x = torch.randn(3, 8)
+    torch._dynamo.utils.counters.clear()
+    for _ in range(4):
+        compiled(x)
+    assert kernels.usage() == {"rms_norm": {"torch": 1}}
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_changed_choice_is_heeded_by_a_compiled_function():
+    compiled = torch.compile(lambda q: kernels.attention(q, q, q), fullgraph=True, backend="eager")
+    q = torch.randn(1, 2, 9, 8)
+    for backend in ("manual", "chunked", "manual"):
+        with kernels.using(attention=backend):
+            compiled(q)
+    assert kernels.usage() == {"attention": {"manual": 1, "chunked": 1}}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU check_kernels compiles in earnest")
+@pytest.mark.parametrize(
+    "name", sorted(n for n, op in OPS.items() if "triton" in op.implementations)
+)
+def test_the_triton_path_forward_and_backward_traces_to_one_graph(name, monkeypatch):
+    """Traced on tensors that claim to be on a GPU; nothing is launched."""
+    monkeypatch.setattr(torch.utils._triton, "has_triton", lambda *_, **__: True)
+    op = OPS[name]
+    _dispatch._missing_once.cache_clear()
+    monkeypatch.setattr(_dispatch, "_missing_once", lambda *_: "")
+    inputs = op.inputs(op.cases[0], CPU, torch.float32, 0)
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = {}
+        for key, value in inputs.items():
+            if isinstance(value, torch.Tensor):
+                value = mode.from_tensor(value)
+                value = torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device="cuda"
+                )
+                if key in op.gradients:
+                    value.requires_grad_()
+            fake[key] = value
+        with kernels.using(**{name: "triton"}):
+            torch.compile(by_name(op, fake), fullgraph=True, backend=keep)(*fake.values())
+    assert len(graphs) == 1
+    launches = str(graphs[0].print_readable(print_output=False)).count("triton_kernel_wrapper")
+    assert launches >= (2 if op.gradients else 1), "forward and backward kernels are in the graph"

@@ -1,0 +1,117 @@
+"""Input that cannot be right raises one sentence with the values, before anything is launched."""
+
+import pytest
+import torch
+
+import kernels
+from kernels import Mistake
+
+
+def t(*shape, dtype=torch.float32, device="cpu"):
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+TABLE = t(16, 4), t(16, 4)
+MISTAKES = {
+    "rms_norm: weight must have shape (8,), the last dimension of x (3, 8), but has (7,)": (
+        lambda: kernels.rms_norm(t(3, 8), t(7))
+    ),
+    "rms_norm: x must be float16, bfloat16, float32 or float64, not torch.int64": (
+        lambda: kernels.rms_norm(t(3, 8, dtype=torch.int64))
+    ),
+    "rms_norm: x must have at least one dimension, but is a scalar": (
+        lambda: kernels.rms_norm(t())
+    ),
+    "rms_norm: all tensors must be on one device, but the first is on cpu and weight on meta": (
+        lambda: kernels.rms_norm(t(3, 8), t(8, device="meta"))
+    ),
+    "swiglu: one packed tensor must have an even last dimension (gate, then up), but has shape "
+    "(3, 7); pass gate and up for two tensors": (lambda: kernels.swiglu(t(3, 7))),
+    "swiglu: gate and up must have one shape and dtype, but are (3, 8) torch.float32 and (3, 8) "
+    "torch.float16": (lambda: kernels.swiglu(t(3, 8), t(3, 8, dtype=torch.float16))),
+    "rope: q and k must be [batch, heads, sequence, dim] and agree in all but the heads, but are "
+    "(1, 2, 5, 8) torch.float32 and (1, 2, 6, 8) torch.float32": (
+        lambda: kernels.rope(t(1, 2, 5, 8), t(1, 2, 6, 8), *TABLE)
+    ),
+    "rope: the head dimension must be even, but is 7": (
+        lambda: kernels.rope(t(1, 2, 5, 7), t(1, 2, 5, 7), *TABLE)
+    ),
+    "rope: cos and sin must both be [positions, 5 or 10] for a head dimension of 10, but are "
+    "(16, 4) and (16, 4)": (lambda: kernels.rope(t(1, 2, 5, 10), t(1, 2, 5, 10), *TABLE)),
+    "rope: positions 14 to 18 are not in a table of 16 positions": (
+        lambda: kernels.rope(t(1, 2, 5, 8), t(1, 2, 5, 8), *TABLE, offset=14)
+    ),
+    "rope: a tensor offset must be an integer, [] or [1], but is (2,) torch.int64": (
+        lambda: kernels.rope(t(1, 2, 5, 8), t(1, 2, 5, 8), *TABLE, offset=t(2, dtype=torch.int64))
+    ),
+    "add_rms_norm: x and residual must have one shape of at least one dimension, but are (3, 8) "
+    "and (3, 7)": (lambda: kernels.add_rms_norm(t(3, 8), t(3, 7))),
+    "add_rms_norm: weight must have shape (8,), the last dimension of x (3, 8), but has (7,)": (
+        lambda: kernels.add_rms_norm(t(3, 8), t(3, 8), t(7))
+    ),
+    "qk_norm: q_weight and k_weight must be [8] of one dtype, but are (7,) torch.float32 and (8,) "
+    "torch.float32": (lambda: kernels.qk_norm(t(1, 2, 5, 8), t(1, 2, 5, 8), t(7), t(8))),
+    "qk_norm_rope: positions 0 to 19 are not in a table of 16 positions": (
+        lambda: kernels.qk_norm_rope(t(1, 2, 20, 8), t(1, 2, 20, 8), t(8), t(8), *TABLE)
+    ),
+    "geglu: approximate must be one of ('none', 'tanh'), not 'erf'": (
+        lambda: kernels.geglu(t(3, 8), t(3, 8), "erf")
+    ),
+    "linear_cross_entropy: target must be int64 (3,), but is torch.int64 (4,)": (
+        lambda: kernels.linear_cross_entropy(t(3, 8), t(5, 8), t(4, dtype=torch.int64))
+    ),
+    "linear_cross_entropy: expected x [..., D] and weight [V, D], but got (3, 8) and (5, 7)": (
+        lambda: kernels.linear_cross_entropy(t(3, 8), t(5, 7), t(3, dtype=torch.int64))
+    ),
+    "linear_cross_entropy: reduction must be one of ('mean', 'sum'), not 'none'": (
+        lambda: kernels.linear_cross_entropy(
+            t(3, 8), t(5, 8), t(3, dtype=torch.int64), reduction="none"
+        )
+    ),
+    "fourier_mix: cutoff must be a share from 0 to 1, but is 4": (
+        lambda: kernels.fourier_mix(t(2, 5, 8), cutoff=4)
+    ),
+    "fourier_mix: over must be one of ('sequence', 'features', 'both'), not 'time'": (
+        lambda: kernels.fourier_mix(t(2, 5, 8), over="time")
+    ),
+    "graph_diffusion: expected h [..., M] and p [M, M], but got (3, 8) and (8, 7)": (
+        lambda: kernels.graph_diffusion(t(3, 8), t(8, 7))
+    ),
+    "graph_diffusion: steps must be at least 1 and alpha from 0 to 1, but are 0 and 0.5": (
+        lambda: kernels.graph_diffusion(t(3, 8), t(8, 8), steps=0, alpha=0.5)
+    ),
+    "low_rank: rank must be from 1 to 6, the smaller dimension of x (2, 6, 8), but is 7": (
+        lambda: kernels.low_rank(t(2, 6, 8), 7)
+    ),
+    "attention: the 2 key heads must divide the 3 query heads": (
+        lambda: kernels.attention(t(1, 3, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8))
+    ),
+    "attention: q, k and v must have one dtype, but are torch.float32, torch.float16, "
+    "torch.float32": (
+        lambda: kernels.attention(t(1, 2, 4, 8), t(1, 2, 4, 8, dtype=torch.float16), t(1, 2, 4, 8))
+    ),
+    "attention: with a causal mask 5 queries need at least as many keys, but there are 4": (
+        lambda: kernels.attention(t(1, 2, 5, 8), t(1, 2, 4, 8), t(1, 2, 4, 8))
+    ),
+    "attention: window must be at least 1 key, but is 0": (
+        lambda: kernels.attention(t(1, 2, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8), window=0)
+    ),
+    "attention: kv_length must be an integer tensor, [] or [1], but is (3,) torch.int64": (
+        lambda: kernels.attention(
+            t(1, 2, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8), kv_length=t(3, dtype=torch.int64)
+        )
+    ),
+    "attention: expected q [B, H, S, D] and k, v [B, G, T, D], but got q (2, 4, 8), "
+    "k (2, 4, 8), v (2, 4, 8)": (lambda: kernels.attention(t(2, 4, 8), t(2, 4, 8), t(2, 4, 8))),
+}
+
+
+@pytest.mark.parametrize("sentence", MISTAKES)
+def test_a_mistake_is_told_in_one_sentence_with_its_values(sentence):
+    with pytest.raises(Mistake) as caught:
+        MISTAKES[sentence]()
+    assert str(caught.value) == sentence
+
+
+def test_every_operator_has_its_mistakes_tested():
+    assert {sentence.partition(":")[0] for sentence in MISTAKES} == set(kernels.OPS)

@@ -1,0 +1,108 @@
+"""Every implementation of every operator against its reference in FP64."""
+
+from random import Random
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from subjects import DEVICE, DTYPES, cases, fitting, operators
+
+from kernels import Case, Operator
+from kernels._check import Exact, as_tuple, stretched
+
+
+def assert_right(op: Operator, inputs, exact: Exact | None = None) -> None:
+    exact = exact or Exact(op, inputs)
+    for name, implementation in fitting(op, inputs).items():
+        wrong = [str(c) for c in exact.compare(implementation) if not c.right]
+        assert not wrong, f"{op.name} {name}: {wrong}"
+
+
+@pytest.mark.parametrize(("op", "case", "dtype"), cases())
+def test_outputs_and_gradients_lose_at_most_twice_what_the_reference_loses(op, case, dtype):
+    assert_right(op, op.inputs(case, DEVICE, dtype, 0))
+
+
+@pytest.mark.parametrize(("op", "case", "dtype"), [c for c in cases() if c.values[2] == DTYPES[1]])
+def test_inputs_need_not_be_contiguous(op, case, dtype):
+    inputs = stretched(op.inputs(case, DEVICE, dtype, 0))
+    assert_right(op, inputs)
+
+
+@pytest.mark.parametrize("op", operators())
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32 - 1), dtype=st.sampled_from(DTYPES))
+def test_any_valid_size_is_right(op, seed, dtype):
+    sizes = op.sizes(Random(seed))
+    assert_right(op, op.inputs(Case(f"random {sizes}", sizes), DEVICE, dtype, seed % 1000))
+
+
+@pytest.mark.parametrize("op", operators())
+def test_inputs_are_left_as_they_were(op):
+    case = op.cases[0]
+    inputs = op.inputs(case, DEVICE, torch.float32, 0)
+    for implementation in fitting(op, inputs).values():
+        implementation(*inputs.values())
+    for name, value in op.inputs(case, DEVICE, torch.float32, 0).items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, inputs[name]), name
+
+
+@pytest.mark.parametrize("op", operators())
+def test_the_gradient_of_a_sum_is_that_of_ones(op):
+    """``sum`` hands the backward pass a gradient without memory of its own (strides of zero)."""
+    inputs = op.inputs(op.cases[0], DEVICE, torch.float32, 0)
+    names = [n for n in op.gradients if inputs.get(n) is not None]
+    if not names:
+        pytest.skip(f"{op.name} has no gradient")
+    for name, implementation in fitting(op, inputs).items():
+        leaves = {n: inputs[n].detach().requires_grad_() for n in names}
+        outputs = as_tuple(implementation(*(leaves.get(n, x) for n, x in inputs.items())))
+        live = [y for y in outputs if y.requires_grad]
+        ones = torch.autograd.grad(
+            live, list(leaves.values()), [torch.ones_like(y) for y in live], retain_graph=True
+        )
+        sums = torch.autograd.grad(sum(y.sum() for y in live), list(leaves.values()))
+        for one, other in zip(ones, sums, strict=True):
+            torch.testing.assert_close(one, other, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("op", operators())
+def test_the_reference_has_the_gradients_that_finite_differences_find(op):
+    case = min((c for c in op.cases if not c.bench and "0" not in c.name[:2]), key=_work)
+    inputs = op.inputs(case, torch.device("cpu"), torch.float32, 0)
+    names = [n for n in op.gradients if inputs.get(n) is not None]
+    if not names:
+        pytest.skip(f"{op.name} has no gradient")
+    wide = {
+        n: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+        for n, x in inputs.items()
+    }
+    leaves = [wide[n].requires_grad_() for n in names]
+
+    def call(*values):
+        return op.reference(**(wide | dict(zip(names, values, strict=True))))
+
+    assert torch.autograd.gradcheck(call, leaves, fast_mode=True)
+
+
+def _work(case: Case) -> int:
+    product = 1
+    for size in case.sizes.values():
+        if type(size) is int:
+            product *= max(size, 1)
+    return product
+
+
+@pytest.mark.parametrize("op", operators())
+def test_cost_counts_at_least_what_is_read_and_written(op):
+    for case in op.cases:
+        if case.bench:
+            continue
+        inputs = op.inputs(case, DEVICE, torch.float32, 0)
+        cost = op.cost(**inputs)
+        outputs = as_tuple(op.reference(**inputs))
+        assert cost.forward.bytes >= sum(y.numel() * y.element_size() for y in outputs)
+        assert cost.forward.flops >= 0
+        assert (cost.backward is not None) == bool(op.gradients)

@@ -1,0 +1,200 @@
+"""The generic checks see a planted bug: each is put into a kernel's source, and they turn red."""
+
+import inspect
+import linecache
+import sys
+import types
+
+import pytest
+from subjects import DEVICE, DTYPES
+
+import kernels
+from kernels import Case
+from kernels._check import Exact
+from kernels._triton import INTERPRETED
+
+# operator and bug: module, what stands in its source, what is planted instead, and the sizes of the
+# case that sees it (None: the operator's first case)
+HEADS = {"batch": 1, "length": 3, "heads": 3, "kv_heads": 1, "dim": 12}
+ATTENTION = {
+    "batch": 1, "length": 9, "heads": 2, "kv_heads": 1, "dim": 16, "keys": 9, "causal": True,
+    "window": None,
+}  # fmt: skip
+FLASH = "kernels.attention._flash_kernels"
+BUGS = {
+    "rms_norm: eps outside the root": (
+        "kernels.rms_norm", "tl.rsqrt(tl.sum(b_x * b_x, axis=1) / D + EPS)",
+        "1 / (tl.sqrt(tl.sum(b_x * b_x, axis=1) / D) + EPS)", {"rows": 5, "dim": 9, "eps": 0.1},
+    ),
+    "rms_norm: the last row is left out": (
+        "kernels.rms_norm", "m_n = o_n < n_rows\n    m_d",
+        "m_n = o_n < n_rows - 1\n    m_d", None,
+    ),
+    "rms_norm: the mean is missing from dx": (
+        "kernels.rms_norm", "(b_g - b_n * b_mean) * b_r", "b_g * b_r", None,
+    ),
+    "rms_norm: only the first rows of a program reach dweight": (
+        "kernels.rms_norm", "b_dw += b_g * b_n", "b_dw = b_g * b_n", {"rows": 300, "dim": 70},
+    ),
+    "rms_norm: weight is missing from dx": (
+        "kernels.rms_norm", "b_g *= b_w", "b_g *= 1.0", None,
+    ),
+    "swiglu: the second term of dgate is missing": (
+        "kernels._gated", "slope = s + y * (1 - s)\n", "slope = s\n", None,
+    ),
+    "swiglu: gate and up are exchanged in the packed tensor": (
+        "kernels._gated", "up_ptr = gate_ptr + n_columns\n    o_c",
+        "up_ptr = gate_ptr\n        gate_ptr += n_columns\n    o_c",
+        {"rows": 3, "dim": 5, "packed": True},
+    ),
+    "swiglu: the last column is left out": (
+        "kernels._gated", "m_c = o_c < n_columns - i_c\n    b_dy",
+        "m_c = o_c < n_columns - i_c - 1\n    b_dy",
+        {"rows": 3, "dim": 1001, "packed": True},
+    ),
+    "geglu: the derivative of the Gaussian is missing": (
+        "kernels._gated", "slope = s + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)", "slope = s",
+        {"rows": 3, "dim": 5},
+    ),
+    "geglu: the derivative of the tanh form lacks its cubic term": (
+        "kernels._gated", "(1 + 0.134145 * x * x)", "(1 + 0.0 * x)", None,
+    ),
+    "add_rms_norm: the gradient of the sum is forgotten": (
+        "kernels.rms_norm", "b_dx += tl.load(p_dsum, mask=m, other=0.0).to(tl.float32)",
+        "b_dx += 0.0", None,
+    ),
+    "add_rms_norm: the residual is not added": (
+        "kernels.rms_norm", "b_x += tl.load(p_residual, mask=m, other=0.0).to(tl.float32)",
+        "b_x += 0.0", None,
+    ),
+    "rope: the backward pass rotates forward": (
+        "kernels._qk_kernels", "b_sin = -b_sin", "b_sin = b_sin", HEADS,
+    ),
+    "rope: the offset is forgotten": (
+        "kernels._qk_kernels", "position = i_s + offset\n", "position = i_s\n",
+        HEADS | {"offset": 4},
+    ),
+    "rope: the offset in memory is forgotten": (
+        "kernels._qk_kernels", "position = i_s + tl.load(offset_ptr)\n", "position = i_s\n",
+        HEADS | {"offset": 4, "on_device": True},
+    ),
+    "rope: a full interleaved table is read as a half one": (
+        "kernels._qk", "step = 2 if interleaved and cos.shape[1] == dim else 1", "step = 1",
+        HEADS | {"interleaved": True, "full": True},
+    ),
+    "qk_norm: the mean is missing from dx": (
+        "kernels._qk_kernels", "b_ga = (b_ga - b_a * b_mean) * b_r", "b_ga = b_ga * b_r", HEADS,
+    ),
+    "qk_norm: the weights' gradient keeps only the last tile of heads": (
+        "kernels._qk_kernels", "b_dwa += b_ga * b_a", "b_dwa = b_ga * b_a",
+        HEADS | {"heads": 70},
+    ),
+    "qk_norm_rope: the gradient is not rotated back": (
+        "kernels._qk_kernels", "b_t = b_ga * b_cos + b_gb * b_sin", "b_t = b_ga", HEADS,
+    ),
+    "qk_norm_rope: the norm comes after the rotation": (
+        "kernels._qk_kernels", "b_a *= b_r * b_wa\n            b_b *= b_r * b_wb",
+        "b_a *= b_r * b_wb\n            b_b *= b_r * b_wa", HEADS,
+    ),
+    "attention: the diagonal is not seen": (
+        FLASH, "m = m & (o_k <= o_p)", "m = m & (o_k < o_p)", None,
+    ),
+    "attention: the window is one key too wide": (
+        FLASH, "m = m & (o_k > o_p - window)", "m = m & (o_k >= o_p - window)",
+        ATTENTION | {"window": 3},
+    ),
+    "attention: the sum is not shrunk to the new maximum": (
+        FLASH, "b_l = b_l * b_shrink + tl.sum(b_p, axis=1)", "b_l = b_l + tl.sum(b_p, axis=1)",
+        ATTENTION | {"length": 100, "keys": 100},
+    ),
+    "attention: keys past kv_length are seen": (
+        FLASH, "m = (o_k < end) & (o_p >= o_p)", "m = (o_k < end + 1) & (o_p >= o_p)",
+        ATTENTION | {"kv_length": 7, "causal": False},
+    ),
+    "attention: delta is missing from dk": (
+        FLASH, "b_ds = b_p * (b_dp - b_delta[None, :])", "b_ds = b_p * b_dp", None,
+    ),
+    "attention: delta is missing from dq": (
+        FLASH, "b_ds = b_p * (b_dp - b_delta[:, None])", "b_ds = b_p * b_dp", None,
+    ),
+    "attention: dk is not scaled": (FLASH, "b_dk * SCALE", "b_dk * 1.0", None),
+    "attention: shares of split keys are merged unweighted": (
+        FLASH, "tl.sum(b_part * b_w[:, None], axis=0)", "tl.sum(b_part, axis=0)",
+        ATTENTION | {"length": 1, "keys": 600},
+    ),
+    "linear_cross_entropy: the target is not subtracted": (
+        "kernels.linear_cross_entropy", "tl.where(start + o_v == target, 1.0, 0.0)", "0.0", None,
+    ),
+    "linear_cross_entropy: ignored tokens have a gradient": (
+        "kernels.linear_cross_entropy", "tl.where(counts, b_d, 0.0)", "b_d", None,
+    ),
+    "linear_cross_entropy: only the last block of words counts": (
+        "kernels.linear_cross_entropy", "total = total * tl.exp(top - higher) + tl",
+        "total = total * 0.0 + tl", {"rows": 2, "dim": 4, "words": 66000},
+    ),
+    "linear_cross_entropy: the mean is over all tokens": (
+        "kernels.linear_cross_entropy", "(target_N != ignore_index).sum()",
+        "(target_N == target_N).sum()", None,
+    ),
+    "graph_diffusion: the graph is transposed": (
+        "kernels.graph_diffusion", "o_p = o_m[:, None] * p_column + o_m[None, :] * p_row",
+        "o_p = o_m[:, None] * p_row + o_m[None, :] * p_column", None,
+    ),
+    "graph_diffusion: the start is lost from the gradient": (
+        "kernels.graph_diffusion", "b_h += b_sum", "b_h += 0.0", None,
+    ),
+    "graph_diffusion: slopes and states are paired in the same order": (
+        "kernels.graph_diffusion", "slopes.flip(0)", "slopes", None,
+    ),
+}  # fmt: skip
+
+
+def planted(module_name: str, old: str, new: str) -> types.ModuleType:
+    """A fresh copy of the module with the bug in it; the copy's source is what Triton reads."""
+    original = sys.modules[module_name]
+    source = inspect.getsource(original)
+    assert source.count(old) == 1, f"{module_name} has {source.count(old)} of {old!r}"
+    source = source.replace(old, new)
+    copy = types.ModuleType(f"{module_name}_planted")
+    copy.__file__ = f"<planted {module_name} {new}>"
+    linecache.cache[copy.__file__] = (
+        len(source), None, source.splitlines(keepends=True), copy.__file__,
+    )  # fmt: skip
+    sys.modules[copy.__name__] = copy
+    exec(compile(source, copy.__file__, "exec"), copy.__dict__)
+    return copy
+
+
+def plant(monkeypatch, module_name: str, old: str, new: str) -> None:
+    """Put the copy's functions, classes and kernels wherever the original's are in use."""
+    copy = planted(module_name, old, new)
+    original = sys.modules[module_name]
+    for name, value in list(vars(original).items()):
+        if not callable(value) or name.startswith("__") or not hasattr(copy, name):
+            continue
+        for user in [m for n, m in list(sys.modules.items()) if n.startswith("kernels")]:
+            if user is not copy and vars(user).get(name) is value:
+                monkeypatch.setattr(user, name, getattr(copy, name))
+
+
+def check(operator: str, sizes) -> bool:
+    """Whether the generic check finds the operator's Triton implementation right."""
+    op = kernels.OPS[operator]
+    case = Case("planted", sizes) if sizes else op.cases[0]
+    exact = Exact(op, op.inputs(case, DEVICE, DTYPES[0], 0))
+    return all(c.right for c in exact.compare(op.implementations["triton"]))
+
+
+@pytest.mark.skipif(not INTERPRETED and DEVICE.type == "cpu", reason="needs Triton to run")
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.replace(": ", "-"))
+def test_a_planted_bug_turns_the_generic_check_red(bug, monkeypatch):
+    module_name, old, new, sizes = BUGS[bug]
+    operator = bug.partition(":")[0]
+    assert check(operator, sizes), "right before"
+    plant(monkeypatch, module_name, old, new)
+    assert not check(operator, sizes), "and wrong with the bug"
+
+
+def test_every_triton_kernel_has_bugs_planted():
+    tried = {bug.partition(":")[0] for bug in BUGS}
+    assert tried == {n for n, op in kernels.OPS.items() if "triton" in op.implementations}
