@@ -1,0 +1,32 @@
+"""The model families: one per file, each ending in one ``FAMILY``; the folder is the registry."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from models._costs import Costs, Footprint
+from models._family import ConfigField, Family
+from models._language_model import CHECKPOINTING, Cache, LanguageModel
+from models._mistake import ConfigurationError
+
+__all__ = [
+    "CHECKPOINTING",
+    "FAMILIES",
+    "Cache",
+    "ConfigField",
+    "ConfigurationError",
+    "Costs",
+    "Family",
+    "Footprint",
+    "LanguageModel",
+]
+
+
+def _discover() -> dict[str, Family]:
+    names = sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    families = [importlib.import_module(f"models.{name}").FAMILY for name in names]
+    return {family.name: family for family in families}
+
+
+FAMILIES: dict[str, Family] = _discover()

@@ -1,0 +1,144 @@
+"""What a language model costs, as pure functions: FLOPs, and bytes by role.
+
+A family sums its layers up in ``Costs``; the rest is the same for all. The activation estimate
+assumes an attention that does not keep its S x S scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """The sizes of one configuration that time and memory follow from."""
+
+    parameters: int  # all trainable numbers
+    n_layers: int
+    dim: int  # width of the residual stream
+    rows: int  # rows of the vocabulary in the head
+    matmul_per_token: int  # multiply-adds a token in the blocks' linears, all layers
+    score_width: int  # query heads x head width, all layers: each (query, key) pair costs twice it
+    cached_per_token: int  # numbers kept a token while decoding, all layers
+    saved_per_token: int  # compute-dtype numbers one block saves a token for its backward
+    saved_stream_per_token: int  # numbers one block saves a token in the residual stream's dtype
+    saved_fp32_per_token: int  # FP32 numbers one block saves a token whatever the precision
+    unfused_per_token: int  # compute-dtype numbers one block saves more without fused kernels
+    tables_bytes: int  # rotary tables and other constants, shared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """Estimated bytes by role at the highest point of a step."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    cache: int  # decode state
+    tables: int
+
+    @property
+    def total(self) -> int:
+        """All roles together."""
+        roles = (self.weights, self.gradients, self.optimizer, self.activations)
+        return sum(roles) + self.cache + self.tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """Bytes a number takes: in the weights, in what the linears compute, in the residual stream."""
+
+    weight: int
+    compute: int
+    stream: int
+
+
+PRECISIONS: dict[str, Precision] = {
+    "fp32": Precision(weight=4, compute=4, stream=4),
+    "amp": Precision(weight=4, compute=2, stream=4),
+    "half": Precision(weight=2, compute=2, stream=2),
+}
+
+
+def flops(
+    costs: Costs,
+    *,
+    batch: int,
+    sequence: int,
+    training: bool = False,
+    context: int = 0,
+    last_only: bool = False,
+) -> int:
+    """FLOPs that the mathematics of one step needs; a multiply-add is two.
+
+    ``sequence`` new tokens each see the ``context`` before them and themselves (causal: half of
+    the square). Backward is twice forward. What checkpointing computes again is not counted:
+    these are the model's FLOPs, not the machine's.
+    """
+    pairs = sequence * context + sequence * (sequence + 1) // 2
+    head_tokens = 1 if last_only else sequence
+    forward = 2 * (
+        costs.matmul_per_token * sequence
+        + 2 * costs.score_width * pairs
+        + costs.dim * costs.rows * head_tokens
+    )
+    return batch * forward * (3 if training else 1)
+
+
+def footprint(
+    costs: Costs,
+    *,
+    workload: str,
+    batch: int,
+    sequence: int,
+    precision: str = "fp32",
+    checkpointing: str = "none",
+    fused: bool = True,
+    optimizer_bytes: int | None = None,
+    rope_tables: int = 1,
+) -> Footprint:
+    """Estimated memory of one step; ``sequence`` is the cache's length for prefill and decode.
+
+    ``precision`` is one of ``PRECISIONS``; ``fused`` says whether the element-wise operators run as
+    fused kernels; ``optimizer_bytes`` is what the optimizer keeps a parameter (None: AdamW's two
+    moments in the weights' dtype); ``rope_tables`` is how many copies of the rotary tables exist.
+    """
+    size = PRECISIONS[precision]
+    tokens = batch * sequence
+    weights = costs.parameters * size.weight
+    block = tokens * (
+        (costs.saved_per_token + (0 if fused else costs.unfused_per_token)) * size.compute
+        + costs.saved_stream_per_token * size.stream
+        + costs.saved_fp32_per_token * 4
+    )
+    # Autocast keeps a cast copy of every linear's weight until the linear's backward.
+    copy = size.compute if size.compute != size.weight else 0
+    block_copies, head_copy = costs.matmul_per_token * copy, costs.dim * costs.rows * copy
+    gradients = optimizer = cache = 0
+    if workload == "train":
+        moments = 2 * size.weight if optimizer_bytes is None else optimizer_bytes
+        gradients, optimizer = weights, costs.parameters * moments
+        stride = {"none": 0, "full": 1, "selective": 2}[checkpointing]
+        checkpointed = len(range(0, costs.n_layers, stride)) if stride else 0
+        whole = costs.n_layers - checkpointed
+        kept = whole * block + checkpointed * tokens * costs.dim * size.stream
+        kept += block_copies * whole // costs.n_layers + head_copy
+        # The peak is at the loss: logits, their FP32 copy, the log-softmax and its gradient.
+        logits = tokens * costs.rows * (size.compute + 4 * (2 if size.compute == 4 else 3))
+        activations = kept + max(logits, block if checkpointed else 0)
+    else:
+        decoding = workload in ("prefill", "decode")
+        # One block's temporaries live at a time; a decode step has one token a sequence.
+        live = block // sequence if workload == "decode" else block
+        logits = batch * (1 if decoding else sequence) * costs.rows * size.compute
+        cache = tokens * costs.cached_per_token * size.compute if decoding else 0
+        activations = max(live, logits) + block_copies + head_copy
+    return Footprint(
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=activations,
+        cache=cache,
+        tables=costs.tables_bytes * rope_tables,
+    )

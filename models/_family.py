@@ -1,0 +1,313 @@
+"""What a model family is: its configuration, its presets, and how its models come into being.
+
+Structure and weights are apart. ``materialise`` makes a model with weights of its own; ``share``
+makes another model of the same configuration around the *same* parameters, so that two variants
+(checkpointed and not, compiled and not) train one set of weights and one optimizer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from models._costs import Costs, Footprint, flops, footprint
+from models._initialise import initialise
+from models._language_model import LanguageModel
+from models._mistake import ConfigurationError
+
+WORKLOADS = ("forward", "train", "prefill", "decode")
+
+
+@dataclass(frozen=True)
+class ConfigField:
+    """One field of a family's configuration, with what it may be."""
+
+    name: str
+    title: str
+    help: str
+    kind: type  # bool, int, float or str
+    default: Any
+    choices: tuple[Any, ...]
+    minimum: float | None
+    maximum: float | None
+
+
+def setting(
+    default: Any,
+    title: str,
+    help: str,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    choices: tuple[Any, ...] = (),
+) -> Any:
+    """A dataclass field that also says what it means and what it may be."""
+    metadata = {
+        "title": title,
+        "help": help,
+        "minimum": minimum,
+        "maximum": maximum,
+        "choices": choices,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One model family; every file of this folder without a leading underscore ends in one."""
+
+    name: str
+    title: str
+    help: str
+    config: type[Any]  # a frozen dataclass made of ``setting`` fields
+    presets: Mapping[str, Any]  # from small to large
+    suggestions: Mapping[str, Mapping[str, tuple[int, int]]]  # preset: device: batch, sequence
+    construct: Callable[[Any], LanguageModel]
+    check: Callable[[Any], None]  # raises ConfigurationError for what no single field shows
+    costs: Callable[[Any], Costs]
+    workloads: tuple[str, ...] = WORKLOADS
+    first_choice: str = "base"  # the largest preset that is chosen unasked
+
+    def fields(self) -> list[ConfigField]:
+        """The configuration's fields, for forms and for the command line."""
+        kinds = typing.get_type_hints(self.config)
+        return [
+            ConfigField(
+                name=each.name, kind=kinds[each.name], default=each.default, **each.metadata
+            )
+            for each in dataclasses.fields(self.config)
+        ]
+
+    def configure(self, preset: str, overrides: Mapping[str, Any] | None = None) -> Any:
+        """The preset with fields replaced, validated; text is read as the field's kind.
+
+        Raises ``ConfigurationError``.
+        """
+        if preset not in self.presets:
+            raise ConfigurationError(
+                f"{self.name}: unknown preset {preset!r}; expected one of {tuple(self.presets)}"
+            )
+        known = {each.name: each for each in self.fields()}
+        values = {}
+        for name, value in (overrides or {}).items():
+            if name not in known:
+                raise ConfigurationError(
+                    f"{self.name}: unknown field {name!r}; expected one of {tuple(known)}"
+                )
+            values[name] = self._read(known[name], value)
+        config = dataclasses.replace(self.presets[preset], **values)
+        self.validate(config)
+        return config
+
+    def validate(self, config: Any) -> None:
+        """Raise ``ConfigurationError`` with one sentence unless the configuration can be built."""
+        if not isinstance(config, self.config):
+            raise ConfigurationError(
+                f"{self.name}: expected a {self.config.__name__}, got {type(config).__name__}"
+            )
+        for each in self.fields():
+            value = getattr(config, each.name)
+            if isinstance(value, str) and each.kind is not str:
+                raise self._not_of_kind(each, value)
+            self._read(each, value)
+            if each.choices and value not in each.choices:
+                raise ConfigurationError(
+                    f"{self.name}: {each.name} = {_shown(value)} is not one of {each.choices}"
+                )
+            low, high = each.minimum, each.maximum
+            if (low is not None and value < low) or (high is not None and value > high):
+                raise ConfigurationError(
+                    f"{self.name}: {each.name} = {_shown(value)} is outside of {low} to {high}"
+                )
+        self.check(config)
+
+    def check_memory(
+        self,
+        config: Any,
+        *,
+        workload: str,
+        batch: int,
+        sequence: int,
+        memory_bytes: int,
+        precision: str = "fp32",
+        checkpointing: str = "none",
+    ) -> None:
+        """Refuse by sentence what cannot fit ``memory_bytes``, before anything is allocated.
+
+        Judges by weights, optimizer and activations as estimated; pass more memory than there is
+        to let what is near the limit try and run out of memory in earnest.
+        """
+        if batch < 1 or sequence < 1:
+            raise ConfigurationError(
+                f"{self.name}: batch {batch} and sequence {sequence} must be at least 1"
+            )
+        if sequence > config.max_sequence:
+            raise ConfigurationError(
+                f"{self.name}: a sequence of {sequence} is longer than max_sequence = "
+                f"{config.max_sequence}; shorten it or raise max_sequence"
+            )
+        needed = self.footprint(
+            config,
+            workload=workload,
+            batch=batch,
+            sequence=sequence,
+            precision=precision,
+            checkpointing=checkpointing,
+        )
+        if needed.total > memory_bytes:
+            raise ConfigurationError(
+                f"{self.name}: {self.parameter_count(config):,} parameters with batch {batch} and "
+                f"sequence {sequence} need about {_gigabytes(needed.total)} ({workload}: weights "
+                f"{_gigabytes(needed.weights)}, activations {_gigabytes(needed.activations)}), "
+                f"but only {_gigabytes(memory_bytes)} can be used; choose a smaller model or batch"
+            )
+
+    def parameter_count(self, config: Any) -> int:
+        """Trainable numbers, by formula: nothing is built."""
+        return self.costs(config).parameters
+
+    def flops(
+        self, config: Any, batch: int, sequence: int, training: bool = False, **more: Any
+    ) -> int:
+        """FLOPs of one step; see ``models._costs.flops`` for ``context`` and ``last_only``."""
+        costs = self.costs(config)
+        return flops(costs, batch=batch, sequence=sequence, training=training, **more)
+
+    def footprint(self, config: Any, **step: Any) -> Footprint:
+        """Estimated bytes by role; see ``models._costs.footprint`` for what describes a step."""
+        return footprint(self.costs(config), **step)
+
+    def suggested(self, preset: str, device_type: str) -> dict[str, int]:
+        """A batch and a sequence that show the preset at work on this kind of device."""
+        by_device = self.suggestions[preset]
+        batch, sequence = by_device.get(device_type, by_device["cpu"])
+        return {"batch": batch, "sequence": sequence}
+
+    def default_preset(self, memory_bytes: int, device_type: str) -> str:
+        """The preset for a first start: the smallest on a CPU; on a GPU the largest up to
+        ``first_choice`` whose training step takes at most half of the memory.
+        """
+        names = list(self.presets)
+        if device_type == "cpu":
+            return names[0]
+        for name in reversed(names[: names.index(self.first_choice) + 1]):
+            step = self.suggested(name, device_type)
+            if (
+                2 * self.footprint(self.presets[name], workload="train", **step).total
+                <= memory_bytes
+            ):
+                return name
+        return names[0]
+
+    def build(
+        self,
+        config: Any,
+        device: torch.device | str = "meta",
+        dtype: torch.dtype = torch.float32,
+    ) -> LanguageModel:
+        """The structure alone: parameters without values, on ``device``."""
+        self.validate(config)
+        with torch.device("meta"):
+            model = self.construct(config)
+        model.to(dtype)
+        return model if torch.device(device).type == "meta" else model.to_empty(device=device)
+
+    def materialise(
+        self,
+        config: Any,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> LanguageModel:
+        """A model with weights drawn from ``seed``: the same ones on every device."""
+        model = self.build(config)
+        initialise(model, torch.device(device), dtype, seed)
+        return _with_buffers(model)
+
+    def share(self, config: Any, weights: Mapping[str, nn.Parameter]) -> LanguageModel:
+        """Another model around the very ``weights`` of one: ``model.weights()`` of the first."""
+        model = self.build(config)
+        model.load_state_dict(weights, assign=True)
+        return _with_buffers(model)
+
+    def _read(self, field: ConfigField, value: Any) -> Any:
+        """``value`` as the field's kind; raises ``ConfigurationError``."""
+        try:
+            return _READERS[field.kind](value)
+        except (ValueError, TypeError, OverflowError):
+            raise self._not_of_kind(field, value) from None
+
+    def _not_of_kind(self, field: ConfigField, value: Any) -> ConfigurationError:
+        names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+        return ConfigurationError(
+            f"{self.name}: {field.name} = {_shown(value)} is not {names[field.kind]}"
+        )
+
+
+def _read_bool(value: Any) -> bool:
+    words = {"true": True, "1": True, "on": True, "yes": True} | dict.fromkeys(
+        ("false", "0", "off", "no"), False
+    )
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in words:
+        return words[value.strip().lower()]
+    raise ValueError
+
+
+def _read_int(value: Any) -> int:
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise ValueError
+    return int(value)
+
+
+def _read_float(value: Any) -> float:
+    if isinstance(value, bool) or not math.isfinite(float(value)):
+        raise ValueError
+    return float(value)
+
+
+def _read_str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return value
+
+
+_READERS: dict[type, Callable[[Any], Any]] = {
+    bool: _read_bool,
+    int: _read_int,
+    float: _read_float,
+    str: _read_str,
+}
+
+
+def _shown(value: Any) -> str:
+    """The value for a sentence, cut where it is long; Python refuses to print huge integers."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB"
+
+
+def _with_buffers(model: LanguageModel) -> LanguageModel:
+    """Compute the constants that are no weights where the weights are; none may stay behind."""
+    device = next(model.parameters()).device
+    for module in model.modules():
+        if hasattr(module, "rebuild_buffers"):
+            module.rebuild_buffers(device)
+    left = [name for name, buffer in model.named_buffers() if buffer.is_meta]
+    if left and device.type != "meta":
+        raise TypeError(f"buffers without rebuild_buffers() stayed on the meta device: {left}")
+    return model

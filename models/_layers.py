@@ -1,0 +1,96 @@
+"""The layers that every family is built from, each said once.
+
+A module that owns parameters has ``initial(name, shape, generator)``: what they start as. That is
+how ``models._initialise`` can draw the same weights for any device and dtype.
+
+Shapes: B batch, S sequence, E model width, F feed-forward width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Generator, Tensor, nn
+
+import kernels
+
+INIT_STD = 0.02  # GPT-2 (Radford et al. 2019), section 2.3 and its published code
+
+
+def residual_std(n_layers: int) -> float:
+    """Standard deviation for the linears that write to the residual stream.
+
+    GPT-2, section 2.3: scaled by 1/sqrt(N), N the number of residual additions, two a layer, so
+    that the stream's variance does not grow with depth.
+    """
+    return INIT_STD / math.sqrt(2 * n_layers)
+
+
+class Linear(nn.Linear):
+    """A linear map without bias, (..., in) -> (..., out), started from N(0, std^2)."""
+
+    def __init__(self, n_in: int, n_out: int, std: float = INIT_STD) -> None:
+        super().__init__(n_in, n_out, bias=False)
+        self.std = std
+
+    def reset_parameters(self) -> None:
+        """Nothing: ``initial`` says how they start."""
+
+    def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
+        """The starting value of parameter ``name``, in FP32 on the CPU."""
+        return torch.empty(shape).normal_(0.0, self.std, generator=generator)
+
+
+class Embedding(nn.Embedding):
+    """Token embedding, (B, S) -> (B, S, E), started from N(0, 0.02^2)."""
+
+    def reset_parameters(self) -> None:
+        """Nothing: ``initial`` says how they start. On meta, torch's would import Dynamo: 5 s."""
+
+    def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
+        """The starting value of parameter ``name``, in FP32 on the CPU."""
+        return torch.empty(shape).normal_(0.0, INIT_STD, generator=generator)
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm over the last dimension with a learned gain (arXiv 1910.07467)."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim))
+        self.eps = eps
+
+    def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
+        """The starting value of parameter ``name``: ones."""
+        return torch.ones(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., E) -> (..., E)."""
+        return kernels.rms_norm(x, self.weight, self.eps)
+
+
+class SwiGLUMLP(nn.Module):
+    """``down(silu(gate x) * up x)`` (arXiv 2002.05202), (B, S, E) -> (B, S, E).
+
+    Gate and up are one linear, the gate's F rows first: one matrix product each way.
+    """
+
+    def __init__(self, dim: int, hidden: int, std_out: float = INIT_STD) -> None:
+        super().__init__()
+        self.gate_up = Linear(dim, 2 * hidden)
+        self.down = Linear(hidden, dim, std_out)
+
+    def forward(self, x_BSE: Tensor) -> Tensor:
+        """(B, S, E) -> (B, S, E)."""
+        return self.down(kernels.swiglu(self.gate_up(x_BSE)))
+
+
+def mlp_width(dim: int, ratio: float) -> int:
+    """Feed-forward width for ``ratio * dim``: the nearest multiple of 128, of 8 below 1024.
+
+    Matrix products on tensor cores want multiples of their tile: 2048 x 2.67 becomes 5504.
+    """
+    exact = dim * ratio
+    multiple = 128 if exact >= 1024 else 8
+    return max(multiple, round(exact / multiple) * multiple)

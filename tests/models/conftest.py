@@ -1,0 +1,41 @@
+"""A HYDRA small enough for exact comparisons, and tokens for it."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import settings
+
+from models import FAMILIES
+
+settings.register_profile("models", deadline=None, max_examples=30)
+settings.load_profile("models")
+
+CONFIG = dataclasses.replace(
+    FAMILIES["hydra"].presets["tiny"], dim=64, n_layers=3, n_heads=4, n_kv_heads=2, max_sequence=48
+)
+
+
+@pytest.fixture
+def family():
+    return FAMILIES["hydra"]
+
+
+@pytest.fixture
+def config():
+    return CONFIG
+
+
+@pytest.fixture
+def model(family, config):
+    return family.materialise(config, seed=3)
+
+
+@pytest.fixture
+def tokens_BS():
+    return torch.randint(0, 256, (2, 17), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def targets_BS():
+    return torch.randint(0, 256, (2, 17), generator=torch.Generator().manual_seed(2))

@@ -1,0 +1,135 @@
+"""The estimates of FLOPs and memory agree with what torch counts."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import kernels
+from models import FAMILIES
+
+HYDRA = FAMILIES["hydra"]
+
+
+def counted_flops(work):
+    # By hand, because not every torch counts its own attention on every device.
+    with kernels.using(attention="manual"), FlopCounterMode(display=False) as counter:
+        work()
+    return counter.get_total_flops()
+
+
+def future_flops(config, batch, sequence):
+    """What attention by hand does and a causal kernel need not: pairs above the diagonal."""
+    return 4 * batch * config.n_layers * config.dim * sequence * (sequence - 1) // 2
+
+
+def test_forward_flops_equal_what_torch_counts(model, config, tokens_BS):
+    with torch.no_grad():
+        counted = counted_flops(lambda: model(tokens_BS))
+    expected = HYDRA.flops(config, 2, 17) + future_flops(config, 2, 17)
+    assert counted == expected
+
+
+def test_decode_flops_equal_what_torch_counts(model, config, tokens_BS):
+    cache = model.new_cache(2, 17)
+    with torch.no_grad():
+        model(tokens_BS[:, :16], cache=cache)
+        position = torch.tensor(16)
+        counted = counted_flops(lambda: model(tokens_BS[:, 16:], cache=cache, position=position))
+    assert counted == HYDRA.flops(config, 2, 1, context=16)
+
+
+def test_a_prefill_that_needs_one_row_of_logits_saves_the_others(model, config, tokens_BS):
+    with torch.no_grad():
+        cache = model.new_cache(2, 17)
+        counted = counted_flops(lambda: model(tokens_BS, cache=cache, last_only=True))
+    expected = HYDRA.flops(config, 2, 17, last_only=True) + future_flops(config, 2, 17)
+    assert counted == expected
+    assert HYDRA.flops(config, 2, 17) - HYDRA.flops(config, 2, 17, last_only=True) == (
+        2 * 2 * 16 * config.dim * config.rows
+    )
+
+
+def test_training_costs_three_forward_passes(config):
+    assert HYDRA.flops(config, 2, 17, training=True) == 3 * HYDRA.flops(config, 2, 17)
+
+
+def kept_by_blocks(config, precision, checkpointing, tokens_BS):
+    """Bytes that autograd keeps for the backward pass of the blocks, weights left out."""
+    dtype = torch.bfloat16 if precision == "half" else torch.float32
+    model = HYDRA.materialise(config, dtype=dtype)
+    model.set_checkpointing(checkpointing)
+    weights = [*model.parameters(), *model.buffers()]
+    own = {weight.untyped_storage().data_ptr() for weight in weights}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    amp = torch.autocast("cpu", torch.bfloat16, enabled=precision == "amp")
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), amp:
+        model(tokens_BS)
+    return sum(size for size, _ in kept.values())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp", "half"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_activations_grow_with_depth_as_estimated(precision, checkpointing):
+    few = dataclasses.replace(HYDRA.presets["tiny"], n_layers=2)
+    many = dataclasses.replace(few, n_layers=8)
+    tokens_BS = torch.zeros(2, 256, dtype=torch.int64)
+    step = {"workload": "train", "batch": 2, "sequence": 256, "fused": False}
+    step |= {"precision": precision, "checkpointing": checkpointing}
+    measured = [kept_by_blocks(c, precision, checkpointing, tokens_BS) for c in (few, many)]
+    estimated = [HYDRA.footprint(c, **step).activations for c in (few, many)]
+    # torch's norm and attention keep more on a CPU than on a GPU: both norms' inputs and results
+    # in FP32 where a GPU keeps the input alone, and the attention's output in a second layout.
+    size = {"fp32": (4, 4), "amp": (2, 4), "half": (2, 2)}[precision]
+    more_per_block = tokens_BS.numel() * few.dim * (2 * 4 + 2 * (4 - size[1]) + size[0])
+    blocks = {"none": 6, "selective": 3, "full": 0}[checkpointing]
+    growth = measured[1] - measured[0] - blocks * more_per_block
+    assert estimated[1] - estimated[0] == pytest.approx(growth, rel=0.01)
+
+
+def test_weights_gradients_and_optimizer_are_counted_exactly(config, tokens_BS, targets_BS):
+    model = HYDRA.materialise(config)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.loss(tokens_BS, targets_BS).backward()
+    optimizer.step()
+    estimate = HYDRA.footprint(config, workload="train", batch=2, sequence=17)
+    assert estimate.weights == sum(p.nbytes for p in model.parameters())
+    assert estimate.gradients == sum(p.grad.nbytes for p in model.parameters())
+    moments = [
+        value.nbytes
+        for state in optimizer.state.values()
+        for key, value in state.items()
+        if key != "step"
+    ]
+    assert estimate.optimizer == sum(moments)
+    assert estimate.tables == model.rope_cache_bytes()
+    assert estimate.total == sum(dataclasses.astuple(estimate))
+
+
+def test_checkpointing_and_narrow_numbers_shrink_the_estimate():
+    config = HYDRA.presets["base"]
+    step = {"workload": "train", "batch": 8, "sequence": 1024}
+    none, selective, full = (
+        HYDRA.footprint(config, **step, checkpointing=mode).activations
+        for mode in ("none", "selective", "full")
+    )
+    assert full < selective < none
+    fp32, half = (HYDRA.footprint(config, **step, precision=p) for p in ("fp32", "half"))
+    assert half.weights * 2 == fp32.weights
+    assert half.activations < fp32.activations
+
+
+def test_inference_keeps_no_gradients_and_only_decoding_keeps_a_cache():
+    config = HYDRA.presets["base"]
+    for workload in ("forward", "prefill", "decode"):
+        estimate = HYDRA.footprint(config, workload=workload, batch=2, sequence=64)
+        assert estimate.gradients == estimate.optimizer == 0
+        assert (estimate.cache > 0) == (workload != "forward")

@@ -1,0 +1,162 @@
+"""HYDRA on a GPU: nothing waits for the host, every step can be captured, memory as estimated."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from models import FAMILIES
+
+HYDRA = FAMILIES["hydra"]
+LENGTH = 64
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+
+def tokens(batch, sequence, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (batch, sequence), generator=generator).cuda()
+
+
+@pytest.fixture
+def half_model():
+    config = dataclasses.replace(HYDRA.presets["tiny"], n_layers=2)
+    return HYDRA.materialise(config, "cuda", torch.bfloat16, seed=3)
+
+
+def warm(work):
+    """Run outside of the default stream until everything is tuned and allocated."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+
+
+def captured(work):
+    warm(work)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        result = work()
+    return graph, result
+
+
+def test_a_seed_gives_the_same_weights_as_on_the_cpu():
+    here = HYDRA.materialise(HYDRA.presets["tiny"], "cuda", seed=9).weights()
+    there = HYDRA.materialise(HYDRA.presets["tiny"], "cpu", seed=9).weights()
+    for name, weight in here.items():
+        assert weight.is_cuda and torch.equal(weight.cpu(), there[name]), name
+
+
+def test_single_precision_equals_the_cpu():
+    config = HYDRA.presets["tiny"]
+    here = HYDRA.materialise(config, "cuda", seed=9)(tokens(2, 100))
+    there = HYDRA.materialise(config, "cpu", seed=9)(tokens(2, 100).cpu())
+    torch.testing.assert_close(here.cpu(), there, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_no_step_waits_for_the_host(half_model, checkpointing):
+    tokens_BS, position = tokens(2, LENGTH), torch.tensor(7, device="cuda")
+    half_model.set_checkpointing(checkpointing)
+    cache = half_model.new_cache(2, LENGTH)
+
+    def work():
+        half_model.loss(tokens_BS, tokens_BS).backward()
+        with torch.no_grad():
+            half_model(tokens_BS, cache=cache, last_only=True)
+            half_model(tokens_BS[:, :1], cache=cache, position=position)
+
+    warm(work)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        work()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_a_training_step_can_be_captured(half_model, checkpointing):
+    half_model.set_checkpointing(checkpointing)
+    tokens_BS = tokens(2, LENGTH)
+
+    def work():
+        half_model.zero_grad(set_to_none=True)
+        loss = half_model.loss(tokens_BS, tokens_BS)
+        loss.backward()
+        return loss.detach()
+
+    graph, loss = captured(work)
+    tokens_BS.copy_(tokens(2, LENGTH, seed=1))
+    graph.replay()
+    replayed = [loss.clone(), *(parameter.grad.clone() for parameter in half_model.parameters())]
+    expected = [work(), *(parameter.grad for parameter in half_model.parameters())]
+    for one, other in zip(replayed, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=1e-3)
+
+
+@torch.no_grad()
+def test_one_captured_decode_step_serves_every_position(half_model):
+    tokens_BS = tokens(2, LENGTH)
+    whole_BSV = half_model(tokens_BS)
+    cache = half_model.new_cache(2, LENGTH)
+    token_B1 = tokens_BS[:, :1].clone()
+    position = torch.zeros((), dtype=torch.int64, device="cuda")
+    graph, logits_B1V = captured(lambda: half_model(token_B1, cache=cache, position=position))
+    cache.reset()
+    for i in range(LENGTH):
+        token_B1.copy_(tokens_BS[:, i : i + 1])
+        position.fill_(i)
+        graph.replay()
+        torch.testing.assert_close(logits_B1V[:, 0], whole_BSV[:, i], rtol=0.05, atol=0.05)
+
+
+@torch.no_grad()
+def test_a_compiled_decode_step_is_captured_once_the_cache_is_marked_static(half_model):
+    torch.compiler.reset()
+    cache = half_model.new_cache(2, LENGTH)
+    cache.mark_static()
+    step = torch.compile(half_model, mode="reduce-overhead", fullgraph=True)
+    position = torch.zeros((), dtype=torch.int64, device="cuda")
+    skips = torch._dynamo.utils.counters["inductor"]
+    skips.clear()
+    for i in range(4):
+        position.fill_(i)
+        step(tokens(2, 1), cache=cache, position=position)
+    assert skips["cudagraph_skips"] == 0
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp", "half"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_the_peak_of_a_training_step_is_as_estimated(precision, checkpointing):
+    config, batch, sequence = HYDRA.presets["base"], 8, 1024
+    dtype = torch.bfloat16 if precision == "half" else torch.float32
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    model = HYDRA.materialise(config, "cuda", dtype)
+    model.set_checkpointing(checkpointing)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    tokens_BS = tokens(batch, sequence)
+    for _ in range(2):  # the first step makes the optimizer's moments
+        torch.cuda.reset_peak_memory_stats()
+        optimizer.zero_grad(set_to_none=False)
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "amp"):
+            loss = model.loss(tokens_BS, tokens_BS)
+        loss.backward()
+        optimizer.step()
+    measured = torch.cuda.max_memory_allocated() - before
+    estimate = HYDRA.footprint(
+        config,
+        workload="train",
+        batch=batch,
+        sequence=sequence,
+        precision=precision,
+        checkpointing=checkpointing,
+    )
+    assert estimate.total == pytest.approx(measured, rel=0.15)
