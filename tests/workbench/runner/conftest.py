@@ -1,0 +1,41 @@
+"""One real runner for all tests that leave it as they found it: importing torch costs seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from runner_driver import Driver
+
+from sessions.model import Configuration
+from workbench import protocol
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[Driver]:
+    """A real runner, idle."""
+    driver = Driver()
+    driver.until_state("idle")
+    yield driver
+    driver.close()
+    assert driver.runner.process.returncode == 0
+
+
+@pytest.fixture
+def runner(shared) -> Iterator[Driver]:
+    """The shared runner; whatever still runs at the end of the test is ended."""
+    yield shared
+    states = [message for message in shared.messages if isinstance(message, protocol.State)]
+    if states[-1].state != "idle":
+        shared.finish(protocol.Stop())
+
+
+@pytest.fixture(scope="session")
+def small() -> Configuration:
+    """A model of two layers that steps in a few milliseconds."""
+    return Configuration(
+        family="hydra",
+        preset="tiny",
+        model={"dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "max_sequence": 256},
+        settings={"batch": 1, "sequence": 16},
+    )

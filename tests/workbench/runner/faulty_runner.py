@@ -1,0 +1,21 @@
+"""The real runner, with families that misbehave imported when it imports its own."""
+
+from __future__ import annotations
+
+from workbench.runner.main import main
+from workbench.runner.wire import Wire
+
+take_standard_streams = Wire.take_standard_streams
+
+
+def take_and_import() -> Wire:
+    wire = take_standard_streams()
+    import faulty_families  # noqa: F401
+
+    return wire
+
+
+Wire.take_standard_streams = take_and_import
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,130 @@
+"""Every option that this device allows can be switched in any order, and shows that it took effect.
+
+A random walk, from a seed that a failure names, over all toggles and every workload.
+"""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from sessions.model import Phase
+from workbench import protocol
+
+MOVES = 24  # of the training walk; every option that is allowed is visited at least once
+SEED = 20260101
+
+
+def allowed(runner, configuration) -> dict[str, list[str]]:
+    """The options of every toggle that are not blocked under the configuration."""
+    runner.send(protocol.Check(configuration=configuration))
+    answer = runner.until(protocol.Availability)
+    assert not answer.problems
+    return {
+        toggle.name: [
+            option.name
+            for option in toggle.options
+            if option.name not in answer.blocked.get(toggle.name, {})
+        ]
+        for toggle in runner.messages[0].toggles
+    }
+
+
+def off(runner) -> dict[str, str]:
+    return {toggle.name: toggle.options[0].name for toggle in runner.messages[0].toggles}
+
+
+def assert_effective(runner, evidence: protocol.EvidenceFound) -> None:
+    """Every option of the segment that is not off says how one can tell that it took effect."""
+    segment = runner.session.segments[-1]
+    switched = {
+        name: option
+        for name, option in segment.configuration.toggles.items()
+        if option != off(runner)[name]
+    }
+    assert {found.toggle: found.requested for found in evidence.evidence} == switched
+    for found in evidence.evidence:
+        assert found.status == "effective", f"{found} in {segment.configuration.toggles}"
+        assert found.text
+
+
+def apply(runner, toggles: dict[str, str]) -> None:
+    runner.send(protocol.Apply(toggles=toggles))
+    started = runner.until(
+        lambda message: isinstance(message, (protocol.SegmentStarted, protocol.Failure))
+    )
+    assert isinstance(started, protocol.SegmentStarted), started
+    assert toggles.items() <= started.configuration.toggles.items()
+    assert_effective(runner, runner.until(protocol.EvidenceFound))
+    assert "failure" not in runner.session.segments[-1].ledger
+
+
+def walk(runner, configuration, moves: int, compiles: bool) -> None:
+    rng = random.Random(SEED)
+    options = allowed(runner, configuration)
+    if not compiles:
+        options["compile"] = ["off"]  # tens of seconds each on the CPU
+    runner.start(configuration)
+    assert_effective(runner, runner.until(protocol.EvidenceFound))
+    unseen = [(name, option) for name, choices in options.items() for option in choices[1:]]
+    rng.shuffle(unseen)
+    now = dict(runner.session.segments[-1].configuration.toggles)
+    for _ in range(moves):
+        changed = dict([unseen.pop()]) if unseen else {}
+        for name in rng.sample(sorted(options), rng.randint(0 if changed else 1, 3)):
+            changed.setdefault(name, rng.choice(options[name]))
+        if changed.items() <= now.items():
+            continue
+        apply(runner, changed)
+        now |= changed
+    assert not unseen, f"the walk was too short for {unseen}"
+    rng.shuffle(names := sorted(now))
+    for name in names:  # and back, one at a time
+        if now[name] != off(runner)[name]:
+            apply(runner, {name: off(runner)[name]})
+    assert runner.finish(protocol.Stop()).reason == "stopped"
+    assert not [m for m in runner.messages if isinstance(m, protocol.Failure) and m.kind == "model"]
+
+
+@pytest.mark.parametrize("workload", ["forward", "prefill", "decode"])
+def test_options_of_inference_in_any_order(runner, small, workload):
+    walk(runner, msgspec.structs.replace(small, workload=workload, settings={}), 12, False)
+
+
+def test_options_of_training_in_any_order(runner, small):
+    walk(runner, msgspec.structs.replace(small, workload="train"), MOVES, False)
+
+
+@pytest.mark.timeout(500)
+def test_a_compiled_step_can_be_left_and_reached_again_without_compiling(runner, small):
+    configuration = msgspec.structs.replace(
+        small, workload="train", toggles={"adamw": "foreach", "rope_cache": "shared"}
+    )
+    assert "default" in allowed(runner, configuration)["compile"], "install g++"
+    runner.start(configuration)
+    runner.until(protocol.EvidenceFound)
+    since = len(runner.messages)
+    apply(runner, {"compile": "default"})
+    compiled = runner.session.segments[-1]
+    tasks = {m.task for m in runner.messages[since:] if isinstance(m, protocol.Progress)}
+    assert "compile" in tasks, "nothing said that it was compiling"
+    assert compile_seconds(compiled) >= 1.0, "the compile phase is too short to be true"
+    for toggles in (
+        {"compile": "off"},
+        {"compile": "default"},
+        {"compile": "off", "attention": "manual"},
+        {"compile": "default", "attention": "auto"},
+    ):
+        apply(runner, toggles)
+        segment = runner.session.segments[-1]
+        reused = [m for m in runner.messages if isinstance(m, protocol.SegmentStarted)][-1].reused
+        assert reused == ("attention" not in toggles or toggles["attention"] == "auto")
+        assert compile_seconds(segment) == 0.0, "it was compiled again"
+    assert runner.finish(protocol.Stop()).reason == "stopped"
+
+
+def compile_seconds(segment) -> float:
+    """Seconds that the segment spent compiling."""
+    return sum(span.stop_s - span.start_s for span in segment.phases if span.phase == Phase.COMPILE)

@@ -1,0 +1,316 @@
+"""The real runner on its wire: what comes when, and what each command does."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import numpy as np
+import pytest
+
+from sessions.model import Phase
+from workbench import protocol
+
+
+def sent(runner, kind, since=0):
+    return [message for message in runner.messages[since:] if isinstance(message, kind)]
+
+
+def with_(configuration, **changes):
+    return msgspec.structs.replace(configuration, **changes)
+
+
+def test_the_catalogue_comes_first_and_names_everything(runner):
+    catalogue = runner.messages[0]
+    assert isinstance(catalogue, protocol.Catalogue)
+    assert catalogue.version == protocol.VERSION
+    assert abs(time.time() - catalogue.created) < 3600
+    assert {"torch", "python", "cpu", "cpu_cores", "os"} <= catalogue.environment.keys()
+    (hydra,) = (family for family in catalogue.families if family.name == "hydra")
+    assert hydra.default_preset in hydra.presets
+    assert hydra.presets.keys() == hydra.parameters.keys() == hydra.suggested.keys()
+    fields = {field.name for field in hydra.fields}
+    assert all(values.keys() == fields for values in hydra.presets.values())
+    workloads = {workload.name: workload for workload in catalogue.workloads}
+    assert set(hydra.workloads) <= set(workloads)
+    for toggle in catalogue.toggles:
+        assert toggle.default in {option.name for option in toggle.options}
+        assert toggle.help and toggle.title and toggle.group
+    assert len(sent(runner, protocol.Catalogue)) == 1
+
+
+def test_telemetry_streams_while_nothing_runs(runner):
+    sample = runner.until(protocol.TelemetrySamples)
+    assert sample.columns["t_s"] == sorted(sample.columns["t_s"])
+    assert 0 <= sample.columns["busy"][-1] <= 100
+    assert sample.columns["memory_used"][-1] > 2**26
+
+
+def test_a_run_goes_through_its_phases_and_ends_at_its_number_of_steps(runner, small):
+    since = len(runner.messages)
+    segment_index = len(runner.session.segments)
+    runner.start(with_(small, workload="train"), steps=150)
+    finished = runner.finish()
+    assert (finished.reason, finished.steps) == ("done", 150)
+    states = [state.state for state in sent(runner, protocol.State, since)]
+    assert states == ["building", "running", "idle"]
+
+    (started,) = sent(runner, protocol.SegmentStarted, since)
+    toggles = {toggle.name: toggle.default for toggle in runner.messages[0].toggles}
+    assert started.configuration == with_(small, workload="train", toggles=toggles)
+    assert not started.reused
+
+    segment = runner.session.segments[segment_index]
+    steps = segment.steps
+    assert [span.phase for span in segment.phases] == [Phase.BUILD, Phase.WARM_UP, Phase.STEADY]
+    assert all(span.stop_s > span.start_s for span in segment.phases)
+    assert len(steps["t_s"]) == 150
+    assert (np.diff(steps["t_s"]) > 0).all()
+    assert (steps["wall_ms"] > 0).all() and np.isnan(steps["gpu_ms"]).all()
+    assert (steps["peak"] >= steps["allocated"]).all() and (steps["allocated"] > 0).all()
+    assert sorted(steps["phase"]) == list(steps["phase"]), "a warm-up step after a steady one"
+    assert set(steps["phase"]) == {Phase.WARM_UP, Phase.STEADY}
+    steady = segment.phases[-1]
+    assert (steps["t_s"][steps["phase"] == Phase.STEADY] >= steady.start_s - 0.05).all()
+
+    assert segment.ledger["tokens_per_step"] == 16
+    assert segment.ledger["parameters"] > 10_000
+    assert segment.ledger["build_s"] > 0 and segment.ledger["first_step_s"] > 0
+    assert 0 < segment.ledger["loss"] < 10
+    assert len(sent(runner, protocol.EvidenceFound, since)) == 1
+
+
+def test_a_run_ends_at_its_number_of_seconds(runner, small):
+    runner.start(small, seconds=0.5)
+    runner.until_state("running")
+    began = time.monotonic()
+    assert runner.finish().reason == "done"
+    assert 0.3 < time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("workload", ["forward", "train", "prefill", "decode"])
+def test_every_workload_runs(runner, small, workload):
+    settings = {"batch": 2, "sequence": 8}
+    if workload == "decode":
+        settings["new_tokens"] = 6
+    runner.start(with_(small, workload=workload, settings=settings), steps=20)
+    finished = runner.finish()
+    assert (finished.reason, finished.steps) == ("done", 20)
+    wanted = {"decode": 2}.get(workload, 16)
+    assert runner.session.segments[-1].ledger["tokens_per_step"] == wanted
+
+
+def test_the_same_configuration_and_seed_train_to_the_same_loss(runner, small):
+    losses = []
+    for seed in (1, 2, 1):
+        runner.start(with_(small, workload="train", seed=seed), steps=10)
+        runner.finish()
+        losses.append(runner.session.segments[-1].ledger["loss"])
+    assert losses[0] == losses[2] != losses[1]
+
+
+def test_training_goes_on_from_where_another_option_left_it(runner, small):
+    runner.start(with_(small, workload="train", seed=7))
+    runner.until_steps(20)
+    first = len(runner.session.segments) - 1
+    runner.send(protocol.Apply(toggles={"adamw": "foreach"}))
+    runner.until(protocol.SegmentStarted)
+    runner.until_steps(20)
+    runner.finish(protocol.Stop())
+    before, after = (segment.ledger["loss"] for segment in runner.session.segments[first:])
+    assert after < before, "the weights began anew"
+
+
+def test_the_bytes_of_a_file_are_data(runner, small, tmp_path):
+    text = tmp_path / "all the same.txt"
+    text.write_bytes(b"a" * 1000)
+    runner.start(with_(small, workload="train", data=str(text)), steps=300)
+    assert runner.finish().reason == "done"
+    assert runner.session.segments[-1].ledger["loss"] < 2.0  # ln 256 = 5.5 for random bytes
+
+
+def test_a_change_is_a_segment_and_going_back_costs_no_build(runner, small):
+    runner.start(small)
+    runner.until_steps(2)
+    since = len(runner.messages)
+    runner.send(protocol.Apply(toggles={"attention": "manual"}))
+    changed = runner.until(protocol.SegmentStarted)
+    runner.until_steps(2)
+    assert changed.configuration.toggles["attention"] == "manual" and not changed.reused
+    assert "Manual" in changed.label
+    (note,) = sent(runner, protocol.Note, since)
+    assert note.kind == "toggle" and "Attention backend: Manual" in note.text
+
+    began = time.monotonic()
+    runner.send(protocol.Apply(toggles={"attention": "auto"}))
+    back = runner.until(protocol.SegmentStarted)
+    runner.until(protocol.Steps)
+    first_sample_s = runner.seen[-1][0] - began
+    assert back.reused and back.index == changed.index + 1
+    print(
+        f"\nfirst sample after going back to a built configuration: {first_sample_s * 1e3:.0f} ms"
+    )
+    assert first_sample_s < 1.0  # 200 ms on an idle machine
+    assert "building" not in [state.state for state in sent(runner, protocol.State, since)[2:]]
+
+
+def test_applying_what_runs_already_changes_nothing(runner, small):
+    runner.start(small)
+    runner.until_steps(1)
+    since = len(runner.messages)
+    runner.send(protocol.Apply(toggles={"attention": "auto"}))
+    runner.until_steps(5)
+    assert not sent(runner, (protocol.SegmentStarted, protocol.Note), since)
+
+
+@pytest.mark.parametrize(
+    ("toggles", "reason"),
+    [
+        ({"cuda_graphs": "on"}, "toggle cuda_graphs: 'on' cannot be used: needs a CUDA GPU"),
+        ({"triton": "on"}, "toggle triton: 'on' cannot be used: needs a CUDA GPU"),
+        ({"adamw": "fused"}, "Choose the training step."),
+        ({"attention": "fastest"}, "toggle attention: unknown 'fastest'; expected one of ('auto',"),
+        ({"warp": "on"}, "toggle: unknown 'warp'; expected one of ("),
+    ],
+)
+def test_a_toggle_that_is_blocked_says_why_and_the_run_goes_on(runner, small, toggles, reason):
+    runner.start(small)
+    runner.until_steps(1)
+    segments = len(runner.session.segments)
+    runner.send(protocol.Apply(toggles=toggles))
+    failure = runner.until(protocol.Failure)
+    assert failure.kind == "mistake" and reason in failure.sentence
+    assert not failure.detail and not failure.fatal
+    runner.until_steps(3)
+    assert len(runner.session.segments) == segments
+
+
+def test_a_check_is_answered_while_the_runner_steps_and_while_it_builds(runner, small):
+    runner.start(with_(small, preset="small", model={}, settings={"batch": 1, "sequence": 64}))
+    runner.until_state("building")
+    runner.send(protocol.Check(configuration=small))
+    answer = runner.until(protocol.Availability)
+    assert answer.configuration == small and answer.problems == []
+    assert answer.blocked["cuda_graphs"]["on"].reason.startswith("needs a CUDA GPU")
+    assert answer.blocked["adamw"]["fused"].set == {"workload": "train"}
+    assert "auto" not in answer.blocked["attention"]
+    assert not sent(runner, protocol.SegmentStarted)[-1].reused
+    runner.until_steps(1)
+    train = with_(small, workload="train")
+    runner.send(protocol.Check(configuration=train))
+    answer = runner.until(protocol.Availability)
+    assert answer.configuration == train and "adamw" not in answer.blocked
+    runner.until_steps(1)
+
+
+def test_a_paused_run_keeps_what_it_built_and_makes_no_steps(runner, small):
+    runner.start(small)
+    runner.until_steps(1)
+    runner.send(protocol.Pause())
+    runner.until_state("paused")
+    segment = runner.session.segments[-1]
+    steps = len(segment.steps["t_s"])
+    time.sleep(0.5)
+    runner.send(protocol.Pause())  # once more changes nothing
+    runner.send(protocol.Check(configuration=small))
+    runner.until(protocol.Availability)
+    assert len(segment.steps["t_s"]) == steps
+
+    runner.send(protocol.Apply(toggles={"rope_cache": "shared"}))  # takes effect at once
+    runner.until_state("paused")
+    assert runner.session.segments[-1].configuration.toggles["rope_cache"] == "shared"
+    runner.send(protocol.Apply(toggles={"rope_cache": "per_layer"}))
+    assert runner.until(protocol.SegmentStarted).reused
+    runner.until_state("paused")
+
+    runner.send(protocol.Resume())
+    runner.until_state("running")
+    runner.until_steps(2)
+    gap = np.diff(runner.session.segments[-1].steps["t_s"]).max(initial=0)
+    assert gap * 1e3 < 10 * runner.session.segments[-1].steps["wall_ms"].max()
+    assert runner.session.segments[-1].steps["wall_ms"].max() < 400, "the pause was timed"
+    assert runner.finish(protocol.Stop()).reason == "stopped"
+
+
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize(
+    ("command", "reason"), [(protocol.Stop(), "stopped"), (protocol.Cancel(), "cancelled")]
+)
+def test_a_run_ends_when_asked_and_the_next_reuses_what_it_built(
+    runner, small, paused, command, reason
+):
+    runner.start(small)
+    runner.until_steps(1)
+    if paused:
+        runner.send(protocol.Pause())
+        runner.until_state("paused")
+    assert runner.finish(command).reason == reason
+    runner.start(small, steps=3)
+    assert runner.until(protocol.SegmentStarted).reused
+    assert runner.finish().steps == 3
+
+
+def test_cancel_ends_a_build_that_has_begun(runner, small):
+    since = len(runner.messages)
+    runner.start(with_(small, seed=11))
+    runner.until_state("building")
+    runner.send(protocol.Cancel())
+    assert runner.finish().reason == "cancelled"
+    runner.until_state("idle")  # the answer to Cancel itself
+    runner.start(small, steps=3)
+    assert runner.finish().reason == "done", "the next run was cancelled too"
+    assert sent(runner, protocol.Finished, since)[0].steps <= 1
+
+
+def test_cancel_that_is_read_before_the_run_begins_is_not_forgotten(runner, small):
+    runner.start(with_(small, seed=12))
+    runner.send(protocol.Cancel())
+    assert runner.finish().reason == "cancelled"
+
+
+def test_commands_without_a_run_are_answered(runner):
+    runner.send(protocol.Apply(toggles={"attention": "manual"}))
+    failure = runner.until(protocol.Failure)
+    assert failure.sentence == "Nothing runs; start a run to change its toggles."
+    for command in (protocol.Pause(), protocol.Resume(), protocol.Stop(), protocol.Cancel()):
+        runner.send(command)
+    runner.until_state("idle")  # of Cancel
+
+
+def test_a_start_while_one_runs_takes_its_place(runner, small):
+    runner.start(small)
+    runner.until_steps(1)
+    runner.start(with_(small, workload="prefill"), steps=5)
+    assert runner.until(protocol.Finished).reason == "stopped"
+    started = runner.until(protocol.SegmentStarted)
+    assert started.configuration.workload == "prefill"
+    assert runner.finish().steps == 5
+
+
+BAD_LINES = [
+    b"\n",
+    b"start the run, please\n",
+    b"\x00\xff\xfe\n",
+    b"[1, 2\n",
+    b'{"type":"start"}\n',
+    b'{"type":"start","configuration":{"family":7,"preset":""}}\n',
+    b'{"type":"self-destruct"}\n',
+    b'{"type":"state","state":"idle"}\n',
+    b'{"type":"apply","toggles":{"attention":null}}\n',
+    b"{" * 100_000 + b"\n",
+    b"x" * 5_000_000 + b"\n",
+]
+
+
+def test_bad_lines_are_ignored_one_by_one_and_the_run_goes_on(runner, small):
+    runner.start(small)
+    runner.until_steps(1)
+    for line in BAD_LINES:
+        runner.runner.process.stdin.write(line)
+        runner.runner.process.stdin.flush()
+        failure = runner.until(protocol.Failure)
+        assert (failure.kind, failure.fatal) == ("wire", False)
+        assert failure.sentence == "A line that is not a command was ignored."
+        assert failure.detail.startswith("not a message: ") and len(failure.detail) < 600
+    runner.until_steps(3)
+    assert runner.finish(protocol.Stop()).reason == "stopped"

@@ -1,0 +1,196 @@
+"""Sessions that look like real ones, made from a seed: for tests of plots, and to look at."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sessions.columns import Columns
+from sessions.model import (
+    STEP_COLUMNS,
+    TELEMETRY_COLUMNS,
+    Configuration,
+    Event,
+    Phase,
+    PhaseSpan,
+    Segment,
+    Session,
+)
+
+GIB = 2.0**30
+
+# toggle, its text on the timeline, factor on the step time, factor on the memory, compile seconds
+LADDER = (
+    ("", "baseline", 1.0, 1.0, 0.0),
+    ("precision", "precision: AMP BF16", 0.62, 0.71, 0.0),
+    ("compile", "torch.compile: default", 0.45, 0.66, 9.0),
+    ("kernels", "Triton RMSNorm, SwiGLU, RoPE", 0.43, 0.6, 3.0),
+    ("checkpoint", "gradient checkpointing: on", 0.55, 0.32, 2.0),
+    ("graphs", "CUDA graphs: on", 0.38, 0.62, 1.5),
+    ("attention", "attention: flash", 0.35, 0.58, 0.6),
+    ("compile", "torch.compile: max-autotune", 0.31, 0.6, 20.0),
+)
+
+
+def step_times(rng: np.random.Generator, count: int, typical_ms: float) -> NDArray:
+    """Correlated noise, a slow drift, now and then a slow step."""
+    noise = np.empty(count)
+    value = 0.0
+    for index, shock in enumerate(rng.normal(0, 0.008, min(count, 4096))):
+        value = 0.8 * value + shock
+        noise[index] = value
+    if count > 4096:
+        noise[4096:] = np.resize(noise[:4096], count - 4096)
+    times = typical_ms * (1 + noise + 0.004 * np.sin(np.arange(count) / 300.0))
+    slow = rng.random(count) < 0.004
+    times[slow] *= 1 + rng.exponential(0.5, int(slow.sum()))
+    return times
+
+
+def gpu_session(
+    segments: int = 4,
+    steps: int = 400,
+    seed: int = 0,
+    title: str = "HYDRA 100M on an H200",
+    typical_ms: float = 24.0,
+    labels: tuple[str, ...] = (),
+) -> Session:
+    """A session as a GPU gives it: phases, allocator's numbers, telemetry with GPM, markers."""
+    rng = np.random.default_rng(seed)
+    session = Session(title=title, created=1.7e9 + seed)
+    session.environment = {"gpu": "NVIDIA H200", "driver": "580.95", "torch": "2.11.0+cu130"}
+    now = 0.4
+    for index in range(segments):
+        _, text, speed, memory, compile_s = LADDER[index % len(LADDER)]
+        label = labels[index] if index < len(labels) else text
+        segment = _segment(index, label, now)
+        if index:
+            session.events.append(Event(now, "toggle", label))
+        now = _phase(segment, Phase.BUILD if not index else Phase.COMPILE, now, 0.5 + compile_s)
+        if compile_s > 10:
+            now = _phase(segment, Phase.AUTOTUNE, now, compile_s / 2)
+        count = max(1, steps)
+        times = step_times(rng, count, typical_ms * speed)
+        phase = np.full(count, Phase.STEADY, np.uint8)
+        warm = min(8, count)
+        phase[:warm] = Phase.WARM_UP
+        times[:warm] *= np.linspace(6, 1.2, warm)
+        base = (18 + 40 * memory) * GIB
+        starts = now + np.concatenate([[0.0], np.cumsum(times[:-1])]) / 1e3
+        segment.steps.append(  # type: ignore[attr-defined]
+            {
+                "t_s": starts,
+                "gpu_ms": times,
+                "wall_ms": times + 0.05,
+                "allocated": base * (0.55 + 0.02 * rng.random(count)),
+                "reserved": np.full(count, base * 1.15),
+                "peak": np.full(count, base),
+                "phase": phase,
+            }
+        )
+        now = _phase(segment, Phase.WARM_UP, now, float(times[:warm].sum()) / 1e3)
+        now = _phase(segment, Phase.STEADY, now, float(times[warm:].sum()) / 1e3)
+        segment.ledger = {"tokens_per_step": 16384, "parameters": 100_000_000}
+        session.segments.append(segment)
+    session.telemetry["gpu0"] = gpu_telemetry(rng, now, session.segments)
+    if segments > 2:
+        session.events.append(Event(now * 0.8, "note", "fan at 100 % from here on"))
+    return session
+
+
+def cpu_session(steps: int = 120, seed: int = 1, title: str = "HYDRA tiny on two cores") -> Session:
+    """A session as a machine without a GPU gives it: wall time, resident set, CPU percent."""
+    session = gpu_session(3, steps, seed, title, typical_ms=48.0)
+    session.environment = {"cpu": "2 cores", "torch": "2.15.0"}
+    for segment in session.segments:
+        steps_read = segment.steps
+        plain = Columns(STEP_COLUMNS)
+        resident = 1.1 * GIB + 0.05 * GIB * segment.index
+        rows = len(steps_read["t_s"])
+        plain.append(
+            {
+                "t_s": steps_read["t_s"],
+                "wall_ms": steps_read["wall_ms"],
+                "allocated": resident * (1 + 0.01 * np.random.default_rng(seed).random(rows)),
+                "peak": np.full(rows, resident * 1.02),
+                "phase": steps_read["phase"],
+            }
+        )
+        segment.steps = plain
+        segment.ledger = {}
+    t_s = session.telemetry["gpu0"]["t_s"]
+    table = Columns(TELEMETRY_COLUMNS)
+    busy = np.clip(170 + 20 * np.random.default_rng(seed).normal(size=len(t_s)), 0, 200) / 2
+    table.append({"t_s": t_s, "busy": busy, "memory_used": np.full(len(t_s), 5 * GIB)})
+    session.telemetry = {"cpu": table}
+    return session
+
+
+def gpu_telemetry(rng: np.random.Generator, stop_s: float, segments: list[Segment]) -> Columns:
+    """Ten samples a second; the GPU idles while something is compiled."""
+    t_s = np.arange(0.0, max(stop_s, 0.2), 0.1)
+    working = np.zeros(len(t_s))
+    for segment in segments:
+        for span in segment.phases:
+            if span.phase in (Phase.STEADY, Phase.WARM_UP):
+                working[(t_s >= span.start_s) & (t_s < span.stop_s)] = 0.7 + 0.05 * segment.index
+    wobble = rng.normal(0, 1, len(t_s))
+    table = Columns(TELEMETRY_COLUMNS)
+    table.append(
+        {
+            "t_s": t_s,
+            "busy": np.clip(98 * (working > 0) + wobble, 0, 100),
+            "sm_active": np.clip(80 * working + 2 * wobble, 0, 100),
+            "sm_occupancy": np.clip(45 * working + wobble, 0, 100),
+            "tensor_active": np.clip(38 * working + 2 * wobble, 0, 100),
+            "dram_active": np.clip(55 * working + 3 * wobble, 0, 100),
+            "memory_used": 60 * GIB * np.ones(len(t_s)),
+            "power_w": 120 + 540 * working + 8 * wobble,
+            "sm_clock": 1980 - 180 * working + 5 * wobble,
+            "temperature": 34 + 30 * (1 - np.exp(-t_s / 20)) + 0.3 * wobble,
+            "throttle": np.zeros(len(t_s)),
+        }
+    )
+    return table
+
+
+def empty_session(title: str = "Nothing yet") -> Session:
+    """A session that has not begun."""
+    return Session(title=title)
+
+
+def nan_session(steps: int = 50) -> Session:
+    """Steps of which nothing but the start was measured."""
+    session = Session(title="Not measured")
+    segment = _segment(0, "baseline", 0.0)
+    segment.steps.append(  # type: ignore[attr-defined]
+        {"t_s": np.arange(steps) * 0.1, "phase": np.full(steps, Phase.STEADY)}
+    )
+    session.segments.append(segment)
+    table = Columns(TELEMETRY_COLUMNS)
+    table.append({"t_s": np.arange(steps) * 0.1})
+    session.telemetry["gpu0"] = table
+    return session
+
+
+def long_session(steps: int = 1_000_000, step_ms: float = 0.1) -> Session:
+    """One segment of very many steps."""
+    session = gpu_session(1, steps, 3, f"{steps} steps", typical_ms=step_ms)
+    session.telemetry = {}
+    return session
+
+
+def _segment(index: int, label: str, start_s: float) -> Segment:
+    configuration = Configuration(
+        family="hydra",
+        preset="100m",
+        workload="train",
+        settings={"batch": 8, "sequence": 2048},
+        toggles={LADDER[i % len(LADDER)][0]: "on" for i in range(1, index + 1)},
+    )
+    return Segment(index, configuration, label, start_s, steps=Columns(STEP_COLUMNS))
+
+
+def _phase(segment: Segment, phase: Phase, start_s: float, seconds: float) -> float:
+    segment.phases.append(PhaseSpan(phase, start_s, start_s + seconds))
+    return start_s + seconds

@@ -1,0 +1,132 @@
+"""A run without a window: how it ends, and what is kept of it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import threading
+
+import pytest
+import wire_samples
+from runner_driver import LIGHT
+
+from workbench import headless, journal, protocol
+from workbench.client import Runner
+from workbench.headless import run
+
+
+def lead(monkeypatch, *command: str) -> None:
+    runner = functools.partial(Runner, command=command)
+    monkeypatch.setattr(headless, "Runner", runner)
+
+
+def script(monkeypatch, *messages: protocol.Message, then: str = "sys.stdin.read()") -> None:
+    """A runner that sends these messages, then does that."""
+    lines = b"".join(map(protocol.encode, messages))
+    lead(monkeypatch, sys.executable, "-S", "-c", f"import os, sys\nos.write(1, {lines!r})\n{then}")
+
+
+def choose(_catalogue):
+    return wire_samples.configuration()
+
+
+def test_the_outcome_is_the_session_and_how_it_ended(monkeypatch):
+    sent = wire_samples.stream()
+    script(monkeypatch, *sent)
+    watched: list[protocol.AnyMessage] = []
+    outcome = run(choose, steps=5, seconds=None, watch=watched.append)
+    assert watched == sent
+    assert outcome.reason == "failed" and outcome.mistake == ""
+    assert [failure.sentence for failure in outcome.failures] == ["It failed."]
+    assert len(outcome.session.segments) == 3
+
+
+def test_a_mistake_is_known_as_one(monkeypatch):
+    mistake = protocol.Failure(kind="mistake", sentence="dim = 7 is odd")
+    end = protocol.Finished(reason="failed", steps=0)
+    script(monkeypatch, wire_samples.catalogue(), mistake, end)
+    outcome = run(choose, steps=5, seconds=None)
+    assert outcome.mistake == "dim = 7 is odd"
+
+
+def test_a_message_that_does_not_fit_is_a_failure_and_the_run_goes_on(monkeypatch):
+    sent = wire_samples.stream()
+    misfit = protocol.Steps(segment=9, columns={"t_s": [1.0]})
+    script(monkeypatch, *sent[:-1], misfit, sent[-1])
+    outcome = run(choose, steps=5, seconds=None)
+    assert outcome.reason == "failed"
+    kinds = [failure.kind for failure in outcome.failures]
+    assert kinds == ["model", "wire"]
+    assert "segment 9 was never started" in outcome.failures[-1].sentence
+
+
+def test_a_runner_that_dies_leaves_what_it_had_sent_and_its_journal(monkeypatch):
+    script(monkeypatch, *wire_samples.stream()[:-2], then="os.kill(os.getpid(), 9)")
+    outcome = run(choose, steps=5, seconds=None)
+    assert outcome.reason == "died"
+    assert "SIGKILL" in outcome.failures[-1].sentence
+    assert len(outcome.session.segments) == 3
+    assert outcome.journal.exists()
+
+
+def test_a_choice_that_is_refused_ends_runner_and_journal(monkeypatch):
+    def refuse(_catalogue):
+        raise LookupError("no such family")
+
+    script(monkeypatch, wire_samples.catalogue())
+    with pytest.raises(LookupError):
+        run(refuse, steps=1, seconds=None)
+    assert not list(journal.folder().iterdir())
+
+
+@pytest.mark.parametrize("presses", [1, 3])
+def test_ctrl_c_cancels_and_keeps_what_was_measured(monkeypatch, presses):
+    before = signal.getsignal(signal.SIGINT)
+    end = protocol.encode(protocol.Finished(reason="cancelled", steps=60))
+    script(
+        monkeypatch,
+        *wire_samples.stream()[:-1],
+        then=f"assert 'cancel' in [sys.stdin.readline(), sys.stdin.readline()][1]; "
+        f"os.write(1, {end!r}); sys.stdin.read()",
+    )
+    press = [
+        threading.Timer(0.3 * (number + 1), os.kill, (os.getpid(), signal.SIGINT))
+        for number in range(presses)
+    ]
+    press[0].start()  # while the main thread waits for the runner's next line
+    for timer in press[1:]:
+        timer.start()
+    try:
+        outcome = run(choose, steps=None, seconds=60)
+    finally:
+        for timer in press:
+            timer.cancel()
+    assert outcome.reason == "cancelled"
+    assert sum(len(segment.steps["t_s"]) for segment in outcome.session.segments) == 60
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_before_the_catalogue_starts_nothing(monkeypatch):
+    hello = protocol.encode(wire_samples.catalogue())
+    lead(
+        monkeypatch,
+        *(sys.executable, "-S", "-c"),
+        f"import os, sys, time\nsys.stdin.readline(); os.write(1, {hello!r}); sys.stdin.read()",
+    )
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    outcome = run(lambda _: pytest.fail("it was started"), steps=None, seconds=60)
+    assert outcome.reason == "cancelled" and not outcome.session.segments
+
+
+def test_a_runner_that_does_not_hear_ctrl_c_is_ended_by_force(monkeypatch):
+    monkeypatch.setattr("workbench.client.GRACE_S", 0.3)
+    lead(monkeypatch, *LIGHT, "0.02")
+    timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    outcome = run(choose, steps=None, seconds=60)
+    assert outcome.reason == "died"
+    assert "did not stop when cancelled" in outcome.failures[-1].sentence
+    assert len(outcome.session.segments[0].steps["t_s"]) > 0

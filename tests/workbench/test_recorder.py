@@ -1,0 +1,158 @@
+"""Messages become a session; what does not fit is refused and leaves the session as it was."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import wire_samples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sessions.model import Phase, Session
+from workbench import protocol
+from workbench.recorder import Recorder
+
+
+def recorded(*runners: list[protocol.AnyMessage]) -> Session:
+    recorder = Recorder()
+    for messages in runners:
+        for message in messages:
+            recorder.record(message)
+    return recorder.session
+
+
+def times(session: Session) -> np.ndarray:
+    return np.concatenate([segment.steps["t_s"] for segment in session.segments])
+
+
+def test_messages_become_segments_telemetry_and_events():
+    session = recorded(wire_samples.stream(segments=2, batches=3))
+    assert session.title == "Run 0" and session.notes == "a note"
+    assert session.created == 1.7e9 and session.environment == {"torch": "0"}
+    assert [segment.label for segment in session.segments] == ["option 0", "option 1"]
+    for index, segment in enumerate(session.segments):
+        assert segment.index == index
+        assert len(segment.steps["t_s"]) == 15
+        assert np.isnan(segment.steps["gpu_ms"]).all()  # None on the wire
+        assert np.isnan(segment.steps["reserved"]).all()  # not sent at all
+        assert (segment.steps["phase"][:5] == Phase.WARM_UP).all()
+        assert [span.phase for span in segment.phases] == [Phase.BUILD, Phase.WARM_UP]
+        assert segment.phases[-1].stop_s >= segment.steps["t_s"][-1]
+        assert set(segment.ledger) == {"loss"}
+        assert segment.evidence[0].status == "effective"
+    assert len(session.telemetry["cpu"]["t_s"]) == 6
+    assert [event.kind for event in session.events] == ["note", "note", "error"]
+
+
+@pytest.mark.parametrize("later_s", [100.0, 0.0, -3600.0], ids=["later", "same", "set back"])
+def test_a_second_runner_goes_on_in_the_same_session(later_s):
+    first = wire_samples.stream(seed=1)
+    second = wire_samples.stream(seed=2, created=1.7e9 + later_s)
+    session = recorded(first, second)
+    assert session.created == 1.7e9
+    assert [segment.index for segment in session.segments] == list(range(6))
+    assert (np.diff(times(session)) > 0).all(), "time runs backwards"
+    starts = [segment.start_s for segment in session.segments]
+    assert starts == sorted(starts)
+    alone = recorded(second)
+    for moved, own in zip(session.segments[3:], alone.segments, strict=True):
+        np.testing.assert_array_equal(moved.steps["wall_ms"], own.steps["wall_ms"])
+        np.testing.assert_allclose(np.diff(moved.steps["t_s"]), np.diff(own.steps["t_s"]))
+    assert session.segments[3].start_s - session.segments[2].start_s >= later_s - 3
+
+
+def test_a_segment_whose_beginning_was_lost_does_not_take_the_later_ones_with_it():
+    messages = wire_samples.stream(segments=3)
+    lost = next(
+        message
+        for message in messages
+        if isinstance(message, protocol.SegmentStarted) and message.index == 1
+    )
+    recorder = Recorder()
+    refused = 0
+    for message in messages:
+        try:
+            if message is not lost:
+                recorder.record(message)
+        except protocol.WireError:
+            refused += 1
+    whole = recorded(messages)
+    assert refused > 0
+    assert [segment.label for segment in recorder.session.segments] == ["option 0", "option 2"]
+    for found, wanted in zip(recorder.session.segments, whole.segments[::2], strict=True):
+        np.testing.assert_array_equal(found.steps["wall_ms"], wanted.steps["wall_ms"])
+
+
+def batch(**columns) -> protocol.Steps:
+    return protocol.Steps(segment=0, columns={"t_s": [1.0, 2.0], **columns})
+
+
+MISFITS = [
+    protocol.Steps(segment=7, columns={"t_s": [1.0]}),
+    protocol.Steps(segment=-1, columns={"t_s": [1.0]}),
+    protocol.PhaseChanged(segment=7, phase=5),
+    protocol.PhaseChanged(segment=-1, phase=5),
+    protocol.PhaseChanged(segment=0, phase=6),
+    protocol.PhaseChanged(segment=0, phase=-1),
+    protocol.Facts(segment=7, ledger={}),
+    protocol.EvidenceFound(segment=-2, evidence=[]),
+    protocol.Steps(segment=0, columns={}),
+    protocol.Steps(segment=0, columns={"wall_ms": [1.0]}),
+    batch(wall_ms=[1.0]),
+    batch(wall_ms=[]),
+    batch(surprise=[1.0, 2.0]),
+    batch(phase=[5.0, None]),
+    batch(phase=[5.0, 6.0]),
+    batch(phase=[5.0, 4.5]),
+    batch(phase=[-1.0, 5.0]),
+    batch(block=[1.0, 1e300]),
+    protocol.TelemetrySamples(device="gpu0", columns={"t_s": [1.0], "busy": [1.0, 2.0]}),
+    protocol.TelemetrySamples(device="gpu0", columns={"t_s": [1.0], "surprise": [1.0]}),
+    protocol.TelemetrySamples(device="gpu0", columns={"busy": [1.0]}),
+]
+
+
+@pytest.mark.parametrize("misfit", MISFITS, ids=repr)
+def test_a_message_that_does_not_fit_is_refused_and_changes_nothing(misfit):
+    recorder = Recorder()
+    for message in wire_samples.stream():
+        recorder.record(message)
+    before = copy.deepcopy(recorder.session)
+    with pytest.raises(protocol.WireError) as refusal:
+        recorder.record(misfit)
+    assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 300
+    wire_samples.assert_same(recorder.session, before)
+
+
+numbers = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.integers(-2, 300)
+columns = st.dictionaries(
+    st.sampled_from(["t_s", "wall_ms", "phase", "block", "busy", "throttle", "other"]),
+    st.lists(numbers.map(lambda value: None if value is None else float(value)), max_size=3),
+)
+indices = st.integers(-2, 4)
+wild_messages = st.one_of(
+    st.builds(protocol.Steps, segment=indices, columns=columns),
+    st.builds(protocol.TelemetrySamples, device=st.sampled_from(["cpu", "gpu0"]), columns=columns),
+    st.builds(protocol.PhaseChanged, segment=indices, phase=st.integers(-2, 300)),
+    st.builds(protocol.Facts, segment=indices, ledger=st.just({"a": 1})),
+    st.builds(protocol.EvidenceFound, segment=indices, evidence=st.just([])),
+    st.sampled_from(wire_samples.stream(segments=2)),
+)
+
+
+@pytest.mark.filterwarnings("error")
+@given(st.lists(wild_messages, max_size=12))
+def test_no_order_of_messages_raises_anything_but_a_wire_error(messages):
+    recorder = Recorder()
+    for message in messages:
+        try:
+            recorder.record(message)
+        except protocol.WireError:
+            continue
+    for segment in recorder.session.segments:
+        assert len({len(values) for values in segment.steps.values()}) == 1
+        assert set(segment.steps["phase"]) <= set(map(int, Phase))
+        assert all(math.isfinite(span.stop_s) for span in segment.phases)

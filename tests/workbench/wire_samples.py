@@ -1,0 +1,156 @@
+"""What a well-behaved runner sends, made from a seed; and whether two sessions are the same.
+
+Run as a program it is such a runner, without torch: ``python wire_samples.py PERIOD_S [LOG]`` takes
+Start, streams until it is killed or its reader is gone, and after every batch appends the time and
+the number of steps sent so far to LOG.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from sessions.model import Configuration, Evidence, Phase, Session
+from workbench import protocol
+
+BATCH = 5
+GIB = 2.0**30
+
+
+def catalogue(created: float = 1.7e9) -> protocol.Catalogue:
+    """A catalogue with nothing to choose from."""
+    return protocol.Catalogue(
+        version=protocol.VERSION,
+        created=created,
+        device="cpu",
+        device_title="none",
+        environment={"torch": "0"},
+        families=[],
+        workloads=[],
+        toggles=[],
+        operators={},
+    )
+
+
+def configuration(option: str = "off") -> Configuration:
+    """A configuration with one toggle."""
+    return Configuration(
+        family="hydra", preset="tiny", settings={"batch": 2}, toggles={"compile": option}
+    )
+
+
+def stream(
+    seed: int = 0, segments: int = 3, batches: int = 4, created: float = 1.7e9
+) -> list[protocol.AnyMessage]:
+    """All messages of one runner's life."""
+    rng = np.random.default_rng(seed)
+    sent: list[protocol.AnyMessage] = [
+        catalogue(created),
+        protocol.State(t_s=0.01, state="idle"),
+        protocol.Described(t_s=0.02, title=f"Run {seed}", notes="a note"),
+    ]
+    now = 0.1
+    for index in range(segments):
+        sent += begin(now, index, f"option {index}")
+        for batch in range(batches):
+            sent.append(steps(rng, now, index, Phase.STEADY if batch else Phase.WARM_UP))
+            now += BATCH * 0.01
+            sent.append(telemetry(rng, now))
+        sent.append(protocol.Facts(t_s=now, segment=index, ledger={"loss": float(rng.random())}))
+        found = [Evidence("compile", "default", "effective", "1 graph")]
+        sent.append(protocol.EvidenceFound(t_s=now, segment=index, evidence=found))
+        sent.append(protocol.Note(t_s=now, kind="note", text=f"after {index}"))
+    sent.append(protocol.Failure(t_s=now, kind="model", sentence="It failed."))
+    sent.append(protocol.Finished(t_s=now, reason="failed", steps=segments * batches * BATCH))
+    return sent
+
+
+def begin(now: float, index: int, option: str = "off") -> list[protocol.AnyMessage]:
+    """A segment begins and warms up."""
+    return [
+        protocol.SegmentStarted(
+            t_s=now, index=index, configuration=configuration(option), label=option
+        ),
+        protocol.PhaseChanged(t_s=now, segment=index, phase=int(Phase.BUILD)),
+        protocol.PhaseChanged(t_s=now + 0.001, segment=index, phase=int(Phase.WARM_UP)),
+    ]
+
+
+def steps(
+    rng: np.random.Generator, now: float, segment: int, phase: Phase, step_s: float = 0.01
+) -> protocol.Steps:
+    """A batch of steps."""
+    return protocol.Steps(
+        t_s=now + BATCH * step_s,
+        segment=segment,
+        columns={
+            "t_s": [now + step_s * place for place in range(BATCH)],
+            "gpu_ms": [None] * BATCH,
+            "wall_ms": (step_s * 1e3 * rng.normal(1, 0.01, BATCH)).tolist(),
+            "allocated": [GIB] * BATCH,
+            "phase": [int(phase)] * BATCH,
+        },
+    )
+
+
+def telemetry(rng: np.random.Generator, now: float) -> protocol.TelemetrySamples:
+    """One sample of the host."""
+    return protocol.TelemetrySamples(
+        t_s=now, device="cpu", columns={"t_s": [now], "busy": [float(rng.random())]}
+    )
+
+
+def assert_same(found: Session, wanted: Session) -> None:
+    """Everything but id and, for a recovery, the given title."""
+    assert found.created == wanted.created
+    assert found.notes == wanted.notes
+    assert found.environment == wanted.environment
+    assert found.events == wanted.events
+    assert len(found.segments) == len(wanted.segments)
+    for one, other in zip(found.segments, wanted.segments, strict=True):
+        for name in ("index", "configuration", "label", "start_s", "phases", "evidence", "ledger"):
+            assert getattr(one, name) == getattr(other, name), name
+        _assert_same_columns(one.steps, other.steps)
+    assert found.telemetry.keys() == wanted.telemetry.keys()
+    for device, columns in found.telemetry.items():
+        _assert_same_columns(columns, wanted.telemetry[device])
+
+
+def _assert_same_columns(found, wanted) -> None:
+    assert set(found) == set(wanted)
+    for name, values in found.items():
+        np.testing.assert_array_equal(values, wanted[name], err_msg=name)
+
+
+def _commands() -> Iterator[protocol.AnyCommand]:
+    for line in sys.stdin.buffer:
+        yield protocol.decode_command(line)
+
+
+def _main(period_s: float, log: Path | None) -> None:
+    def send(*messages: protocol.AnyMessage) -> None:
+        sys.stdout.buffer.write(b"".join(map(protocol.encode, messages)))
+        sys.stdout.buffer.flush()
+
+    began = time.time()
+    send(catalogue(began), protocol.State(state="idle"))
+    next(command for command in _commands() if isinstance(command, protocol.Start))
+    rng = np.random.default_rng()
+    send(*begin(time.time() - began, 0))
+    count = 0
+    while True:
+        now = time.time() - began
+        send(steps(rng, now, 0, Phase.STEADY, period_s / BATCH), telemetry(rng, now))
+        count += BATCH
+        if log is not None:
+            with log.open("a") as file:
+                file.write(f"{time.time()} {count}\n")
+        time.sleep(period_s)
+
+
+if __name__ == "__main__":
+    _main(float(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None)

@@ -1,0 +1,1 @@
+"""The workbench: a runner that owns the GPU, a window that watches it, and a command line."""

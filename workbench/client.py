@@ -1,0 +1,176 @@
+"""The window's end of the wire: owns the runner's process, without Qt, for window and CLI alike."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from workbench import protocol
+from workbench.journal import Journal
+
+GRACE_S = 3.0  # from cancel to terminate, and from terminate to kill
+LOG_LINES = 200
+
+Log = Callable[[str], None]
+
+
+class Runner:
+    """A runner process and its two pipes.
+
+    ``messages()`` is read by one thread; ``send``, ``cancel`` and ``close`` may be called from any.
+    Every line that arrives is appended to ``journal`` before it is decoded.
+    """
+
+    def __init__(
+        self,
+        journal: Journal | None = None,
+        command: Sequence[str] = (sys.executable, "-m", "workbench.runner"),
+        log: Log | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.journal = journal
+        self.log_tail: deque[str] = deque(maxlen=LOG_LINES)
+        self._log = log
+        self._closing = False
+        self._cancelled_by: str | None = None
+        self._escalation: threading.Timer | None = None
+        self._send_lock = threading.Lock()
+        # A session of its own: compile workers and all die together when the group is killed.
+        self.process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
+        )
+        self._log_thread = threading.Thread(target=self._read_log, name="runner-log", daemon=True)
+        self._log_thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self.process.poll() is None
+
+    def send(self, command: protocol.Command) -> bool:
+        """Send one command; False when the runner is gone (``messages`` then says why)."""
+        assert self.process.stdin is not None
+        with self._send_lock:
+            try:
+                self.process.stdin.write(protocol.encode(command))
+                self.process.stdin.flush()
+            except (OSError, ValueError):
+                return False
+        return True
+
+    def messages(self) -> Iterator[protocol.AnyMessage]:
+        """Every message until the runner ends; the last is a Failure if it ended unasked."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if self.journal is not None:
+                self.journal.append(line)
+            try:
+                message = protocol.decode_message(line)
+            except protocol.WireError as error:
+                if not line.endswith(b"\n"):
+                    break  # cut short by the runner's end, of which the obituary tells
+                yield protocol.Failure(
+                    kind="wire",
+                    sentence="The runner sent a line that is not a message; it was left out.",
+                    fix="If this repeats, start a new runner.",
+                    detail=str(error),
+                )
+                continue
+            if isinstance(message, protocol.State) and message.state == "idle":
+                self._disarm()
+            if isinstance(message, protocol.Failure) and message.fatal:
+                self._closing = True  # it has said itself why it ends
+            yield message
+        self.process.wait()
+        self._disarm()
+        self._log_thread.join(timeout=1.0)
+        if not self._closing:
+            yield self._obituary()
+
+    def cancel(self) -> None:
+        """Ask the run to end; a runner that does not is terminated, then killed."""
+        self.send(protocol.Cancel())
+        if self._escalation is None:
+            self._arm(self._terminate)
+
+    def close(self) -> None:
+        """End the runner: ask, then terminate, then kill. Returns when it is gone."""
+        self._closing = True
+        self._disarm()
+        self.send(protocol.Quit())
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        for how in (None, signal.SIGTERM, signal.SIGKILL):
+            if how is not None:
+                self._signal(how)
+            try:
+                self.process.wait(timeout=GRACE_S)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        self._signal(signal.SIGKILL)  # workers that outlived their parent
+        self._log_thread.join(timeout=GRACE_S)  # the pipe has ended with the last of them
+
+    def _arm(self, action: Callable[[], None]) -> None:
+        self._escalation = threading.Timer(GRACE_S, action)
+        self._escalation.daemon = True
+        self._escalation.start()
+
+    def _disarm(self) -> None:
+        if self._escalation is not None:
+            self._escalation.cancel()
+            self._escalation = None
+
+    def _terminate(self) -> None:
+        self._cancelled_by = "terminated"
+        self._signal(signal.SIGTERM)
+        self._arm(self._kill)
+
+    def _kill(self) -> None:
+        self._cancelled_by = "killed"
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            text = line.decode("utf-8", "replace").rstrip()
+            self.log_tail.append(text)
+            if self._log is not None:
+                self._log(text)
+
+    def _obituary(self) -> protocol.Failure:
+        code = self.process.returncode
+        if self._cancelled_by:
+            sentence = (
+                f"The run did not stop when cancelled, so its runner was {self._cancelled_by}."
+            )
+        elif code < 0:
+            name = signal.Signals(-code).name
+            sentence = f"The runner was ended by {name}."
+            if name == "SIGKILL":
+                sentence += " The system does this when memory runs out."
+        else:
+            sentence = f"The runner ended with exit code {code}."
+        return protocol.Failure(
+            kind="died",
+            sentence=sentence,
+            fix="Start a new runner; everything measured so far is kept.",
+            detail="\n".join(self.log_tail),
+            fatal=True,
+        )

@@ -1,0 +1,113 @@
+"""A run without a window: the same runner, recorder and journal, driven to the end of one run."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sessions.model import Configuration, Session
+from workbench import protocol
+from workbench.client import Runner
+from workbench.journal import Journal
+from workbench.recorder import Recorder
+
+Watcher = Callable[[protocol.AnyMessage], None]
+Chooser = Callable[[protocol.Catalogue], Configuration]
+
+
+@dataclass
+class Outcome:
+    """What a run gave: its session, how it ended, and what went wrong.
+
+    ``journal`` is for the caller to remove once the session is safe.
+    """
+
+    session: Session
+    journal: Path
+    reason: str = "died"  # done, stopped, cancelled, failed; died: the runner was lost
+    failures: list[protocol.Failure] = field(default_factory=list)
+
+    @property
+    def mistake(self) -> str:
+        """Why nothing ran, where what was asked cannot be; otherwise empty."""
+        mistakes = [failure.sentence for failure in self.failures if failure.kind == "mistake"]
+        return mistakes[-1] if mistakes and self.reason == "failed" else ""
+
+
+def run(
+    choose: Chooser,
+    *,
+    steps: int | None,
+    seconds: float | None,
+    watch: Watcher = lambda _message: None,
+) -> Outcome:
+    """Run what ``choose`` makes of the catalogue; Ctrl+C cancels and keeps what was measured."""
+    journal = Journal()
+    recorder = Recorder(Session())
+    outcome = Outcome(recorder.session, journal.path)
+    runner = Runner(journal)
+    try:
+        with _interrupt_cancels(runner) as interrupted:
+            for message in runner.messages():
+                message = _recorded(recorder, message)
+                watch(message)
+                match message:
+                    case protocol.Catalogue():
+                        if interrupted.is_set():
+                            outcome.reason = "cancelled"
+                            break
+                        configuration = choose(message)
+                        runner.send(
+                            protocol.Start(
+                                configuration=configuration, steps=steps, seconds=seconds
+                            )
+                        )
+                    case protocol.Failure():
+                        outcome.failures.append(message)
+                    case protocol.Finished():
+                        outcome.reason = message.reason
+                        break
+    finally:
+        runner.close()
+        journal.close(keep=bool(recorder.session.segments))
+    return outcome
+
+
+def _recorded(recorder: Recorder, message: protocol.AnyMessage) -> protocol.AnyMessage:
+    """The message once it is recorded, or the failure that it does not fit."""
+    try:
+        recorder.record(message)
+    except protocol.WireError as error:
+        return protocol.Failure(
+            kind="wire",
+            sentence=f"A message of the runner does not fit the session: {error}.",
+            fix="It was left out of the session.",
+        )
+    return message
+
+
+@contextlib.contextmanager
+def _interrupt_cancels(runner: Runner) -> Iterator[threading.Event]:
+    """Let Ctrl+C cancel the run; the event says whether it was pressed.
+
+    KeyboardInterrupt would end the generator of messages, and with it all that is still to come.
+    """
+    interrupted = threading.Event()
+
+    def cancel(*_: object) -> None:
+        interrupted.set()
+        # Not here: the interrupted code may hold the lock that sending takes.
+        threading.Thread(target=runner.cancel, name="canceller", daemon=True).start()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted
+        return
+    before = signal.signal(signal.SIGINT, cancel)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)

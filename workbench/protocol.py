@@ -1,0 +1,320 @@
+"""The messages between window and runner: JSON lines of tagged structs.
+
+Commands go to the runner's standard input, messages come from its standard output, one JSON object
+a line. Whatever else a library prints in the runner goes to standard error and is log text. The
+stream of messages is also the journal: a session is rebuilt by replaying it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from sessions.model import Configuration, Evidence, Scalar
+
+VERSION = 1
+
+
+# --- what the catalogue is made of ------------------------------------------------------------
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True):
+    """One number, switch or choice of a form, with what it may be."""
+
+    name: str
+    title: str
+    help: str
+    default: Scalar
+    choices: list[Scalar] = []
+    minimum: float | None = None
+    maximum: float | None = None
+
+
+class FamilyInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A model family: its configuration fields and its presets (field values by preset name)."""
+
+    name: str
+    title: str
+    help: str
+    fields: list[Field]
+    presets: dict[str, dict[str, Scalar]]
+    parameters: dict[str, int]  # parameter count by preset
+    suggested: dict[str, dict[str, Scalar]]  # workload settings that fit this device, by preset
+    workloads: list[str]
+    default_preset: str  # the one that fits this device
+
+
+class WorkloadInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A workload: what one step does."""
+
+    name: str
+    title: str
+    help: str
+    fields: list[Field]
+
+
+class OptionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One option of a toggle."""
+
+    name: str
+    title: str
+
+
+class ToggleInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An optimization: its options, the one that leaves the model alone first."""
+
+    name: str
+    title: str
+    help: str
+    group: str
+    options: list[OptionInfo]
+    default: str
+
+
+class Blocked(msgspec.Struct, frozen=True):
+    """Why an option cannot be used, and what would enable it.
+
+    ``set`` names the choices that would unblock it, so that a click can make them: keys are toggle
+    names, or ``"workload"``. It is empty where only the machine could change (an install, a GPU).
+    """
+
+    reason: str
+    fix: str
+    set: dict[str, str] = {}
+
+
+# --- commands: to the runner -------------------------------------------------------------------
+
+
+class Command(msgspec.Struct, kw_only=True, tag_field="type"):
+    """Base of all commands."""
+
+
+class Start(Command, tag="start"):
+    """Build the configuration and run it until ``steps`` or ``seconds`` have passed, or Stop."""
+
+    configuration: Configuration
+    steps: int | None = None
+    seconds: float | None = None
+
+
+class Apply(Command, tag="apply"):
+    """Change toggles of the run in progress; those left out stay as they are."""
+
+    toggles: dict[str, str]
+
+
+class Check(Command, tag="check"):
+    """Ask which options are blocked under a configuration; answered at once by Availability."""
+
+    configuration: Configuration
+
+
+class Pause(Command, tag="pause"):
+    """Stop stepping between two steps, keeping everything built."""
+
+
+class Resume(Command, tag="resume"):
+    """Go on stepping."""
+
+
+class Stop(Command, tag="stop"):
+    """End the run after the current step; the runner and what it built stay for the next."""
+
+
+class Cancel(Command, tag="cancel"):
+    """Stop as soon as possible; what is being built is given up."""
+
+
+class Quit(Command, tag="quit"):
+    """End the runner."""
+
+
+# --- messages: from the runner -----------------------------------------------------------------
+
+
+class Message(msgspec.Struct, kw_only=True, tag_field="type"):
+    """Base of all messages; ``t_s`` is seconds since the runner's session clock began."""
+
+    t_s: float = 0.0
+
+
+class Catalogue(Message, tag="catalogue"):
+    """What this runner has; always its first message."""
+
+    version: int
+    created: float  # Unix time at t_s = 0
+    device: str  # "cuda" or "cpu"
+    device_title: str
+    environment: dict[str, str]
+    families: list[FamilyInfo]
+    workloads: list[WorkloadInfo]
+    toggles: list[ToggleInfo]
+    operators: dict[str, str]  # operator: which implementations are available, or why not
+
+
+class Availability(Message, tag="availability"):
+    """Answer to Check: the blocked options by toggle and option, and all that is wrong."""
+
+    configuration: Configuration
+    blocked: dict[str, dict[str, Blocked]]
+    problems: list[str] = []  # reasons why this configuration cannot start as it is
+
+
+class State(Message, tag="state"):
+    """What the runner does now: idle, building, running, paused, stopping."""
+
+    state: str
+    text: str = ""
+
+
+class Progress(Message, tag="progress"):
+    """How far a long operation is; ``fraction`` is None where the end is not known."""
+
+    task: str
+    fraction: float | None = None
+    text: str = ""
+
+
+class SegmentStarted(Message, tag="segment"):
+    """Every step from here on belongs to this segment."""
+
+    index: int
+    configuration: Configuration
+    label: str
+    reused: bool = False  # built before: nothing was built or compiled for it
+    ledger: dict[str, Scalar] = {}
+
+
+class PhaseChanged(Message, tag="phase"):
+    """The segment's current phase from ``t_s`` on."""
+
+    segment: int
+    phase: int
+
+
+class Steps(Message, tag="steps"):
+    """A batch of finished steps: columns as in ``sessions.model.STEP_COLUMNS``; None is NaN."""
+
+    segment: int
+    columns: dict[str, list[float | None]]
+
+
+class TelemetrySamples(Message, tag="telemetry"):
+    """A batch of device samples: columns as in ``TELEMETRY_COLUMNS``; None is NaN."""
+
+    device: str  # "gpu0", "cpu"
+    columns: dict[str, list[float | None]]
+
+
+class Facts(Message, tag="facts"):
+    """More of the segment's ledger: what became known while it ran (compile time, loss ...)."""
+
+    segment: int
+    ledger: dict[str, Scalar]
+
+
+class EvidenceFound(Message, tag="evidence"):
+    """What showed that the segment's options took effect, or did not."""
+
+    segment: int
+    evidence: list[Evidence]
+
+
+class Note(Message, tag="note"):
+    """Something worth a mark on the timeline: a toggle, a warning, a note by the user."""
+
+    kind: str  # "toggle", "note", "error", "warning", "info"
+    text: str
+
+
+class Described(Message, tag="described"):
+    """The person gave the session a title or notes (written by the window, for the journal)."""
+
+    title: str
+    notes: str
+
+
+class Failure(Message, tag="failure"):
+    """Something went wrong, for a person to read: one sentence, and what to do."""
+
+    kind: str  # mistake, out-of-memory, cuda, model, compile, capture, hang, wire, died
+    sentence: str
+    fix: str = ""
+    detail: str = ""  # traceback, for the log
+    fatal: bool = False  # the runner cannot go on; a new one is needed
+
+
+class Finished(Message, tag="finished"):
+    """The run ended: ``reason`` is done, stopped, cancelled or failed."""
+
+    reason: str
+    steps: int
+
+
+AnyCommand = Start | Apply | Check | Pause | Resume | Stop | Cancel | Quit
+AnyMessage = (
+    Catalogue
+    | Availability
+    | State
+    | Progress
+    | SegmentStarted
+    | PhaseChanged
+    | Steps
+    | TelemetrySamples
+    | Facts
+    | EvidenceFound
+    | Note
+    | Described
+    | Failure
+    | Finished
+)
+
+
+class WireError(Exception):
+    """A line on the wire is not a message: says what it was and why."""
+
+
+_Line = TypeVar("_Line", AnyCommand, AnyMessage)
+_encoder = msgspec.json.Encoder()  # writes NaN as null
+_commands: msgspec.json.Decoder[AnyCommand] = msgspec.json.Decoder(AnyCommand)
+_messages: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
+
+
+def encode(item: Command | Message) -> bytes:
+    """One line, newline included; what UTF-8 cannot hold (a file name's odd byte) is U+FFFD."""
+    try:
+        return _encoder.encode(item) + b"\n"
+    except UnicodeEncodeError:
+        return _encoder.encode(_encodable(msgspec.to_builtins(item))) + b"\n"
+
+
+def decode_command(line: bytes) -> AnyCommand:
+    """The command on one line; raises ``WireError``."""
+    return _decode(_commands, line)
+
+
+def decode_message(line: bytes) -> AnyMessage:
+    """The message on one line; raises ``WireError``."""
+    return _decode(_messages, line)
+
+
+def _encodable(value: Any) -> Any:
+    match value:
+        case str():
+            return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", value)
+        case list():
+            return [_encodable(each) for each in value]
+        case dict():
+            return {_encodable(key): _encodable(each) for key, each in value.items()}
+    return value
+
+
+def _decode(decoder: msgspec.json.Decoder[_Line], line: bytes) -> _Line:
+    try:
+        return decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        shown = line[:80].decode("utf-8", "replace").strip()
+        raise WireError(f"not a message: {shown!r} ({error})") from None

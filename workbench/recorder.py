@@ -1,0 +1,155 @@
+"""Folds the runner's messages into a session: the same for a live run, a replay and a recovery."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from sessions.columns import Columns
+from sessions.model import (
+    STEP_COLUMNS,
+    TELEMETRY_COLUMNS,
+    Event,
+    Phase,
+    PhaseSpan,
+    Segment,
+    Session,
+)
+from workbench import protocol
+
+
+class Recorder:
+    """Builds ``session`` from messages; one that belongs to no session (State ...) is passed over.
+
+    A runner that dies is followed by another one with a clock of its own: its times and segment
+    numbers are moved so that the session's go on from where they were, also where the machine's
+    clock was set back in between.
+    """
+
+    def __init__(self, session: Session | None = None) -> None:
+        self.session = session or Session()
+        self._created: float | None = None
+        self._offset_s = 0.0
+        self._last_s = 0.0  # the latest time of all messages so far, on the session's clock
+        self._segments: dict[int, Segment] = {}  # of the present runner, by its own numbers
+
+    def record(self, message: protocol.AnyMessage) -> Segment | None:
+        """Take one message; returns the segment that it changed, if any.
+
+        Raises ``WireError``, and leaves the session as it was, for a message that does not fit
+        what came before it.
+        """
+        session = self.session
+        if not isinstance(message, protocol.Catalogue):
+            self._last_s = max(self._last_s, message.t_s + self._offset_s)
+        match message:
+            case protocol.Catalogue():
+                self._begin(message)
+            case protocol.SegmentStarted():
+                return self._begin_segment(message)
+            case protocol.PhaseChanged():
+                segment = self._segment(message.segment)
+                _check_phase(message.phase)
+                now = message.t_s + self._offset_s
+                _close_phase(segment, now)
+                segment.phases.append(PhaseSpan(message.phase, now, now))
+                return segment
+            case protocol.Steps():
+                segment = self._segment(message.segment)
+                columns = self._columns(message.columns, STEP_COLUMNS)
+                segment.steps.append(columns)  # type: ignore[attr-defined]
+                if len(columns["t_s"]):
+                    _close_phase(segment, float(columns["t_s"][-1]))
+                return segment
+            case protocol.TelemetrySamples():
+                columns = self._columns(message.columns, TELEMETRY_COLUMNS)
+                table = session.telemetry.setdefault(message.device, Columns(TELEMETRY_COLUMNS))
+                table.append(columns)  # type: ignore[attr-defined]
+            case protocol.Facts():
+                segment = self._segment(message.segment)
+                segment.ledger.update(message.ledger)
+                return segment
+            case protocol.EvidenceFound():
+                segment = self._segment(message.segment)
+                segment.evidence = list(message.evidence)
+                return segment
+            case protocol.Note():
+                self._event(message.t_s, message.kind, message.text)
+            case protocol.Described():
+                session.title, session.notes = message.title, message.notes
+            case protocol.Failure():
+                self._event(message.t_s, "error", message.sentence)
+        return None
+
+    def _begin(self, catalogue: protocol.Catalogue) -> None:
+        session = self.session
+        if self._created is None and not session.segments:
+            session.created = catalogue.created
+        self._created = catalogue.created
+        self._offset_s = max(catalogue.created - session.created, self._last_s)
+        self._segments = {}
+        session.environment = dict(catalogue.environment)
+
+    def _begin_segment(self, message: protocol.SegmentStarted) -> Segment:
+        if self.session.segments:
+            _close_phase(self.session.segments[-1], message.t_s + self._offset_s)
+        segment = Segment(
+            index=len(self.session.segments),
+            configuration=message.configuration,
+            label=message.label,
+            start_s=message.t_s + self._offset_s,
+            ledger=dict(message.ledger),
+        )
+        self.session.segments.append(segment)
+        self._segments[message.index] = segment
+        return segment
+
+    def _segment(self, index: int) -> Segment:
+        try:
+            return self._segments[index]
+        except KeyError:
+            raise protocol.WireError(f"segment {index} was never started") from None
+
+    def _columns(
+        self, columns: Mapping[str, list[float | None]], dtypes: Mapping[str, str]
+    ) -> dict[str, np.ndarray]:
+        """The columns as numbers that their dtypes can hold, on the session's clock."""
+        if "t_s" not in columns or not columns.keys() <= dtypes.keys():
+            raise protocol.WireError(
+                f"columns {sorted(columns)}: expected t_s, and others of {sorted(dtypes)}"
+            )
+        if len({len(values) for values in columns.values()}) > 1:
+            lengths = {name: len(values) for name, values in columns.items()}
+            raise protocol.WireError(f"columns of one batch differ in length: {lengths}")
+        found = {name: np.asarray(values, np.float64) for name, values in columns.items()}
+        for name, values in found.items():
+            if np.dtype(dtypes[name]).kind in "iu":
+                _check_whole(name, values, np.iinfo(dtypes[name]))
+        if "phase" in found and found["phase"].size:
+            _check_phase(int(found["phase"].max()))
+        found["t_s"] += self._offset_s
+        return found
+
+    def _event(self, t_s: float, kind: str, text: str) -> None:
+        self.session.events.append(Event(t_s + self._offset_s, kind, text))
+
+
+def _close_phase(segment: Segment, stop_s: float) -> None:
+    if segment.phases:
+        last = segment.phases[-1]
+        segment.phases[-1] = PhaseSpan(last.phase, last.start_s, max(last.start_s, stop_s))
+
+
+def _check_whole(name: str, values: np.ndarray, limits: np.iinfo) -> None:
+    # NaN and what is too large would turn into some other number, with no more than a warning.
+    whole = (values >= limits.min) & (values <= limits.max) & (values == np.floor(values))
+    if not whole.all():
+        raise protocol.WireError(
+            f"column {name}: expected whole numbers from {limits.min} to {limits.max}"
+        )
+
+
+def _check_phase(phase: int) -> None:
+    if phase not in Phase._value2member_map_:
+        raise protocol.WireError(f"phase {phase} is none of {[int(known) for known in Phase]}")

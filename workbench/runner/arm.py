@@ -1,0 +1,296 @@
+"""An arm: one configuration built and ready to step. Built arms are kept, so that returning to a
+configuration neither builds nor compiles it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+
+import kernels
+from models import LanguageModel
+from sessions.model import Configuration, Evidence, Scalar
+from workbench.runner.data import Batches, make_batches
+from workbench.runner.failures import Mistake
+from workbench.runner.phases import PhaseTracker
+from workbench.runner.probe import Probe, probe
+from workbench.runner.toggles import Situation, all_toggles
+from workbench.runner.training import Trainer, Weights
+from workbench.runner.workloads import Bench, Compute, Step
+
+KEPT_ARMS = 24
+
+
+@dataclass
+class Build:
+    """What toggles change while an arm is built; applied in order of their stage."""
+
+    situation: Situation
+    phases: PhaseTracker
+    weights_dtype: torch.dtype = torch.float32
+    autocast: torch.dtype | None = None
+    scales_loss: bool = False
+    optimizer: dict[str, Any] = field(
+        default_factory=lambda: {
+            "fused": False,
+            "foreach": False,
+            "capturable": False,
+        }  # the plain loop
+    )
+    kernel_choices: dict[str, str] = field(default_factory=dict)
+    flags: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
+    transforms: list[Callable[[LanguageModel], None]] = field(default_factory=list)
+    compute_wrappers: list[Callable[[Compute], Compute]] = field(default_factory=list)
+    step_wrappers: list[Callable[[Step], Step]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # Without a toggle nothing is optimized: every operator that has a kernel runs in PyTorch.
+        for name, operator in kernels.OPS.items():
+            if {"torch", "triton"} <= operator.implementations.keys():
+                self.kernel_choices[name] = "torch"
+
+    def choose_kernel(self, operator: str, implementation: str) -> None:
+        """Let ``operator`` run ``implementation`` in this arm; the last choice wins."""
+        self.kernel_choices[operator] = implementation
+
+
+@dataclass
+class Arm:
+    """A configuration that is ready to step. Call ``step`` only inside ``entered()``."""
+
+    configuration: Configuration
+    label: str
+    model: LanguageModel
+    batches: Batches
+    trainer: Trainer | None
+    step: Step
+    feeds: bool  # whether each step reads a new batch
+    kernel_choices: dict[str, str]
+    weights_dtype: torch.dtype
+    flags: list[Callable[[], AbstractContextManager[Any]]]
+    probe: Probe
+    ledger: dict[str, Scalar]
+    usage: dict[str, dict[str, int]] = field(default_factory=dict)
+    compile_counts: dict[str, Any] = field(default_factory=dict)
+    evidence: list[Evidence] | None = None
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Enter the process-wide flags of this arm, and leave them as they were."""
+        with contextlib.ExitStack() as stack:
+            for flag in self.flags:
+                stack.enter_context(flag())
+            stack.enter_context(kernels.using(**self.kernel_choices))
+            yield
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Record what the first step compiles and which kernels it calls, for the evidence."""
+        kernels.reset_usage()
+        before = _compiled_so_far()
+        yield
+        self.usage = kernels.usage()
+        self.compile_counts = _compiled_since(before)
+
+    def find_evidence(self) -> list[Evidence]:
+        """Ask every toggle that was switched for the proof that it took effect; asked once."""
+        if self.evidence is None:
+            self.evidence = []
+            for toggle in all_toggles().values():
+                option = self.configuration.toggles[toggle.name]
+                if option != toggle.off:
+                    found = toggle.evidence(option, self)
+                    self.evidence.append(Evidence(toggle.name, option, found.status, found.text))
+        return self.evidence
+
+
+class Arms:
+    """Builds arms and keeps them, least recently used first to go."""
+
+    def __init__(self) -> None:
+        self._arms: dict[bytes, Arm] = {}
+        self._weights: dict[bytes, Weights] = {}
+
+    def has(self, situation: Situation) -> bool:
+        """Whether the situation's arm is built already."""
+        return msgspec.json.encode(situation.configuration) in self._arms
+
+    def get(self, situation: Situation, phases: PhaseTracker) -> Arm:
+        """The arm of a situation, built now unless it was before."""
+        key = msgspec.json.encode(situation.configuration)
+        arm = self._arms.pop(key, None)
+        if arm is None:
+            while len(self._arms) >= KEPT_ARMS:
+                self._arms.pop(next(iter(self._arms)))
+            arm = self._build(situation, phases)
+        self._arms[key] = arm
+        return arm
+
+    def forget(self, situation: Situation) -> None:
+        """Free the arm of a situation, and the gradients that it may have left half made."""
+        self._arms.pop(msgspec.json.encode(situation.configuration), None)
+        for weights in self._weights.values():
+            weights.drop_gradients()
+
+    def forget_all(self) -> None:
+        """Free all arms and weights."""
+        self._arms.clear()
+        self._weights.clear()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def keep_only(self, situation: Situation) -> None:
+        """Free everything if it belongs to another model or seed than this situation's."""
+        prefix = _model_key(situation)
+        if not all(key.startswith(prefix) for key in self._weights):
+            self.forget_all()
+
+    def _build(self, situation: Situation, phases: PhaseTracker) -> Arm:
+        began = time.perf_counter()
+        configuration, workload = situation.configuration, situation.workload
+        build = Build(situation, phases)
+        for toggle in all_toggles().values():
+            option = configuration.toggles[toggle.name]
+            if option != toggle.off:
+                toggle.apply(option, build)
+        model, weights = self._model(build)
+        unshared = model.rope_cache_bytes()
+        for transform in build.transforms:
+            transform(model)
+        model.train(workload.trains)
+        trainer = (
+            weights.trainer(build.optimizer, scales_loss=build.scales_loss)
+            if workload.trains
+            else None
+        )
+        batches = _batches(situation)
+        bench = Bench(model, batches, configuration.settings, trainer)
+        autocast = _autocast(build)
+        with contextlib.ExitStack() as stack:
+            for flag in build.flags:
+                stack.enter_context(flag())
+            stack.enter_context(kernels.using(**build.kernel_choices))
+            found = probe(model, batches.tokens[:1], autocast)
+            with _autocast_region(build):  # a KV cache is made in the dtype that will compute
+                compute = autocast(workload.compute(bench))
+        for wrap_compute in build.compute_wrappers:
+            compute = wrap_compute(compute)
+        step = workload.step(bench, compute)
+        for wrap_step in build.step_wrappers:
+            step = wrap_step(step)
+        return Arm(
+            configuration=configuration,
+            label=label(configuration, situation.device),
+            model=model,
+            batches=batches,
+            trainer=trainer,
+            step=step,
+            feeds=workload.feeds,
+            kernel_choices=build.kernel_choices,
+            weights_dtype=build.weights_dtype,
+            flags=build.flags,
+            probe=found,
+            ledger={
+                "parameters": sum(p.numel() for p in model.parameters()),
+                "weights_bytes": weights.bytes,
+                "tokens_per_step": workload.tokens(configuration.settings),
+                "rope_cache_bytes": model.rope_cache_bytes(),
+                "rope_cache_bytes_unshared": unshared,
+                "build_s": round(time.perf_counter() - began, 4),
+            },
+        )
+
+    def _model(self, build: Build) -> tuple[LanguageModel, Weights]:
+        situation = build.situation
+        family, config = situation.family, situation.config
+        key = _model_key(situation) + str(build.weights_dtype).encode()
+        if key not in self._weights:
+            model = family.materialise(
+                config, situation.device, build.weights_dtype, situation.configuration.seed
+            )
+            self._weights[key] = Weights(model.weights())
+        weights = self._weights[key]
+        # Each arm has modules of its own over the same parameters: structure differs, weights not.
+        model = family.share(config, weights.parameters)
+        model.share_rope_cache(False)
+        return model, weights
+
+
+def label(configuration: Configuration, device: torch.device) -> str:
+    """What a configuration switches differently from the defaults, in a few words."""
+    parts = [
+        f"{toggle.title}: {toggle.options[option]}"
+        for toggle in all_toggles().values()
+        if (option := configuration.toggles[toggle.name]) != toggle.default_option(device)
+    ]
+    return ", ".join(parts) or "defaults"
+
+
+def _model_key(situation: Situation) -> bytes:
+    configuration = situation.configuration
+    identity = (configuration.family, configuration.preset, configuration.model, configuration.seed)
+    return msgspec.json.encode(identity)
+
+
+def _batches(situation: Situation) -> Batches:
+    configuration = situation.configuration
+    try:
+        return make_batches(
+            configuration.data,
+            vocab_size=situation.config.vocabulary,
+            batch=int(configuration.settings["batch"]),
+            sequence=int(configuration.settings["sequence"]),
+            seed=configuration.seed,
+            device=situation.device,
+        )
+    except ValueError as error:
+        raise Mistake(str(error)) from None
+
+
+def _autocast(build: Build) -> Callable[[Compute], Compute]:
+    """A wrapper that runs a function under the build's autocast, if it has one."""
+    if build.autocast is None:
+        return lambda compute: compute
+
+    def wrap(compute: Compute) -> Compute:
+        def cast(*tensors: torch.Tensor) -> torch.Tensor:
+            with _autocast_region(build):
+                return compute(*tensors)
+
+        return cast
+
+    return wrap
+
+
+def _autocast_region(build: Build) -> torch.autocast:
+    enabled = build.autocast is not None
+    return torch.autocast(build.situation.device.type, build.autocast, enabled=enabled)
+
+
+def _compiled_so_far() -> dict[str, int]:
+    if "torch._dynamo" not in sys.modules:  # importing it costs seconds, and nothing was compiled
+        return {}
+    counters = torch._dynamo.utils.counters
+    return {
+        "graphs": counters["stats"]["unique_graphs"],
+        "breaks": sum(counters["graph_break"].values()),
+        "cudagraph_skips": counters["inductor"]["cudagraph_skips"],
+    }
+
+
+def _compiled_since(before: dict[str, int]) -> dict[str, Any]:
+    counts: dict[str, Any] = {
+        name: count - before.get(name, 0) for name, count in _compiled_so_far().items()
+    }
+    if counts.get("breaks"):
+        reasons = torch._dynamo.utils.counters["graph_break"]
+        counts["reasons"] = "; ".join(reason.split("\n")[0] for reason in reasons)
+    return counts

@@ -1,0 +1,61 @@
+"""The runner's first message: everything that this installation has."""
+
+from __future__ import annotations
+
+import torch
+
+import kernels
+import models
+from kernels import hardware
+from models import ConfigField, Family
+from workbench import protocol
+from workbench.runner.environment import environment
+from workbench.runner.resolve import default_preset
+from workbench.runner.toggles import all_toggles
+from workbench.runner.workloads import all_workloads
+
+
+def catalogue(device: torch.device, created: float) -> protocol.Catalogue:
+    """What the window builds its forms from; ``created`` is the Unix time at t_s = 0."""
+    return protocol.Catalogue(
+        version=protocol.VERSION,
+        created=created,
+        device=device.type,
+        device_title=hardware.of(device).name,
+        environment=environment(device),
+        families=[_family(family, device) for family in models.FAMILIES.values()],
+        workloads=[workload.info() for workload in all_workloads().values()],
+        toggles=[toggle.info(device) for toggle in all_toggles().values()],
+        operators={name: str(status) for name, status in kernels.status(device.type).items()},
+    )
+
+
+def _family(family: Family, device: torch.device) -> protocol.FamilyInfo:
+    return protocol.FamilyInfo(
+        name=family.name,
+        title=family.title,
+        help=family.help.strip(),
+        fields=[_field(field) for field in family.fields()],
+        presets={
+            name: {field.name: getattr(config, field.name) for field in family.fields()}
+            for name, config in family.presets.items()
+        },
+        parameters={
+            name: family.parameter_count(config) for name, config in family.presets.items()
+        },
+        suggested={name: dict(family.suggested(name, device.type)) for name in family.presets},
+        workloads=list(family.workloads),
+        default_preset=default_preset(family, device),
+    )
+
+
+def _field(field: ConfigField) -> protocol.Field:
+    return protocol.Field(
+        name=field.name,
+        title=field.title,
+        help=field.help,
+        default=field.default,
+        choices=list(field.choices),
+        minimum=field.minimum,
+        maximum=field.maximum,
+    )

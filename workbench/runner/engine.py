@@ -1,0 +1,81 @@
+"""The engine: takes commands, one run after another, and outlives what goes wrong in them."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import torch
+
+from workbench import protocol
+from workbench.runner.catalogue import catalogue
+from workbench.runner.failures import Cancelled, Mistake, explain
+from workbench.runner.resolve import availability
+from workbench.runner.rig import Rig
+from workbench.runner.run import Run, RunEnded
+from workbench.runner.wire import Wire
+
+LOST_CONTEXT = 3  # exit code: the GPU's context was lost, and only a new process has one
+
+
+class Engine:
+    """Serves one wire with one device."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+            # OpenMP's threads spin at barriers: where the window takes a core away from one of
+            # them all wait, and a step of 30 ms was seen to take a second. One core is left free.
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
+        self._rig = Rig(wire, device)
+
+    def serve(self) -> int:
+        """Take commands until Quit; returns the exit code."""
+        device = self._rig.device
+        self._wire.send(catalogue(device, self._wire.created))
+        self._wire.answer = lambda check: availability(check.configuration, device)
+        self._wire.listen()
+        self._rig.start()
+        self._rig.state("idle")
+        command: protocol.Command | None = None
+        while not isinstance(command, protocol.Quit):
+            passed_on = None
+            if isinstance(command, protocol.Start):
+                failure, passed_on = self._run(command)
+                if failure is not None and failure.fatal:
+                    return LOST_CONTEXT
+                self._rig.state("idle")
+            elif isinstance(command, protocol.Apply):
+                self._wire.send(
+                    explain(Mistake("Nothing runs; start a run to change its toggles."))
+                )
+            elif isinstance(command, protocol.Cancel):
+                self._rig.state("idle")  # the answer that keeps us from being terminated
+            command = passed_on or self._wire.next()
+        return 0
+
+    def _run(
+        self, start: protocol.Start
+    ) -> tuple[protocol.Failure | None, protocol.Command | None]:
+        """One run to its end: what failed, if anything, and the command that ended it."""
+        run = Run(self._rig, start)
+        failure: protocol.Failure | None = None
+        passed_on: protocol.Command | None = None
+        try:
+            run.execute()
+            reason = "done"
+        except RunEnded as end:
+            reason, passed_on = end.reason, end.command
+        except Cancelled:
+            reason = "cancelled"
+        except Exception as error:  # noqa: BLE001 - a model may raise anything, and we stay
+            reason, failure = "failed", explain(error)
+        if failure is not None:
+            self._wire.send(failure)
+            # A mistake took no memory: what was built, and perhaps compiled for minutes, is kept.
+            if not failure.fatal and failure.kind != "mistake":
+                self._rig.arms.forget_all()
+                gc.collect()
+        self._wire.send(protocol.Finished(reason=reason, steps=run.steps))
+        return failure, passed_on

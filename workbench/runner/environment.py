@@ -1,0 +1,91 @@
+"""The environment that a session records: hardware, driver, versions."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import psutil
+import torch
+
+from kernels import hardware
+
+OPTIONAL = (
+    "flash-attn",
+    "flash-attn-4",
+    "xformers",
+    "torchao",
+    "bitsandbytes",
+    "liger-kernel",
+    "fla-core",
+    "quack-kernels",
+    "mamba-ssm",
+)
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """Everything about this machine that a measurement may depend on, as text by name."""
+    facts = {
+        "device": hardware.of(device).name,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "os": platform.platform(),
+        "cpu": _cpu_name(),
+        "cpu_cores": str(len(os.sched_getaffinity(0))),
+        "torch_threads": str(torch.get_num_threads()),
+        "memory_bytes": str(psutil.virtual_memory().total),
+    }
+    for package in ("triton", "numpy", *OPTIONAL):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            facts[package] = importlib.metadata.version(package)
+    if commit := _commit():
+        facts["commit"] = commit
+    if device.type == "cuda":
+        facts |= _gpu_facts(device)
+    return facts
+
+
+def _gpu_facts(device: torch.device) -> dict[str, str]:
+    found = hardware.of(device)
+    facts = {
+        "gpu": found.name,
+        "capability": ".".join(map(str, found.capability)),
+        "gpu_memory_bytes": str(found.total_bytes),
+        "cuda": torch.version.cuda or "none",
+        "cudnn": str(torch.backends.cudnn.version()),
+    }
+    import pynvml
+
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        facts["driver"] = pynvml.nvmlSystemGetDriverVersion()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        clock = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)
+        facts["gpu_max_sm_clock_mhz"] = str(clock)
+        limit = pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)
+        facts["gpu_power_limit_w"] = f"{limit / 1000:.0f}"
+    return facts
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    """The commit of the workbench's own checkout, with a + where it has changes."""
+    here = Path(__file__).parent
+    if not (here.parents[1] / ".git").exists():
+        return ""
+    try:
+        git = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--abbrev=12"]
+        return subprocess.run(git, capture_output=True, text=True, timeout=2).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""

@@ -1,0 +1,91 @@
+"""What can go wrong while building or running, as a sentence for a person and a way out."""
+
+from __future__ import annotations
+
+import re
+import traceback
+
+import torch
+
+import kernels
+import models
+from workbench.protocol import Failure
+
+# By name: importing the compilers to name their exceptions would cost seconds at every start.
+_COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
+
+
+class Mistake(ValueError):  # noqa: N818 - it is the person's, not the program's
+    """What was asked cannot be: one sentence with the values, what is allowed, what to do."""
+
+
+class CaptureError(RuntimeError):
+    """A CUDA graph could not be captured."""
+
+
+class Cancelled(Exception):  # noqa: N818 - a request, not an error
+    """The run was cancelled while something was being built."""
+
+
+def explain(error: BaseException) -> Failure:
+    """The failure that tells a person about ``error``; the traceback goes to the log."""
+    detail = "".join(traceback.format_exception(error))
+    first = str(error).strip().split("\n")[0]
+    if isinstance(error, (Mistake, kernels.Mistake, models.ConfigurationError)):
+        return Failure(kind="mistake", sentence=first, detail="")
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in first:
+        return Failure(
+            kind="out-of-memory",
+            sentence=f"Out of memory: {_wanted(str(error))}",
+            fix="Use a smaller batch or sequence, checkpointing, or BF16; what was built is freed.",
+            detail=detail,
+        )
+    if isinstance(error, CaptureError):
+        return Failure(
+            kind="capture",
+            sentence=f"The step could not be captured as a CUDA graph: {first}",
+            fix="Switch CUDA graphs off; the log shows which operation synchronised or allocated.",
+            detail=detail,
+        )
+    if type(error).__module__.startswith(_COMPILERS):
+        return Failure(
+            kind="compile",
+            sentence=f"torch.compile failed: {first}",
+            fix="Switch torch.compile off or use another mode; the log has the compiler's output.",
+            detail=detail,
+        )
+    if is_fatal(error):
+        return Failure(
+            kind="cuda",
+            sentence=f"The GPU reported an error that its process cannot recover from: {first}",
+            fix="Start a new runner; everything measured so far is kept.",
+            detail=detail,
+            fatal=True,
+        )
+    return Failure(
+        kind="model",
+        sentence=f"{type(error).__name__} in the model: {first or 'no message'}",
+        fix="The log has the traceback; correct the model or change the configuration.",
+        detail=detail,
+    )
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether the CUDA context is lost, so that only a new process helps."""
+    if isinstance(error, (torch.OutOfMemoryError, CaptureError)):
+        return False  # a capture that failed leaves the context usable
+    lost = getattr(torch, "AcceleratorError", ())
+    return isinstance(error, lost or ()) or "CUDA error:" in str(error)
+
+
+def _wanted(text: str) -> str:
+    wanted = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", text)
+    free = re.search(r"of which ([\d.]+ \w+) is free", text)
+    on_cpu = re.search(r"you tried to allocate (\d+) bytes", text)
+    if on_cpu:
+        return f"{int(on_cpu[1]) / 2**30:.1f} GiB more was needed."
+    if wanted and free:
+        return f"{wanted[1]} more was needed and {free[1]} was free."
+    if wanted:
+        return f"{wanted[1]} more was needed."
+    return "the allocation failed."

@@ -1,0 +1,53 @@
+"""A marked step: one small eager forward pass that shows which number formats really compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from models import LanguageModel
+from workbench.runner.workloads import Compute
+
+_SIZE = 256
+
+
+@dataclass(frozen=True)
+class Probe:
+    """``linear_dtypes``: what linear layers returned; ``matmul_error``: of a float32 product,
+    relative to FP64.
+    """
+
+    linear_dtypes: frozenset[torch.dtype]
+    matmul_error: float
+
+
+def probe(
+    model: LanguageModel, tokens_BS: torch.Tensor, wrap: Callable[[Compute], Compute]
+) -> Probe:
+    """Run ``model`` once on a few tokens as its arm would, and look at every linear layer."""
+    dtypes: set[torch.dtype] = set()
+    hooks = [
+        module.register_forward_hook(lambda _module, _inputs, output: dtypes.add(output.dtype))
+        for module in model.modules()
+        if isinstance(module, nn.Linear)
+    ]
+    training = model.training
+    try:
+        with torch.no_grad():
+            wrap(model.eval())(tokens_BS[:, :16])
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    return Probe(frozenset(dtypes), _matmul_error(tokens_BS.device))
+
+
+def _matmul_error(device: torch.device) -> float:
+    generator = torch.Generator().manual_seed(0)
+    left, right = torch.randn(2, _SIZE, _SIZE, generator=generator, dtype=torch.float64)
+    exact = left.float().double() @ right.float().double()
+    computed = (left.float().to(device) @ right.float().to(device)).double().cpu()
+    return float((computed - exact).norm() / exact.norm())

@@ -1,0 +1,156 @@
+"""Turns what a person asked for into a situation that can be built, or says what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+import torch
+
+import models
+from kernels import hardware
+from sessions.model import Configuration, Scalar
+from workbench.protocol import Availability, Blocked, Field, Start
+from workbench.runner.failures import Mistake
+from workbench.runner.toggles import Situation, all_toggles
+from workbench.runner.workloads import Workload, all_workloads
+
+# A configuration near the limit may try, and run out of memory in earnest: that is a measurement.
+# One that needs many times what there is would only thrash the host.
+HOPELESS = 8
+LONGEST_S = 1e9
+
+# What the options of the precision toggle mean for an estimate of memory.
+_SIZES = {"fp32": "fp32", "tf32": "fp32", "amp_fp16": "amp", "amp_bf16": "amp", "bf16": "half"}
+
+Value = TypeVar("Value")
+
+
+def resolve(configuration: Configuration, device: torch.device) -> Situation:
+    """Fill in every default and check every name and value.
+
+    Raises ``Mistake`` or ``models.ConfigurationError`` with one sentence.
+    """
+    _check_seed(configuration.seed)
+    family = _known("family", configuration.family, models.FAMILIES)
+    workload = _known("workload", configuration.workload, all_workloads())
+    if workload.name not in family.workloads:
+        raise Mistake(
+            f"workload: {family.name} has no workload {workload.name!r}; "
+            f"expected one of {family.workloads}"
+        )
+    preset = configuration.preset or default_preset(family, device)
+    config = family.configure(preset, configuration.model)
+    toggles = {
+        name: toggle.default_option(device) for name, toggle in all_toggles().items()
+    } | configuration.toggles
+    for name, option in configuration.toggles.items():
+        _known(f"toggle {name}", option, _known("toggle", name, all_toggles()).options)
+    resolved = msgspec.structs.replace(
+        configuration,
+        preset=preset,
+        settings=_settings(configuration.settings, workload, family.suggested(preset, device.type)),
+        toggles=toggles,
+    )
+    situation = Situation(resolved, device, family, config, workload)
+    family.check_memory(
+        config,
+        workload=workload.name,
+        batch=int(resolved.settings["batch"]),
+        sequence=workload.sequence(resolved.settings),
+        memory_bytes=HOPELESS * hardware.of(device).total_bytes,
+        precision=_SIZES[toggles["precision"]],
+        checkpointing=toggles["checkpointing"],
+    )
+    return situation
+
+
+def check_limits(start: Start) -> None:
+    """Raise ``Mistake`` for a length of the run that is none."""
+    if start.steps is not None and start.steps < 1:
+        raise Mistake(f"steps = {_shown(start.steps)}: a run has at least one step")
+    if start.seconds is not None and not 0 < start.seconds <= LONGEST_S:
+        raise Mistake(f"seconds = {start.seconds:g} is outside of 0 to {LONGEST_S:g}")
+
+
+def require_unblocked(situation: Situation) -> None:
+    """Raise ``Mistake`` for the first option that is asked for and cannot be used."""
+    for name, options in blocked_options(situation).items():
+        option = situation.option(name)
+        if option in options:
+            why = options[option]
+            raise Mistake(f"toggle {name}: {option!r} cannot be used: {why.reason}. {why.fix}")
+
+
+def blocked_options(situation: Situation) -> dict[str, dict[str, Blocked]]:
+    """Every option that cannot be used in this situation, by toggle."""
+    found: dict[str, dict[str, Blocked]] = {}
+    for name, toggle in all_toggles().items():
+        for option in toggle.options:
+            if option != toggle.off and (why := toggle.blocked(option, situation)):
+                found.setdefault(name, {})[option] = why
+    return found
+
+
+def availability(configuration: Configuration, device: torch.device) -> Availability:
+    """What is blocked under a configuration, and what keeps it from starting as it is."""
+    try:
+        situation = resolve(configuration, device)
+    except ValueError as error:
+        return Availability(configuration=configuration, blocked={}, problems=[str(error)])
+    blocked = blocked_options(situation)
+    try:
+        require_unblocked(situation)
+        problems = []
+    except Mistake as mistake:
+        problems = [str(mistake)]
+    return Availability(configuration=configuration, blocked=blocked, problems=problems)
+
+
+def default_preset(family: models.Family, device: torch.device) -> str:
+    """The preset that a first start on this device chooses."""
+    return family.default_preset(hardware.of(device).total_bytes, device.type)
+
+
+def _known(what: str, name: str, allowed: Mapping[str, Value]) -> Value:
+    if name not in allowed:
+        raise Mistake(f"{what}: unknown {name!r}; expected one of {tuple(allowed)}")
+    return allowed[name]
+
+
+def _settings(
+    asked: Mapping[str, Scalar], workload: Workload, suggested: Mapping[str, Scalar]
+) -> dict[str, Scalar]:
+    fields = {field.name: field for field in workload.fields}
+    for name in asked:
+        _known(f"setting of {workload.name}", name, fields)
+    return {
+        name: _whole(field, asked.get(name, suggested.get(name, field.default)))
+        for name, field in fields.items()
+    }
+
+
+def _whole(field: Field, value: Scalar) -> int:
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise Mistake(f"setting {field.name} = {value!r} is not a whole number")
+    try:
+        number = int(value)
+    except (ValueError, OverflowError):
+        raise Mistake(f"setting {field.name} = {_shown(value)} is not a whole number") from None
+    low, high = field.minimum or 0, field.maximum or float("inf")
+    if not low <= number <= high:
+        raise Mistake(
+            f"setting {field.name} = {_shown(number)} is outside of {low:.0f} to {high:.0f}"
+        )
+    return number
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**63:
+        raise Mistake(f"seed = {_shown(seed)} is outside of 0 to 2^63 - 1")
+
+
+def _shown(value: Scalar) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"

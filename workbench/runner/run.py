@@ -1,0 +1,279 @@
+"""One run: from Start to Finished, through a segment for every configuration on the way.
+
+Per step nothing happens but the step and the marking of its boundary. What was measured is sent
+about 30 times a second, between two steps, and the time of that belongs to neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import time
+
+import msgspec
+import torch
+
+from sessions.model import Configuration, Phase, Scalar
+from workbench import protocol
+from workbench.runner.arm import Arm, label
+from workbench.runner.failures import Cancelled, explain, is_fatal
+from workbench.runner.resolve import check_limits, require_unblocked, resolve
+from workbench.runner.rig import Rig
+from workbench.runner.toggles import Situation, all_toggles
+
+FLUSH_NS = 33_000_000
+STEADY_STEPS = 3  # after as many an option has had its chance to show an effect
+
+
+class RunEnded(Exception):  # noqa: N818 - carries a reason, not an error
+    """The run is over; ``command`` is what the engine has to do next, if anything."""
+
+    def __init__(self, reason: str, command: protocol.Command | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.command = command
+
+
+class Run:
+    """Steps one configuration after another until a limit or a command ends it."""
+
+    def __init__(self, rig: Rig, start: protocol.Start) -> None:
+        self._rig = rig
+        self._start = start
+        self._arm: Arm | None = None
+        self._situation: Situation | None = None
+        self._entered = contextlib.ExitStack()
+        self._output: torch.Tensor | None = None
+        self._deadline_ns: int | None = None
+        self._steady = 0
+        self._shown = False  # whether the segment's evidence was sent
+        self.steps = 0
+
+    def execute(self) -> None:
+        """Run until the end, which is always an exception: RunEnded, Cancelled, or a failure."""
+        rig = self._rig
+        check_limits(self._start)
+        try:
+            self._switch(self._start.configuration)
+            if self._start.seconds is not None:
+                self._deadline_ns = time.perf_counter_ns() + int(self._start.seconds * 1e9)
+            while True:
+                self._step()
+                self._take_commands()
+        finally:
+            rig.watchdog.active = False
+            self._entered.close()
+
+    # Segments
+
+    def _switch(self, configuration: Configuration) -> None:
+        """Begin a segment; if that fails, go back to the configuration before, if there is one."""
+        before = self._situation
+        try:
+            situation = resolve(configuration, self._rig.device)
+            require_unblocked(situation)
+            self._leave()
+            self._begin(situation)
+        except (RunEnded, Cancelled):
+            raise
+        except Exception as error:
+            if before is None or is_fatal(error):
+                raise
+            failure = explain(error)
+        else:
+            return
+        # Outside of the except clause: its traceback would keep the tensors of the failed build.
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        self._rig.wire.send(failure)
+        if self._arm is None:
+            self._note("warning", "went back to the configuration before")
+            self._begin(before)
+
+    def _begin(self, situation: Situation) -> None:
+        rig, wire = self._rig, self._rig.wire
+        rig.arms.keep_only(situation)
+        reused = rig.arms.has(situation)
+        index, rig.segments = rig.segments, rig.segments + 1
+        wire.send(
+            protocol.SegmentStarted(
+                index=index,
+                configuration=situation.configuration,
+                label=label(situation.configuration, rig.device),
+                reused=reused,
+            )
+        )
+        rig.watchdog.active = True
+        if not reused:
+            rig.state("building", "Building the model")
+        try:
+            with rig.phases.during(Phase.BUILD):
+                arm = rig.arms.get(situation, rig.phases)
+            self._check_cancelled()
+            self._facts(**arm.ledger)
+            self._entered.enter_context(arm.entered())
+            rig.phases.restart()
+            if not reused:
+                self._first_step(arm)
+        except Exception as error:
+            self._entered.close()
+            rig.arms.forget(situation)
+            self._facts(failure=explain(error).sentence)
+            raise
+        rig.memory.replayed_bytes = getattr(arm.step, "replayed_bytes", 0)
+        self._arm, self._situation, self._steady = arm, situation, 0
+        self._shown = False
+        rig.state("running")
+
+    def _first_step(self, arm: Arm) -> None:
+        """The step in which all that is lazy happens: compiles, captures, allocations."""
+        rig = self._rig
+        rig.clock.begin()
+        began = time.perf_counter()
+        with arm.watched():
+            arm.step()
+            rig.synchronize()
+        rig.clock.lap(rig.phases.step_phase(time.perf_counter_ns()))
+        rig.send_steps(rig.clock.drain(wait=True))
+        self.steps += 1
+        self._facts(first_step_s=round(time.perf_counter() - began, 4))
+        self._check_cancelled()
+
+    def _leave(self) -> None:
+        """End the segment: wait for its last steps and send them."""
+        if self._arm is None:
+            return
+        self._flush(wait=True)
+        self._show_evidence()
+        if self._arm.trainer is not None and self._output is not None:
+            loss = float(self._output)
+            # JSON has no NaN, and a diverged loss is a fact like any other.
+            self._facts(loss=round(loss, 6) if math.isfinite(loss) else str(loss))
+        self._rig.memory.replayed_bytes = 0
+        self._arm, self._output = None, None
+        self._entered.close()
+
+    # Stepping
+
+    def _step(self) -> None:
+        """Step until a command waits; raises RunEnded at a limit."""
+        rig, arm = self._rig, self._arm
+        assert arm is not None
+        wire, phases, watchdog = rig.wire, rig.phases, rig.watchdog
+        step, advance = arm.step, arm.batches.advance
+        lap = rig.clock.lap
+        limit = self._start.steps if self._start.steps is not None else float("inf")
+        now_ns = flushed_ns = 0
+        rig.clock.begin()
+        while not wire.waiting and self.steps < limit:
+            if arm.feeds:
+                advance()
+            self._output = step()
+            phase = phases.step_phase(now_ns)
+            now_ns = watchdog.beat_ns = lap(phase)
+            self.steps += 1
+            if now_ns - flushed_ns > FLUSH_NS:
+                flushed_ns = now_ns
+                self._flush()
+                if self._deadline_ns is not None and now_ns > self._deadline_ns:
+                    break
+                rig.clock.begin()
+        else:
+            if self.steps < limit:
+                return
+        self._leave()
+        raise RunEnded("done")
+
+    def _flush(self, *, wait: bool = False) -> None:
+        rig, arm = self._rig, self._arm
+        assert arm is not None
+        laps = rig.clock.drain(wait=wait)
+        rig.send_steps(laps)
+        self._steady += sum(lap.phase == Phase.STEADY for lap in laps)
+        if self._steady >= STEADY_STEPS:
+            self._show_evidence()
+
+    def _show_evidence(self) -> None:
+        """Send, once a segment, what shows whether its options took effect."""
+        if not self._shown:
+            assert self._arm is not None
+            self._shown = True
+            evidence = self._arm.find_evidence()
+            index = self._rig.segments - 1
+            self._rig.wire.send(protocol.EvidenceFound(segment=index, evidence=evidence))
+
+    # Commands
+
+    def _take_commands(self) -> None:
+        toggles: dict[str, str] = {}
+        while (command := self._rig.wire.pending()) is not None:
+            match command:
+                case protocol.Apply():
+                    toggles |= command.toggles
+                case protocol.Pause():
+                    self._pause()
+                case protocol.Resume():
+                    pass
+                case _:
+                    self._end(command)
+        if toggles:
+            self._apply(toggles)
+
+    def _pause(self) -> None:
+        self._flush(wait=True)
+        self._rig.watchdog.active = False
+        self._rig.state("paused")
+        while not isinstance(command := self._rig.wire.next(), protocol.Resume):
+            match command:
+                case protocol.Apply():
+                    self._apply(command.toggles)
+                    self._flush(wait=True)
+                    self._rig.state("paused")
+                case protocol.Pause():
+                    pass
+                case _:
+                    self._end(command)
+        self._rig.watchdog.active = True
+        self._rig.watchdog.begin(self._rig.phases.phase)
+        self._rig.state("running")
+
+    def _apply(self, toggles: dict[str, str]) -> None:
+        assert self._situation is not None
+        before = self._situation.configuration
+        changed = {
+            name: option for name, option in toggles.items() if before.toggles.get(name) != option
+        }
+        if not changed:
+            return
+        self._note("toggle", _describe(changed))
+        self._switch(msgspec.structs.replace(before, toggles={**before.toggles, **changed}))
+
+    def _end(self, command: protocol.Command) -> None:
+        self._leave()
+        if isinstance(command, protocol.Cancel):
+            raise Cancelled
+        passed_on = None if isinstance(command, protocol.Stop) else command
+        raise RunEnded("stopped", passed_on)
+
+    def _check_cancelled(self) -> None:
+        if self._rig.wire.cancelled.is_set():
+            raise Cancelled
+
+    def _facts(self, **ledger: Scalar) -> None:
+        self._rig.wire.send(protocol.Facts(segment=self._rig.segments - 1, ledger=ledger))
+
+    def _note(self, kind: str, text: str) -> None:
+        self._rig.wire.send(protocol.Note(kind=kind, text=text))
+
+
+def _describe(changed: dict[str, str]) -> str:
+    toggles = all_toggles()
+    parts = [
+        f"{toggles[name].title}: {toggles[name].options.get(option, option)}"
+        if name in toggles
+        else f"{name}: {option}"
+        for name, option in changed.items()
+    ]
+    return ", ".join(parts)

@@ -1,0 +1,114 @@
+"""Step times: CUDA events read back late on the GPU, the host clock on the CPU.
+
+One boundary is marked between consecutive steps, so a step costs one event and one clock reading,
+and nothing ever waits for the GPU but the bound on how far the host may run ahead.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from typing import NamedTuple
+
+import torch
+
+AHEAD_MS = 20.0  # how far ahead of the GPU the host may queue steps
+AHEAD_STEPS = 64
+
+
+class Lap(NamedTuple):
+    """One finished step; ``gpu_ms`` is None where there is no GPU."""
+
+    start_ns: int
+    gpu_ms: float | None
+    wall_ms: float
+    phase: int
+
+
+class HostClock:
+    """Laps on the CPU, where a step has ended when its call returns."""
+
+    def __init__(self) -> None:
+        self._laps: list[Lap] = []
+        self._last_ns = 0
+
+    def begin(self) -> None:
+        """Mark the start of the first of a run of steps."""
+        self._last_ns = time.perf_counter_ns()
+
+    def lap(self, phase: int) -> int:
+        """Mark the end of a step, which is the start of the next; returns the time, ns."""
+        now_ns = time.perf_counter_ns()
+        self._laps.append(Lap(self._last_ns, None, (now_ns - self._last_ns) * 1e-6, phase))
+        self._last_ns = now_ns
+        return now_ns
+
+    def drain(self, *, wait: bool = False) -> list[Lap]:
+        """The laps that have finished since the last call."""
+        laps, self._laps = self._laps, []
+        return laps
+
+
+# start event, stop event, start ns, stop ns, phase: a plain tuple, because making a NamedTuple for
+# every step costs more than the rest of the bookkeeping.
+_Pending = tuple[torch.cuda.Event, torch.cuda.Event, int, int, int]
+
+
+class GpuClock:
+    """Laps between CUDA events on the current stream."""
+
+    def __init__(self) -> None:
+        self._pending: list[_Pending] = []
+        self._free: list[torch.cuda.Event] = []
+        self._last = torch.cuda.Event(enable_timing=True)
+        self._last_ns = 0
+        self._ahead = 2
+        self._unchecked = 0
+
+    def begin(self) -> None:
+        """Mark the start of the first of a run of steps."""
+        self._last = self._mark()
+        self._last_ns = time.perf_counter_ns()
+
+    def lap(self, phase: int) -> int:
+        """Mark the end of a step, which is the start of the next; returns the time, ns.
+
+        Waits for an old step if the host is too far ahead, so that a command acts soon.
+        """
+        stop = self._mark()
+        now_ns = time.perf_counter_ns()
+        self._pending.append((self._last, stop, self._last_ns, now_ns, phase))
+        self._last, self._last_ns = stop, now_ns
+        self._unchecked += 1
+        if self._unchecked >= self._ahead and len(self._pending) > self._ahead:
+            self._unchecked = self._ahead // 2
+            self._pending[-self._ahead][0].synchronize()
+        return now_ns
+
+    def drain(self, *, wait: bool = False) -> list[Lap]:
+        """The laps that have finished since the last call; ``wait`` for those still running."""
+        pending = self._pending
+        if wait and pending:
+            pending[-1][1].synchronize()
+        # Steps end in order, so a bisection finds the last that has ended with few queries.
+        ended = bisect.bisect_left(pending, True, key=lambda lap: not lap[1].query())
+        done, self._pending = pending[:ended], pending[ended:]
+        laps = []
+        for start, stop, start_ns, stop_ns, phase in done:
+            gpu_ms = start.elapsed_time(stop)
+            laps.append(Lap(start_ns, gpu_ms, (stop_ns - start_ns) * 1e-6, phase))
+            self._free.append(start)
+        if laps:
+            typical_ms = max(laps[len(laps) // 2].gpu_ms or 0.0, 1e-3)
+            self._ahead = int(min(max(AHEAD_MS / typical_ms, 2), AHEAD_STEPS))
+        return laps
+
+    def _mark(self) -> torch.cuda.Event:
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def make_clock(device: torch.device) -> HostClock | GpuClock:
+    """The clock that measures steps on this device."""
+    return GpuClock() if device.type == "cuda" else HostClock()

@@ -1,0 +1,127 @@
+"""What a toggle is: options, what blocks them, how one is applied, and what proves that it was."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kernels import hardware
+from models import Family
+from sessions.model import Configuration
+from workbench.protocol import Blocked, OptionInfo, ToggleInfo
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm, Build
+    from workbench.runner.workloads import Workload
+
+
+class Stage(enum.IntEnum):
+    """When a toggle is applied; a later stage sees what the earlier ones made."""
+
+    PRECISION = 0
+    KERNELS = 1
+    ATTENTION = 2
+    MEMORY = 3
+    OPTIMIZER = 4
+    COMPILE = 5
+    GRAPHS = 6
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What an option's availability depends on; ``configuration`` names every toggle's option."""
+
+    configuration: Configuration
+    device: torch.device
+    family: Family
+    config: Any  # the family's configuration dataclass
+    workload: Workload
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the model runs on a CUDA device."""
+        return bool(self.device.type == "cuda")
+
+    @property
+    def hardware(self) -> hardware.Hardware:
+        """The device's capabilities."""
+        return hardware.of(self.device)
+
+    def option(self, toggle: str) -> str:
+        """The option requested of another toggle."""
+        return self.configuration.toggles[toggle]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a toggle found when it looked for its own effect; ``status`` as in ``Evidence``."""
+
+    status: str
+    text: str
+
+
+def effective(text: str) -> Finding:
+    """The option took effect, and this shows it."""
+    return Finding("effective", text)
+
+
+def no_effect(text: str) -> Finding:
+    """The option was asked for and changed nothing, and this is why."""
+    return Finding("no effect", text)
+
+
+def never_blocked(option: str, situation: Situation) -> Blocked | None:
+    """For a toggle that can always be used."""
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toggle:
+    """An optimization. The first of ``options`` leaves the model alone.
+
+    ``apply(option, build)`` is called for every option but the first, in order of stage.
+    ``evidence(option, arm)`` is asked once the arm runs steadily, for every option but the first.
+    """
+
+    name: str
+    title: str
+    help: str
+    group: str
+    stage: Stage
+    options: Mapping[str, str]
+    apply: Callable[[str, Build], None]
+    evidence: Callable[[str, Arm], Finding]
+    blocked: Callable[[str, Situation], Blocked | None] = never_blocked
+    default: Callable[[torch.device], str] | None = None
+
+    @property
+    def off(self) -> str:
+        """The option that leaves the model alone."""
+        return next(iter(self.options))
+
+    def default_option(self, device: torch.device) -> str:
+        """The option that a new configuration starts with on this device."""
+        return self.default(device) if self.default else self.off
+
+    def info(self, device: torch.device) -> ToggleInfo:
+        """How the window sees this toggle."""
+        return ToggleInfo(
+            name=self.name,
+            title=self.title,
+            help=self.help.strip(),
+            group=self.group,
+            options=[OptionInfo(name=name, title=title) for name, title in self.options.items()],
+            default=self.default_option(device),
+        )
+
+
+NEEDS_GPU = Blocked("needs a CUDA GPU; this runner uses the CPU", "Run it on a machine with a GPU.")
+NEEDS_TRAINING = Blocked(
+    "acts on the backward pass, and this workload has none",
+    "Choose the training step.",
+    {"workload": "train"},
+)

@@ -1,0 +1,135 @@
+"""CUDA graphs: record all kernels of a step once, then launch them as one.
+
+Removes the host's launch cost between kernels. Shapes and addresses are fixed; the whole step is
+captured, in training with backward pass and optimizer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from sessions.model import Phase
+from workbench.protocol import Blocked
+from workbench.runner.failures import CaptureError
+from workbench.runner.toggles._toggle import (
+    NEEDS_GPU,
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    effective,
+    no_effect,
+)
+from workbench.runner.toggles.compile import WITH_GRAPHS
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm, Build
+
+_WARM_UP_STEPS = 3  # lets lazy allocations (cuBLAS workspaces, optimizer state) happen first
+
+
+class _CapturedStep:
+    """Captures the step at its first call and replays it from then on."""
+
+    def __init__(self, step: Callable[[], torch.Tensor], build: Build) -> None:
+        self._step = step
+        self._phases = build.phases
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.replays = 0
+        self.replayed_bytes = 0  # of the graph's pool, which the allocator counts as free
+        self._output: torch.Tensor | None = None
+
+    def __call__(self) -> torch.Tensor:
+        if self.graph is None:
+            self._capture()
+        assert self.graph is not None and self._output is not None
+        self.graph.replay()
+        self.replays += 1
+        return self._output
+
+    def _capture(self) -> None:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UP_STEPS):
+                self._step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with self._phases.during(Phase.CAPTURE), _no_collection():
+            try:
+                # thread_local: the telemetry thread may allocate while this thread captures.
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                    self._output = self._step()
+            except RuntimeError as error:
+                raise CaptureError(str(error)) from error
+        self.replayed_bytes = _pool_bytes(graph)
+        self.graph = graph
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    # A cycle collected during capture may hold an older graph, and freeing that is an operation
+    # that invalidates the capture.
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _pool_bytes(graph: torch.cuda.CUDAGraph) -> int:
+    pool = tuple(graph.pool())
+    segments = torch.cuda.memory_snapshot()
+    return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == pool)
+
+
+def _blocked(option: str, situation: Situation) -> Blocked | None:
+    if option == "off":
+        return None
+    if not situation.on_gpu:
+        return NEEDS_GPU
+    mode = situation.option("compile")
+    if mode in WITH_GRAPHS:
+        return Blocked(
+            f"torch.compile {mode} captures CUDA graphs of its own",
+            "Compile without them.",
+            {"compile": "max-autotune-no-cudagraphs" if mode == "max-autotune" else "default"},
+        )
+    if situation.workload.trains and situation.option("adamw") != "fused":
+        return Blocked(
+            "the step is captured with its optimizer, and only fused AdamW keeps its step count "
+            "and the loss scale on the GPU",
+            "Use fused AdamW.",
+            {"adamw": "fused"},
+        )
+    return None
+
+
+def _apply(option: str, build: Build) -> None:
+    build.step_wrappers.append(lambda step: _CapturedStep(step, build))
+
+
+def _evidence(option: str, arm: Arm) -> Finding:
+    step = arm.step
+    if isinstance(step, _CapturedStep) and step.graph is not None and step.replays:
+        return effective(f"one graph captured and replayed {step.replays} times")
+    return no_effect("no graph was captured")
+
+
+TOGGLE = Toggle(
+    name="cuda_graphs",
+    title="CUDA graphs",
+    help=__doc__,
+    group="Compilation",
+    stage=Stage.GRAPHS,
+    options={"off": "Off", "on": "On"},
+    apply=_apply,
+    evidence=_evidence,
+    blocked=_blocked,
+)

@@ -1,0 +1,103 @@
+"""The number format of the matrix products and of the weights.
+
+TF32 keeps FP32 tensors and multiplies with 10-bit mantissas on tensor cores. AMP keeps FP32 weights
+and casts the inputs of matrix products (FP16 with a loss scaler in training). Pure BF16 keeps the
+weights and the optimizer's state in BF16 too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from workbench.protocol import Blocked
+from workbench.runner.toggles._toggle import (
+    NEEDS_GPU,
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    effective,
+    no_effect,
+)
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm, Build
+
+# A product of float32 numbers rounds at about 1e-7, one of 10-bit mantissas at about 3e-4.
+_TF32_ERROR = 1e-5
+_AUTOCAST = {"amp_fp16": torch.float16, "amp_bf16": torch.bfloat16}
+
+
+@contextlib.contextmanager
+def _tf32() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _blocked(option: str, situation: Situation) -> Blocked | None:
+    if option in ("tf32", "amp_fp16") and not situation.on_gpu:
+        return NEEDS_GPU
+    if option == "tf32" and not situation.hardware.tf32:
+        return Blocked(
+            f"{situation.hardware.name} has no TF32 tensor cores (Ampere and later do)",
+            "Choose AMP FP16 instead.",
+            {"precision": "amp_fp16"},
+        )
+    # The CPU computes BF16 too, only not always faster; what it costs is there to be measured.
+    if option in ("amp_bf16", "bf16") and situation.on_gpu and not situation.hardware.bf16:
+        return Blocked(
+            f"{situation.hardware.name} has no BF16 arithmetic (Ampere and later do)",
+            "Choose AMP FP16 instead.",
+            {"precision": "amp_fp16"},
+        )
+    return None
+
+
+def _apply(option: str, build: Build) -> None:
+    if option == "tf32":
+        build.flags.append(_tf32)
+    elif option == "bf16":
+        build.weights_dtype = torch.bfloat16
+    else:
+        build.autocast = _AUTOCAST[option]
+        build.scales_loss = option == "amp_fp16" and build.situation.workload.trains
+
+
+def _evidence(option: str, arm: Arm) -> Finding:
+    if option == "tf32":
+        error = arm.probe.matmul_error
+        text = f"a float32 matrix product in the step's setting is off by {error:.1e} (relative)"
+        return effective(text) if error > _TF32_ERROR else no_effect(text)
+    wanted = _AUTOCAST.get(option, torch.bfloat16)
+    if arm.probe.linear_dtypes == {wanted}:
+        where = "weights too" if option == "bf16" else f"weights stay {arm.weights_dtype}"
+        return effective(f"every linear layer computed in {wanted}; {where}")
+    seen = ", ".join(sorted(str(dtype) for dtype in arm.probe.linear_dtypes)) or "nothing"
+    return no_effect(f"linear layers computed in {seen}")
+
+
+TOGGLE = Toggle(
+    name="precision",
+    title="Precision",
+    help=__doc__,
+    group="Precision",
+    stage=Stage.PRECISION,
+    options={
+        "fp32": "FP32",
+        "tf32": "TF32",
+        "amp_fp16": "AMP FP16",
+        "amp_bf16": "AMP BF16",
+        "bf16": "Pure BF16",
+    },
+    apply=_apply,
+    evidence=_evidence,
+    blocked=_blocked,
+)

@@ -1,0 +1,33 @@
+"""One table of rotary cosines and sines for all layers, instead of one in every layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workbench.runner.toggles._toggle import Finding, Stage, Toggle, effective, no_effect
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm, Build
+
+
+def _apply(option: str, build: Build) -> None:
+    build.transforms.append(lambda model: model.share_rope_cache(True))
+
+
+def _evidence(option: str, arm: Arm) -> Finding:
+    shared = int(arm.ledger["rope_cache_bytes"])
+    per_layer = int(arm.ledger["rope_cache_bytes_unshared"])
+    text = f"{per_layer / 1024:.0f} KiB of tables became {shared / 1024:.0f} KiB"
+    return effective(text) if shared < per_layer else no_effect(text)
+
+
+TOGGLE = Toggle(
+    name="rope_cache",
+    title="Shared RoPE cache",
+    help=__doc__,
+    group="Memory",
+    stage=Stage.MEMORY,
+    options={"per_layer": "One per layer", "shared": "Shared"},
+    apply=_apply,
+    evidence=_evidence,
+)

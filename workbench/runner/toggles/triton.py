@@ -1,0 +1,64 @@
+"""Use the bundled Triton kernel for every operator that has one and is not switched on its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+import kernels
+from workbench.protocol import Blocked
+from workbench.runner.toggles._kernel_toggle import triton_blocked, usage_finding
+from workbench.runner.toggles._toggle import Finding, Situation, Stage, Toggle, effective, no_effect
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm, Build
+
+
+def _operators() -> list[str]:
+    # Attention has a toggle of its own, which names its backends.
+    return [
+        name
+        for name, operator in kernels.OPS.items()
+        if "triton" in operator.implementations and name != "attention"
+    ]
+
+
+def _blocked(option: str, situation: Situation) -> Blocked | None:
+    return triton_blocked("rms_norm", situation) if option == "on" else None
+
+
+def _apply(option: str, build: Build) -> None:
+    for operator in _operators():
+        build.choose_kernel(operator, "triton")  # an operator's own switch comes later and wins
+
+
+def _evidence(option: str, arm: Arm) -> Finding:
+    followers = [
+        name
+        for name in _operators()
+        if arm.usage.get(name) and arm.kernel_choices.get(name) == "triton"
+    ]
+    findings = [usage_finding(name, "triton", arm) for name in followers]
+    failed = [finding.text for finding in findings if finding.status != "effective"]
+    if failed or not findings:
+        return no_effect("; ".join(failed) or "no operator of this model follows this switch")
+    return effective(f"Triton ran for {', '.join(followers)}")
+
+
+def _default(device: torch.device) -> str:
+    return "on" if kernels.OPS["rms_norm"].unavailable("triton", device.type) is None else "off"
+
+
+TOGGLE = Toggle(
+    name="triton",
+    title="Triton kernels, all",
+    help=__doc__,
+    group="Kernels",
+    stage=Stage.KERNELS,
+    options={"off": "Off", "on": "On"},
+    apply=_apply,
+    evidence=_evidence,
+    blocked=_blocked,
+    default=_default,
+)

@@ -1,0 +1,5 @@
+"""Rotary position embedding of queries and keys in one kernel, backward included."""
+
+from workbench.runner.toggles._kernel_toggle import kernel_toggle
+
+TOGGLE = kernel_toggle("rope", "Triton RoPE", __doc__)

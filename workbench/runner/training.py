@@ -1,0 +1,98 @@
+"""Weights, and the optimizers that train them; both are shared by all arms of one precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+LEARNING_RATE = 3e-4
+BETAS = (0.9, 0.95)
+WEIGHT_DECAY = 0.1
+
+
+class Trainer:
+    """One optimizer with its loss scaler; ``update`` is the part of a step after the loss."""
+
+    def __init__(self, optimizer: torch.optim.AdamW, scaler: torch.amp.GradScaler | None) -> None:
+        self.optimizer = optimizer
+        self.scaler = scaler
+
+    def update(self, loss: torch.Tensor) -> None:
+        """Backward pass and optimizer step; gradients are freed afterwards."""
+        if self.scaler is None:
+            loss.backward()
+            self.optimizer.step()
+        else:
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+class Weights:
+    """The parameters of one model in one precision, and the optimizer state that belongs to them.
+
+    However AdamW is stepped (loop, foreach, fused), its moments are the same tensors: a toggle
+    goes on training where the other left off, and memory is held once.
+    """
+
+    def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
+        self.parameters = parameters
+        self._optimizers: dict[tuple[tuple[str, Any], ...], torch.optim.AdamW] = {}
+        self._scaler: torch.amp.GradScaler | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the parameters."""
+        return sum(tensor.nbytes for tensor in _distinct(self.parameters.values()))
+
+    def drop_gradients(self) -> None:
+        """Forget all gradients: a step that failed half-way must not leak into the next."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def trainer(self, options: dict[str, Any], *, scales_loss: bool) -> Trainer:
+        """The trainer for these AdamW options, its moments shared with every other."""
+        key = tuple(sorted(options.items()))
+        if key not in self._optimizers:
+            self._optimizers[key] = self._make_optimizer(options)
+        if scales_loss and self._scaler is None:
+            device = next(iter(self.parameters.values())).device
+            self._scaler = torch.amp.GradScaler(device.type)
+        return Trainer(self._optimizers[key], self._scaler if scales_loss else None)
+
+    def _make_optimizer(self, options: dict[str, Any]) -> torch.optim.AdamW:
+        optimizer = torch.optim.AdamW(
+            list(_distinct(self.parameters.values())),
+            lr=LEARNING_RATE,
+            betas=BETAS,
+            weight_decay=WEIGHT_DECAY,
+            **options,
+        )
+        if self._optimizers:
+            state = next(iter(self._optimizers.values())).state_dict()
+            for group in state["param_groups"]:
+                group.update(options)
+            optimizer.load_state_dict(state)  # keeps the tensors; moves step counts where needed
+        else:
+            _create_state(optimizer)
+        return optimizer
+
+
+def _create_state(optimizer: torch.optim.AdamW) -> None:
+    # AdamW makes its moments at the first step; made now, every later optimizer can share them.
+    # With zero gradients and rate 0 the step changes no weight.
+    (group,) = optimizer.param_groups
+    for parameter in group["params"]:
+        parameter.grad = torch.zeros_like(parameter)
+    group["lr"] = 0.0
+    optimizer.step()
+    group["lr"] = LEARNING_RATE
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _distinct(parameters: Iterable[nn.Parameter]) -> Iterable[nn.Parameter]:
+    return {id(parameter): parameter for parameter in parameters}.values()

@@ -1,0 +1,66 @@
+"""Notices a step that does not end, and says how long building and compiling already take."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from sessions.model import Phase
+from workbench import protocol
+from workbench.runner.wire import Wire
+
+HANG_S = float(os.environ.get("WORKBENCH_HANG_S", "30"))
+TIMES_LONGER = 20  # than the step before, before a step counts as hanging
+PERIOD_S = 0.5
+
+
+class Watchdog:
+    """A thread that watches ``beat_ns`` while ``active``; the engine sets both, without a lock."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self.active = False
+        self.beat_ns = time.perf_counter_ns()  # when the current step or phase began
+        self.phase = Phase.WARM_UP
+        self._reported_ns = 0
+
+    def start(self) -> None:
+        """Begin to watch."""
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def begin(self, phase: Phase) -> None:
+        """A phase begins."""
+        self.phase = phase
+        self.beat_ns = time.perf_counter_ns()
+
+    def _watch(self) -> None:
+        watched_ns, step_s, before_s = 0, 0.0, 0.0
+        while True:
+            time.sleep(PERIOD_S)
+            if not self.active:
+                continue
+            beat_ns = self.beat_ns
+            if beat_ns != watched_ns:
+                # The step before, not the longest so far: a first step may take seconds to import
+                # compilers, and a hang after it must not wait for twenty times that.
+                watched_ns, before_s = beat_ns, step_s
+            elapsed_s = (time.perf_counter_ns() - beat_ns) * 1e-9
+            building = self.phase < Phase.WARM_UP
+            step_s = 0.0 if building else elapsed_s
+            if building and elapsed_s >= 1:
+                text = f"{elapsed_s:.0f} s so far"
+                self._wire.send(protocol.Progress(task=self.phase.title, text=text))
+            elif step_s > max(HANG_S, TIMES_LONGER * before_s) and self._reported_ns != beat_ns:
+                self._reported_ns = beat_ns
+                self._report(elapsed_s)
+
+    def _report(self, elapsed_s: float) -> None:
+        self._wire.send(
+            protocol.Failure(
+                kind="hang",
+                sentence=f"No step has ended for {elapsed_s:.0f} s.",
+                fix="Cancel the run: a runner that does not answer is terminated, and a new one "
+                "can be started; everything measured so far is kept.",
+            )
+        )

@@ -1,0 +1,124 @@
+"""The runner's end of the wire: its real standard output, and a thread that reads commands."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import BinaryIO
+
+from workbench import protocol
+
+Answer = Callable[[protocol.Check], protocol.Message]
+
+
+class Wire:
+    """Sends messages from any thread; queues commands for the engine.
+
+    Two commands do not wait for the engine: ``Check`` is answered and ``Cancel`` is noted at once,
+    by the thread that reads them. ``waiting`` is True while a command waits: the engine's loop
+    reads that one attribute per step.
+    """
+
+    def __init__(self, commands: BinaryIO, output: int) -> None:
+        self._commands = commands
+        self._output = output
+        self._lock = threading.Lock()
+        self._origin_ns = time.perf_counter_ns()
+        self.created = time.time()
+        self._queue: queue.SimpleQueue[protocol.Command] = queue.SimpleQueue()
+        self.waiting = False
+        self.cancelled = threading.Event()
+        self.answer: Answer | None = None
+
+    @classmethod
+    def take_standard_streams(cls) -> Wire:
+        """Take stdin and stdout for the wire; all that prints goes to stderr from here on."""
+        output = os.dup(1)
+        commands = os.fdopen(os.dup(0), "rb")
+        os.dup2(2, 1)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        sys.stdout = sys.stderr
+        return cls(commands, output)
+
+    def seconds(self, now_ns: int | None = None) -> float:
+        """Seconds since the session clock began."""
+        return ((time.perf_counter_ns() if now_ns is None else now_ns) - self._origin_ns) * 1e-9
+
+    def send(self, message: protocol.Message) -> None:
+        """Write one message, stamped with the session clock unless it carries a time."""
+        if not message.t_s:
+            message.t_s = self.seconds()
+        line = memoryview(protocol.encode(message))
+        try:
+            with self._lock:
+                while line:
+                    line = line[os.write(self._output, line) :]
+        except OSError:
+            os._exit(0)  # nobody listens any more: the window is gone, and with it our purpose
+
+    def listen(self) -> None:
+        """Start the thread that reads commands until the other end closes."""
+        threading.Thread(target=self._read, name="wire", daemon=True).start()
+
+    def next(self) -> protocol.Command:
+        """Wait for the next command."""
+        return self._taken(self._queue.get())
+
+    def pending(self) -> protocol.Command | None:
+        """The next command that waits already, or None."""
+        self.waiting = False  # before the look: a command that arrives after it sets this again
+        try:
+            command = self._queue.get_nowait()
+        except queue.Empty:
+            return None
+        self.waiting = True
+        return self._taken(command)
+
+    def _taken(self, command: protocol.Command) -> protocol.Command:
+        if isinstance(command, protocol.Cancel):
+            self.cancelled.clear()  # only now: a Cancel may be read before the run that it is for
+        return command
+
+    def _read(self) -> None:
+        for line in self._commands:
+            try:
+                command = protocol.decode_command(line)
+            except protocol.WireError as error:
+                self.send(
+                    protocol.Failure(
+                        kind="wire",
+                        sentence="A line that is not a command was ignored.",
+                        detail=str(error),
+                    )
+                )
+                continue
+            if isinstance(command, protocol.Check) and self.answer is not None:
+                self._answer(command)
+                continue
+            if isinstance(command, protocol.Cancel):
+                self.cancelled.set()
+            self._queue.put(command)
+            self.waiting = True
+        # The window is gone. A runner in a compile or a hang cannot be asked to leave.
+        os._exit(0)
+
+    def _answer(self, check: protocol.Check) -> None:
+        assert self.answer is not None
+        try:
+            self.send(self.answer(check))
+        except Exception as error:  # noqa: BLE001 - without this thread the runner would be deaf
+            self.send(
+                protocol.Failure(
+                    kind="wire",
+                    sentence=f"A configuration could not be checked: {type(error).__name__}.",
+                    fix="Change the configuration; the log has the traceback.",
+                    detail=traceback.format_exc(),
+                )
+            )

@@ -1,0 +1,51 @@
+"""Prefill: a prompt through the model into an empty KV cache, and the first token after it."""
+
+from __future__ import annotations
+
+import torch
+
+from workbench.runner.workloads._workload import (
+    BATCH,
+    SEQUENCE,
+    Bench,
+    Compute,
+    Step,
+    Workload,
+    sequence_length,
+    whole_sequences,
+)
+
+
+def _compute(bench: Bench) -> Compute:
+    model = bench.model
+    batch, length = bench.batches.tokens.shape
+    cache = model.new_cache(batch, length)
+
+    def compute(tokens_BS: torch.Tensor) -> torch.Tensor:
+        return model(tokens_BS, cache=cache, last_only=True)
+
+    return compute
+
+
+def _step(bench: Bench, compute: Compute) -> Step:
+    tokens_BS = bench.batches.tokens
+
+    def step() -> torch.Tensor:
+        with torch.no_grad():
+            return compute(tokens_BS).argmax(dim=-1)
+
+    return step
+
+
+WORKLOAD = Workload(
+    name="prefill",
+    title="Prefill",
+    help=__doc__,
+    fields=(BATCH, SEQUENCE),
+    trains=False,
+    feeds=True,
+    tokens=whole_sequences,
+    sequence=sequence_length,
+    compute=_compute,
+    step=_step,
+)
