@@ -1,0 +1,169 @@
+import pytest
+from PySide6.QtGui import QGuiApplication
+from synthetic import cpu_session, empty_session, gpu_session
+
+from sessions.statistics import Ratio
+from workbench.ui.panels._compare_tables import reading
+from workbench.ui.panels.compare import ComparePanel
+from workbench.ui.theme import LIGHT
+
+
+@pytest.fixture
+def panel(qtbot, state):
+    panel = ComparePanel(state)
+    qtbot.addWidget(panel)
+    panel.resize(1000, 700)
+    panel.show()
+    qtbot.waitExposed(panel)
+    return panel
+
+
+@pytest.fixture
+def three(qtbot, panel, state):
+    """Three compared sessions: the shown one, a faster one, one with four segments."""
+    sessions = [
+        gpu_session(1, 1600, seed=1, title="base"),
+        gpu_session(1, 1600, seed=2, title="faster", typical_ms=15.0),
+        gpu_session(4, 1600, seed=3, title="ladder"),
+    ]
+    state.session = sessions[0]
+    state.sessionChanged.emit()
+    for session in sessions[1:]:
+        state.compare_with(session)
+    settle(qtbot, panel, 3)
+    return sessions
+
+
+def settle(qtbot, panel, arms):
+    def compared():
+        assert not panel._busy and not panel._timer.isActive()
+        assert panel.found is not None and panel.found.comparison is not None
+        assert len(panel.found.comparison.arms) == arms
+
+    qtbot.waitUntil(compared, timeout=60_000)
+
+
+def cells(panel, column):
+    return [panel.sessions.item(row, column).text() for row in range(panel.sessions.rowCount())]
+
+
+def test_the_empty_panel_says_what_to_drop(panel, qtbot):
+    qtbot.waitUntil(lambda: panel.found is not None)
+    assert panel._pages.currentWidget() is panel._empty
+    assert "two session files (.h5)" in panel._empty._sentence.text()
+
+
+def test_ratios_refer_to_the_shown_session_and_say_what_they_show(panel, three):
+    assert cells(panel, 0) == ["base", "faster", "ladder"]
+    base, faster, ladder = cells(panel, 2)
+    assert base == "baseline"
+    assert faster.startswith("0.62") and faster.endswith("faster")
+    assert ladder.endswith("the same within 1%")
+    for chart in panel.charts.values():
+        assert chart.reason is None
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (0.60, 0.70, "faster"),
+        (1.02, 1.03, "slower"),
+        (0.995, 1.005, "the same within 1%"),
+        (0.98, 1.02, "undecided"),
+        (0.98, 0.995, "undecided"),
+        (None, None, "undecided"),
+    ],
+)
+def test_the_words_claim_no_more_than_the_interval_shows(low, high, said):
+    assert reading(Ratio(1.0, low, high, "t", 100, 100)) == said
+
+
+def test_another_baseline_turns_the_ratios_over(qtbot, panel, three):
+    panel.set_baseline(three[1])
+    qtbot.waitUntil(lambda: cells(panel, 2)[1] == "baseline", timeout=20_000)
+    assert cells(panel, 2)[0].startswith("1.6") and cells(panel, 2)[0].endswith("slower")
+
+
+def test_a_session_takes_part_with_the_segment_that_is_chosen(qtbot, panel, three):
+    panel.sessions.segmentChosen.emit(three[2], 3)
+    qtbot.waitUntil(lambda: cells(panel, 2)[2].endswith("faster"), timeout=20_000)
+    run = panel.found.runs[2]
+    assert run.segments == (3,)
+    assert panel.sessions.cellWidget(2, 1).currentText() == three[2].segments[3].label
+
+
+def test_a_session_can_be_taken_out_but_the_shown_one_cannot(qtbot, panel, three, state):
+    assert not panel.sessions.cellWidget(0, 7).isEnabled()
+    panel.sessions.cellWidget(1, 7).click()
+    settle(qtbot, panel, 2)
+    assert cells(panel, 0) == ["base", "ladder"]
+    state.clear_compared()
+    qtbot.waitUntil(lambda: panel._pages.currentWidget() is panel._empty)
+
+
+def test_a_different_driver_is_warned_of_and_listed(qtbot, panel, three, state):
+    other = gpu_session(1, 300, seed=9, title="other driver")
+    other.environment["driver"] = "570.10"
+    state.compare_with(other)
+    settle(qtbot, panel, 4)
+    assert panel._warning.isVisible()
+    assert any("driver differs" in text for text in panel.found.comparison.warnings)
+    names = [panel.differences.item(row, 0).text() for row in range(panel.differences.rowCount())]
+    assert "environment.driver" in names
+    assert panel._tabs.tabText(1) == f"Differences ({len(names)})"
+
+
+def test_gpu_and_cpu_times_are_not_given_a_ratio(qtbot, panel, three, state):
+    state.compare_with(cpu_session(300))
+    settle(qtbot, panel, 4)
+    assert "cannot be compared" in cells(panel, 2)[3]
+
+
+def test_sessions_without_steady_steps_are_refused_in_a_sentence(qtbot, panel, state):
+    session = gpu_session(1, 4, title="short")
+    state.session = session
+    state.sessionChanged.emit()
+    state.compare_with(gpu_session(1, 100, title="long"))
+    state.compare_with(empty_session())
+    qtbot.waitUntil(lambda: bool(panel.found and panel.found.reason), timeout=60_000)
+    assert panel._pages.currentWidget() is panel._empty
+    assert "no steady steps" in panel._empty._sentence.text()
+
+
+def test_the_time_lines_can_be_laid_over_one_another_by_step(panel, three):
+    panel.set_align("step")
+    chart = panel.charts["aligned_timeline"]
+    assert chart.canvas.axis("bottom").title == "Steady steps since the first"
+    assert chart.canvas.x_span() == (0.0, 1591.0)
+
+
+def test_the_table_of_ratios_is_copied_as_markdown_and_csv(panel, three):
+    panel.copy_table(".md")
+    assert "| base |" in QGuiApplication.clipboard().text()
+    panel.copy_table(".csv")
+    assert QGuiApplication.clipboard().text().startswith("session,")
+
+
+def test_the_theme_is_followed(panel, three, state):
+    state.set_theme(LIGHT)
+    assert all(chart.canvas.chart_style.theme is LIGHT for chart in panel.charts.values())
+    assert panel.charts["ecdf"].reason is None
+
+
+def test_a_live_session_is_compared_as_it_was_when_asked(qtbot, panel, show, state):
+    live = gpu_session(1, 300, seed=1, title="live")
+    show(live)
+    state.compare_with(gpu_session(1, 300, seed=2, title="saved"))
+    settle(qtbot, panel, 2)
+    run = panel.found.runs[0]
+    assert run.session is not live
+    rows = len(run.session.segments[0].steps["t_s"])
+    live.segments[0].steps.append({"t_s": [1e3], "gpu_ms": [24.0], "phase": [5]})
+    assert len(run.session.segments[0].steps["t_s"]) == rows
+
+
+def test_a_ratio_without_an_interval_says_why(qtbot, panel, three, state):
+    state.compare_with(gpu_session(1, 60, seed=7, title="short"))
+    settle(qtbot, panel, 4)
+    assert cells(panel, 2)[3].endswith("×, no interval: too few independent blocks")
+    assert "run at least" in panel.sessions.item(3, 2).toolTip()

@@ -1,0 +1,315 @@
+import numpy as np
+import pytest
+from PySide6.QtCore import QPoint, QPointF, Qt
+from PySide6.QtGui import QGuiApplication, QImage, QWheelEvent
+from PySide6.QtWidgets import QApplication
+from synthetic import cpu_session, gpu_session
+
+from sessions.model import Event, Phase, PhaseSpan, Session
+from workbench.ui.panels.live import SHOWN, LivePanel
+from workbench.ui.theme import LIGHT
+
+
+@pytest.fixture
+def panel(qtbot, state):
+    panel = LivePanel(state)
+    qtbot.addWidget(panel)
+    panel.resize(1000, 700)
+    panel.show()
+    qtbot.waitExposed(panel)
+    return panel
+
+
+@pytest.fixture
+def running(qtbot, panel, show):
+    """The panel with a session that is being recorded."""
+    show(gpu_session(2, 300, seed=4))
+    qtbot.waitUntil(lambda: panel.charts["step_time"].reason is None)
+    return panel
+
+
+def grow(state, seconds=5.0):
+    """What the window's state does when steps arrive."""
+    segment = state.session.segments[-1]
+    last = float(segment.steps["t_s"][-1])
+    t_s = last + np.arange(1, 51) * seconds / 50
+    columns = {name: np.full(50, segment.steps[name][-1]) for name in segment.steps}
+    segment.steps.append(columns | {"t_s": t_s})
+    span = segment.phases[-1]
+    segment.phases[-1] = PhaseSpan(Phase.STEADY, span.start_s, float(t_s[-1]))
+    state.dataArrived.emit()
+    return float(t_s[-1])
+
+
+def ranges(panel):
+    return [tuple(chart.canvas.vb.viewRange()[0]) for chart in panel.shown]
+
+
+def wheel(chart):
+    """Zoom with the wheel over the middle of the plot, as a person does."""
+    view = chart._view
+    place = QPointF(view.mapFromScene(chart.canvas.vb.sceneBoundingRect().center()))
+    event = QWheelEvent(
+        place,
+        view.mapToGlobal(place),
+        QPoint(),
+        QPoint(0, 120),
+        Qt.MouseButton.NoButton,
+        Qt.KeyboardModifier.NoModifier,
+        Qt.ScrollPhase.NoScrollPhase,
+        False,
+    )
+    QApplication.sendEvent(view.viewport(), event)
+
+
+def test_an_empty_session_says_what_would_fill_the_panel(panel):
+    assert panel._stack.currentWidget() is panel._empty
+
+
+def test_the_first_plots_are_the_four_that_matter_and_more_can_be_chosen(running):
+    assert [chart.plot.name for chart in running.shown] == list(SHOWN)
+    running.show_plot("throughput")
+    running.show_plot("power", False)
+    assert {chart.plot.name for chart in running.shown} == {*SHOWN, "throughput"} - {"power"}
+    running.show_plot("power")
+
+
+def test_the_view_follows_the_newest_step(qtbot, running, state):
+    last = grow(state)
+    qtbot.waitUntil(lambda: ranges(running)[0][1] >= last)
+    assert len(set(ranges(running))) == 1
+    running.set_window(10.0)
+    qtbot.waitUntil(lambda: ranges(running)[0][0] == pytest.approx(last - 10))
+    last = grow(state)
+    qtbot.waitUntil(lambda: ranges(running)[0][0] == pytest.approx(last - 10))
+
+
+def test_a_held_view_does_not_move_and_draws_nothing_new_while_steps_arrive(qtbot, running, state):
+    state.set_follow(False)
+    before = ranges(running)
+    drawn = running.charts["step_time"].canvas.x_span()
+    grow(state)
+    qtbot.wait(60)
+    assert ranges(running) == before
+    assert running.charts["step_time"].canvas.x_span() == drawn
+    assert "50 steps since" in running._status.text()
+    assert running._live.isVisible() and not running._hold.isVisible()
+
+
+def test_jump_to_live_catches_up(qtbot, running, state):
+    state.set_follow(False)
+    last = grow(state)
+    qtbot.wait(40)
+    qtbot.mouseClick(running._live, Qt.MouseButton.LeftButton)
+    assert state.follow
+    qtbot.waitUntil(lambda: ranges(running)[0][1] >= last)
+    assert running._hold.isVisible() and not running._live.isVisible()
+    assert running._status.text() == ""
+
+
+def test_zooming_one_plot_holds_the_view_and_moves_all(qtbot, running, state):
+    before = ranges(running)[0]
+    wheel(running.charts["memory"])
+    assert not state.follow
+    after = ranges(running)
+    assert len(set(after)) == 1
+    assert after[0][1] - after[0][0] < before[1] - before[0]
+    grow(state)
+    qtbot.wait(60)
+    assert ranges(running) == after
+
+
+def test_a_double_click_shows_everything_and_follows_again(qtbot, running, state):
+    wheel(running.charts["memory"])
+    running.charts["memory"].reset()
+    assert state.follow
+    last = float(state.session.segments[-1].steps["t_s"][-1])
+    qtbot.waitUntil(lambda: ranges(running)[0][1] >= last)
+
+
+def test_a_time_that_is_asked_for_is_shown_and_held(running, state):
+    state.focus(5.0)
+    assert not state.follow
+    start, stop = ranges(running)[0]
+    assert (start + stop) / 2 == pytest.approx(5.0)
+
+
+def test_the_crosshair_is_linked_and_reads_every_plot(qtbot, running):
+    chart = running.charts["step_time"]
+    box = chart.canvas.vb.sceneBoundingRect()
+    chart._view.scene().sigMouseMoved.emit(box.center())
+    places = {shown.canvas._cursor.place for shown in running.shown}
+    assert len(places) == 1 and None not in places
+    place = places.pop()
+    assert running._place.text().startswith("at ")
+    memory = running.charts["memory"].canvas
+    reading = {entry.name: entry.reading(place) for entry in memory.entries() if entry.reading}
+    segment = running._run.session.segments[0]
+    row = int(np.searchsorted(segment.steps["t_s"], place, side="right")) - 1
+    peak = float(segment.steps["peak"][row])
+    assert reading["peak"] == f"{peak / 2**30:.1f} GiB"
+    chart.cursorMoved.emit(None)
+    assert {shown.canvas._cursor.place for shown in running.shown} == {None}
+    assert running._place.text() == ""
+
+
+def test_stacked_plots_line_up(qtbot, running):
+    qtbot.wait(50)
+    lefts = {round(chart.canvas.vb.sceneBoundingRect().left()) for chart in running.shown}
+    rights = {round(chart.canvas.vb.sceneBoundingRect().right()) for chart in running.shown}
+    assert len(lefts) == 1
+    assert len(rights) == 1
+
+
+def test_only_the_lowest_plot_with_data_names_the_times(qtbot, panel, show):
+    show(cpu_session())
+    qtbot.waitUntil(lambda: panel.charts["step_time"].reason is None)
+    assert panel.charts["power"].reason is not None
+    named = [c.plot.name for c in panel.shown if c.canvas.axis("bottom").texts and not c.reason]
+    assert named == ["utilization"]
+
+
+def test_a_plot_appears_when_its_first_data_arrives(qtbot, panel, show, state):
+    session = gpu_session(1, 50)
+    telemetry, session.telemetry = session.telemetry, {}
+    show(session)
+    qtbot.waitUntil(lambda: panel.charts["step_time"].reason is None)
+    assert panel.charts["power"].reason == "Power needs telemetry; this session has none."
+    session.telemetry = telemetry
+
+    def arrived():
+        state.dataArrived.emit()
+        assert panel.charts["power"].reason is None
+
+    qtbot.waitUntil(arrived)
+
+
+def test_a_new_segment_and_its_marker_appear_while_following(qtbot, running, state):
+    grown = gpu_session(3, 300, seed=4)
+    state.session.segments.append(grown.segments[2])
+    state.session.events.append(Event(grown.segments[2].start_s, "toggle", "compile: default"))
+    state.segmentsChanged.emit()
+    last = float(grown.segments[2].steps["t_s"][-1])
+    canvas = running.charts["step_time"].canvas
+    qtbot.waitUntil(lambda: canvas.x_span()[1] == last)
+    assert "compile: default" in [label[3] for label in canvas.lane._labels]
+
+
+def test_another_session_replaces_the_plots_and_is_followed(qtbot, running, state, show):
+    state.set_follow(False)
+    show(cpu_session())
+    qtbot.waitUntil(lambda: running.charts["power"].reason is not None)
+    assert state.follow
+
+
+def test_a_session_from_a_file_is_shown_whole_whatever_the_window(qtbot, running, state):
+    running.set_window(10.0)
+    session = gpu_session(4, 300)
+    state.session = session
+    state.sessionChanged.emit()
+    assert not state.live
+    last = float(session.segments[-1].steps["t_s"][-1])
+    qtbot.waitUntil(lambda: ranges(running)[0][1] >= last)
+    assert ranges(running)[0][0] <= session.segments[0].start_s
+
+
+def test_the_theme_changes_without_moving_the_view(qtbot, running, state):
+    state.focus(4.0)
+    before = ranges(running)
+    state.set_theme(LIGHT)
+    assert ranges(running) == before
+    assert all(chart.canvas.chart_style.theme is LIGHT for chart in running.charts.values())
+    image = running.charts["memory"].grab().toImage()
+    assert image.pixelColor(3, 3).name() == LIGHT.surface
+
+
+def test_the_selected_segment_is_tinted(qtbot, running, state):
+    canvas = running.charts["memory"].canvas
+    before = running.charts["memory"].grab().toImage()
+    state.select(1)
+    qtbot.waitUntil(lambda: running._run.selected == 1 and not running._timer.isActive())
+    start = state.session.segments[1].start_s + 0.5
+    place = canvas.vb.mapViewToScene(QPointF(start, canvas.vb.viewRange()[1][1] * 0.95)).toPoint()
+    after = running.charts["memory"].grab().toImage()
+    assert before.pixelColor(place) != after.pixelColor(place)
+
+
+def test_the_menu_of_a_plot_offers_its_options_copy_and_export(running):
+    texts = [action.text() for action in running.charts["power"].menu().actions()]
+    assert "Right: sm clock" in texts and "Right: temperature" in texts
+    assert {"Copy as image", "Copy as data", "Export PNG …", "Export CSV …"} <= set(texts)
+    running.charts["power"].set_option("right", "temperature")
+    assert running.charts["power"].canvas.axis("right").title == "Temperature"
+
+
+def test_the_y_axis_can_leave_zero(running):
+    chart = running.charts["memory"]
+    assert chart.canvas.vb.viewRange()[1][0] == 0
+    chart.set_zero(False)
+    assert chart.canvas.vb.viewRange()[1][0] > 2**30
+
+
+def test_a_chosen_file_is_written_and_a_mistake_is_told(running, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr("PySide6.QtWidgets.QMessageBox.warning", lambda *a: told.append(a[2]))
+    for name in ("chart", "no/such/folder/chart.png"):
+        chosen = (str(tmp_path / name), "Vector drawing (*.svg)")
+        monkeypatch.setattr("PySide6.QtWidgets.QFileDialog.getSaveFileName", lambda *a, c=chosen: c)
+        running.export_plot()
+    assert (tmp_path / "chart.svg").read_text().startswith("<?xml")
+    assert len(told) == 1 and "choose another place" in told[0]
+
+
+def test_the_stack_goes_to_the_clipboard_as_it_is_seen(running):
+    running.copy_image()
+    assert QGuiApplication.clipboard().image().width() == running._splitter.width()
+
+
+def test_a_hidden_panel_does_no_work_until_it_is_shown(qtbot, running, state):
+    running.hide()
+    drawn = running.charts["step_time"].canvas.x_span()
+    last = grow(state)
+    qtbot.wait(50)
+    assert running.charts["step_time"].canvas.x_span() == drawn
+    running.show()
+    qtbot.waitUntil(lambda: running.charts["step_time"].canvas.x_span()[1] == last)
+
+
+def test_a_session_that_begins_to_run_replaces_the_empty_page(qtbot, panel, show, state):
+    session = Session()
+    show(session)
+    assert panel._stack.currentWidget() is panel._empty
+    session.segments.extend(gpu_session(1, 60).segments)
+    state.segmentsChanged.emit()
+    qtbot.waitUntil(lambda: panel._stack.currentWidget() is panel._splitter)
+
+    def drawn():
+        state.dataArrived.emit()
+        assert panel.charts["step_time"].reason is None
+
+    qtbot.waitUntil(drawn)
+
+
+def pixels(image):
+    """Red, green and blue of an image (height, width, 3)."""
+    image = image.convertToFormat(QImage.Format.Format_RGB32)
+    flat = np.frombuffer(image.constBits(), np.uint8).reshape(image.height(), image.width(), 4)
+    return flat[:, :, :3].astype(int)
+
+
+def test_what_is_painted_piece_by_piece_is_what_would_be_painted_at_once(qtbot, running, state):
+    for _ in range(25):
+        grow(state, seconds=0.08)
+        qtbot.wait(20)
+    qtbot.waitUntil(lambda: not running._timer.isActive())
+    seen = QGuiApplication.primaryScreen().grabWindow(running.winId()).toImage()
+    whole = running.grab().toImage()
+    different = (abs(pixels(seen) - pixels(whole)) > 40).any(axis=2)
+    newest = float(state.session.segments[-1].steps["t_s"][-1])
+    for chart in running.shown:  # the plots themselves; readings above them are renewed at leisure
+        box = chart.canvas.vb.sceneBoundingRect().toRect()
+        end = round(chart.canvas.vb.mapViewToScene(QPointF(newest, 0)).x()) + 2
+        place = chart._view.mapTo(running, QPoint(0, 0))
+        rows = slice(place.y() + box.top() + 1, place.y() + box.bottom() - 1)
+        part = different[rows, place.x() + end - 60 : place.x() + end]
+        assert part.sum() <= 4

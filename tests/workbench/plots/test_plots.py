@@ -1,0 +1,305 @@
+"""Every plot, over generated sessions, in every theme: it draws, or says why it cannot."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PySide6.QtCore import QRectF
+from PySide6.QtGui import QImage, QPainter
+from synthetic import (
+    cpu_session,
+    empty_session,
+    gpu_session,
+    long_session,
+    nan_session,
+)
+
+from sessions.columns import Columns
+from sessions.model import (
+    STEP_COLUMNS,
+    TELEMETRY_COLUMNS,
+    Configuration,
+    Event,
+    PhaseSpan,
+    Segment,
+    Session,
+)
+from workbench.ui import export
+from workbench.ui.plots import PLOTS, Plot, Run
+from workbench.ui.plots._canvas import Canvas
+from workbench.ui.plots._layers import Line
+from workbench.ui.style import paper_style, screen_style
+from workbench.ui.theme import DARK, LIGHT, PRINT
+
+STYLES = {
+    "dark": screen_style(DARK),
+    "light": screen_style(LIGHT),
+    "print": paper_style(),
+    "dark on paper": paper_style(DARK),
+}
+LONG = "a label that goes on and on, as one that lists nine toggles would, " * 4
+NAMES = ("step_time", "throughput", "memory", "utilization", "power", "ecdf", "box",
+         "aligned_timeline")  # fmt: skip
+
+
+def painted(plot: Plot, runs, style, size=(640, 360), **options) -> tuple[QImage, Canvas]:
+    """The plot as an image, and the canvas that it is on; the view is kept by the canvas."""
+    import pyqtgraph as pg
+
+    view = pg.GraphicsView(background=style.theme.surface)
+    canvas = Canvas(style)
+    canvas.view_kept = view
+    view.setCentralItem(canvas)
+    canvas.setGeometry(QRectF(0, 0, *size))
+    plot.paint(canvas, runs, style, **options)
+    canvas.layout.activate()
+    canvas.refresh()
+    image = QImage(*size, QImage.Format.Format_RGB32)
+    image.fill(style.theme.surface)
+    painter = QPainter(image)
+    view.scene().prepareForPaint()
+    view.scene().render(painter, QRectF(image.rect()), QRectF(0, 0, *size))
+    painter.end()
+    return image, canvas
+
+
+def ink(image: QImage, background: str) -> float:
+    """Share of pixels that are not the background's."""
+    pixels = np.frombuffer(image.constBits(), np.uint32).reshape(image.height(), -1)
+    return float((pixels & 0xFFFFFF != int(background[1:], 16)).mean())
+
+
+def test_the_folder_holds_the_plots_that_are_wanted():
+    assert set(NAMES) <= set(PLOTS)
+    for name, plot in PLOTS.items():
+        assert plot.name == name
+        assert plot.title and plot.help.strip().endswith(".")
+        assert plot.axis in ("time", "value")
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plot_of_a_gpu_session_leaves_ink_in_its_series_colours(name, style):
+    runs = [Run(gpu_session(4, 200))]
+    theme = STYLES[style].theme
+    assert PLOTS[name].can_show(runs) is None
+    image, _ = painted(PLOTS[name], runs, STYLES[style])
+    assert 0.01 < ink(image, theme.surface) < 0.9
+    pixels = np.frombuffer(image.constBits(), np.uint32) & 0xFFFFFF
+    wanted = int(theme.series[0][1:], 16)
+    channels = [(pixels >> shift & 255).astype(int) for shift in (16, 8, 0)]
+    distance = sum(
+        abs(channel - (wanted >> shift & 255))
+        for channel, shift in zip(channels, (16, 8, 0), strict=True)
+    )
+    assert (distance < 30).sum() > 20
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_of_a_plot_draws(name):
+    plot = PLOTS[name]
+    runs = [Run(gpu_session(2, 60))]
+    for option, choices in plot.options.items():
+        for choice in choices:
+            image, _ = painted(plot, runs, STYLES["light"], **{option: choice})
+            assert ink(image, LIGHT.surface) > 0.005
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("make", [empty_session, nan_session])
+def test_a_session_without_data_gets_a_sentence_that_says_why(name, make):
+    reason = PLOTS[name].can_show([Run(make())])
+    assert reason is not None
+    assert reason[0].isupper() and reason.endswith(".") and len(reason) < 120
+
+
+def test_a_cpu_session_shows_what_it_has_and_says_what_it_lacks():
+    runs = [Run(cpu_session())]
+    for name in ("step_time", "throughput", "memory", "utilization", "ecdf", "box"):
+        assert PLOTS[name].can_show(runs) is None
+    assert "GPU" in PLOTS["power"].can_show(runs)
+    _, canvas = painted(PLOTS["memory"], runs, STYLES["dark"])
+    assert [entry.name for entry in canvas.entries()][:2] == ["peak", "resident set"]
+    _, canvas = painted(PLOTS["utilization"], runs, STYLES["dark"])
+    assert canvas.entries()[0].name == "CPU busy"
+
+
+def test_telemetry_plots_say_that_a_session_has_none():
+    session = gpu_session(1, 50)
+    session.telemetry = {}
+    assert PLOTS["utilization"].can_show([Run(session)]) == (
+        "Utilization needs telemetry; this session has none."
+    )
+    assert (
+        PLOTS["power"].can_show([Run(session)]) == "Power needs telemetry; this session has none."
+    )
+
+
+values = st.sampled_from([np.nan, 0.0, 1e-3, 12.0, 31_000.0, 1e9])
+
+
+@st.composite
+def sessions(draw):
+    """Anything that a runner, or a damaged file, might hand over."""
+    session = Session(title=draw(st.sampled_from(["", "one", LONG])))
+    now = 0.0
+    for index in range(draw(st.integers(0, 6))):
+        count = draw(st.sampled_from([0, 1, 2, 40, 300]))
+        rng = np.random.default_rng(draw(st.integers(0, 1000)))
+        steps = Columns(STEP_COLUMNS)
+        starts = now + np.cumsum(rng.random(count) * draw(st.sampled_from([0.0, 1e-4, 1.0])))
+        times = np.full(count, draw(values)) * rng.choice([1.0, 1.01, np.nan], count)
+        steps.append(
+            {
+                "t_s": starts,
+                "gpu_ms": times if draw(st.booleans()) else np.full(count, np.nan),
+                "wall_ms": times,
+                "allocated": np.full(count, draw(values)),
+                "peak": np.full(count, draw(values)),
+                "phase": rng.integers(0, 7, count),
+            }
+        )
+        stop = float(starts[-1]) if count else now
+        session.segments.append(
+            Segment(
+                index,
+                Configuration(family="hydra", preset="tiny"),
+                draw(st.sampled_from(["", "two words", LONG])),
+                now,
+                phases=[PhaseSpan(draw(st.integers(0, 9)), now, stop)],
+                ledger=draw(st.sampled_from([{}, {"tokens_per_step": 64}])),
+                steps=steps,
+            )
+        )
+        session.events.append(Event(now, draw(st.sampled_from(["toggle", "error", "info"])), LONG))
+        now = stop
+    if draw(st.booleans()):
+        table = Columns(TELEMETRY_COLUMNS)
+        rows = draw(st.sampled_from([0, 1, 500]))
+        table.append({"t_s": np.linspace(0, max(now, 1.0), rows), "busy": np.full(rows, 50.0)})
+        session.telemetry[draw(st.sampled_from(["gpu0", "cpu"]))] = table
+    return session
+
+
+@given(st.lists(sessions(), min_size=1, max_size=3), st.sampled_from(sorted(STYLES)))
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_whatever_a_session_holds_every_plot_draws_it_or_says_why_not(found, style):
+    runs = [Run(session, color=place) for place, session in enumerate(found)]
+    for plot in PLOTS.values():
+        reason = plot.can_show(runs)
+        if reason is None:
+            painted(plot, runs, STYLES[style], size=(320, 180))
+        columns = plot.table(runs)
+        assert len({len(column) for column in columns.values()}) == 1
+
+
+@pytest.mark.parametrize("name", ["step_time", "memory", "ecdf", "utilization"])
+def test_legend_and_labels_stay_inside_the_chart_however_long_they_are(name):
+    session = gpu_session(5, 120, title=LONG, labels=tuple(f"{i} {LONG}" for i in range(5)))
+    for style in ("dark", "print"):
+        _, canvas = painted(PLOTS[name], [Run(session)], STYLES[style], size=(520, 420))
+        header = canvas.header
+        for (left, _), entry in zip(header._places, canvas.entries(), strict=True):
+            assert (
+                left + header._entry_width(entry, _metrics(STYLES[style])) <= header.size().width()
+            )
+        assert canvas.vb.rect().height() > 150
+
+
+def _metrics(style):
+    from PySide6.QtGui import QFontMetricsF
+
+    return QFontMetricsF(style.font())
+
+
+def test_labels_of_markers_do_not_overlap():
+    session = gpu_session(8, 30)
+    for number in range(30):
+        session.events.append(Event(0.5 + 0.9 * number, "note", f"note number {number}"))
+    _, canvas = painted(PLOTS["step_time"], [Run(session)], STYLES["print"], size=(900, 500))
+    metrics = _metrics(STYLES["print"])
+    rows: dict[int, list[tuple[float, float]]] = {}
+    for _, place, row, text, _ in canvas.lane._labels:
+        if text:
+            width = metrics.horizontalAdvance(text) * 0.9  # the labels' face is a little smaller
+            rows.setdefault(row, []).append((place, place + width))
+    assert sum(map(len, rows.values())) > 5
+    for spans in rows.values():
+        spans.sort()
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
+        assert spans[0][0] >= 0 and spans[-1][1] <= canvas.vb.rect().width() + 1
+
+
+def test_one_slow_step_does_not_flatten_the_others_and_is_told():
+    session = gpu_session(1, 400)
+    session.segments[0].steps["gpu_ms"][200] = 31_000.0
+    _, canvas = painted(PLOTS["step_time"], [Run(session)], STYLES["dark"])
+    bottom, top = canvas.vb.viewRange()[1]
+    assert bottom == 0
+    assert top < 100
+    assert canvas._off_scale.text == "above the axis: up to 31.0 s"
+
+
+def test_the_second_axis_reads_what_was_measured():
+    session = gpu_session(1, 200)
+    _, canvas = painted(PLOTS["power"], [Run(session)], STYLES["dark"])
+    lines = [layer for layer in canvas.layers if isinstance(layer, Line)]
+    clock_layer = next(line for line in lines if "SM clock" in line.look_of.name)
+    measured = session.telemetry["gpu0"]["sm_clock"][-1]
+    assert clock_layer.reading(float("nan")) == f"{measured:.0f} MHz"
+    right = canvas.axis("right")
+    drawn = clock_layer.value(float("nan"))
+    assert drawn * right.factor == pytest.approx(float(measured), rel=1e-6)
+
+
+def test_throughput_counts_tokens_only_if_every_segment_does():
+    session = gpu_session(2, 40)
+    assert "tokens_per_s" in PLOTS["throughput"].table([Run(session)])
+    del session.segments[1].ledger["tokens_per_step"]
+    table = PLOTS["throughput"].table([Run(session)])
+    np.testing.assert_allclose(
+        table["steps_per_s"], 1e3 / np.concatenate([s.steps["gpu_ms"] for s in session.segments])
+    )
+
+
+def test_aligned_sessions_begin_at_zero_by_time_and_by_step():
+    runs = [Run(gpu_session(2, 80, seed=seed), f"run {seed}", seed) for seed in range(2)]
+    by_time = PLOTS["aligned_timeline"].table(runs, align="time")
+    by_step = PLOTS["aligned_timeline"].table(runs, align="step")
+    for run in runs:
+        own = by_time["session"] == run.title
+        assert by_time["aligned_s"][own].min() == 0.0
+        steps = by_step["steady_step"][own]
+        np.testing.assert_array_equal(steps, np.arange(len(steps)))
+
+
+def test_drawing_again_after_new_steps_shows_them_and_costs_no_new_layers():
+    session = gpu_session(1, 50)
+    _, canvas = painted(PLOTS["step_time"], [Run(session)], STYLES["dark"])
+    layers = len(canvas.layers)
+    last = float(session.segments[0].steps["t_s"][-1])
+    session.segments[0].steps.append({"t_s": [last + 1.0], "gpu_ms": [24.0], "phase": [5]})
+    canvas.refresh()
+    assert canvas.x_span()[1] == last + 1.0
+    assert len(canvas.layers) == layers
+
+
+def test_a_long_session_is_thinned_to_the_pixels_that_show_it():
+    _, canvas = painted(PLOTS["step_time"], [Run(long_session(200_000))], STYLES["dark"])
+    for layer in canvas.layers:
+        for view, _ in getattr(layer, "_views", []):
+            assert len(view.x) < 1000
+
+
+def test_charts_with_the_same_name_and_data_are_the_same_in_window_and_file(tmp_path):
+    runs = [Run(gpu_session(2, 100))]
+    image = export.plot_image(PLOTS["step_time"], runs, (640, 360))
+    export.export_plot("step_time", runs, tmp_path / "chart.png", (640, 360))
+    assert QImage(str(tmp_path / "chart.png")).size() == image.size()
+    assert PRINT.surface == "#ffffff"

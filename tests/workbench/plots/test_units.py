@@ -1,0 +1,83 @@
+import itertools
+import math
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from workbench.ui.plots._units import (
+    BYTES,
+    MILLISECONDS,
+    PERCENT,
+    SECONDS,
+    STEPS,
+    TOKENS_PER_SECOND,
+    WATTS,
+    clock,
+)
+
+UNITS = (BYTES, MILLISECONDS, PERCENT, SECONDS, STEPS, TOKENS_PER_SECOND, WATTS)
+
+
+@given(
+    st.sampled_from(UNITS),
+    st.floats(-1e9, 1e12),
+    st.floats(1e-6, 1e12),
+    st.integers(2, 10),
+)
+def test_ticks_lie_in_the_range_are_even_and_are_told_apart(unit, low, span, most):
+    high = low + span
+    assume(high > low and span > 1e-9 * abs(low))
+    assume(unit is not BYTES or span >= 1)
+    places, texts, _ = unit.ticks(low, high, most)
+    slack = 1e-6 * span
+    assert all(low - slack <= place <= high + slack for place in places)
+    assert len(places) <= most + 1
+    if len(places) > 2:
+        steps = [b - a for a, b in itertools.pairwise(places)]
+        assert max(steps) == pytest.approx(min(steps), rel=1e-3)
+    if span > 1e-5 * abs(high):
+        assert len(set(texts)) == len(texts)
+
+
+@pytest.mark.parametrize(
+    ("unit", "value", "text"),
+    [
+        (MILLISECONDS, 12.345, "12.3 ms"),
+        (MILLISECONDS, 0.0123, "12.3 µs"),
+        (MILLISECONDS, 1500.0, "1.50 s"),
+        (BYTES, 1.25 * 2**30, "1.25 GiB"),
+        (BYTES, 512.0, "512 B"),
+        (BYTES, 1023.9 * 2**20, "1024 MiB"),
+        (PERCENT, 97.64, "97.6\u202f%"),
+        (PERCENT, 0.0, "0\u202f%"),
+        (TOKENS_PER_SECOND, 1_234_567.0, "1.23 M tokens/s"),
+        (WATTS, 523.4, "523 W"),
+        (SECONDS, 14.0, "14.0 s"),
+        (SECONDS, 3675.0, "1:01:15"),
+        (MILLISECONDS, math.nan, "–"),
+        (WATTS, -3.0, "−3.00 W"),
+    ],
+)
+def test_readings_carry_their_unit_and_three_digits(unit, value, text):
+    assert unit.text(value) == text
+
+
+def test_memory_ticks_are_powers_of_two_of_a_binary_unit():
+    places, texts, symbol = BYTES.ticks(0, 70 * 2**30, 6)
+    assert symbol == "GiB"
+    assert texts == ["0", "16", "32", "48", "64"]
+    assert places[1] == 16 * 2**30
+
+
+def test_long_times_are_read_as_a_clock():
+    _, texts, symbol = SECONDS.ticks(0, 600, 6)
+    assert symbol == "min:s"
+    assert texts == ["0:00", "2:00", "4:00", "6:00", "8:00", "10:00"]
+
+
+@given(st.floats(0, 1e6))
+def test_the_clock_text_reads_back_as_the_time(seconds):
+    parts = [float(part) for part in clock(seconds).split(":")]
+    total = sum(part * 60**power for power, part in enumerate(reversed(parts)))
+    assert total == pytest.approx(seconds, abs=6e-4)

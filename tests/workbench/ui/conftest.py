@@ -1,0 +1,64 @@
+"""A window on Qt's offscreen platform, with a fake runner and settings and journals of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QWidget
+
+os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+sys.path.insert(0, str(Path(__file__).parent))
+
+from workbench.client import Runner
+from workbench.ui.appearance import Appearance
+from workbench.ui.settings import Settings
+from workbench.ui.state import AppState
+from workbench.ui.window import MainWindow
+
+FAKE = (sys.executable, str(Path(__file__).parent / "fake_runner.py"))
+
+
+@pytest.fixture(autouse=True)
+def own_places(tmp_path, monkeypatch):
+    """No test writes to the user's journals or settings."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(tmp_path / "settings.ini")
+
+
+@pytest.fixture
+def state(qapp):
+    state = AppState(launch=lambda journal: Runner(journal, FAKE))
+    yield state
+    state.close()
+
+
+@pytest.fixture
+def window(qapp, qtbot, state, settings, monkeypatch):
+    """The window without the plots, which have tests of their own and load slowly."""
+    monkeypatch.setattr("workbench.ui.window._live", lambda state: QWidget())
+    monkeypatch.setattr("workbench.ui.window._compare", lambda state: QWidget())
+    settings.theme = "dark"
+    window = MainWindow(state, settings, Appearance(qapp, state, settings))
+    window.resize(1280, 800)
+    window.show()
+    qtbot.waitExposed(window)
+    yield window
+    window.close()
+    window.deleteLater()
+
+
+@pytest.fixture
+def ready(qtbot, window):
+    """The window once the fake runner has told what it has and is idle."""
+    window.state.start_runner()
+    qtbot.waitUntil(lambda: window.state.runner_state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: window.state.availability is not None, timeout=5_000)
+    return window

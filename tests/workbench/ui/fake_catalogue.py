@@ -1,0 +1,183 @@
+"""A catalogue like the real runner's, and what it blocks, for tests that need no torch."""
+
+from __future__ import annotations
+
+from sessions.model import Configuration
+from workbench.protocol import (
+    VERSION,
+    Availability,
+    Blocked,
+    Catalogue,
+    FamilyInfo,
+    Field,
+    OptionInfo,
+    ToggleInfo,
+    WorkloadInfo,
+)
+
+KERNELS = {"follow": "As for all", "torch": "PyTorch", "triton": "Triton"}
+TOGGLES = (
+    (
+        "precision",
+        "Precision",
+        "Precision",
+        {
+            "fp32": "FP32",
+            "tf32": "TF32",
+            "amp_fp16": "AMP FP16",
+            "amp_bf16": "AMP BF16",
+            "bf16": "Pure BF16",
+        },
+    ),
+    ("triton", "Triton kernels, all", "Kernels", {"off": "Off", "on": "On"}),
+    ("triton_rms_norm", "RMSNorm", "Kernels", KERNELS),
+    ("triton_rope", "RoPE", "Kernels", KERNELS),
+    ("triton_swiglu", "SwiGLU", "Kernels", KERNELS),
+    (
+        "attention",
+        "Attention backend",
+        "Attention",
+        {
+            "auto": "Automatic",
+            "manual": "Manual (S x S matrix)",
+            "sdpa_flash": "SDPA flash",
+            "sdpa_efficient": "SDPA memory-efficient",
+            "sdpa_cudnn": "SDPA cuDNN",
+            "flash3": "FlashAttention 3",
+            "xformers": "xFormers",
+        },
+    ),
+    (
+        "checkpointing",
+        "Gradient checkpointing",
+        "Memory",
+        {"none": "Off", "selective": "Every second block", "full": "Every block"},
+    ),
+    (
+        "rope_cache",
+        "Shared RoPE cache",
+        "Memory",
+        {"per_layer": "One per layer", "shared": "Shared"},
+    ),
+    ("adamw", "AdamW", "Optimizer", {"loop": "Loop", "foreach": "Foreach", "fused": "Fused"}),
+    (
+        "compile",
+        "torch.compile",
+        "Compilation",
+        {
+            "off": "Off",
+            "default": "Default",
+            "reduce-overhead": "reduce-overhead",
+            "max-autotune": "max-autotune",
+        },
+    ),
+    ("cuda_graphs", "CUDA graphs", "Compilation", {"off": "Off", "on": "On"}),
+)  # fmt: skip
+HALF = ("amp_fp16", "amp_bf16", "bf16")
+
+FAMILY = FamilyInfo(
+    name="hydra",
+    title="HYDRA",
+    help="A transformer with grouped-query attention.",
+    fields=[
+        Field(name="dim", title="Width", help="Of the residual stream.", default=256, minimum=1),
+        Field(name="n_layers", title="Layers", help="Blocks.", default=4, minimum=1, maximum=512),
+        Field(name="n_heads", title="Query heads", help="Per block.", default=8, minimum=1),
+        Field(name="rope_theta", title="RoPE base", help="Of the angles.", default=10000.0),
+        Field(name="tie", title="Tied embeddings", help="Share both.", default=False),
+        Field(name="init", title="Initialisation", help="Scheme.", default="normal",
+              choices=["normal", "scaled"]),
+    ],
+    presets={
+        "tiny": {"dim": 256, "n_layers": 4},
+        "small": {"dim": 768, "n_layers": 12, "n_heads": 12},
+        "1b": {"dim": 2048, "n_layers": 24, "n_heads": 32},
+    },
+    parameters={"tiny": 28_931_328, "small": 162_302_976, "1b": 1_312_948_224},
+    suggested={
+        "tiny": {"batch": 2, "sequence": 64},
+        "small": {"batch": 8, "sequence": 1024},
+        "1b": {"batch": 8, "sequence": 2048},
+    },
+    workloads=["train", "forward"],
+    default_preset="small",
+)  # fmt: skip
+SIZES = [
+    Field(name="batch", title="Batch", help="Sequences per step.", default=4, minimum=1),
+    Field(name="sequence", title="Sequence", help="Tokens per sequence.", default=128, minimum=1),
+]
+WORKLOADS = [
+    WorkloadInfo(name="train", title="Training step", help="Forward, backward, AdamW.",
+                 fields=SIZES),
+    WorkloadInfo(name="forward", title="Forward (inference)", help="One forward pass.",
+                 fields=SIZES),
+]  # fmt: skip
+NOT_INSTALLED = Blocked("xformers is not installed", "Install the extra: uv sync --extra xformers")
+NEEDS_HALF = Blocked(
+    "needs FP16 or BF16 inputs", "Choose a half precision.", {"precision": "amp_bf16"}
+)
+NEEDS_TRAINING = Blocked(
+    "acts on the backward pass, and this workload has none",
+    "Choose the training step.",
+    {"workload": "train"},
+)
+NEEDS_FUSED = Blocked(
+    "the step is captured with its optimizer, and only fused AdamW keeps its step count on the GPU",
+    "Use fused AdamW.",
+    {"adamw": "fused"},
+)
+
+
+def catalogue(created: float = 1_763_680_000.0) -> Catalogue:
+    """What an H200 with most libraries would tell."""
+    return Catalogue(
+        version=VERSION,
+        created=created,
+        device="cuda",
+        device_title="NVIDIA H200",
+        environment={
+            "gpu": "NVIDIA H200",
+            "driver": "580.95.05",
+            "cuda": "13.0",
+            "torch": "2.11.0+cu130",
+            "triton": "3.6.0",
+            "python": "3.12.9",
+        },
+        families=[FAMILY],
+        workloads=WORKLOADS,
+        toggles=[
+            ToggleInfo(
+                name=name,
+                title=title,
+                help=f"Help of {title}.",
+                group=group,
+                options=[OptionInfo(name=option, title=text) for option, text in options.items()],
+                default=next(iter(options)),
+            )
+            for name, title, group, options in TOGGLES
+        ],
+        operators={"rms_norm": "torch, triton", "attention": "12 backends; xformers not installed"},
+    )
+
+
+def availability(configuration: Configuration) -> Availability:
+    """What the catalogue's toggles block under a configuration."""
+    blocked: dict[str, dict[str, Blocked]] = {"attention": {"xformers": NOT_INSTALLED}}
+    toggles = configuration.toggles
+    if toggles["precision"] not in HALF:
+        for option in ("sdpa_flash", "sdpa_cudnn", "flash3"):
+            blocked["attention"][option] = NEEDS_HALF
+    if configuration.workload != "train":
+        blocked["checkpointing"] = dict.fromkeys(("selective", "full"), NEEDS_TRAINING)
+        blocked["adamw"] = dict.fromkeys(("foreach", "fused"), NEEDS_TRAINING)
+    elif toggles["adamw"] != "fused":
+        blocked["cuda_graphs"] = {"on": NEEDS_FUSED}
+    problems = [
+        f"{toggle} = {toggles[toggle]}: {why[toggles[toggle]].reason}"
+        for toggle, why in blocked.items()
+        if toggles[toggle] in why
+    ]
+    heads = configuration.model.get("n_heads", 12)
+    if 768 % int(heads):
+        problems.append(f"{heads} query heads do not divide the width 768; choose a divisor.")
+    return Availability(configuration=configuration, blocked=blocked, problems=problems)

@@ -1,0 +1,119 @@
+"""A runner without torch that speaks the real protocol on its standard input and output.
+
+The configuration's ``data`` asks it to misbehave: ``malformed`` sends a line that is no message,
+``hang`` stops answering, ``oom`` fails the run, ``deaf`` does not hear Cancel.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
+
+import msgspec  # noqa: E402
+from fake_catalogue import availability, catalogue  # noqa: E402
+from fake_steps import FakeRun  # noqa: E402
+
+from sessions.model import Phase  # noqa: E402
+from workbench import protocol  # noqa: E402
+
+BATCH = 3
+
+
+def main() -> None:
+    commands: queue.Queue[protocol.AnyCommand] = queue.Queue()
+    threading.Thread(target=read, args=(commands,), daemon=True).start()
+    created = time.time()
+    send(catalogue(created))
+    send(protocol.State(state="idle"))
+    run = FakeRun()
+    active = paused = False
+    while True:
+        try:
+            command = commands.get(timeout=0.02 if active and not paused else None)
+        except queue.Empty:
+            command = None
+        run.now = time.time() - created
+        match command:
+            case protocol.Quit():
+                return
+            case protocol.Check():
+                send(availability(command.configuration))
+            case protocol.Start():
+                misbehave(command.configuration.data)
+                active = command.configuration.data != "oom"
+                if active:
+                    begin(run, command.configuration, "")
+            case protocol.Apply() if active:
+                configuration = run.configuration
+                toggles = {**configuration.toggles, **command.toggles}
+                configuration = msgspec.structs.replace(configuration, toggles=toggles)
+                if availability(configuration).problems:
+                    sentence = availability(configuration).problems[0]
+                    send(protocol.Failure(kind="mistake", sentence=sentence))
+                    continue
+                label = ", ".join(f"{name}={option}" for name, option in command.toggles.items())
+                send(protocol.Note(t_s=run.now, kind="toggle", text=label))
+                begin(run, configuration, label)
+            case protocol.Pause():
+                paused = True
+                send(protocol.State(state="paused"))
+            case protocol.Resume():
+                paused = False
+                send(protocol.State(state="running"))
+            case protocol.Stop() | protocol.Cancel():
+                if command.__class__ is protocol.Cancel and run.configuration.data == "deaf":
+                    continue
+                active = paused = False
+                reason = "stopped" if isinstance(command, protocol.Stop) else "cancelled"
+                send(protocol.Finished(t_s=run.now, reason=reason, steps=1))
+                send(protocol.State(state="idle"))
+        if active and not paused:
+            for message in run.steps(BATCH):
+                send(message)
+            send(run.telemetry())
+
+
+def begin(run: FakeRun, configuration, label: str) -> None:
+    send(protocol.State(state="building", text="Building hydra small"))
+    send(protocol.Progress(task="Building", fraction=0.5, text="12 of 24 blocks"))
+    send(run.begin(configuration, label))
+    send(run.phase(Phase.BUILD))
+    send(run.phase(Phase.WARM_UP))
+    send(run.evidence())
+    send(protocol.State(state="running"))
+
+
+def misbehave(how: str) -> None:
+    if how == "malformed":
+        os.write(1, b"this is not JSON\n")
+    elif how == "hang":
+        time.sleep(3600)
+    elif how == "oom":
+        send(
+            protocol.Failure(
+                kind="out-of-memory",
+                sentence="The GPU ran out of memory: 150 GiB were wanted, 139 GiB are there.",
+                fix="Choose a smaller batch, or gradient checkpointing.",
+                detail="Traceback: torch.OutOfMemoryError",
+            )
+        )
+
+
+def read(commands: queue.Queue) -> None:
+    for line in sys.stdin.buffer:
+        commands.put(protocol.decode_command(line))
+    commands.put(protocol.Quit())
+
+
+def send(message: protocol.Message) -> None:
+    os.write(1, protocol.encode(message))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Pictures of the window for looking at: both themes, two sizes, two scales, several situations.
+
+``python tests/workbench/ui/screenshots.py FOLDER [--only SITUATION]``. Each scale needs a process
+of its own, because Qt reads it once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SIZES = {"1280x800": (1280, 800), "1920x1200": (1920, 1200)}
+SITUATIONS = ("first", "running", "blocked", "failed", "palette", "events", "compare")
+SCALE = "WORKBENCH_SCREENSHOT_SCALE"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", choices=SITUATIONS)
+    parser.add_argument("--scale", choices=("1", "2"))
+    parser.add_argument("--size", choices=tuple(SIZES))
+    parser.add_argument("--theme", choices=("dark", "light"))
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    if os.environ.get(SCALE):
+        draw(arguments)
+        return
+    for scale in (arguments.scale,) if arguments.scale else ("1", "2"):
+        environment = {
+            **os.environ,
+            SCALE: scale,
+            "QT_SCALE_FACTOR": scale,
+            "QT_QPA_PLATFORM": "offscreen",
+            "XDG_STATE_HOME": str(arguments.folder / ".state"),
+        }
+        subprocess.run([sys.executable, *sys.argv], env=environment, check=True)
+
+
+def draw(arguments: argparse.Namespace) -> None:
+    sys.path[:0] = [str(HERE), str(HERE.parents[2])]
+    from PySide6.QtWidgets import QApplication
+
+    application = QApplication([])
+    for theme in (arguments.theme,) if arguments.theme else ("dark", "light"):
+        for size in (arguments.size,) if arguments.size else SIZES:
+            for situation in (arguments.only,) if arguments.only else SITUATIONS:
+                name = f"{situation}-{theme}-{size}@{os.environ[SCALE]}x.png"
+                path = arguments.folder / name
+                shoot(application, situation, theme, SIZES[size], path)
+                print(path, flush=True)
+
+
+def shoot(application, situation: str, theme: str, size: tuple[int, int], path: Path) -> None:
+    from workbench.ui.appearance import Appearance
+    from workbench.ui.settings import Settings
+    from workbench.ui.state import AppState
+    from workbench.ui.window import MainWindow
+
+    ini = path.parent / ".settings.ini"
+    ini.unlink(missing_ok=True)
+    settings = Settings(ini)
+    settings.theme = theme
+    player = Player(situation)
+    state = AppState(launch=lambda journal: player)
+    window = MainWindow(state, settings, Appearance(application, state, settings))
+    window.resize(*size)
+    window.show()
+    state.start_runner()
+    wait(lambda: player.done and not state._link._reader._queue, 0.5)
+    if state.running is not None:
+        state.edit(state.running)
+    arrange(window, situation)
+    wait(lambda: settled(window), 0.5)
+    window.grab().save(str(path))
+    window.close()
+    window.deleteLater()
+    wait(lambda: True, 0.05)
+
+
+def arrange(window, situation: str) -> None:
+    """What a person did last in the situation."""
+    from fake_session import compared
+    from PySide6.QtTest import QTest
+
+    from workbench.ui import draft
+
+    state = window.state
+    if situation == "blocked":
+        state.choose({"workload": "forward"}, "Forward")
+        state.edit(draft.with_model(state.catalogue, state.configuration, "n_heads", 7))
+        QTest.qWait(500)
+        rows = window.toggles.rows
+        area = rows["adamw"].parentWidget().parentWidget().parentWidget()
+        area.ensureWidgetVisible(rows["cuda_graphs"])
+    elif situation == "palette":
+        window.show_palette()
+        window.palette_.line.setText("pre")
+    elif situation == "events":
+        window.state.add_note("clocks look steady now")
+        window.desk.bring("events")
+    elif situation == "compare":
+        for session in compared():
+            window.state.compare_with(session)
+        window.desk.bring("compare")
+    elif situation == "running":
+        window.state.select(2)
+
+
+def settled(window) -> bool:
+    state = window.state
+    panel = window.desk.docks["segments"].widget()
+    return not state.session.segments or panel.model.rowCount() == len(state.session.segments)
+
+
+def wait(until, then_s: float, limit_s: float = 120.0) -> None:
+    """Wait in an event loop: without one Qt never deletes what it has retired, and draws it."""
+    from PySide6.QtTest import QTest
+
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end and not until():
+        QTest.qWait(10)
+    QTest.qWait(round(then_s * 1000))
+
+
+class Player:
+    """Plays a situation's messages at once and then says nothing more."""
+
+    def __init__(self, situation: str) -> None:
+        self._situation = situation
+        self._closed = threading.Event()
+        self._answers: queue.Queue = queue.Queue()
+        self.done = False
+        self._count = 0
+
+    def messages(self):
+        from fake_session import messages
+
+        for message in messages(self._situation):
+            self._count += 1
+            yield message
+        self.done = True
+        while not self._closed.is_set():
+            with contextlib.suppress(queue.Empty):
+                yield self._answers.get(timeout=0.05)
+
+    def send(self, command) -> bool:
+        from fake_catalogue import availability
+
+        from workbench import protocol
+
+        if isinstance(command, protocol.Check):
+            self._answers.put(availability(command.configuration))
+        return True
+
+    def cancel(self) -> None:
+        self._closed.set()
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+if __name__ == "__main__":
+    main()

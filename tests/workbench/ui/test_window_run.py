@@ -1,0 +1,36 @@
+"""A person builds, runs, toggles, pauses and stops, with clicks, against the fake runner."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QToolButton
+
+
+def click(qtbot, window, action):
+    qtbot.mouseClick(
+        window.toolbar.widgetForAction(window.actions_[action]), Qt.MouseButton.LeftButton
+    )
+
+
+def test_a_run_can_be_driven_with_clicks_from_start_to_stop(qtbot, ready):
+    state = ready.state
+    click(qtbot, ready, "run")
+    qtbot.waitUntil(lambda: state.runner_state == "running")
+    qtbot.waitUntil(lambda: state.session.segments[0].steps.rows > 5)
+    assert "Running" in ready.status.runner.text()
+
+    row = ready.toggles.rows["triton"]
+    on = next(button for button in row.findChildren(QToolButton) if button.text() == "On")
+    qtbot.mouseClick(on, Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(lambda: len(state.session.segments) == 2)
+    assert state.session.segments[1].configuration.toggles["triton"] == "on"
+    qtbot.waitUntil(lambda: not state.pending)
+
+    click(qtbot, ready, "pause")
+    qtbot.waitUntil(lambda: state.runner_state == "paused")
+    assert ready.actions_["pause"].text() == "Resume"
+    ready.actions_["pause"].trigger()
+    qtbot.waitUntil(lambda: state.runner_state == "running")
+    click(qtbot, ready, "stop")
+    qtbot.waitUntil(lambda: state.runner_state == "idle")
+    assert not state.failures

@@ -1,0 +1,121 @@
+"""Opening the window: fast, without torch, and with a sentence where it cannot be opened."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from workbench.ui import display
+
+LIBRARIES_S = 0.4  # Qt, numpy and msgspec on a quiet machine of 2.5 GHz
+OPEN = """
+import time
+began = time.perf_counter()
+import sys
+from PySide6.QtCore import QTimer
+from PySide6.QtWidgets import QApplication
+import numpy.typing, msgspec
+libraries = time.process_time()
+from workbench.ui import app
+application = QApplication(["workbench"])
+window = app.build(application, app.parse(["--settings", sys.argv[1]]))
+window.show()
+window.grab()
+print("shown", time.perf_counter() - began, time.process_time(), libraries)
+heavy = [name for name in ("torch", "triton", "kernels", "models", "workbench.runner", "scipy")
+         if name in sys.modules]
+print("heavy", heavy)
+window.live
+print("with_plots", [name for name in ("torch", "triton", "kernels") if name in sys.modules])
+window.close()
+"""
+
+
+def open_window(tmp_path):
+    environment = {
+        **os.environ,
+        "QT_QPA_PLATFORM": "offscreen",
+        "XDG_STATE_HOME": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN, str(tmp_path / "s.ini")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines())
+
+
+def test_the_window_opens_without_torch(tmp_path):
+    seen = open_window(tmp_path)
+    assert seen["heavy"] == "[]"
+    assert seen["with_plots"] == "[]"
+
+
+def test_the_window_shows_within_a_second(tmp_path, capsys):
+    """The best of several starts; a machine that is busy or slow gets as much more time as it
+    takes to import Qt and numpy alone."""
+    starts = [tuple(map(float, open_window(tmp_path)["shown"].split())) for _ in range(3)]
+    wall_s, processor_s, libraries_s = (min(values) for values in zip(*starts, strict=True))
+    limit_s = max(1.0, libraries_s / LIBRARIES_S)
+    with capsys.disabled():
+        print(
+            f"\nwindow shown after {wall_s:.2f} s, {processor_s:.2f} s of processor, of these "
+            f"{libraries_s:.2f} s for Qt and numpy; limit {limit_s:.2f} s"
+        )
+    assert min(wall_s, processor_s) < limit_s
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, "there is no display"),
+        ({"QT_QPA_PLATFORM": "xcb"}, "there is no display"),
+        ({"DISPLAY": ":97", "QT_QPA_PLATFORM": "xcb"}, "DISPLAY=:97 does not answer"),
+        ({"DISPLAY": "nonsense"}, "names no display"),
+        ({"QT_QPA_PLATFORM": "kitchen"}, "QT_QPA_PLATFORM=kitchen is not a platform of Qt's"),
+    ],
+)
+def test_without_a_display_one_sentence_names_the_fix_and_the_exit_code_is_1(
+    tmp_path, environment, expected
+):
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from workbench.ui.app import run; sys.exit(run([]))"],
+        env={**clean, **environment, "XDG_STATE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1 and expected in lines[0], done.stderr
+
+
+def test_a_missing_library_is_named_with_the_package_that_has_it(monkeypatch):
+    monkeypatch.setattr(display, "PACKAGES", {"libno-such-thing.so.7": "libno-such-thing7"})
+    sentence = display.trouble({"QT_QPA_PLATFORM": "offscreen"})
+    assert "libno-such-thing.so.7" in sentence
+    assert "sudo apt install libno-such-thing7" in sentence
+
+
+def test_a_platform_that_needs_no_display_is_no_trouble():
+    assert display.trouble({"QT_QPA_PLATFORM": "offscreen"}) == ""
+    assert display.trouble({"QT_QPA_PLATFORM": "minimal"}) == ""
+
+
+def test_a_file_that_is_not_there_is_a_mistake_of_exit_code_2(tmp_path):
+    from workbench.ui.app import parse
+
+    with pytest.raises(SystemExit) as raised:
+        parse([str(tmp_path / "none.h5")])
+    assert raised.value.code == 2

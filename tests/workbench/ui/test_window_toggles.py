@@ -1,0 +1,135 @@
+"""Toggles as a person sees them: blocked with a reason and a fix, pending, effective, undone."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QComboBox, QLabel, QPushButton, QToolButton
+
+
+def texts(row, name):
+    return [label.text() for label in row.findChildren(QLabel, name)]
+
+
+def button(row, text):
+    return next(found for found in row.findChildren(QToolButton) if found.text() == text)
+
+
+def start(qtbot, window):
+    window.actions_["run"].trigger()
+    qtbot.waitUntil(lambda: window.state.runner_state == "running")
+
+
+def test_a_blocked_option_is_disabled_and_says_why_in_text(ready):
+    row = ready.toggles.rows["attention"]
+    combo = row.findChild(QComboBox)
+    disabled = [
+        combo.itemText(place)
+        for place in range(combo.count())
+        if not combo.model().item(place).isEnabled()
+    ]
+    assert disabled == ["SDPA flash", "SDPA cuDNN", "FlashAttention 3", "xFormers"]
+    shown = [label for label in row.findChildren(QLabel, "blocked") if label.isVisible()]
+    assert any("needs FP16 or BF16 inputs" in label.text() for label in shown)
+    assert any("xformers is not installed" in label.text() for label in shown)
+
+
+def test_the_fix_button_makes_the_choices_that_unblock(qtbot, ready):
+    row = ready.toggles.rows["attention"]
+    fix = row.findChild(QPushButton, "fix")
+    qtbot.mouseClick(fix, Qt.MouseButton.LeftButton)
+    assert ready.state.configuration.toggles["precision"] == "amp_bf16"
+    qtbot.waitUntil(lambda: "flash3" not in ready.state.blocked("attention"))
+    assert all("needs FP16" not in text for text in texts(row, "blocked"))
+
+
+def test_a_fix_may_change_the_workload(qtbot, ready):
+    state = ready.state
+    state.choose({"workload": "forward"}, "Forward")
+    qtbot.waitUntil(lambda: bool(state.blocked("checkpointing")))
+    fix = ready.toggles.rows["checkpointing"].findChild(QPushButton, "fix")
+    qtbot.mouseClick(fix, Qt.MouseButton.LeftButton)
+    assert state.configuration.workload == "train"
+
+
+def test_undo_and_redo_return_to_earlier_toggles(qtbot, ready):
+    state = ready.state
+    state.set_toggle("triton", "on")
+    state.choose({"precision": "bf16", "adamw": "fused"}, "Two at once")
+    assert ready.actions_["undo"].text() == "Undo Two at once"
+    ready.actions_["undo"].trigger()
+    toggles = state.configuration.toggles
+    assert (toggles["precision"], toggles["adamw"], toggles["triton"]) == ("fp32", "loop", "on")
+    ready.actions_["undo"].trigger()
+    assert state.configuration.toggles["triton"] == "off"
+    assert not ready.actions_["undo"].isEnabled()
+    ready.actions_["redo"].trigger()
+    assert state.configuration.toggles["triton"] == "on"
+    assert ready.toggles.rows["triton"].picker.value == "on"
+
+
+def test_undo_during_a_run_is_applied_to_the_run(qtbot, ready):
+    start(qtbot, ready)
+    state = ready.state
+    state.set_toggle("triton", "on")
+    qtbot.waitUntil(lambda: len(state.session.segments) == 2)
+    ready.actions_["undo"].trigger()
+    qtbot.waitUntil(lambda: len(state.session.segments) == 3)
+    assert state.session.segments[2].configuration.toggles["triton"] == "off"
+
+
+def test_an_option_without_effect_says_so_in_words(qtbot, ready):
+    ready.state.set_toggle("compile", "reduce-overhead")
+    ready.state.set_toggle("triton", "on")
+    start(qtbot, ready)
+    rows = ready.toggles.rows
+    qtbot.waitUntil(lambda: bool(texts(rows["compile"], "evidence")))
+    label = rows["compile"].findChild(QLabel, "evidence")
+    assert label.text().startswith("No effect: no graph was captured")
+    assert label.property("tone") == "warning"
+    assert texts(rows["triton"], "evidence")[0].startswith("Effective")
+
+
+def test_a_toggle_of_a_run_is_pending_until_its_segment_begins(qtbot, ready):
+    start(qtbot, ready)
+    button_on = button(ready.toggles.rows["triton"], "On")
+    qtbot.mouseClick(button_on, Qt.MouseButton.LeftButton)
+    assert ready.state.pending == {"triton": "on"}
+    labels = ready.toggles.rows["triton"].findChildren(QLabel)
+    assert any(label.text() == "On is on its way" for label in labels)
+    qtbot.waitUntil(lambda: not ready.state.pending)
+    assert not any("on its way" in text for text in texts(ready.toggles.rows["triton"], ""))
+
+
+def test_the_wheel_over_a_list_changes_nothing(qtbot, ready):
+    from PySide6.QtCore import QPoint, QPointF
+    from PySide6.QtGui import QWheelEvent
+
+    combo = ready.toggles.rows["precision"].findChild(QComboBox)
+    combo.setFocus()
+    event = QWheelEvent(
+        QPointF(5, 5),
+        QPointF(5, 5),
+        QPoint(0, -120),
+        QPoint(0, -120),
+        Qt.MouseButton.NoButton,
+        Qt.KeyboardModifier.NoModifier,
+        Qt.ScrollPhase.NoScrollPhase,
+        False,
+    )
+    combo.wheelEvent(event)
+    assert not event.isAccepted()
+    assert ready.state.configuration.toggles["precision"] == "fp32"
+
+
+def test_a_toggle_that_the_run_refuses_is_taken_back_and_explained(qtbot, ready):
+    start(qtbot, ready)
+    ready.state.set_toggle("cuda_graphs", "on")
+    qtbot.waitUntil(lambda: bool(ready.state.failures))
+    assert "only fused AdamW" in ready.failures.banners[0].sentence.text()
+    assert ready.state.configuration.toggles["cuda_graphs"] == "off"
+    assert ready.toggles.rows["cuda_graphs"].picker.value == "off"
+    assert not ready.state.pending
+    ready.state.set_toggle("triton", "on")
+    qtbot.waitUntil(lambda: len(ready.state.session.segments) == 2)
+    qtbot.waitUntil(lambda: not ready.state.pending)
+    assert ready.state.configuration.toggles["triton"] == "on"

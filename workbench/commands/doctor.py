@@ -1,0 +1,128 @@
+"""Say what this machine has, what is missing, and what that would enable."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+
+from workbench import protocol
+from workbench.client import Runner
+from workbench.commands._command import DONE, FAILED, Command, answer, answer_json
+from workbench.ui import display
+
+# package to import: what it enables, and how to get it
+OPTIONAL = {
+    "triton": ("the bundled Triton kernels", "uv sync (Linux)"),
+    "flash_attn": ("attention backends flash2, flash4", "uv sync --extra flash (CUDA GPU)"),
+    "xformers": ("attention backend xformers", "uv sync --extra xformers (CUDA GPU)"),
+    "torchao": ("FP8 and INT8 matrix products", "uv sync --extra quant"),
+    "bitsandbytes": ("8-bit Adam", "uv sync --extra quant"),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report."""
+
+    name: str
+    state: str  # "ok", "missing" or "failed"
+    text: str
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    catalogue, failure = _ask_runner()
+    checks = [
+        _python(),
+        *_runner(catalogue, failure),
+        _window(),
+        _compiler(catalogue),
+        *(_optional(name, *about) for name, about in OPTIONAL.items()),
+    ]
+    if arguments.json:
+        answer_json(
+            {
+                "checks": [asdict(check) for check in checks],
+                "environment": catalogue.environment if catalogue else {},
+                "operators": catalogue.operators if catalogue else {},
+            }
+        )
+    else:
+        width = max(len(check.name) for check in checks)
+        for check in checks:
+            answer(f"{check.state:<8} {check.name:<{width}}  {check.text}")
+        if catalogue:
+            answer("\noperators on this device:")
+            for status in catalogue.operators.values():
+                answer("  " + status.replace("\n", "\n  "))
+    return FAILED if any(check.state == "failed" for check in checks) else DONE
+
+
+def _ask_runner() -> tuple[protocol.Catalogue | None, protocol.Failure | None]:
+    runner = Runner()
+    try:
+        for message in runner.messages():
+            if isinstance(message, protocol.Catalogue):
+                return message, None
+            if isinstance(message, protocol.Failure):
+                return None, message
+    finally:
+        runner.close()
+    return None, None
+
+
+def _python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Check("Python", "ok" if sys.version_info >= (3, 11) else "failed", version)
+
+
+def _runner(catalogue: protocol.Catalogue | None, failure: protocol.Failure | None) -> list[Check]:
+    if catalogue is None:
+        text = f"{failure.sentence} {failure.detail}" if failure else "it said nothing"
+        return [Check("runner", "failed", text)]
+    facts = catalogue.environment
+    families = ", ".join(family.name for family in catalogue.families)
+    checks = [
+        Check("runner", "ok", f"torch {facts['torch']}; families: {families}"),
+        Check("CPU", "ok", f"{facts['cpu']}, {facts['cpu_cores']} cores"),
+    ]
+    if catalogue.device == "cuda":
+        driver = facts.get("driver")
+        text = f"{facts['gpu']}, CUDA {facts['cuda']}, driver {driver or 'unknown'}"
+        checks.append(Check("GPU", "ok", text))
+        if driver is None:
+            text = "the driver's library does not answer: no utilization, power or clocks"
+            checks.append(Check("NVML", "missing", text))
+    else:
+        text = "no CUDA GPU that torch can use; models run on the CPU with PyTorch kernels"
+        checks.append(Check("GPU", "missing", text))
+    return checks
+
+
+def _window() -> Check:
+    trouble = display.trouble()
+    return Check("window", "missing" if trouble else "ok", trouble or "a window can be opened")
+
+
+def _compiler(catalogue: protocol.Catalogue | None) -> Check:
+    found = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
+    if found:
+        return Check("C++ compiler", "ok", found)
+    if catalogue and catalogue.device == "cuda":
+        return Check("C++ compiler", "missing", "Triton builds its launchers with one: install g++")
+    return Check("C++ compiler", "missing", "torch.compile on the CPU needs one: install g++")
+
+
+def _optional(name: str, enables: str, how: str) -> Check:
+    if importlib.util.find_spec(name) is not None:
+        return Check(name, "ok", enables)
+    return Check(name, "missing", f"would enable {enables}: {how}")
+
+
+COMMAND = Command(name="doctor", help=__doc__, arguments=_arguments, run=_run)

@@ -1,0 +1,170 @@
+"""Every action of the window, once: menus, toolbar, shortcuts and palette are made from this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from workbench.ui import dialogs
+from workbench.ui.state import AppState
+
+if TYPE_CHECKING:
+    from workbench.ui.window import MainWindow
+
+MENUS = ("File", "Edit", "Run", "View", "Compare", "Help")
+
+
+def _always(_: AppState) -> str:
+    return ""
+
+
+def _plain(_: AppState) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing that a person can do; ``why_not`` is empty when it can be done now."""
+
+    id: str
+    text: str
+    menu: str
+    icon: str
+    handler: Callable[[MainWindow], None]
+    shortcut: str = ""
+    tip: str = ""
+    why_not: Callable[[AppState], str] = _always
+    now: Callable[[AppState], str] = _plain  # another text for what it would do now
+    checked: Callable[[AppState], bool] | None = None
+    group: int = 0  # a line divides the groups of a menu
+
+
+def _cannot_run(state: AppState) -> str:
+    if state.replaying:
+        return "This is a replay; open the window without --replay to run."
+    if state.runner_state == "dead":
+        return "The runner has ended; start a new one."
+    if state.runner_state != "idle":
+        return "A run is in progress." if state.active else "The runner has not started yet."
+    if state.configuration is None:
+        return "The runner offers no model."
+    problems = state.availability.problems if state.availability is not None else []
+    return problems[0] if problems else ""
+
+
+def _not_active(state: AppState) -> str:
+    return "" if state.active else "No run is in progress."
+
+
+def _cannot_pause(state: AppState) -> str:
+    return "" if state.runner_state in ("running", "paused") else "Nothing runs that could pause."
+
+
+def _pause_text(state: AppState) -> str:
+    return "Resume" if state.runner_state == "paused" else ""
+
+
+def _pause(window: MainWindow) -> None:
+    state = window.state
+    (state.resume if state.runner_state == "paused" else state.pause)()
+
+
+def _no_data(state: AppState) -> str:
+    return "" if state.session.segments else "Nothing has been measured yet."
+
+
+def _not_live(state: AppState) -> str:
+    return "" if state.live else "A note marks a moment of the live session; this one is a file."
+
+
+def _no_undo(state: AppState) -> str:
+    return "" if state.undo.canUndo() else "No toggle has been changed."
+
+
+def _no_redo(state: AppState) -> str:
+    return "" if state.undo.canRedo() else "Nothing was undone."
+
+
+def _no_comparison(state: AppState) -> str:
+    return "" if state.compared else "No session is compared."
+
+
+def _no_runner_wanted(state: AppState) -> str:
+    return "This is a replay." if state.replaying else ""
+
+
+def _live_already(state: AppState) -> str:
+    return "The live session is shown." if state.live else ""
+
+
+def _jump(window: MainWindow) -> None:
+    window.state.show_live()
+    window.state.set_follow(True)
+
+
+ACTIONS = (
+    Action("open", "Open …", "File", "folder", dialogs.open_session, "Ctrl+O",
+           "Show the session of a file or of a journal"),
+    Action("save", "Save", "File", "save", dialogs.save, "Ctrl+S",
+           "Write the session to its file", _no_data, group=1),
+    Action("save-as", "Save as …", "File", "save", dialogs.save_as, "Ctrl+Shift+S",
+           "Write the session to another file", _no_data, group=1),
+    Action("rename", "Rename session …", "File", "rename", dialogs.rename, "F2",
+           "Give the session another title", group=1),
+    Action("notes", "Session notes …", "File", "note", dialogs.notes, "",
+           "What a reader of this session should know", group=1),
+    Action("new", "New session", "File", "new", lambda w: w.state.new_session(), "Ctrl+Shift+N",
+           "Leave this session in its journal or file and begin another",
+           _no_runner_wanted, group=1),
+    Action("export", "Export plot …", "File", "export", lambda w: w.export_plot(), "Ctrl+E",
+           "Write a plot as PNG, SVG, PDF or CSV", _no_data, group=2),
+    Action("quit", "Quit", "File", "quit", lambda w: w.quit(), "Ctrl+Q",
+           "End the runner and close the window", group=3),
+    Action("undo", "Undo", "Edit", "undo", lambda w: w.state.undo.undo(), "Ctrl+Z",
+           "Take back the last change of toggles", _no_undo,
+           now=lambda s: f"Undo {s.undo.undoText()}" if s.undo.canUndo() else ""),
+    Action("redo", "Redo", "Edit", "redo", lambda w: w.state.undo.redo(), "Ctrl+Shift+Z",
+           "Make the change of toggles again", _no_redo,
+           now=lambda s: f"Redo {s.undo.redoText()}" if s.undo.canRedo() else ""),
+    Action("note", "Add note …", "Edit", "note", dialogs.add_note, "Ctrl+N",
+           "Mark this moment of the timeline", _not_live, group=1),
+    Action("copy-image", "Copy plot as image", "Edit", "image", lambda w: w.copy_plot(),
+           "Ctrl+Shift+C", "Put a picture of the plots on the clipboard", _no_data, group=1),
+    Action("run", "Run", "Run", "run", lambda w: w.state.start(), "F5",
+           "Build the configuration and run it", _cannot_run),
+    Action("pause", "Pause", "Run", "pause", _pause, "F6",
+           "Stop stepping, keeping everything built", _cannot_pause, now=_pause_text),
+    Action("stop", "Stop", "Run", "stop", lambda w: w.state.stop(), "Shift+F5",
+           "End the run after the current step", _not_active),
+    Action("cancel", "Cancel", "Run", "cancel", lambda w: w.state.cancel(), "Shift+Esc",
+           "End what is being built or run at once, by force if need be", _not_active),
+    Action("restart", "Start a new runner", "Run", "restart", lambda w: w.state.restart_runner(),
+           "", "Replace the runner; the session goes on", _no_runner_wanted, group=1),
+    Action("palette", "Command palette", "View", "palette", lambda w: w.show_palette(),
+           "Ctrl+Shift+P", "Find any command, toggle or preset by name"),
+    Action("jump", "Jump to live", "View", "jump", _jump, "Ctrl+End",
+           "Follow the newest step again", group=1),
+    Action("pause-view", "Pause view", "View", "view-pause",
+           lambda w: w.state.set_follow(not w.state.follow), "Ctrl+Space",
+           "Hold the plots where they are; the run goes on",
+           checked=lambda s: not s.follow, group=1),
+    Action("show-live", "Show the live session", "View", "live", lambda w: w.state.show_live(),
+           "", "Leave the opened file and show the session that is recorded",
+           _live_already, group=1),
+    Action("reset-layout", "Reset layout", "View", "layout", lambda w: w.reset_layout(), "",
+           "Put every dock back to its place", group=3),
+    Action("compare", "Compare with …", "Compare", "compare", dialogs.compare, "Ctrl+Shift+O",
+           "Put the sessions of files beside this one"),
+    Action("clear-compared", "Clear comparison", "Compare", "close",
+           lambda w: w.state.clear_compared(), "", "Take every other session away",
+           _no_comparison),
+    Action("doctor", "Doctor", "Help", "doctor", dialogs.doctor, "",
+           "What this machine has, what is missing and what it would enable"),
+    Action("log", "Runner log", "Help", "log", dialogs.log, "",
+           "What the libraries printed in the runner"),
+    Action("about", "About", "Help", "about", dialogs.about, "", "Version and licence"),
+)  # fmt: skip
+
+TOOLBAR = ("run", "pause", "stop", "", "undo", "redo", "note", "",
+           "open", "save", "compare", "export")  # fmt: skip

@@ -1,0 +1,96 @@
+"""Starts the window: arguments, Qt, theme, runner or replay, and what an earlier crash left."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.ui import display
+
+if TYPE_CHECKING:
+    from workbench.ui.window import MainWindow
+
+
+def run(argv: Sequence[str]) -> int:
+    """Open the window and return the process's exit code: 0, 1 failed, 2 a mistaken argument."""
+    arguments = parse(argv)
+    trouble = display.trouble()
+    if trouble:
+        sys.stderr.write(f"workbench: {trouble}.\n")
+        return 1
+    from PySide6.QtWidgets import QApplication
+
+    application = QApplication(["workbench"])
+    window = build(application, arguments)
+    if not arguments.replay:
+        offer_recovery(window)
+    window.show()
+    return application.exec()
+
+
+def build(application, arguments: argparse.Namespace) -> MainWindow:  # type: ignore[no-untyped-def]
+    """The window with all that belongs to it, not yet shown."""
+    from workbench.ui.appearance import Appearance
+    from workbench.ui.replay import ReplayedRunner
+    from workbench.ui.settings import Settings
+    from workbench.ui.state import AppState
+    from workbench.ui.window import MainWindow
+
+    application.setApplicationName("workbench")
+    application.setApplicationDisplayName("GPU optimization workbench")
+    application.setDesktopFileName("workbench")
+    settings = Settings(arguments.settings)
+    if arguments.replay is not None:
+        path, speed = arguments.replay, arguments.speed
+        state = AppState(launch=lambda _: ReplayedRunner(path, speed), replaying=True)
+    else:
+        state = AppState()
+    appearance = Appearance(application, state, settings)
+    window = MainWindow(state, settings, appearance)
+    state.start_runner()
+    for number, path in enumerate(arguments.files):
+        (state.add_compared if number else window.open_path)(path)
+    return window
+
+
+def offer_recovery(window: MainWindow) -> None:
+    """Offer, in a banner, the session that an earlier window could not save."""
+    from workbench.ui import files
+
+    state = window.state
+    state.tasks.start(files.recoverable, partial(_offer, window), state.refuse)
+
+
+def _offer(window: MainWindow, left: list[Path]) -> None:
+    if not left:
+        return
+    newest = left[0]
+    when = time.strftime("%d %B, %H:%M", time.localtime(newest.stat().st_mtime))
+    others = f" There are {len(left) - 1} older ones." if len(left) > 1 else ""
+    banner = window.failures.show_banner(
+        "info",
+        f"A session of {when} was not saved; its journal has everything.{others}",
+        "Recover opens it here. Later leaves it: File, Recover journal.",
+    )
+    banner.add("Recover", lambda: window.state.open_session(newest))
+    banner.add("Discard", lambda: newest.unlink(missing_ok=True))
+    banner.add("Later", lambda: None)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The window's own arguments; a mistaken one ends the process with exit code 2."""
+    parser = argparse.ArgumentParser(prog="workbench", description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path, help="sessions: one opens, others compare")
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="play a journal, no runner")
+    parser.add_argument("--speed", type=float, default=1.0, help="of the replay; 0 does not wait")
+    parser.add_argument("--settings", type=Path, help="an ini file in place of the user's settings")
+    arguments = parser.parse_args(argv)
+    for path in (*arguments.files, *filter(None, [arguments.replay])):
+        if not path.exists():
+            parser.error(f"{path}: there is no such file")
+    return arguments

@@ -1,0 +1,42 @@
+"""Collects Python's cyclic garbage in the window's thread, and in no other.
+
+Python collects in whichever thread happens to allocate. In the one that reads the runner, that
+could destroy graphics items while this thread paints them. (pyqtgraph has the same remedy, behind
+an import that takes most of a second.)
+"""
+
+from __future__ import annotations
+
+import gc
+
+from PySide6.QtCore import QObject, QTimer
+
+PERIOD_MS = 1000
+
+
+class Collector(QObject):
+    """Switches automatic collection off and collects from a timer, until ``stop``."""
+
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        gc.disable()
+        self._timer = QTimer(self)
+        self._timer.timeout.connect(self._collect)
+        self._timer.start(PERIOD_MS)
+
+    def stop(self) -> None:
+        """Leave collection to Python again."""
+        self._timer.stop()
+        gc.enable()
+
+    def _collect(self) -> None:
+        """Collect the oldest generation whose threshold is passed, which includes the younger."""
+        passed = [
+            generation
+            for generation, (count, threshold) in enumerate(
+                zip(gc.get_count(), gc.get_threshold(), strict=True)
+            )
+            if count > threshold
+        ]
+        if passed:
+            gc.collect(passed[-1])

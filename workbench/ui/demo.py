@@ -1,0 +1,155 @@
+"""The guided demo: builds HYDRA, runs it, switches three optimizations, saves and exports.
+
+It acts through ``AppState`` as a person would, so what it shows is what the window does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from sessions import hdf5, statistics
+from sessions.tables import segments_table
+from workbench import protocol
+from workbench.ui import draft
+from workbench.ui.export import export_plot
+from workbench.ui.plots import Run
+from workbench.ui.state import AppState
+
+FAMILY = "hydra"
+STEPS = 110  # steady steps of each configuration, so that its ratio gets an interval
+SECONDS = 30.0  # at most, on a machine that is slower than we think
+PERIOD_MS = 100
+
+
+@dataclass
+class Act:
+    """One toggle of the demo: what it says, and the choices that it makes."""
+
+    text: str
+    choices: dict[str, str]
+
+
+@dataclass
+class Outcome:
+    """What the demo left behind: paths, lines for the person, and what went wrong."""
+
+    paths: list[Path] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    failures: list[protocol.Failure] = field(default_factory=list)
+
+
+def acts(device: str) -> list[Act]:
+    """Three toggles that a device of this type can use."""
+    if device == "cuda":
+        return [
+            Act("Triton kernels on", {"triton": "on"}),
+            Act("AMP BF16 on top", {"precision": "amp_bf16"}),
+            Act("fused AdamW and CUDA graphs", {"adamw": "fused", "cuda_graphs": "on"}),
+        ]
+    return [
+        Act("fused AdamW", {"adamw": "fused"}),
+        Act("one RoPE table for all layers", {"rope_cache": "shared"}),
+        Act("gradient checkpointing", {"checkpointing": "full"}),
+    ]
+
+
+class Demo(QObject):
+    """Plays the acts one after another; ``ended`` comes last, also after a failure."""
+
+    ended = Signal()
+
+    def __init__(self, state: AppState, folder: Path, say: Callable[[str], None]) -> None:
+        super().__init__(state)
+        self._state = state
+        self._folder = folder
+        self._say = say
+        self._acts: list[Act] = []
+        self._segments = 0  # that the demo has asked for
+        self._began_s = 0.0  # of the present segment
+        self.outcome = Outcome()
+        self._timer = QTimer(self)
+        self._timer.timeout.connect(self._look)
+        state.failed.connect(self._failed)
+
+    def start(self) -> None:
+        """Begin as soon as the runner is ready."""
+        self._say("starting the runner ...")
+        self._timer.start(PERIOD_MS)
+
+    def _look(self) -> None:
+        state = self._state
+        if state.runner_state == "dead" or (self.outcome.failures and not state.active):
+            self._end()
+        elif self._segments == 0:
+            if state.runner_state == "idle" and state.catalogue is not None:
+                self._build(state.catalogue)
+        elif state.runner_state == "running" and self._measured():
+            self._next()
+        elif state.runner_state == "idle" and self._segments > len(self._acts):
+            self._finish()
+
+    def _build(self, catalogue: protocol.Catalogue) -> None:
+        configuration = draft.first(catalogue)
+        assert configuration is not None
+        configuration = draft.with_family(catalogue, configuration, FAMILY)
+        configuration = draft.with_workload(catalogue, configuration, "train")
+        toggles = {**configuration.toggles, "triton": "off"}
+        self._state.edit(msgspec.structs.replace(configuration, toggles=toggles))
+        self._acts = acts(catalogue.device)
+        self._segments = 1
+        self._say(f"1/4  {FAMILY} {configuration.preset}, training, on {catalogue.device_title}")
+        self._state.start()
+
+    def _measured(self) -> bool:
+        """Whether the present segment has run long enough."""
+        segments = self._state.session.segments
+        if len(segments) < self._segments:
+            return False
+        times = segments[self._segments - 1].steps["t_s"]
+        steady = statistics.steady_ms(segments[self._segments - 1])
+        long = len(times) > 1 and times[-1] - times[0] > SECONDS
+        return (len(steady) >= STEPS and times[-1] - times[0] > 2.0) or long
+
+    def _next(self) -> None:
+        if self._segments > len(self._acts):
+            self._state.stop()
+            return
+        act = self._acts[self._segments - 1]
+        self._segments += 1
+        self._say(f"{self._segments}/4  {act.text}")
+        self._state.choose(act.choices, act.text)
+
+    def _failed(self, failure: protocol.Failure) -> None:
+        self.outcome.failures.append(failure)
+        self._say(f"{failure.sentence} {failure.fix}".strip())
+
+    def _finish(self) -> None:
+        session = self._state.session
+        self._folder.mkdir(parents=True, exist_ok=True)
+        session.title = "Demo: HYDRA, training"
+        table = segments_table(session)
+        saved = self._folder / "demo.h5"
+        hdf5.save(session, saved)
+        comparison = self._folder / "comparison.md"
+        comparison.write_text(table.to_markdown())
+        runs = [Run(session)]
+        charts = [
+            export_plot("step_time", runs, self._folder / f"step_time{suffix}")
+            for suffix in (".png", ".svg", ".pdf")
+        ]
+        self._state.saved = True
+        self.outcome.paths = [saved, *charts, comparison]
+        self.outcome.lines = [
+            f"{finding.toggle}={finding.requested}: {finding.status}: {finding.text}"
+            for finding in session.segments[-1].evidence
+        ]
+        self._end()
+
+    def _end(self) -> None:
+        self._timer.stop()
+        self.ended.emit()

@@ -1,0 +1,181 @@
+"""The few dialogs: files, one line of text, and what this machine has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QStandardPaths, Qt
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import (
+    QDialog,
+    QDialogButtonBox,
+    QFileDialog,
+    QInputDialog,
+    QLabel,
+    QPlainTextEdit,
+    QPushButton,
+    QVBoxLayout,
+)
+
+from workbench.ui import files, fonts
+from workbench.ui.panels import _parts
+from workbench.ui.state import AppState
+
+if TYPE_CHECKING:
+    from workbench.ui.window import MainWindow
+
+
+def open_session(window: MainWindow) -> None:
+    """Ask for a file and show its session."""
+    name, _ = QFileDialog.getOpenFileName(window, "Open a session", _folder(), files.FILTER)
+    if name:
+        window.open_path(Path(name))
+
+
+def compare(window: MainWindow) -> None:
+    """Ask for files and put their sessions beside the one that is shown."""
+    names, _ = QFileDialog.getOpenFileNames(window, "Compare with", _folder(), files.FILTER)
+    for name in names:
+        window.state.add_compared(Path(name))
+
+
+def save(window: MainWindow) -> None:
+    """Write the session to its file; ask for one where it has none."""
+    path = window.state.path
+    if path is None or path.suffix != files.SUFFIX:
+        save_as(window)
+    else:
+        window.save_path(path)
+
+
+def save_as(window: MainWindow) -> None:
+    """Ask for a file and write the session there."""
+    slug = re.sub(r"[^\w.-]+", "-", window.state.session.title).strip("-").lower() or "session"
+    suggestion = str(Path(_folder()) / f"{slug}{files.SUFFIX}")
+    name, _ = QFileDialog.getSaveFileName(window, "Save the session", suggestion, files.FILTER)
+    if name:
+        path = Path(name)
+        window.save_path(path if path.suffix else path.with_suffix(files.SUFFIX))
+
+
+def rename(window: MainWindow) -> None:
+    """Ask for the session's title."""
+    state = window.state
+    _ask(window, "Rename session", "Title", state.session.title, state.rename)
+
+
+def notes(window: MainWindow) -> None:
+    """Ask for the session's notes."""
+    state = window.state
+
+    def keep(text: str) -> None:
+        state.describe(state.session.title, text)
+
+    dialog = _ask(window, "Session notes", "Notes", state.session.notes, keep)
+    dialog.setOption(QInputDialog.InputDialogOption.UsePlainTextEditForTextInput)
+    dialog.resize(480, 280)
+
+
+def add_note(window: MainWindow) -> None:
+    """Ask for a note to this moment."""
+    _ask(window, "Add note", "Note to this moment of the timeline", "", window.state.add_note)
+
+
+def save_preset(window: MainWindow) -> None:
+    """Ask for a name and keep the configuration under it."""
+    configuration = window.state.configuration
+    assert configuration is not None
+    suggestion = f"{configuration.family} {configuration.preset} {configuration.workload}"
+
+    def keep(name: str) -> None:
+        window.settings.save_preset(name, configuration)
+
+    _ask(window, "Save as preset", "Name of the preset", suggestion, keep)
+
+
+def doctor(window: MainWindow) -> None:
+    """Show what the runner found on this machine."""
+    _report(window, "Doctor", doctor_text(window.state))
+
+
+def log(window: MainWindow) -> None:
+    """Show what the libraries printed in the runner."""
+    _report(window, "Runner log", "\n".join(window.state.log) or "Nothing has been printed.")
+
+
+def about(window: MainWindow) -> None:
+    """Show the version and the licence."""
+    from importlib import metadata  # brings the e-mail library, and few ask for the version
+
+    try:
+        version = metadata.version("gpu-optimization-workbench")
+    except metadata.PackageNotFoundError:
+        version = "not installed"
+    _report(
+        window,
+        "About",
+        f"GPU optimization workbench {version}\n\n"
+        "Toggle GPU optimizations while the model runs, and see whether they really helped.\n\n"
+        "Icons: Phosphor. Colours of series: after Okabe and Ito.\n"
+        "The licence is in the file LICENSE.",
+    )
+
+
+def doctor_text(state: AppState) -> str:
+    """Device, environment, operators and blocked options, as lines of text."""
+    catalogue = state.catalogue
+    if catalogue is None:
+        return "The runner has not told yet what this machine has."
+    lines = [catalogue.device_title, ""]
+    lines += [f"{name}: {value}" for name, value in catalogue.environment.items()]
+    lines += ["", "Operators"]
+    lines += [f"  {name}: {text}" for name, text in catalogue.operators.items()]
+    blocked = state.availability.blocked if state.availability is not None else {}
+    if blocked:
+        lines += ["", "Blocked options"]
+    for toggle, options in blocked.items():
+        lines += [f"  {toggle} = {name}: {why.reason} {why.fix}" for name, why in options.items()]
+    return "\n".join(lines)
+
+
+def _ask(
+    window: MainWindow, title: str, label: str, text: str, accept: Callable[[str], None]
+) -> QInputDialog:
+    dialog = QInputDialog(window)
+    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+    dialog.setWindowTitle(title)
+    dialog.setLabelText(label)
+    dialog.setTextValue(text)
+    dialog.resize(420, dialog.sizeHint().height())
+    dialog.textValueSelected.connect(lambda value: accept(value.strip()) if value.strip() else None)
+    dialog.open()
+    return dialog
+
+
+def _report(window: MainWindow, title: str, text: str) -> None:
+    dialog = QDialog(window)
+    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+    dialog.setWindowTitle(title)
+    dialog.resize(640, 420)
+    box = QPlainTextEdit(text)
+    box.setReadOnly(True)
+    box.setFont(fonts.fixed())
+    buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
+    copy = QPushButton("Copy")
+    buttons.addButton(copy, QDialogButtonBox.ButtonRole.ActionRole)
+    copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(text))
+    buttons.rejected.connect(dialog.reject)
+    heading = QLabel(title)
+    heading.setFont(fonts.title())
+    layout = _parts.tight(QVBoxLayout(dialog), 8, 16)
+    layout.addWidget(heading)
+    layout.addWidget(box, 1)
+    layout.addWidget(buttons)
+    dialog.open()
+
+
+def _folder() -> str:
+    return QStandardPaths.writableLocation(QStandardPaths.StandardLocation.DocumentsLocation)

@@ -1,0 +1,107 @@
+"""Whether a window can be opened here, asked before Qt is, which would end the process instead."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+PACKAGES = {  # libraries that Qt loads on Linux, and the package of Debian and Ubuntu with each
+    "libEGL.so.1": "libegl1",
+    "libGL.so.1": "libgl1",
+    "libX11.so.6": "libx11-6",
+    "libdbus-1.so.3": "libdbus-1-3",
+    "libfontconfig.so.1": "libfontconfig1",
+    "libfreetype.so.6": "libfreetype6",
+    "libglib-2.0.so.0": "libglib2.0-0",
+    "libxkbcommon.so.0": "libxkbcommon0",
+}
+XCB_PACKAGES = {
+    "libX11-xcb.so.1": "libx11-xcb1",
+    "libxcb-cursor.so.0": "libxcb-cursor0",
+    "libxcb-icccm.so.4": "libxcb-icccm4",
+    "libxcb-image.so.0": "libxcb-image0",
+    "libxcb-keysyms.so.1": "libxcb-keysyms1",
+    "libxcb-randr.so.0": "libxcb-randr0",
+    "libxcb-render-util.so.0": "libxcb-render-util0",
+    "libxcb-shape.so.0": "libxcb-shape0",
+    "libxcb-sync.so.1": "libxcb-sync1",
+    "libxcb-xfixes.so.0": "libxcb-xfixes0",
+    "libxcb-xkb.so.1": "libxcb-xkb1",
+    "libxkbcommon-x11.so.0": "libxkbcommon-x11-0",
+}
+OTHERWISE = "use `workbench run` on the command line, or set QT_QPA_PLATFORM=offscreen"
+X_PORT = 6000
+CONNECT_S = 3.0
+
+
+def trouble(environment: Mapping[str, str] = os.environ) -> str:
+    """One sentence on why no window can be opened, with the fix; empty when one can."""
+    if sys.platform != "linux":
+        return ""
+    missing = _missing(PACKAGES)
+    if missing:
+        return missing
+    asked = environment.get("QT_QPA_PLATFORM", "").split(";")[0].split(":")[0]
+    wayland, display = environment.get("WAYLAND_DISPLAY"), environment.get("DISPLAY")
+    if asked and asked != "xcb":
+        return _unknown_platform(asked)
+    if wayland and not asked:
+        return ""
+    if not display:
+        return f"there is no display: start it on a desktop or through `ssh -X`, {OTHERWISE}"
+    return _missing(XCB_PACKAGES) or _unreachable(display)
+
+
+def _missing(packages: Mapping[str, str]) -> str:
+    absent = {name: package for name, package in packages.items() if not _loads(name)}
+    if not absent:
+        return ""
+    return (
+        f"Qt needs {', '.join(absent)}, which this system lacks: "
+        f"sudo apt install {' '.join(absent.values())}"
+    )
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _unknown_platform(asked: str) -> str:
+    spec = importlib.util.find_spec("PySide6")
+    folders = spec.submodule_search_locations if spec is not None else None
+    if not folders:
+        return ""
+    plugins = Path(folders[0]) / "Qt" / "plugins" / "platforms"
+    offered = sorted(path.stem.removeprefix("libq") for path in plugins.glob("libq*.so"))
+    if asked in offered or asked.startswith("wayland"):
+        return ""
+    return f"QT_QPA_PLATFORM={asked} is not a platform of Qt's; there are {', '.join(offered)}"
+
+
+def _unreachable(display: str) -> str:
+    import socket
+
+    host, _, screen = display.rpartition(":")
+    number = screen.split(".")[0]
+    if not number.isdigit():
+        return f"DISPLAY={display} names no display: it should read like :0; or {OTHERWISE}"
+    addresses: list[tuple[socket.AddressFamily, str | tuple[str, int]]]
+    if host in ("", "unix"):
+        path = f"/tmp/.X11-unix/X{number}"
+        addresses = [(socket.AF_UNIX, f"\0{path}"), (socket.AF_UNIX, path)]
+    else:
+        addresses = [(socket.AF_INET, (host, X_PORT + int(number)))]
+    for family, address in addresses:
+        with socket.socket(family) as connection:
+            connection.settimeout(CONNECT_S)
+            if connection.connect_ex(address) == 0:
+                return ""
+    return f"DISPLAY={display} does not answer: start it on a desktop, {OTHERWISE}"

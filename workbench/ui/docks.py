@@ -1,0 +1,152 @@
+"""Where the panels lie: docks that can be moved, floated, closed, saved and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from PySide6.QtCore import QSize, Qt, QTimer
+from PySide6.QtWidgets import (
+    QDockWidget,
+    QHBoxLayout,
+    QLabel,
+    QMainWindow,
+    QTabWidget,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from workbench.ui import fonts
+from workbench.ui.icons import icon
+from workbench.ui.panels import _parts
+from workbench.ui.state import AppState
+
+LEFT_WIDTH = 352
+BUILD_HEIGHT = 376  # holds all of a usual form
+BUILD_SHARE = 0.5  # of the left column's height, at most
+BOTTOM_HEIGHT = 208
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One dock: its title and what makes its widget, called when the window is first shown."""
+
+    name: str
+    title: str
+    make: Callable[[AppState], QWidget]
+
+
+class Desk(QMainWindow):
+    """The area of the docks, a main window inside the main window so that banners lie above it."""
+
+    def __init__(self, state: AppState, panels: tuple[Panel, ...]) -> None:
+        super().__init__()
+        self._state = state
+        self.setWindowFlags(Qt.WindowType.Widget)
+        self.setDockNestingEnabled(True)
+        self.setTabPosition(Qt.DockWidgetArea.AllDockWidgetAreas, QTabWidget.TabPosition.North)
+        self.setDocumentMode(True)
+        self.docks = {panel.name: self._make(panel) for panel in panels}
+        self._settle = QTimer(self)
+        self._settle.setSingleShot(True)
+        self._settle.timeout.connect(self._settle_titles)
+        for dock in self.docks.values():
+            for moved in (dock.topLevelChanged, dock.dockLocationChanged, dock.visibilityChanged):
+                moved.connect(lambda *_: self._settle.start(0))
+        self._place()
+        self._fresh = self.saveState()
+
+    def minimumSizeHint(self) -> QSize:
+        """Small: a banner above takes its room from the docks and never makes the window grow."""
+        return QSize(640, 360)
+
+    def arrange(self) -> None:
+        """Put every dock where a fresh window has it."""
+        self.restoreState(self._fresh)
+        self.proportion()
+
+    def proportion(self) -> None:
+        """Give the docks the sizes of a fresh window, once they are laid out."""
+        QTimer.singleShot(0, self._resize)
+
+    def _place(self) -> None:
+        left, right = Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.RightDockWidgetArea
+        down = Qt.Orientation.Vertical
+        docks = self.docks
+        self.addDockWidget(left, docks["build"])
+        self.splitDockWidget(docks["build"], docks["toggles"], down)
+        self.addDockWidget(right, docks["live"])
+        self.splitDockWidget(docks["live"], docks["segments"], down)
+        self.tabifyDockWidget(docks["live"], docks["compare"])
+        self.tabifyDockWidget(docks["segments"], docks["events"])
+        docks["live"].raise_()
+        docks["segments"].raise_()
+
+    def _resize(self) -> None:
+        down, across = Qt.Orientation.Vertical, Qt.Orientation.Horizontal
+        docks, height, width = self.docks, self.height(), self.width()
+        self.resizeDocks([docks["build"], docks["live"]], [LEFT_WIDTH, width - LEFT_WIDTH], across)
+        build = round(min(BUILD_HEIGHT, BUILD_SHARE * height))
+        self.resizeDocks([docks["build"], docks["toggles"]], [build, height - build], down)
+        lower = BOTTOM_HEIGHT
+        self.resizeDocks([docks["live"], docks["segments"]], [height - lower, lower], down)
+
+    def bring(self, name: str) -> None:
+        """Show a dock in front of those that it shares its place with."""
+        self.docks[name].show()
+        self.docks[name].raise_()
+
+    def _make(self, panel: Panel) -> QDockWidget:
+        dock = QDockWidget(panel.title, self)
+        dock.setObjectName(panel.name)
+        dock.setWidget(panel.make(self._state))
+        dock.setTitleBarWidget(DockTitle(self._state, dock))
+        return dock
+
+    def _settle_titles(self) -> None:
+        """A dock in a group of tabs is named by its tab; a title as well would say it twice."""
+        for dock in self.docks.values():
+            bar = dock.titleBarWidget()
+            if isinstance(bar, DockTitle):
+                grouped = bool(self.tabifiedDockWidgets(dock)) and not dock.isFloating()
+                bar.set_slim(grouped)
+
+
+class DockTitle(QWidget):
+    """The line above a dock: its name, and buttons to float and to close it."""
+
+    def __init__(self, state: AppState, dock: QDockWidget) -> None:
+        super().__init__(dock)
+        self._state = state
+        self.setProperty("dock_title", True)
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        name = QLabel(dock.windowTitle())
+        name.setFont(fonts.heading())
+        self._float = QToolButton()
+        self._float.setToolTip("Float, or dock again")
+        self._float.clicked.connect(lambda: dock.setFloating(not dock.isFloating()))
+        self._close = QToolButton()
+        self._close.setToolTip("Close; the View menu brings it back")
+        self._close.clicked.connect(dock.close)
+        self._body = QWidget()
+        row = _parts.tight(QHBoxLayout(self._body), 2)
+        row.setContentsMargins(12, 4, 6, 4)
+        row.addWidget(name, 1)
+        for button in (self._float, self._close):
+            button.setIconSize(_parts.SMALL_ICON)
+            button.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+            button.setAccessibleName(button.toolTip())
+            row.addWidget(button)
+        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout.addWidget(self._body)
+        state.themeChanged.connect(self._draw)
+        self._draw()
+
+    def set_slim(self, slim: bool) -> None:
+        """Take no room, or show the name and the buttons."""
+        self._body.setVisible(not slim)
+
+    def _draw(self) -> None:
+        self._float.setIcon(icon("float", self._state.theme, "muted"))
+        self._close.setIcon(icon("close", self._state.theme, "muted"))

@@ -1,0 +1,119 @@
+"""Editing a configuration: every choice gives a new one that is complete and of one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from sessions.model import Configuration, Scalar
+from workbench.protocol import Catalogue, FamilyInfo, Field, ToggleInfo, WorkloadInfo
+
+_Item = TypeVar("_Item", FamilyInfo, Field, ToggleInfo, WorkloadInfo)
+
+
+def first(catalogue: Catalogue) -> Configuration | None:
+    """What a fresh window offers: the first family, the preset that fits this device, defaults."""
+    if not catalogue.families:
+        return None
+    family = catalogue.families[0]
+    blank = Configuration(
+        family=family.name,
+        preset=family.default_preset,
+        workload=family.workloads[0],
+        toggles={toggle.name: toggle.default for toggle in catalogue.toggles},
+    )
+    return with_workload(catalogue, blank, blank.workload)
+
+
+def adopt(catalogue: Catalogue, configuration: Configuration) -> Configuration:
+    """The same configuration for another catalogue: toggles that it lacks or adds are settled."""
+    toggles = {}
+    for toggle in catalogue.toggles:
+        asked = configuration.toggles.get(toggle.name, toggle.default)
+        known = any(option.name == asked for option in toggle.options)
+        toggles[toggle.name] = asked if known else toggle.default
+    return msgspec.structs.replace(configuration, toggles=toggles)
+
+
+def with_family(catalogue: Catalogue, configuration: Configuration, name: str) -> Configuration:
+    """Another family, with its own preset; the workload stays where the family has it."""
+    family = family_of(catalogue, name)
+    workload = configuration.workload
+    if workload not in family.workloads:
+        workload = family.workloads[0]
+    changed = msgspec.structs.replace(
+        configuration, family=name, preset=family.default_preset, model={}
+    )
+    return with_workload(catalogue, changed, workload)
+
+
+def with_preset(catalogue: Catalogue, configuration: Configuration, name: str) -> Configuration:
+    """Another preset; model fields return to it and the settings to those that fit it."""
+    changed = msgspec.structs.replace(configuration, preset=name, model={})
+    return with_workload(catalogue, changed, configuration.workload)
+
+
+def with_workload(catalogue: Catalogue, configuration: Configuration, name: str) -> Configuration:
+    """Another workload, with the settings that suit the preset on this device."""
+    family = family_of(catalogue, configuration.family)
+    suggested = family.suggested.get(configuration.preset, {})
+    fields = workload_of(catalogue, name).fields
+    settings = {field.name: suggested.get(field.name, field.default) for field in fields}
+    return msgspec.structs.replace(configuration, workload=name, settings=settings)
+
+
+def with_model(
+    catalogue: Catalogue, configuration: Configuration, name: str, value: Scalar
+) -> Configuration:
+    """One model field; a value equal to the preset's is no override."""
+    family = family_of(catalogue, configuration.family)
+    model = {**configuration.model, name: value}
+    if value == preset_value(family, configuration.preset, name):
+        del model[name]
+    return msgspec.structs.replace(configuration, model=model)
+
+
+def with_setting(configuration: Configuration, name: str, value: Scalar) -> Configuration:
+    """One setting of the workload."""
+    settings = {**configuration.settings, name: value}
+    return msgspec.structs.replace(configuration, settings=settings)
+
+
+def with_toggles(configuration: Configuration, toggles: dict[str, str]) -> Configuration:
+    """Some toggles changed, the others as they are."""
+    return msgspec.structs.replace(configuration, toggles={**configuration.toggles, **toggles})
+
+
+def family_of(catalogue: Catalogue, name: str) -> FamilyInfo:
+    """The family by name; raises ``KeyError``."""
+    return _named(catalogue.families, name, "family")
+
+
+def workload_of(catalogue: Catalogue, name: str) -> WorkloadInfo:
+    """The workload by name; raises ``KeyError``."""
+    return _named(catalogue.workloads, name, "workload")
+
+
+def toggle_of(catalogue: Catalogue, name: str) -> ToggleInfo:
+    """The toggle by name; raises ``KeyError``."""
+    return _named(catalogue.toggles, name, "toggle")
+
+
+def option_title(toggle: ToggleInfo, name: str) -> str:
+    """An option's title, or its name where the catalogue has none."""
+    return next((option.title for option in toggle.options if option.name == name), name)
+
+
+def preset_value(family: FamilyInfo, preset: str, name: str) -> Scalar:
+    """A model field's value in a preset."""
+    field = _named(family.fields, name, "model field")
+    return family.presets.get(preset, {}).get(name, field.default)
+
+
+def _named(items: Sequence[_Item], name: str, what: str) -> _Item:
+    for item in items:
+        if item.name == name:
+            return item
+    raise KeyError(f"no {what} {name!r}; there are {[item.name for item in items]}")

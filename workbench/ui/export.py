@@ -1,0 +1,286 @@
+"""Charts as files: PNG, SVG and PDF painted from one scene, CSV of the data behind it.
+
+Works without a window and without a display: an application is made on Qt's offscreen platform
+where there is none.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyqtgraph as pg
+from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QMarginsF, QRect, QRectF, QSize, QSizeF
+from PySide6.QtGui import QGuiApplication, QImage, QPageSize, QPainter, QPdfWriter, QPixmap
+from PySide6.QtSvg import QSvgGenerator
+from PySide6.QtWidgets import QApplication
+
+from workbench.ui.plots import PLOTS, Plot, Run
+from workbench.ui.plots._canvas import Canvas
+from workbench.ui.plots._plot import DrawnTable
+from workbench.ui.style import paper_style, shade
+from workbench.ui.theme import PRINT, Theme
+
+if TYPE_CHECKING:
+    from sessions.tables import Table
+
+SUFFIXES = (".png", ".svg", ".pdf", ".csv")
+TABLE_SUFFIXES = (".csv", ".md")
+SIZE = (900, 520)  # logical pixels, 96 to the inch
+_SCALE = 2  # pixels of a PNG per logical pixel
+_DPI = 96
+_PDF_DPI = 1200
+# Qt declares image procedures on every page; a chart has no image, and a reader may rely on that.
+_PROCEDURES = b"/ProcSet [/PDF /Text /ImageB /ImageC]"
+
+_application: QApplication | None = None
+
+
+class ExportError(Exception):
+    """A chart cannot be written as asked; ``str()`` says why, in one sentence."""
+
+
+def ensure_application() -> QApplication:
+    """The running application, or a new one on the offscreen platform."""
+    global _application
+    running = QApplication.instance()
+    if isinstance(running, QApplication):
+        return running
+    os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+    _application = QApplication([])
+    return _application
+
+
+def export_plot(
+    name: str,
+    runs: Sequence[Run],
+    path: str | os.PathLike[str],
+    size: tuple[int, int] = SIZE,
+    theme: Theme = PRINT,
+    options: Mapping[str, str] | None = None,
+) -> Path:
+    """Write a plot of ``runs`` to ``path``, in the format that its suffix names.
+
+    ``size`` is in logical pixels (96 to the inch; a PNG has two pixels for each). ``options`` are
+    the plot's own. Returns the path. Raises ``ExportError``.
+    """
+    target = Path(path)
+    suffix = target.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ExportError(
+            f"Cannot export to {target.name}: unknown suffix {target.suffix!r}, expected one of "
+            f"{', '.join(SUFFIXES)}."
+        )
+    options = dict(options or {})
+    plot = find_plot(name, options)
+    ensure_application()
+    reason = plot.can_show(runs)
+    if reason is not None:
+        raise ExportError(f"Cannot export {plot.name}: {reason}")
+    if suffix == ".csv":
+        content = csv_bytes(plot.table(runs, **options))
+    else:
+        content = _PAINTERS[suffix](plot, runs, size, theme, options)
+    _write(target, content)
+    return target
+
+
+def find_plot(name: str, options: Mapping[str, str] | None = None) -> Plot:
+    """The plot of that name, its options checked; raises ``ExportError``."""
+    if name not in PLOTS:
+        raise ExportError(f"There is no plot {name!r}; expected one of {', '.join(PLOTS)}.")
+    plot = PLOTS[name]
+    for option, choice in (options or {}).items():
+        if option not in plot.options:
+            known = ", ".join(plot.options) or "none"
+            raise ExportError(f"The plot {name} has no option {option!r}; it has: {known}.")
+        if choice not in plot.options[option]:
+            raise ExportError(
+                f"The option {option} of the plot {name} cannot be {choice!r}; expected one of "
+                f"{', '.join(plot.options[option])}."
+            )
+    return plot
+
+
+def plot_image(
+    plot: Plot,
+    runs: Sequence[Run],
+    size: tuple[int, int] = SIZE,
+    theme: Theme = PRINT,
+    options: Mapping[str, str] | None = None,
+) -> QImage:
+    """The plot as an image at twice the logical size."""
+    image = QImage(QSize(*size) * _SCALE, QImage.Format.Format_ARGB32_Premultiplied)
+    image.setDotsPerMeterX(round(_DPI * _SCALE / 0.0254))
+    image.setDotsPerMeterY(round(_DPI * _SCALE / 0.0254))
+    painter = QPainter(image)
+    _paint(painter, QRectF(image.rect()), plot, runs, size, theme, options or {})
+    painter.end()
+    return image
+
+
+def copy_image(
+    plot: Plot,
+    runs: Sequence[Run],
+    size: tuple[int, int] = SIZE,
+    theme: Theme = PRINT,
+    options: Mapping[str, str] | None = None,
+) -> None:
+    """Put the plot on the clipboard as an image."""
+    QGuiApplication.clipboard().setImage(plot_image(plot, runs, size, theme, options))
+
+
+def copy_pixmap(pixmap: QPixmap) -> None:
+    """Put a picture of something on the screen on the clipboard."""
+    QGuiApplication.clipboard().setPixmap(pixmap)
+
+
+def copy_data(plot: Plot, runs: Sequence[Run], options: Mapping[str, str] | None = None) -> None:
+    """Put the data drawn on the clipboard, as spreadsheets take it (separated by tabs)."""
+    table = plot.table(runs, **(options or {}))
+    QGuiApplication.clipboard().setText(csv_bytes(table, separator="\t").decode())
+
+
+def copy_table(table: Table, suffix: str) -> None:
+    """Put a table on the clipboard as ``.csv`` or ``.md``."""
+    QGuiApplication.clipboard().setText(table_text(table, suffix))
+
+
+def export_table(table: Table, path: str | os.PathLike[str]) -> Path:
+    """Write a table to ``path``, as CSV or Markdown by its suffix; raises ``ExportError``."""
+    target = Path(path)
+    _write(target, table_text(table, target.suffix.lower()).encode())
+    return target
+
+
+def table_text(table: Table, suffix: str) -> str:
+    """A table as ``.csv`` or ``.md``; raises ``ExportError`` for anything else."""
+    if suffix not in TABLE_SUFFIXES:
+        raise ExportError(
+            f"Cannot export the table {table.title!r}: unknown suffix {suffix!r}, expected one of "
+            f"{', '.join(TABLE_SUFFIXES)}."
+        )
+    return table.to_csv() if suffix == ".csv" else table.to_markdown()
+
+
+def csv_bytes(table: DrawnTable, separator: str = ",") -> bytes:
+    """A table of columns as CSV, one header line, numbers in full precision, NaN left empty."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, delimiter=separator, lineterminator="\n")
+    writer.writerow(table)
+    writer.writerows(zip(*(_cells(np.asarray(column)) for column in table.values()), strict=True))
+    return text.getvalue().encode()
+
+
+def _cells(column: np.ndarray) -> list[object]:
+    """Numbers as the shortest text that reads back as the same number of the column's type."""
+    if column.dtype.kind != "f":
+        return list(column.tolist())
+    if column.dtype == np.float32:
+        return ["" if cell == "nan" else cell for cell in column.astype(str).tolist()]
+    return ["" if cell != cell else cell for cell in column.tolist()]
+
+
+def _paint(
+    painter: QPainter,
+    target: QRectF,
+    plot: Plot,
+    runs: Sequence[Run],
+    size: tuple[int, int],
+    theme: Theme,
+    options: Mapping[str, str],
+) -> None:
+    """Draw the plot and paint its scene into ``target``."""
+    style = paper_style(theme)
+    view = pg.GraphicsView(background=None)
+    canvas = Canvas(style)
+    view.setCentralItem(canvas)
+    source = QRectF(0, 0, *size)
+    canvas.setGeometry(source)
+    if len(runs) == 1:
+        canvas.header.subtitle = runs[0].title
+    plot.paint(canvas, runs, style, **options)
+    canvas.layout.activate()
+    canvas.refresh()
+    painter.fillRect(target, shade(theme.surface))
+    view.scene().prepareForPaint()
+    view.scene().render(painter, target, source)
+    canvas.clear_layers()
+    view.close()
+
+
+def _png(
+    plot: Plot, runs: Sequence[Run], size: tuple[int, int], theme: Theme, options: Mapping[str, str]
+) -> bytes:
+    content, buffer = _buffer()
+    plot_image(plot, runs, size, theme, options).save(buffer, "PNG")  # type: ignore[call-overload]
+    return bytes(content.data())
+
+
+def _svg(
+    plot: Plot, runs: Sequence[Run], size: tuple[int, int], theme: Theme, options: Mapping[str, str]
+) -> bytes:
+    content, buffer = _buffer()
+    generator = QSvgGenerator()
+    generator.setOutputDevice(buffer)
+    generator.setResolution(_DPI)
+    generator.setSize(QSize(*size))
+    generator.setViewBox(QRect(0, 0, *size))
+    generator.setTitle(plot.title)
+    generator.setDescription(", ".join(run.title for run in runs))
+    painter = QPainter(generator)
+    _paint(painter, QRectF(0, 0, *size), plot, runs, size, theme, options)
+    painter.end()
+    return bytes(content.data())
+
+
+def _pdf(
+    plot: Plot, runs: Sequence[Run], size: tuple[int, int], theme: Theme, options: Mapping[str, str]
+) -> bytes:
+    content, buffer = _buffer()
+    writer = QPdfWriter(buffer)
+    points = QSizeF(*size) * 72 / _DPI
+    writer.setPageSize(
+        QPageSize(points, QPageSize.Unit.Point, "", QPageSize.SizeMatchPolicy.ExactMatch)
+    )
+    writer.setPageMargins(QMarginsF(0, 0, 0, 0))
+    writer.setResolution(_PDF_DPI)
+    writer.setTitle(plot.title)
+    writer.setCreator("GPU optimization workbench")
+    painter = QPainter(writer)
+    target = QRectF(0, 0, size[0] * _PDF_DPI / _DPI, size[1] * _PDF_DPI / _DPI)
+    _paint(painter, target, plot, runs, size, theme, options)
+    painter.end()
+    return bytes(content.data()).replace(
+        _PROCEDURES, b"/ProcSet [/PDF /Text]".ljust(len(_PROCEDURES))
+    )
+
+
+_PAINTERS: dict[str, Callable[..., bytes]] = {".png": _png, ".svg": _svg, ".pdf": _pdf}
+
+
+def _buffer() -> tuple[QByteArray, QBuffer]:
+    content = QByteArray()
+    buffer = QBuffer(content)
+    buffer.open(QIODevice.OpenModeFlag.WriteOnly)
+    return content, buffer
+
+
+def _write(target: Path, content: bytes) -> None:
+    """Write whole and rename, so that an old file is never left half overwritten."""
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    try:
+        try:
+            temporary.write_bytes(content)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ExportError(f"Cannot write {target}: {reason}; choose another place.") from error

@@ -1,0 +1,73 @@
+"""Session files as the window needs them: read, written and remembered."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from sessions.errors import SessionError
+from sessions.model import Session
+from workbench import journal, protocol
+
+EXPECTED = (SessionError, OSError, ValueError)  # their text is one sentence for a person
+SUFFIX = ".h5"
+FILTER = "Sessions (*.h5);;Journals (*.journal);;All files (*)"
+
+
+def read(path: Path) -> Session:
+    """The session of an HDF5 file or of a journal; raises one of ``EXPECTED``."""
+    if path.suffix == ".journal":
+        return journal.recover(path)
+    from sessions import hdf5  # h5py is slow to import, and not every sitting opens a file
+
+    return hdf5.load(path)
+
+
+def write(session: Session, path: Path) -> None:
+    """Write a session whole; raises one of ``EXPECTED``."""
+    from sessions import hdf5
+
+    hdf5.save(session, path)
+
+
+def describe(path: Path, title: str, notes: str) -> None:
+    """Change title and notes of a session's file; raises one of ``EXPECTED``."""
+    from sessions import hdf5
+
+    hdf5.update_notes(path, title, notes)
+
+
+def recoverable() -> list[Path]:
+    """Journals that hold measurements nobody saved, newest first; empty ones are removed."""
+    found = []
+    for path in journal.unfinished():
+        if _has_segment(path):
+            found.append(path)
+        else:
+            path.unlink(missing_ok=True)
+    return found
+
+
+def snapshot(session: Session) -> Session:
+    """The session as it is now, safe to write while the live one grows: columns are only views."""
+    segments = [
+        dataclasses.replace(
+            segment,
+            steps=dict(segment.steps),
+            phases=list(segment.phases),
+            evidence=list(segment.evidence),
+        )
+        for segment in session.segments
+    ]
+    return dataclasses.replace(
+        session,
+        segments=segments,
+        telemetry={device: dict(columns) for device, columns in session.telemetry.items()},
+        events=list(session.events),
+        environment=dict(session.environment),
+    )
+
+
+def _has_segment(path: Path) -> bool:
+    messages = journal.replay(path)
+    return any(isinstance(message, protocol.SegmentStarted) for message in messages)

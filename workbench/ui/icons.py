@@ -1,0 +1,138 @@
+"""Icons by purpose, from one family (Phosphor, which qtawesome bundles), in the theme's colours."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from functools import cache, lru_cache
+from pathlib import Path
+
+from PySide6.QtCore import QRect, QSize, Qt
+from PySide6.QtGui import (
+    QColor,
+    QFont,
+    QFontDatabase,
+    QIcon,
+    QIconEngine,
+    QPainter,
+    QPixmap,
+)
+
+from workbench.ui.theme import Theme
+
+NAMES = {
+    "about": "info",
+    "build": "cube",
+    "cancel": "x-circle",
+    "close": "x",
+    "closed": "caret-right",
+    "compare": "scales",
+    "copy": "copy",
+    "discard": "trash",
+    "doctor": "first-aid-kit",
+    "effective": "check-circle",
+    "error": "warning-circle",
+    "export": "export",
+    "find": "magnifying-glass",
+    "fix": "wrench",
+    "float": "arrow-square-out",
+    "folder": "folder-open",
+    "image": "image",
+    "info": "info",
+    "jump": "skip-forward",
+    "layout": "layout",
+    "live": "activity",
+    "log": "article",
+    "locked": "lock-simple",
+    "new": "plus-circle",
+    "note": "note-pencil",
+    "opened": "caret-down",
+    "palette": "command",
+    "pause": "pause-fill",
+    "pending": "clock",
+    "preset": "bookmark-simple",
+    "quit": "sign-out",
+    "recent": "clock-counter-clockwise",
+    "recover": "bandaids",
+    "redo": "arrow-u-up-right",
+    "rename": "pencil-line",
+    "restart": "arrows-clockwise",
+    "resume": "play-fill",
+    "run": "play-fill",
+    "save": "floppy-disk",
+    "segments": "rows",
+    "stop": "stop-fill",
+    "theme": "circle-half",
+    "toggle": "toggle-left",
+    "undo": "arrow-u-up-left",
+    "unknown": "question",
+    "view-pause": "eye-slash",
+    "warning": "warning",
+}
+
+
+@lru_cache(maxsize=512)
+def icon(name: str, theme: Theme, role: str = "text") -> QIcon:
+    """The icon for a purpose, coloured by a token of the theme: ``text``, ``muted``, ``bad``."""
+    faint = mixed(theme.muted, theme.surface, 0.5)
+    return QIcon(GlyphEngine(_glyphs()[NAMES[name]], getattr(theme, role), faint))
+
+
+class GlyphEngine(QIconEngine):
+    """Draws one character of the icon font, sharp at every size and scale."""
+
+    def __init__(self, glyph: str, colour: str, disabled: str) -> None:
+        super().__init__()
+        self._glyph, self._colour, self._disabled = glyph, colour, disabled
+
+    def paint(self, painter: QPainter, rect: QRect, mode: QIcon.Mode, state: QIcon.State) -> None:
+        """Draw the character in the middle of ``rect``."""
+        font = QFont(_family())
+        font.setPixelSize(rect.height())
+        painter.save()
+        painter.setFont(font)
+        faint = mode == QIcon.Mode.Disabled
+        painter.setPen(QColor(self._disabled if faint else self._colour))
+        painter.drawText(rect, Qt.AlignmentFlag.AlignCenter, self._glyph)
+        painter.restore()
+
+    def pixmap(self, size: QSize, mode: QIcon.Mode, state: QIcon.State) -> QPixmap:
+        """The icon on a transparent ground; ``size`` is in the pixels of the screen."""
+        made = QPixmap(size)
+        made.fill(Qt.GlobalColor.transparent)
+        if size.isEmpty():  # Qt asks for these while it lays out; there is nothing to paint on
+            return made
+        painter = QPainter(made)
+        self.paint(painter, made.rect(), mode, state)
+        painter.end()
+        return made
+
+    def clone(self) -> QIconEngine:
+        """Another engine for the same icon."""
+        return GlyphEngine(self._glyph, self._colour, self._disabled)
+
+
+def _fonts() -> Path:
+    # Its module would import every Qt binding's names and six more fonts, a tenth of a second
+    # before the first window.
+    spec = importlib.util.find_spec("qtawesome")
+    assert spec is not None and spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0]) / "fonts"
+
+
+@cache
+def _glyphs() -> dict[str, str]:
+    table = next(_fonts().glob("phosphor-charmap-*.json"))
+    return {name: chr(int(code, 16)) for name, code in json.loads(table.read_bytes()).items()}
+
+
+@cache
+def _family() -> str:
+    file = next(path for path in _fonts().glob("phosphor-*.ttf"))
+    return QFontDatabase.applicationFontFamilies(QFontDatabase.addApplicationFont(str(file)))[0]
+
+
+def mixed(over: str, under: str, share: float) -> str:
+    """A colour between two ``#rrggbb`` ones, ``share`` of the way from ``under`` to ``over``."""
+    parts = [(int(over[i : i + 2], 16), int(under[i : i + 2], 16)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(a * share + b * (1 - share)):02x}" for a, b in parts)

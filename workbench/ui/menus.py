@@ -1,0 +1,109 @@
+"""Menus whose content changes: recent files, journals, presets, themes; and dropped files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QMimeData
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import QMenu
+
+from workbench.ui import dialogs, draft, files
+from workbench.ui.appearance import CHOICES
+from workbench.ui.state import AppState
+
+if TYPE_CHECKING:
+    from workbench.ui.window import MainWindow
+
+SUFFIXES = (".h5", ".hdf5", ".journal")
+
+
+def add_dynamic(window: MainWindow) -> None:
+    """Add the submenus that are filled whenever they open."""
+    top = window.actions_.menus
+    save = window.actions_["save"]
+    _submenu(top["File"], "Open recent", lambda menu: _recent(window, menu), save)
+    _submenu(top["File"], "Recover journal", lambda menu: _journals(window, menu), save)
+    _submenu(top["Run"], "Presets", lambda menu: _presets(window, menu))
+    top["View"].addSeparator()
+    for dock in window.desk.docks.values():
+        top["View"].addAction(dock.toggleViewAction())
+    _submenu(top["View"], "Theme", lambda menu: _themes(window, menu))
+
+
+def choose_preset(state: AppState, name: str) -> None:
+    """Take another preset of the family that is being edited."""
+    assert state.catalogue is not None and state.configuration is not None
+    state.edit(draft.with_preset(state.catalogue, state.configuration, name))
+
+
+def dropped(data: QMimeData) -> list[Path]:
+    """The session files and journals among what is dragged."""
+    paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
+    return [path for path in paths if path.suffix.lower() in SUFFIXES]
+
+
+def _submenu(
+    menu: QMenu, title: str, fill: Callable[[QMenu], None], before: QAction | None = None
+) -> None:
+    made = QMenu(title, menu)
+    made.setToolTipsVisible(True)
+    if before is None:
+        menu.addMenu(made)
+    else:
+        menu.insertMenu(before, made)
+
+    def refill() -> None:
+        made.clear()
+        fill(made)
+        if made.isEmpty():
+            _item(made, "None", lambda: None)
+            made.actions()[0].setEnabled(False)
+
+    made.aboutToShow.connect(refill)
+
+
+def _recent(window: MainWindow, menu: QMenu) -> None:
+    for path in window.settings.recent:
+        _item(menu, path.name, partial(window.open_path, path), tip=str(path))
+
+
+def _journals(window: MainWindow, menu: QMenu) -> None:
+    for path in files.recoverable():
+        _item(menu, path.name, partial(window.state.open_session, path), tip=str(path))
+
+
+def _presets(window: MainWindow, menu: QMenu) -> None:
+    state = window.state
+    catalogue, configuration = state.catalogue, state.configuration
+    if catalogue is None or configuration is None:
+        return
+    for name in draft.family_of(catalogue, configuration.family).presets:
+        chosen = name == configuration.preset and not configuration.model
+        _item(menu, name, partial(choose_preset, state, name), chosen)
+    menu.addSeparator()
+    for name, own in window.settings.presets.items():
+        _item(menu, name, partial(state.edit, draft.adopt(catalogue, own)))
+    menu.addSeparator()
+    _item(menu, "Save as preset …", lambda: dialogs.save_preset(window))
+
+
+def _themes(window: MainWindow, menu: QMenu) -> None:
+    for name in CHOICES:
+        chosen = name == window.appearance.choice
+        _item(menu, name.capitalize(), partial(window.set_theme, name), chosen)
+
+
+def _item(
+    menu: QMenu, text: str, act: Callable[[], None], checked: bool | None = None, tip: str = ""
+) -> None:
+    action = QAction(text, menu)
+    action.setToolTip(tip)
+    if checked is not None:
+        action.setCheckable(True)
+        action.setChecked(checked)
+    action.triggered.connect(lambda: act())
+    menu.addAction(action)

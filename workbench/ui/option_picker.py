@@ -1,0 +1,149 @@
+"""One choice out of a few: segments side by side where they fit, a drop-down list where not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from PySide6.QtCore import QSignalBlocker, Qt, Signal
+from PySide6.QtGui import QPaintEvent, QStandardItem, QStandardItemModel, QWheelEvent
+from PySide6.QtWidgets import (
+    QButtonGroup,
+    QComboBox,
+    QHBoxLayout,
+    QSizePolicy,
+    QStyle,
+    QStyledItemDelegate,
+    QStyleOptionComboBox,
+    QStylePainter,
+    QToolButton,
+    QWidget,
+)
+
+WIDTH = 160
+POPUP_PADDING = 24
+SEGMENT_PADDING = 22  # left and right of a segment's text, with its border
+
+
+class CalmComboBox(QComboBox):
+    """A drop-down list that a passing mouse wheel does not change."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+        self.setMinimumContentsLength(8)
+        self.setItemDelegate(QStyledItemDelegate(self))  # the only one that a style sheet reaches
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        """Leave the wheel to the panel that scrolls."""
+        event.ignore()
+
+    def showPopup(self) -> None:
+        """Open the list wide enough for its longest line."""
+        self.view().setMinimumWidth(self.view().sizeHintForColumn(0) + POPUP_PADDING)
+        super().showPopup()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """Draw a text that is too long with an ellipsis; a style sheet would cut it off."""
+        option = QStyleOptionComboBox()
+        self.initStyleOption(option)
+        painter = QStylePainter(self)
+        painter.drawComplexControl(QStyle.ComplexControl.CC_ComboBox, option)
+        field = QStyle.SubControl.SC_ComboBoxEditField
+        room = (
+            self.style()
+            .subControlRect(QStyle.ComplexControl.CC_ComboBox, option, field, self)
+            .width()
+        )
+        option.currentText = self.fontMetrics().elidedText(
+            option.currentText, Qt.TextElideMode.ElideRight, room
+        )
+        painter.drawControl(QStyle.ControlElement.CE_ComboBoxLabel, option)
+
+
+class OptionPicker(QWidget):
+    """Shows options by title and announces the name of the one that a person chose.
+
+    The first option is the one that leaves things alone; any other is drawn with the accent.
+    """
+
+    chosen = Signal(str)
+
+    def __init__(
+        self,
+        options: Sequence[tuple[str, str]],
+        width: int = WIDTH,
+        parent: QWidget | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._names = [name for name, _ in options]
+        self._buttons: dict[str, QToolButton] = {}
+        self._combo: CalmComboBox | None = None
+        layout = QHBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(0)
+        self.setFixedWidth(width)
+        letters = self.fontMetrics().horizontalAdvance("".join(title for _, title in options))
+        if letters + SEGMENT_PADDING * len(options) <= width:
+            self._add_buttons(options, layout)
+        else:
+            self._combo = CalmComboBox()
+            self._items = QStandardItemModel(self)
+            for _, title in options:
+                self._items.appendRow(QStandardItem(title))
+            self._combo.setModel(self._items)
+            self._combo.activated.connect(lambda row: self.chosen.emit(self._names[row]))
+            layout.addWidget(self._combo)
+
+    @property
+    def value(self) -> str:
+        """The option that is shown as chosen."""
+        if self._combo is not None:
+            return self._names[self._combo.currentIndex()]
+        return next((name for name, button in self._buttons.items() if button.isChecked()), "")
+
+    def set_value(self, name: str) -> None:
+        """Show an option as chosen, without announcing it."""
+        if name not in self._names:
+            return
+        if self._combo is None:
+            self._buttons[name].setChecked(True)
+            return
+        with QSignalBlocker(self._combo):
+            self._combo.setCurrentIndex(self._names.index(name))
+        strong = name != self._names[0]
+        if self._combo.property("strong") != strong:
+            self._combo.setProperty("strong", strong)
+            self._combo.style().polish(self._combo)
+
+    def set_blocked(self, reasons: Mapping[str, str]) -> None:
+        """Disable the options of these names; each reason is also its tool tip."""
+        for name, button in self._buttons.items():
+            button.setEnabled(name not in reasons)
+            button.setToolTip(reasons.get(name, ""))
+        if self._combo is not None:
+            for row, name in enumerate(self._names):
+                self._items.item(row).setEnabled(name not in reasons)
+                self._items.item(row).setToolTip(reasons.get(name, ""))
+
+    def focus_target(self) -> QWidget:
+        """The widget that a label's mnemonic should lead to."""
+        return self._combo or next(iter(self._buttons.values()))
+
+    def _add_buttons(self, options: Sequence[tuple[str, str]], layout: QHBoxLayout) -> None:
+        group = QButtonGroup(self)
+        group.setExclusive(True)
+        layout.addStretch(1)
+        for row, (name, title) in enumerate(options):
+            button = QToolButton()
+            button.setText(title)
+            button.setCheckable(True)
+            place = "first" if row == 0 else "last" if row == len(options) - 1 else "middle"
+            button.setProperty("segment", place)
+            button.setProperty("strong", row > 0)
+            button.setAccessibleName(title)
+            button.clicked.connect(lambda _=False, name=name: self.chosen.emit(name))
+            group.addButton(button)
+            layout.addWidget(button)
+            self._buttons[name] = button

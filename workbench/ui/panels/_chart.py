@@ -1,0 +1,258 @@
+"""Hosts one plot: canvas, crosshair, the menu of what can be done with it, and what it says when
+there is nothing to draw."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyqtgraph as pg
+from PySide6.QtCore import QEvent, QPoint, QPointF, Qt, Signal
+from PySide6.QtGui import QAction, QActionGroup, QPainter, QResizeEvent
+from PySide6.QtWidgets import (
+    QFileDialog,
+    QLabel,
+    QMenu,
+    QMessageBox,
+    QStackedLayout,
+    QToolButton,
+    QWidget,
+)
+
+from workbench.ui import export
+from workbench.ui.plots import Plot, Run
+from workbench.ui.plots._canvas import Canvas
+from workbench.ui.style import screen_style, shade
+from workbench.ui.theme import Theme
+
+_MENU_PX = 28
+_EMPTY_CHECK_S = 0.5  # between two looks whether a plot without data has some by now
+_FILTERS = {
+    ".png": "Image (*.png)",
+    ".svg": "Vector drawing (*.svg)",
+    ".pdf": "Document (*.pdf)",
+    ".csv": "Data (*.csv)",
+}
+
+
+class Chart(QWidget):
+    """One plot of some runs.
+
+    ``cursorMoved`` gives the place of x under the mouse, None when it leaves; ``rangePicked`` says
+    that a person has zoomed or moved the plot; ``resetWanted`` that all shall be shown again.
+    """
+
+    cursorMoved = Signal(object)
+    rangePicked = Signal()
+    resetWanted = Signal()
+
+    def __init__(self, plot: Plot, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.plot = plot
+        self.runs: list[Run] = []
+        self.options = {name: choices[0] for name, choices in plot.options.items()}
+        self.readings = False
+        self.zero = True
+        self._theme = theme
+        self._reason: str | None = None
+        self._looked_at = 0.0
+        self._view = pg.GraphicsView(background=None)
+        self._view.setRenderHint(QPainter.RenderHint.TextAntialiasing)
+        self._view.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        self._view.customContextMenuRequested.connect(self._show_menu)
+        self._view.scene().sigMouseMoved.connect(self._on_mouse)
+        self._view.scene().sigMouseClicked.connect(self._on_click)
+        self._view.installEventFilter(self)
+        self._empty = QLabel()
+        self._empty.setWordWrap(True)
+        self._empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self._empty.setMargin(16)
+        self._stack = QStackedLayout(self)
+        self._stack.addWidget(self._view)
+        self._stack.addWidget(self._empty)
+        self._button = QToolButton(self)
+        self._button.setText("⋯")
+        self._button.setAutoRaise(True)
+        self._button.setToolTip(f"{plot.title}: export, copy, options")
+        self._button.setAccessibleName(self._button.toolTip())
+        self._button.clicked.connect(
+            lambda: self._show_menu(self._view.mapFromGlobal(self._button_corner()))
+        )
+        self.canvas = self._new_canvas()
+        self._dress()
+
+    @property
+    def reason(self) -> str | None:
+        """Why nothing is drawn, or None."""
+        return self._reason
+
+    def set_theme(self, theme: Theme) -> None:
+        """Draw in these colours."""
+        if theme is not self._theme:
+            self._theme = theme
+            x_range = self.canvas.vb.viewRange()[0]
+            follow_x = self.canvas.follow_x
+            texts = self.canvas.axis("bottom").texts
+            self.canvas = self._new_canvas()
+            self.canvas.follow_x = follow_x
+            self.canvas.axis("bottom").texts = texts
+            self.canvas.vb.setXRange(*x_range, padding=0)
+            self._dress()
+            self.show_runs(self.runs)
+
+    def show_runs(self, runs: Sequence[Run]) -> None:
+        """Draw these runs instead; the range of x stays unless the canvas follows the data."""
+        self.runs = list(runs)
+        self.canvas.clear_layers()
+        self._reason = self.plot.can_show(self.runs)
+        self._looked_at = time.monotonic()
+        if self._reason is not None:
+            self._empty.setText(f"<b>{self.plot.title}</b><br><br>{self._reason}")
+            self._stack.setCurrentWidget(self._empty)
+            self._button.hide()
+            return
+        self.plot.paint(self.canvas, self.runs, self.canvas.chart_style, **self.options)
+        self.canvas.zero = self.canvas.zero and self.zero
+        self.canvas.header.readings = self.readings
+        self._stack.setCurrentWidget(self._view)
+        self._button.show()
+        self._button.raise_()
+        self.canvas.refresh()
+
+    def refresh(self) -> None:
+        """Take in what the runs have gained."""
+        if self._reason is None:
+            self.canvas.refresh()
+        elif time.monotonic() - self._looked_at > _EMPTY_CHECK_S:
+            self.show_runs(self.runs)
+
+    def set_x_range(self, start: float, stop: float) -> None:
+        """Show this range of x, and keep it."""
+        self.canvas.follow_x = False
+        if stop > start:
+            self.canvas.vb.setXRange(start, stop, padding=0)
+
+    def set_cursor(self, x: float | None) -> None:
+        """Show the crosshair and the readings at ``x``."""
+        self.canvas.set_cursor(x)
+
+    def set_option(self, name: str, choice: str) -> None:
+        """Draw with another choice of one of the plot's options."""
+        self.options[name] = choice
+        self.show_runs(self.runs)
+
+    def set_zero(self, zero: bool) -> None:
+        """Begin the y axis at zero, or where the data begins."""
+        self.zero = zero
+        self.show_runs(self.runs)
+
+    def menu(self) -> QMenu:
+        """What can be done with the plot."""
+        menu = QMenu(self)
+        for name, choices in self.plot.options.items():
+            group = QActionGroup(menu)
+            for choice in choices:
+                title = f"{name.capitalize()}: {choice.replace('_', ' ')}"
+                action = QAction(title, menu)
+                menu.addAction(action)
+                action.setCheckable(True)
+                action.setChecked(self.options[name] == choice)
+                action.triggered.connect(lambda _, n=name, c=choice: self.set_option(n, c))
+                group.addAction(action)
+            menu.addSeparator()
+        if self.plot.axis == "time" and self.canvas.fixed_y is None:
+            action = QAction("Y axis from zero", menu)
+            menu.addAction(action)
+            action.setCheckable(True)
+            action.setChecked(self.zero)
+            action.toggled.connect(self.set_zero)
+        menu.addAction("Show everything", self.reset)
+        menu.addSeparator()
+        menu.addAction("Copy as image", self.copy_image)
+        menu.addAction("Copy as data", self.copy_data)
+        menu.addSeparator()
+        for suffix in export.SUFFIXES:
+            name = suffix[1:].upper()
+            menu.addAction(f"Export {name} …", lambda s=suffix: self.export(s))
+        if self._reason is not None:
+            for action in menu.actions():
+                action.setEnabled(False)
+        return menu
+
+    def reset(self) -> None:
+        """Show all data again, the y axis following it."""
+        self.canvas.follow_x = self.canvas.follow_y = True
+        self.resetWanted.emit()
+        self.refresh()
+
+    def copy_image(self) -> None:
+        """Put the plot on the clipboard as an image, in the print theme."""
+        export.copy_image(self.plot, self.runs, options=self.options)
+
+    def copy_data(self) -> None:
+        """Put the data drawn on the clipboard, separated by tabs."""
+        export.copy_data(self.plot, self.runs, self.options)
+
+    def export(self, suffix: str = ".png") -> None:
+        """Ask for a file and write the plot to it."""
+        filters = [_FILTERS[suffix], *(f for s, f in _FILTERS.items() if s != suffix)]
+        chosen, picked = QFileDialog.getSaveFileName(
+            self, f"Export {self.plot.title}", f"{self.plot.name}{suffix}", ";;".join(filters)
+        )
+        if not chosen:
+            return
+        path = Path(chosen)
+        if not path.suffix:
+            path = path.with_suffix(next(s for s, f in _FILTERS.items() if f == picked))
+        try:
+            export.export_plot(self.plot.name, self.runs, path, options=self.options)
+        except export.ExportError as error:
+            QMessageBox.warning(self, "Export", str(error))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Keep the menu button in the corner."""
+        super().resizeEvent(event)
+        self._button.setGeometry(self.width() - _MENU_PX, 1, _MENU_PX - 4, 20)
+
+    def eventFilter(self, watched: object, event: QEvent) -> bool:
+        """Take the crosshair away when the mouse leaves."""
+        if event.type() == QEvent.Type.Leave:
+            self.cursorMoved.emit(None)
+        return False
+
+    def _new_canvas(self) -> Canvas:
+        canvas = Canvas(screen_style(self._theme))
+        canvas.header.spare_px = _MENU_PX
+        self._view.setCentralItem(canvas)
+        canvas.vb.sigRangeChangedManually.connect(self._on_picked)
+        return canvas
+
+    def _dress(self) -> None:
+        theme = self._theme
+        self._view.setBackground(shade(theme.surface))
+        self._empty.setStyleSheet(f"background: {theme.surface}; color: {theme.muted};")
+        self._button.setStyleSheet(f"color: {theme.muted}; background: {theme.surface}; border: 0;")
+
+    def _on_picked(self) -> None:
+        self.canvas.follow_x = False
+        self.rangePicked.emit()
+
+    def _on_mouse(self, position: QPointF) -> None:
+        box = self.canvas.vb
+        place = None
+        if box.sceneBoundingRect().contains(position):
+            place = float(box.mapSceneToView(position).x())
+        self.cursorMoved.emit(place)
+
+    def _on_click(self, event: object) -> None:
+        if event.double() and event.button() == Qt.MouseButton.LeftButton:  # type: ignore[attr-defined]
+            self.reset()
+
+    def _button_corner(self) -> QPoint:
+        return QPoint(self._button.mapToGlobal(QPoint(0, self._button.height())))
+
+    def _show_menu(self, place: QPoint) -> None:
+        menu = self.menu()
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.popup(self._view.mapToGlobal(place))

@@ -1,0 +1,228 @@
+"""The two tables of a comparison: the sessions with their ratios, and what else differs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QPoint, Qt, Signal
+from PySide6.QtGui import QColor
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QComboBox,
+    QHeaderView,
+    QMenu,
+    QTableWidget,
+    QTableWidgetItem,
+    QToolButton,
+    QWidget,
+)
+
+from workbench.ui import fonts
+from workbench.ui.icons import icon
+from workbench.ui.panels import _parts
+from workbench.ui.panels._segment_model import swatch
+from workbench.ui.panels.segments import ROW_HEIGHT
+from workbench.ui.plots import Run
+from workbench.ui.plots._units import BYTES
+from workbench.ui.state import AppState
+
+if TYPE_CHECKING:
+    from sessions.comparison import Arm, Comparison
+    from sessions.statistics import Ratio
+
+_COLUMNS = (
+    "Session",
+    "Segment",
+    "Step time against the baseline",
+    "Median (ms)",
+    "p95 (ms)",
+    "Steady steps",
+    "Peak memory",
+    "",
+)
+_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+MARGIN = 0.01  # of the step time; less is not called a difference
+_NUMBERS = range(3, 7)
+_ROW_PX = ROW_HEIGHT + 4  # a row holds a box to choose from
+_VERDICT, _REMOVE = 2, 7  # columns
+_REMOVE_PX = 36
+_TITLE_PX = 220
+_SEGMENT_PX = 180
+
+
+class _Table(QTableWidget):
+    """A calm table without a grid."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setShowGrid(False)
+        self.setAlternatingRowColors(True)
+        self.setWordWrap(False)
+        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        self.verticalHeader().hide()
+        self.verticalHeader().setDefaultSectionSize(ROW_HEIGHT)
+        self.horizontalHeader().setHighlightSections(False)
+        self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
+        self.horizontalHeader().setStretchLastSection(True)
+        self.horizontalHeader().setDefaultAlignment(_LEFT)
+
+    def _put(self, row: int, column: int, text: str, *, number: bool = False) -> QTableWidgetItem:
+        item = QTableWidgetItem(text)
+        item.setFont(fonts.numbers())
+        item.setToolTip(text)
+        item.setTextAlignment(_RIGHT if number else _LEFT)
+        self.setItem(row, column, item)
+        return item
+
+
+class SessionsTable(_Table):
+    """One row a session: the segment it takes part with, its steps, its ratio."""
+
+    segmentChosen = Signal(object, int)  # session, place of the segment
+    baselineChosen = Signal(object)  # session
+    removed = Signal(object)  # session
+
+    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._state = state
+        self._runs: list[Run] = []
+        self.setColumnCount(len(_COLUMNS))
+        self.setHorizontalHeaderLabels(list(_COLUMNS))
+        self.verticalHeader().setDefaultSectionSize(_ROW_PX)
+        header = self.horizontalHeader()
+        for column, width in ((0, _TITLE_PX), (1, _SEGMENT_PX)):
+            header.setSectionResizeMode(column, QHeaderView.ResizeMode.Interactive)
+            self.setColumnWidth(column, width)
+        header.setStretchLastSection(False)
+        header.setSectionResizeMode(_VERDICT, QHeaderView.ResizeMode.Stretch)
+        header.setSectionResizeMode(_REMOVE, QHeaderView.ResizeMode.Fixed)
+        self.setColumnWidth(_REMOVE, _REMOVE_PX)
+        for column in _NUMBERS:
+            heading = QTableWidgetItem(_COLUMNS[column])
+            heading.setTextAlignment(_RIGHT)
+            self.setHorizontalHeaderItem(column, heading)
+        self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        self.customContextMenuRequested.connect(self._show_menu)
+        self.cellDoubleClicked.connect(
+            lambda row, _: self.baselineChosen.emit(self._runs[row].session)
+        )
+
+    def show_comparison(self, runs: list[Run], comparison: Comparison) -> None:
+        """Fill the rows."""
+        from sessions.tables import number
+
+        self._runs = runs
+        self.setRowCount(len(runs))
+        for row, (run, arm) in enumerate(zip(runs, comparison.arms, strict=True)):
+            title = self._put(row, 0, run.session.title)
+            title.setIcon(swatch(run.color, self._state.theme))
+            if row == comparison.baseline:
+                bold = fonts.numbers()
+                bold.setBold(True)
+                title.setFont(bold)
+            self.setCellWidget(row, 1, self._segments(run, arm))
+            summary = arm.summary
+            self._put(row, 5, f"{summary.n:,}", number=True)
+            self._put(row, 3, number(summary.median, summary.error), number=True)
+            self._put(row, 4, number(summary.p95, summary.error), number=True)
+            cell = self._put(row, _VERDICT, verdict(arm))
+            cell.setForeground(QColor(getattr(self._state.theme, tone(arm))))
+            if arm.ratio is not None:
+                how = arm.ratio.reason or f"95 % interval by {arm.ratio.method}"
+                cell.setToolTip(how)
+            self._put(row, 6, BYTES.text(arm.peak_bytes), number=True)
+            self.setCellWidget(row, _REMOVE, self._remove_button(run))
+
+    def _segments(self, run: Run, arm: Arm) -> QWidget:
+        box = QComboBox()
+        box.setFrame(False)
+        box.addItems(
+            [segment.label or f"segment {segment.index}" for segment in run.session.segments]
+        )
+        box.setCurrentIndex(run.session.segments.index(arm.segment))
+        box.setToolTip(box.currentText())
+        box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+        box.setMinimumContentsLength(12)
+        box.activated.connect(lambda place: self.segmentChosen.emit(run.session, place))
+        return box
+
+    def _remove_button(self, run: Run) -> QWidget:
+        button = QToolButton()
+        button.setAutoRaise(True)
+        button.setIconSize(_parts.SMALL_ICON)
+        button.setIcon(icon("close", self._state.theme, "muted"))
+        removable = any(session.id == run.session.id for session in self._state.compared)
+        button.setEnabled(removable)
+        button.setToolTip(
+            "Take this session out of the comparison"
+            if removable
+            else "This is the session that is shown; open another one in its place"
+        )
+        button.setAccessibleName(button.toolTip())
+        button.clicked.connect(lambda: self.removed.emit(run.session))
+        return button
+
+    def _show_menu(self, place: QPoint) -> None:
+        row = self.rowAt(place.y())
+        if not 0 <= row < len(self._runs):
+            return
+        session = self._runs[row].session
+        menu = QMenu(self)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.addAction("Set as baseline", lambda: self.baselineChosen.emit(session))
+        remove = menu.addAction("Take out", lambda: self.removed.emit(session))
+        remove.setEnabled(any(other.id == session.id for other in self._state.compared))
+        menu.popup(self.viewport().mapToGlobal(place))
+
+
+class DifferencesTable(_Table):
+    """One row for each thing that differs, one column a session."""
+
+    def show_comparison(self, comparison: Comparison) -> None:
+        """Fill the rows."""
+        from sessions.tables import differences_table, text
+
+        table = differences_table(comparison)
+        self.setColumnCount(len(table.columns))
+        self.setHorizontalHeaderLabels([column.heading for column in table.columns])
+        self.setRowCount(len(table.rows))
+        for row, cells in enumerate(table.rows):
+            for column, cell in enumerate(cells):
+                self._put(row, column, text(cell))
+
+
+def verdict(arm: Arm) -> str:
+    """The ratio with its interval, and in words what it says; no more than the interval allows."""
+    from sessions.tables import number
+
+    found = arm.ratio
+    if found is None:
+        return "baseline"
+    if found.low is None or found.high is None:
+        return f"{number(found.ratio)} ×, no interval: {found.reason.partition(':')[0]}"
+    error = (found.high - found.low) / 2
+    span = f"{number(found.low, error)} to {number(found.high, error)}"
+    return f"{number(found.ratio, error)} × ({span}), {reading(found)}"
+
+
+def reading(found: Ratio) -> str:
+    """What an interval says in words; a difference of under one per cent is none."""
+    if found.low is None or found.high is None:
+        return "undecided"
+    if found.high < 1 - MARGIN:
+        return "faster"
+    if found.low > 1 + MARGIN:
+        return "slower"
+    if found.low > 1 - MARGIN and found.high < 1 + MARGIN:
+        return f"the same within {MARGIN:.0%}"
+    return "undecided"
+
+
+def tone(arm: Arm) -> str:
+    """``good``, ``bad`` or ``text``: a colour of the theme beside the words."""
+    if arm.ratio is None:
+        return "text"
+    return {"faster": "good", "slower": "bad"}.get(reading(arm.ratio), "text")

@@ -1,0 +1,118 @@
+"""Controls made from a field's description: a number, a switch, a choice or a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QSignalBlocker, Qt
+from PySide6.QtGui import QWheelEvent
+from PySide6.QtWidgets import QCheckBox, QDoubleSpinBox, QLineEdit, QSizePolicy, QSpinBox, QWidget
+
+from sessions.model import Scalar
+from workbench.protocol import Field
+from workbench.ui import fonts
+from workbench.ui.option_picker import CalmComboBox
+
+INT_RANGE = 2**31 - 1  # of Qt's spin box
+
+Changed = Callable[[Scalar], None]
+Show = Callable[[Scalar], None]
+
+
+class CalmSpinBox(QSpinBox):
+    """A whole number that a passing mouse wheel does not change."""
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        """Leave the wheel to the panel that scrolls."""
+        event.ignore()
+
+
+class CalmDoubleSpinBox(QDoubleSpinBox):
+    """A number that a passing mouse wheel does not change."""
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        """Leave the wheel to the panel that scrolls."""
+        event.ignore()
+
+    def textFromValue(self, value: float) -> str:
+        """No more digits than the value has."""
+        return f"{value:.6g}"
+
+
+def editor(field: Field, changed: Changed) -> tuple[QWidget, Show]:
+    """A control for one field, and a function that shows a value in it without announcing it."""
+    if field.choices:
+        widget, show = _choice(field, changed)
+    elif isinstance(field.default, bool):
+        widget, show = _switch(changed)
+    elif isinstance(field.default, int):
+        widget, show = _whole(field, changed)
+    elif isinstance(field.default, float):
+        widget, show = _real(field, changed)
+    else:
+        widget, show = _text(changed)
+    widget.setToolTip(field.help)
+    widget.setAccessibleName(field.title)
+    widget.setObjectName(f"field-{field.name}")
+    return widget, show
+
+
+def _choice(field: Field, changed: Changed) -> tuple[QWidget, Show]:
+    combo = CalmComboBox()
+    for value in field.choices:
+        combo.addItem(str(value))
+    combo.activated.connect(lambda row: changed(field.choices[row]))
+
+    def show(value: Scalar) -> None:
+        if value in field.choices:
+            with QSignalBlocker(combo):
+                combo.setCurrentIndex(field.choices.index(value))
+
+    return combo, show
+
+
+def _switch(changed: Changed) -> tuple[QWidget, Show]:
+    box = QCheckBox()
+    box.clicked.connect(lambda: changed(box.isChecked()))
+    return box, lambda value: box.setChecked(bool(value))
+
+
+def _whole(field: Field, changed: Changed) -> tuple[QWidget, Show]:
+    box = CalmSpinBox()
+    low = -INT_RANGE if field.minimum is None else field.minimum
+    high = INT_RANGE if field.maximum is None else field.maximum
+    box.setRange(int(max(low, -INT_RANGE)), int(min(high, INT_RANGE)))
+    box.setGroupSeparatorShown(True)
+    return _spin(box, changed)
+
+
+def _real(field: Field, changed: Changed) -> tuple[QWidget, Show]:
+    box = CalmDoubleSpinBox()
+    box.setDecimals(9)
+    box.setRange(
+        -1e12 if field.minimum is None else field.minimum,
+        1e12 if field.maximum is None else field.maximum,
+    )
+    box.setStepType(QDoubleSpinBox.StepType.AdaptiveDecimalStepType)
+    return _spin(box, changed)
+
+
+def _spin(box: QSpinBox | QDoubleSpinBox, changed: Changed) -> tuple[QWidget, Show]:
+    box.setKeyboardTracking(False)
+    box.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+    box.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+    box.setAlignment(Qt.AlignmentFlag.AlignRight)
+    box.setFont(fonts.numbers())
+    box.valueChanged.connect(changed)
+
+    def show(value: Scalar) -> None:
+        with QSignalBlocker(box):
+            box.setValue(value)  # type: ignore[arg-type]
+
+    return box, show
+
+
+def _text(changed: Changed) -> tuple[QWidget, Show]:
+    line = QLineEdit()
+    line.editingFinished.connect(lambda: changed(line.text()))
+    return line, lambda value: line.setText(str(value))

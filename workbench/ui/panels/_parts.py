@@ -1,0 +1,137 @@
+"""Parts that several panels are made of: headings, notes, rules, scrolling columns."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtWidgets import (
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QLayout,
+    QPushButton,
+    QScrollArea,
+    QSizePolicy,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from workbench.ui import fonts
+from workbench.ui.icons import icon
+from workbench.ui.theme import Theme
+
+_Layout = TypeVar("_Layout", bound=QLayout)
+
+ICON = QSize(16, 16)
+SMALL_ICON = QSize(14, 14)
+
+
+def heading(text: str) -> QLabel:
+    """The name of a group of controls."""
+    label = QLabel(text)
+    label.setProperty("muted", True)
+    label.setFont(fonts.heading())
+    return label
+
+
+def note(text: str = "", tone: str = "") -> QLabel:
+    """A line or more of small text; ``tone`` is ``good``, ``warning``, ``bad``, or none."""
+    label = QLabel(text)
+    label.setProperty("tone" if tone else "muted", tone or True)
+    label.setFont(fonts.small())
+    label.setWordWrap(True)
+    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    label.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
+    return label
+
+
+def marked(label: QLabel, name: str, theme: Theme, role: str) -> QWidget:
+    """A note with an icon at its first line, so that colour is not its only mark."""
+    row = QWidget()
+    layout = tight(QHBoxLayout(row), spacing=6)
+    mark = QLabel()
+    mark.setPixmap(icon(name, theme, role).pixmap(SMALL_ICON))
+    mark.setFixedSize(SMALL_ICON)
+    layout.addWidget(mark, 0, Qt.AlignmentFlag.AlignTop)
+    layout.addWidget(label, 1)
+    return row
+
+
+def rule() -> QFrame:
+    """A hairline between groups."""
+    frame = QFrame()
+    frame.setProperty("rule", True)
+    return frame
+
+
+def link(text: str) -> QPushButton:
+    """A button that looks like a link."""
+    button = QPushButton(text)
+    button.setProperty("link", True)
+    button.setCursor(Qt.CursorShape.PointingHandCursor)
+    return button
+
+
+def compact(text: str) -> QPushButton:
+    """A button that fits into a line of small text."""
+    button = QPushButton(text)
+    button.setProperty("compact", True)
+    button.setFont(fonts.small())
+    button.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
+    return button
+
+
+def expander(text: str, theme: Theme, body: QWidget) -> QToolButton:
+    """A line that shows and hides ``body``, which begins hidden."""
+    button = QToolButton()
+    button.setText(text)
+    button.setCheckable(True)
+    button.setProperty("bare", True)
+    button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+    button.setIconSize(SMALL_ICON)
+    button.setIcon(icon("closed", theme, "muted"))
+    body.setVisible(False)
+
+    def toggled(opened: bool) -> None:
+        body.setVisible(opened)
+        button.setIcon(icon("opened" if opened else "closed", theme, "muted"))
+
+    button.toggled.connect(toggled)
+    return button
+
+
+def tight(layout: _Layout, spacing: int = 8, margin: int = 0) -> _Layout:
+    """The layout with the window's rhythm instead of the style's."""
+    layout.setSpacing(spacing)
+    layout.setContentsMargins(margin, margin, margin, margin)
+    return layout
+
+
+def column(host: QWidget) -> QVBoxLayout:
+    """Fill ``host`` with a scrolling column of controls and return its layout."""
+    area = QScrollArea()
+    area.setProperty("panel", True)
+    area.setWidgetResizable(True)
+    area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+    body = QWidget()
+    body.setProperty("panel", True)
+    area.setWidget(body)
+    outer = tight(QVBoxLayout(host), 0)
+    outer.addWidget(area)
+    inner = QVBoxLayout(body)
+    inner.setContentsMargins(12, 8, 12, 12)
+    inner.setSpacing(8)
+    return inner
+
+
+def clear(layout: QLayout) -> None:
+    """Remove and delete everything in a layout."""
+    while item := layout.takeAt(0):
+        if widget := item.widget():
+            widget.setParent(None)
+            widget.deleteLater()
+        elif inner := item.layout():
+            clear(inner)
+            inner.deleteLater()

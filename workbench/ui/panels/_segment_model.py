@@ -1,0 +1,166 @@
+"""The segments' table as Qt reads it: fewer, denser columns than the table that is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelIndex, Qt
+from PySide6.QtGui import QColor, QIcon, QPainter, QPixmap
+from PySide6.QtWidgets import QWidget
+
+from workbench.ui import fonts
+from workbench.ui.state import AppState
+from workbench.ui.theme import Theme
+
+if TYPE_CHECKING:
+    from sessions.tables import Table
+
+Index = QModelIndex | QPersistentModelIndex
+SWATCH = 10
+DIFFERS = "Differs from the baseline"
+SHOWN = {"steady steps": "Steps", "median": "Median", "p95": "p95", "ratio": "Ratio"}
+PEAK = "peak memory"
+MEASURED = (*SHOWN, "ratio from", "ratio to", PEAK, "note")
+AS_BASELINE = "as the baseline"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the view shows: headings, which columns are numbers, and the cells as text."""
+
+    headings: Sequence[str] = ()
+    numeric: Sequence[bool] = ()
+    cells: Sequence[Sequence[str]] = ()
+
+
+class SegmentModel(QAbstractTableModel):
+    """One row a segment, with its colour in the plots before its number."""
+
+    def __init__(self, state: AppState, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._state = state
+        self._shown = Shown()
+        self.table: Table | None = None
+
+    def show_table(self, table: Table | None) -> None:
+        """Take another table; the selection survives when only the numbers changed."""
+        shown = Shown() if table is None else condensed(table, self._state.baseline)
+        same = shown.headings == self._shown.headings
+        same = same and len(shown.cells) == len(self._shown.cells)
+        if not same:
+            self.beginResetModel()
+        self.table, self._shown = table, shown
+        if not same:
+            self.endResetModel()
+        else:
+            self.redraw()
+
+    def redraw(self) -> None:
+        """Draw every cell again."""
+        if self._shown.cells:
+            last = self.index(self.rowCount() - 1, self.columnCount() - 1)
+            self.dataChanged.emit(self.index(0, 0), last)
+
+    def rowCount(self, parent: Index | None = None) -> int:
+        """One row a segment."""
+        return 0 if parent is not None and parent.isValid() else len(self._shown.cells)
+
+    def columnCount(self, parent: Index | None = None) -> int:
+        """As many as are shown."""
+        return 0 if parent is not None and parent.isValid() else len(self._shown.headings)
+
+    def headerData(
+        self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
+    ) -> Any:
+        """A column's name and unit, aligned as its cells."""
+        if orientation != Qt.Orientation.Horizontal:
+            return None
+        match role:
+            case Qt.ItemDataRole.DisplayRole:
+                return self._shown.headings[section]
+            case Qt.ItemDataRole.TextAlignmentRole:
+                return _alignment(self._shown.numeric[section])
+        return None
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        """The cell's text, alignment, face and swatch."""
+        row, column = index.row(), index.column()
+        match role:
+            case Qt.ItemDataRole.DisplayRole | Qt.ItemDataRole.ToolTipRole:
+                return self._shown.cells[row][column]
+            case Qt.ItemDataRole.TextAlignmentRole:
+                return _alignment(self._shown.numeric[column])
+            case Qt.ItemDataRole.FontRole:
+                font = fonts.numbers()
+                font.setBold(row == self._state.baseline)
+                return font
+            case Qt.ItemDataRole.DecorationRole if column == 0:
+                return swatch(row, self._state.theme)
+        return None
+
+
+def condensed(table: Table, baseline: int) -> Shown:
+    """The table with one column for all that differs, and one for the ratio's interval."""
+    from sessions.tables import MISSING, text
+
+    names = [column.name for column in table.columns]
+    place = {name: names.index(name) for name in MEASURED if name in names}
+    different = [at for at in range(1, len(names)) if at not in place.values()]
+    base = table.rows[baseline] if baseline < len(table.rows) else None
+
+    def differs(number: int, row: Sequence[Any]) -> str:
+        if number == baseline:
+            return "baseline"
+        parts = [
+            f"{names[at].rpartition('.')[2]} {text(row[at])}"
+            for at in different
+            if base is None or row[at] != base[at]
+        ]
+        return ", ".join(parts) or AS_BASELINE
+
+    def interval(number: int, row: Sequence[Any]) -> str:
+        if number == baseline:
+            return MISSING
+        low, high = (text(row[place[end]]) for end in ("ratio from", "ratio to"))
+        known = [] if MISSING in (low, high) else [f"{low} to {high}"]
+        note = str(row[place["note"]]).partition(":")[0] if "note" in place else ""
+        return "; ".join([*known, *([note] if note else [])]) or MISSING
+
+    cells = [
+        [
+            str(number + 1),
+            differs(number, row),
+            *(text(row[place[name]]) for name in SHOWN),
+            interval(number, row),
+            text(row[place[PEAK]]),
+        ]
+        for number, row in enumerate(table.rows)
+    ]
+    units = [table.columns[place[name]].unit for name in (*SHOWN, PEAK)]
+    numbers = [
+        f"{title} {unit}".strip()
+        for title, unit in zip((*SHOWN.values(), "Peak"), units, strict=True)
+    ]
+    headings = ["#", DIFFERS, *numbers[:-1], "95 % interval", numbers[-1]]
+    return Shown(headings, [False, False, *[True] * (len(headings) - 2)], cells)
+
+
+def swatch(index: int, theme: Theme) -> QIcon:
+    """A small square in the colour in which the plots draw this segment."""
+    pixmap = QPixmap(SWATCH * 2, SWATCH * 2)
+    pixmap.setDevicePixelRatio(2)
+    pixmap.fill(Qt.GlobalColor.transparent)
+    painter = QPainter(pixmap)
+    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    painter.setPen(Qt.PenStyle.NoPen)
+    painter.setBrush(QColor(theme.series[index % len(theme.series)]))
+    painter.drawRoundedRect(0, 0, SWATCH, SWATCH, 2, 2)
+    painter.end()
+    return QIcon(pixmap)
+
+
+def _alignment(numeric: bool) -> Qt.AlignmentFlag:
+    side = Qt.AlignmentFlag.AlignRight if numeric else Qt.AlignmentFlag.AlignLeft
+    return side | Qt.AlignmentFlag.AlignVCenter

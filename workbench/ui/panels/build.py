@@ -1,0 +1,286 @@
+"""What to run: family, preset, model fields, workload and its settings, data, seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from PySide6.QtCore import QSignalBlocker, Qt
+from PySide6.QtWidgets import (
+    QFileDialog,
+    QFormLayout,
+    QHBoxLayout,
+    QLabel,
+    QVBoxLayout,
+    QWidget,
+)
+
+from sessions.model import Scalar
+from workbench.protocol import Field
+from workbench.ui import draft
+from workbench.ui.option_picker import CalmComboBox
+from workbench.ui.panels import _editors, _parts
+from workbench.ui.panels.empty import Empty
+from workbench.ui.state import AppState
+
+LABEL_WIDTH = 88
+SEED = Field(name="seed", title="Seed", help="Of weights and synthetic tokens.", default=0)
+SYNTHETIC = "synthetic"
+
+
+class BuildPanel(QWidget):
+    """Edits the configuration that Run starts; its forms come from the runner's catalogue."""
+
+    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._state = state
+        self._shows: dict[tuple[str, str], _editors.Show] = {}
+        self._shown = ("", "")  # family and workload that the forms were made for
+        self._waiting = Empty(
+            state, "build", "Waiting for the runner", "It tells which models this machine can run."
+        )
+        self._body = QWidget()
+        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout.addWidget(self._waiting)
+        layout.addWidget(self._body, 1)
+        self._body.hide()
+        self._problems_host = QWidget()
+        self._problems_host.setProperty("panel", True)
+        footer = _parts.tight(QVBoxLayout(self._problems_host), 8)
+        footer.setContentsMargins(12, 0, 12, 8)
+        footer.addWidget(_parts.rule())
+        self._problems = _parts.tight(QVBoxLayout(), 4)
+        footer.addLayout(self._problems)
+        layout.addWidget(self._problems_host)
+        self._make_body()
+        state.catalogueChanged.connect(self._fill)
+        state.configurationChanged.connect(self._refresh)
+        state.availabilityChanged.connect(self._show_problems)
+        state.stateChanged.connect(self._show_waiting)
+        state.themeChanged.connect(self._show_problems)
+        self._fill()
+
+    def _make_body(self) -> None:
+        layout = _parts.column(self._body)
+        self._family = self._combo("family")
+        self._preset = self._combo("preset")
+        self._workload = self._combo("workload")
+        self._family.activated.connect(lambda row: self._choose("family", row))
+        self._preset.activated.connect(lambda row: self._choose("preset", row))
+        self._workload.activated.connect(lambda row: self._choose("workload", row))
+        self._data = self._combo("data")
+        self._data.activated.connect(self._choose_data)
+        self._size = _parts.note()
+        self._model_body = QWidget()
+        self._model_form = _form(self._model_body)
+        self._model_head = _parts.expander("Model fields", self._state.theme, self._model_body)
+        self._reset = _parts.link("Back to the preset")
+        self._reset.clicked.connect(self._reset_model)
+        head = _parts.tight(QHBoxLayout())
+        head.addWidget(self._model_head)
+        head.addStretch(1)
+        head.addWidget(self._reset)
+        self._settings_form = _form()
+        top = _form()
+        _row(top, "Family", self._family)
+        _row(top, "Preset", self._preset)
+        top.addRow("", self._size)
+        layout.addLayout(top)
+        layout.addLayout(head)
+        layout.addWidget(self._model_body)
+        layout.addWidget(_parts.rule())
+        work = _form()
+        _row(work, "Workload", self._workload)
+        layout.addLayout(work)
+        layout.addLayout(self._settings_form)
+        rest = _form()
+        _row(rest, "Data", self._data)
+        seed, self._shows["", "seed"] = _editors.editor(SEED, self._set_seed)
+        _row(rest, SEED.title, seed)
+        layout.addLayout(rest)
+        layout.addStretch(1)
+
+    def _combo(self, name: str) -> CalmComboBox:
+        combo = CalmComboBox()
+        combo.setObjectName(name)
+        return combo
+
+    def _show_waiting(self) -> None:
+        state = self._state
+        if state.runner_state == "dead" and state.catalogue is None:
+            self._waiting.say("No runner", "Start a new runner to see the models it offers.")
+        elif state.catalogue is None:
+            self._waiting.say(
+                "Waiting for the runner", "It tells which models this machine can run."
+            )
+
+    def _fill(self) -> None:
+        catalogue = self._state.catalogue
+        known = catalogue is not None and self._state.configuration is not None
+        self._waiting.setVisible(not known)
+        self._body.setVisible(known)
+        if catalogue is None:
+            return
+        with QSignalBlocker(self._family):
+            self._family.clear()
+            for family in catalogue.families:
+                self._family.addItem(family.title, family.name)
+                tip = Qt.ItemDataRole.ToolTipRole
+                self._family.setItemData(self._family.count() - 1, family.help, tip)
+        self._shown = ("", "")
+        self._refresh()
+
+    def _refresh(self) -> None:
+        catalogue, configuration = self._state.catalogue, self._state.configuration
+        if catalogue is None or configuration is None:
+            return
+        family = draft.family_of(catalogue, configuration.family)
+        workload = draft.workload_of(catalogue, configuration.workload)
+        if self._shown != (family.name, workload.name):
+            self._shown = (family.name, workload.name)
+            self._make_forms()
+        _select(self._family, configuration.family)
+        _select(self._preset, configuration.preset)
+        _select(self._workload, configuration.workload)
+        self._show_data(configuration.data)
+        for field in family.fields:
+            preset = draft.preset_value(family, configuration.preset, field.name)
+            self._shows["model", field.name](configuration.model.get(field.name, preset))
+        for field in workload.fields:
+            value = configuration.settings.get(field.name, field.default)
+            self._shows["settings", field.name](value)
+        self._shows["", "seed"](configuration.seed)
+        changed = len(configuration.model)
+        self._model_head.setText(f"Model fields ({changed} changed)" if changed else "Model fields")
+        self._reset.setVisible(bool(changed))
+        self._size.setText(self._size_text())
+        self._show_problems()
+
+    def _make_forms(self) -> None:
+        catalogue, configuration = self._state.catalogue, self._state.configuration
+        assert catalogue is not None and configuration is not None
+        family = draft.family_of(catalogue, configuration.family)
+        with QSignalBlocker(self._preset):
+            self._preset.clear()
+            for name in family.presets:
+                self._preset.addItem(_preset_title(name, family.parameters.get(name)), name)
+        with QSignalBlocker(self._workload):
+            self._workload.clear()
+            for name in family.workloads:
+                workload = draft.workload_of(catalogue, name)
+                self._workload.addItem(workload.title, name)
+                tip = Qt.ItemDataRole.ToolTipRole
+                self._workload.setItemData(self._workload.count() - 1, workload.help, tip)
+        self._make_form(self._model_form, "model", family.fields)
+        fields = draft.workload_of(catalogue, configuration.workload).fields
+        self._make_form(self._settings_form, "settings", fields)
+
+    def _make_form(self, form: QFormLayout, group: str, fields: list[Field]) -> None:
+        while form.rowCount():
+            form.removeRow(0)
+        for field in fields:
+            changed = self._changer(group, field.name)
+            widget, self._shows[group, field.name] = _editors.editor(field, changed)
+            _row(form, field.title, widget)
+
+    def _changer(self, group: str, name: str) -> _editors.Changed:
+        def changed(value: Scalar) -> None:
+            catalogue, configuration = self._state.catalogue, self._state.configuration
+            assert catalogue is not None and configuration is not None
+            if group == "model":
+                self._state.edit(draft.with_model(catalogue, configuration, name, value))
+            else:
+                self._state.edit(draft.with_setting(configuration, name, value))
+
+        return changed
+
+    def _choose(self, what: str, row: int) -> None:
+        catalogue, configuration = self._state.catalogue, self._state.configuration
+        assert catalogue is not None and configuration is not None
+        combo: CalmComboBox = getattr(self, f"_{what}")
+        choose = {
+            "family": draft.with_family,
+            "preset": draft.with_preset,
+            "workload": draft.with_workload,
+        }[what]
+        self._state.edit(choose(catalogue, configuration, combo.itemData(row)))
+
+    def _choose_data(self, row: int) -> None:
+        configuration = self._state.configuration
+        assert configuration is not None
+        data = self._data.itemData(row)
+        if data is None:
+            data, _ = QFileDialog.getOpenFileName(self, "Text file whose bytes are the tokens")
+        self._state.edit(msgspec.structs.replace(configuration, data=data or configuration.data))
+        self._show_data(data or configuration.data)
+
+    def _show_data(self, data: str) -> None:
+        with QSignalBlocker(self._data):
+            self._data.clear()
+            self._data.addItem("Synthetic tokens", SYNTHETIC)
+            if data != SYNTHETIC:
+                self._data.addItem(Path(data).name, data)
+                self._data.setItemData(1, data, Qt.ItemDataRole.ToolTipRole)
+            self._data.addItem("Bytes of a file …", None)
+            self._data.setCurrentIndex(0 if data == SYNTHETIC else 1)
+
+    def _set_seed(self, value: Scalar) -> None:
+        assert self._state.configuration is not None
+        self._state.edit(msgspec.structs.replace(self._state.configuration, seed=int(value)))
+
+    def _reset_model(self) -> None:
+        assert self._state.configuration is not None
+        self._state.edit(msgspec.structs.replace(self._state.configuration, model={}))
+
+    def _size_text(self) -> str:
+        catalogue, configuration = self._state.catalogue, self._state.configuration
+        assert catalogue is not None and configuration is not None
+        family = draft.family_of(catalogue, configuration.family)
+        count = family.parameters.get(configuration.preset)
+        if configuration.model or count is None:
+            return "Parameters are counted when it is built."
+        return f"{count:,} parameters"
+
+    def _show_problems(self) -> None:
+        _parts.clear(self._problems)
+        availability = self._state.availability
+        problems = availability.problems if availability is not None else []
+        self._problems_host.setVisible(bool(problems))
+        for problem in problems:
+            label = _parts.note(problem, "bad")
+            label.setObjectName("problem")
+            self._problems.addWidget(_parts.marked(label, "error", self._state.theme, "bad"))
+
+
+def _form(host: QWidget | None = None) -> QFormLayout:
+    form = QFormLayout(host) if host is not None else QFormLayout()
+    form.setContentsMargins(0, 0, 0, 0)
+    form.setHorizontalSpacing(8)
+    form.setVerticalSpacing(6)
+    form.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.ExpandingFieldsGrow)
+    form.setLabelAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)
+    return form
+
+
+def _row(form: QFormLayout, title: str, widget: QWidget) -> None:
+    label = QLabel(title)
+    label.setFixedWidth(LABEL_WIDTH)
+    label.setProperty("muted", True)
+    label.setWordWrap(True)
+    label.setToolTip(widget.toolTip())
+    label.setBuddy(widget)
+    form.addRow(label, widget)
+
+
+def _select(combo: CalmComboBox, data: str) -> None:
+    with QSignalBlocker(combo):
+        combo.setCurrentIndex(combo.findData(data))
+
+
+def _preset_title(name: str, parameters: int | None) -> str:
+    if parameters is None:
+        return name
+    for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if parameters >= limit:
+            return f"{name}   {parameters / limit:.3g} {unit}"
+    return f"{name}   {parameters}"

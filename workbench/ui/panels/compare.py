@@ -1,0 +1,279 @@
+"""Two to ten sessions side by side: distributions, aligned time lines, ratios, differences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import Qt, QTimer
+from PySide6.QtWidgets import (
+    QComboBox,
+    QHBoxLayout,
+    QLabel,
+    QMenu,
+    QSplitter,
+    QStackedLayout,
+    QTabWidget,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from sessions.errors import SessionError
+from sessions.model import Session
+from workbench.ui import export, files
+from workbench.ui.icons import icon
+from workbench.ui.panels import _parts
+from workbench.ui.panels._chart import Chart
+from workbench.ui.panels._compare_tables import DifferencesTable, SessionsTable
+from workbench.ui.panels.empty import Empty
+from workbench.ui.plots import PLOTS, Run
+from workbench.ui.plots._distributions import distributions
+from workbench.ui.plots._steps import rolling
+from workbench.ui.state import AppState
+
+if TYPE_CHECKING:
+    from sessions.comparison import Comparison
+
+LIVE_MS = 3000  # between two comparisons while one of the sessions grows
+_ALIGNED = {"By time": "time", "By step": "step"}
+
+
+@dataclass
+class Found:
+    """What was worked out away from the window: the comparison, or why there is none."""
+
+    runs: list[Run]
+    comparison: Comparison | None
+    reason: str = ""
+
+
+class ComparePanel(QWidget):
+    """The shown session and those beside it; each takes part with one of its segments."""
+
+    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._state = state
+        self._baseline = ""  # id of a session
+        self._chosen: dict[str, int] = {}  # segment by id of the session
+        self._runs: dict[str, Run] = {}
+        self._busy = self._stale = False
+        self.found: Found | None = None
+        self.charts = {
+            name: Chart(PLOTS[name], state.theme) for name in ("aligned_timeline", "ecdf", "box")
+        }
+        for chart in self.charts.values():
+            chart.readings = True
+            chart.setMinimumSize(200, 120)
+            chart.cursorMoved.connect(chart.set_cursor)
+        self.sessions = SessionsTable(state)
+        self.sessions.segmentChosen.connect(self.choose_segment)
+        self.sessions.baselineChosen.connect(self.set_baseline)
+        self.sessions.removed.connect(self._remove)
+        self.differences = DifferencesTable()
+        self._empty = Empty(
+            state,
+            "compare",
+            "Nothing to compare yet",
+            "Drop two session files (.h5) onto the window, or choose Compare with … to put saved "
+            "sessions beside this one.",
+        )
+        self._warning = QWidget()
+        self._warnings = _parts.tight(QVBoxLayout(self._warning), 2)
+        self._warnings.setContentsMargins(8, 0, 8, 4)
+        self._pages = QStackedLayout()
+        self._pages.addWidget(self._empty)
+        self._pages.addWidget(self._make_body())
+        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout.addLayout(self._pages)
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.timeout.connect(self._compute)
+        state.comparedChanged.connect(lambda: self._compute_in(0))
+        state.sessionChanged.connect(lambda: self._compute_in(0))
+        state.segmentsChanged.connect(lambda: self._compute_in(LIVE_MS))
+        state.dataArrived.connect(lambda: self._compute_in(LIVE_MS))
+        state.themeChanged.connect(self._draw)
+        self._draw()
+        self._compute_in(0)
+
+    def set_baseline(self, session: Session) -> None:
+        """Let the ratios refer to this session."""
+        self._baseline = session.id
+        self._compute_in(0)
+
+    def choose_segment(self, session: Session, place: int) -> None:
+        """Let a session take part with this one of its segments."""
+        self._chosen[session.id] = place
+        self._compute_in(0)
+
+    def set_align(self, align: str) -> None:
+        """Lay the time lines over one another by ``time`` or by ``step``."""
+        self._align.setCurrentIndex(list(_ALIGNED.values()).index(align))
+        self.charts["aligned_timeline"].set_option("align", align)
+
+    def copy_table(self, suffix: str) -> None:
+        """Put the table of ratios on the clipboard as ``.csv`` or ``.md``."""
+        if self.found is not None and self.found.comparison is not None:
+            from sessions.tables import comparison_table
+
+            export.copy_table(comparison_table(self.found.comparison), suffix)
+
+    def _make_body(self) -> QWidget:
+        body = QWidget()
+        body.setProperty("panel", True)
+        body.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        lower = QSplitter(Qt.Orientation.Horizontal)
+        lower.addWidget(self.charts["ecdf"])
+        lower.addWidget(self.charts["box"])
+        self._tabs = QTabWidget()
+        self._tabs.setDocumentMode(True)
+        self._tabs.addTab(self.sessions, "Sessions")
+        self._tabs.addTab(self.differences, "Differences")
+        split = QSplitter(Qt.Orientation.Vertical)
+        split.setChildrenCollapsible(False)
+        parts = ((self.charts["aligned_timeline"], 4), (lower, 5), (self._tabs, 3))
+        for place, (widget, stretch) in enumerate(parts):
+            split.addWidget(widget)
+            split.setStretchFactor(place, stretch)
+        split.setSizes([200, 240, 190])
+        column = _parts.tight(QVBoxLayout(body), 0)
+        column.addWidget(self._make_bar())
+        column.addWidget(self._warning)
+        column.addWidget(split, 1)
+        return body
+
+    def _make_bar(self) -> QWidget:
+        bar = QWidget()
+        row = QHBoxLayout(bar)
+        row.setContentsMargins(8, 4, 8, 4)
+        row.setSpacing(8)
+        self._base = QComboBox()
+        self._base.setToolTip("The session that ratios refer to")
+        self._base.activated.connect(
+            lambda place: self.set_baseline(self._base.itemData(place).session)
+        )
+        self._align = QComboBox()
+        self._align.addItems(list(_ALIGNED))
+        self._align.setToolTip("What the time lines are laid over one another by")
+        self._align.activated.connect(lambda place: self.set_align(list(_ALIGNED.values())[place]))
+        self._copy = QToolButton()
+        self._copy.setText("Copy table")
+        self._copy.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+        self._copy.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+        menu = QMenu(self._copy)
+        menu.addAction("As Markdown", lambda: self.copy_table(".md"))
+        menu.addAction("As CSV", lambda: self.copy_table(".csv"))
+        self._copy.setMenu(menu)
+        for text, widget in (("Baseline", self._base), ("Time lines", self._align)):
+            label = QLabel(text)
+            label.setProperty("muted", True)
+            row.addWidget(label)
+            row.addWidget(widget)
+        row.addStretch(1)
+        row.addWidget(self._copy)
+        return bar
+
+    def _remove(self, session: Session) -> None:
+        if session in self._state.compared:
+            self._state.remove_compared(session)
+
+    def _compute_in(self, delay_ms: int) -> None:
+        """Work everything out anew; what only grows can wait, and needs a live session."""
+        if delay_ms and not (self._state.live and self._state.compared):
+            return
+        if not self._timer.isActive() or delay_ms == 0:
+            self._timer.start(delay_ms)
+
+    def _compute(self) -> None:
+        if self._busy:
+            self._stale = True
+            return
+        candidates = [self._state.session, *self._state.compared]
+        sessions = [session for session in candidates if session.segments]
+        known = {session.id for session in sessions}
+        self._runs = {key: run for key, run in self._runs.items() if key in known}
+        if len(sessions) < 2:
+            self._show(Found([], None))
+            return
+        runs = [self._run(session, place) for place, session in enumerate(sessions)]
+        ids = [run.session.id for run in runs]
+        baseline = ids.index(self._baseline) if self._baseline in ids else 0
+        chosen = [self._chosen.get(session_id) for session_id in ids]
+        self._busy = True
+        self._state.tasks.start(
+            lambda: work_out(runs, baseline, chosen), self._worked_out, self._failed
+        )
+
+    def _run(self, session: Session, color: int) -> Run:
+        """The session's run; a live one's is a copy of what there is now."""
+        if self._state.live and session is self._state.session:
+            return Run(files.snapshot(session), color=color)
+        run = self._runs.setdefault(session.id, Run(session))
+        run.color = color
+        return run
+
+    def _worked_out(self, found: Found) -> None:
+        self._busy = False
+        if self._stale:
+            self._stale = False
+            self._compute()
+        else:
+            self._show(found)
+
+    def _failed(self, error: Exception, _detail: str) -> None:
+        self._worked_out(Found([], None, f"The sessions could not be compared ({error!r})."))
+
+    def _show(self, found: Found) -> None:
+        self.found = found
+        comparison = found.comparison
+        if comparison is None:
+            self._pages.setCurrentIndex(0)
+            if found.reason:
+                self._empty.say("These sessions cannot be compared", found.reason)
+            return
+        self._pages.setCurrentIndex(1)
+        self._base.clear()
+        for run in found.runs:
+            self._base.addItem(run.session.title, run)
+        self._base.setCurrentIndex(comparison.baseline)
+        self.sessions.show_comparison(found.runs, comparison)
+        self.differences.show_comparison(comparison)
+        self._tabs.setTabText(1, f"Differences ({len(comparison.differences)})")
+        _parts.clear(self._warnings)
+        for text in comparison.warnings:
+            note = _parts.note(text, "warning")
+            self._warnings.addWidget(_parts.marked(note, "warning", self._state.theme, "warning"))
+        self._warning.setVisible(bool(comparison.warnings))
+        for chart in self.charts.values():
+            chart.show_runs(found.runs)
+
+    def _draw(self) -> None:
+        self._copy.setIcon(icon("copy", self._state.theme, "muted"))
+        for chart in self.charts.values():
+            chart.set_theme(self._state.theme)
+        if self.found is not None:
+            self._show(self.found)
+
+
+def work_out(runs: list[Run], baseline: int, chosen: list[int | None]) -> Found:
+    """Compare, and derive what the plots draw; run on a thread of its own.
+
+    A session without a choice takes part with its segment of the most steady steps.
+    """
+    from sessions.comparison import choose, compare  # brings scipy, which loads slowly
+
+    sessions = [run.session for run in runs]
+    try:
+        places = [
+            session.segments.index(choose(session, place))
+            for session, place in zip(sessions, chosen, strict=True)
+        ]
+        comparison = compare(sessions, baseline, places)
+    except SessionError as error:
+        return Found(runs, None, str(error))
+    for run, place in zip(runs, places, strict=True):
+        run.segments = (place,)
+        distributions([run])
+        rolling(run, run.session.segments[place]).pull()
+    return Found(runs, comparison)

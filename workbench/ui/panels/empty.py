@@ -1,0 +1,81 @@
+"""What an empty panel shows: what would fill it, and the click that does where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QLabel, QPushButton, QVBoxLayout, QWidget
+
+from workbench.ui import fonts
+from workbench.ui.icons import icon
+from workbench.ui.panels import _parts
+from workbench.ui.state import AppState
+
+TEXT_WIDTH = 340
+
+
+class Empty(QWidget):
+    """A calm page with an icon, a line and a sentence, in the middle of the panel."""
+
+    def __init__(
+        self,
+        state: AppState,
+        icon_name: str,
+        line: str,
+        sentence: str,
+        parent: QWidget | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._state = state
+        self._icon_name = icon_name
+        self.setProperty("panel", True)
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self._mark = QLabel()
+        self._line = QLabel()
+        self._line.setFont(fonts.title())
+        self._sentence = QLabel()
+        self._sentence.setProperty("muted", True)
+        self._sentence.setWordWrap(True)
+        self._layout = _parts.tight(QVBoxLayout(self), 8, 16)
+        self._layout.addStretch(1)
+        for label in (self._mark, self._line, self._sentence):
+            label.setAlignment(Qt.AlignmentFlag.AlignHCenter)
+            self._layout.addWidget(label, 0, Qt.AlignmentFlag.AlignHCenter)
+        self._layout.addStretch(2)
+        self.say(line, sentence)
+        state.themeChanged.connect(self._draw)
+        self._draw()
+
+    def say(self, line: str, sentence: str) -> None:
+        """Change what is said."""
+        self._line.setText(line)
+        self._sentence.setText(sentence)
+        self._fit()
+
+    def offer(self, text: str, act: Callable[[], None]) -> QPushButton:
+        """Add a button beneath the sentence."""
+        button = QPushButton(text)
+        button.clicked.connect(act)
+        place = self._layout.count() - 1
+        self._layout.insertWidget(place, button, 0, Qt.AlignmentFlag.AlignHCenter)
+        return button
+
+    def minimumSizeHint(self) -> QSize:
+        """Small, so that an empty panel never keeps its dock wide."""
+        return QSize(120, 80)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Keep the sentence as wide as reads well, and no wider than the panel."""
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        width = max(80, min(TEXT_WIDTH, self.width() - 32))
+        self._sentence.setFixedWidth(width)
+        self._sentence.setFixedHeight(self._sentence.heightForWidth(width))
+
+    def _draw(self) -> None:
+        pixmap = icon(self._icon_name, self._state.theme, "muted").pixmap(QSize(28, 28))
+        self._mark.setPixmap(pixmap)

@@ -1,0 +1,202 @@
+"""What happened: toggles, notes, warnings and errors, with a filter; a click shows the moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from PySide6.QtCore import (
+    QAbstractTableModel,
+    QModelIndex,
+    QPersistentModelIndex,
+    QSortFilterProxyModel,
+    Qt,
+)
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QHBoxLayout,
+    QHeaderView,
+    QLineEdit,
+    QStackedWidget,
+    QTableView,
+    QVBoxLayout,
+    QWidget,
+)
+
+from sessions.model import Event
+from workbench.ui import fonts
+from workbench.ui.icons import icon
+from workbench.ui.option_picker import OptionPicker
+from workbench.ui.panels import _parts
+from workbench.ui.panels.empty import Empty
+from workbench.ui.state import AppState
+
+Index = QModelIndex | QPersistentModelIndex
+KIND_ICON = {  # by an event's kind: icon and colour
+    "toggle": ("toggle", "accent"),
+    "note": ("note", "text"),
+    "warning": ("warning", "warning"),
+    "error": ("error", "bad"),
+    "info": ("info", "muted"),
+}
+FILTERS = [
+    ("all", "All"),
+    ("toggle", "Toggles"),
+    ("note", "Notes"),
+    ("problem", "Warnings and errors"),
+]
+ROW_HEIGHT = 24
+FILTER_WIDTH = 168
+
+
+class EventsPanel(QWidget):
+    """The log of the session that is shown."""
+
+    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._state = state
+        self._model = EventModel(state, self)
+        self._filtered = EventFilter(self)
+        self._filtered.setSourceModel(self._model)
+        self.table = QTableView()
+        self.table.setModel(self._filtered)
+        self.table.setShowGrid(False)
+        self.table.setWordWrap(False)
+        self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.table.verticalHeader().hide()
+        self.table.verticalHeader().setDefaultSectionSize(ROW_HEIGHT)
+        self.table.horizontalHeader().hide()
+        header = self.table.horizontalHeader()
+        header.setSectionResizeMode(0, QHeaderView.ResizeMode.Fixed)
+        header.resizeSection(0, 88)
+        header.setSectionResizeMode(1, QHeaderView.ResizeMode.Fixed)
+        header.resizeSection(1, 96)
+        header.setStretchLastSection(True)
+        self.table.activated.connect(self._jump)
+        self.table.clicked.connect(self._jump)
+        empty = Empty(
+            state,
+            "recent",
+            "Nothing has happened yet",
+            "Toggles, notes, warnings and errors of the session are listed here.",
+        )
+        self._pages = QStackedWidget()
+        self._pages.addWidget(empty)
+        self._pages.addWidget(self._make_log())
+        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout.addWidget(self._pages)
+        state.eventsChanged.connect(self._refresh)
+        state.sessionChanged.connect(self._refresh)
+        state.themeChanged.connect(self._model.reset)
+        self._refresh()
+
+    def _make_log(self) -> QWidget:
+        host = QWidget()
+        host.setProperty("panel", True)
+        self._search = QLineEdit()
+        self._search.setPlaceholderText("Filter")
+        self._search.setClearButtonEnabled(True)
+        self._search.textChanged.connect(self._filtered.setFilterFixedString)
+        picker = OptionPicker(FILTERS, FILTER_WIDTH)
+        picker.set_value("all")
+        picker.chosen.connect(self._filtered.set_kind)
+        head = _parts.tight(QHBoxLayout())
+        head.setContentsMargins(8, 6, 8, 6)
+        head.addWidget(picker)
+        head.addWidget(self._search, 1)
+        layout = _parts.tight(QVBoxLayout(host), 0)
+        layout.addLayout(head)
+        layout.addWidget(_parts.rule())
+        layout.addWidget(self.table, 1)
+        return host
+
+    def _refresh(self) -> None:
+        bar = self.table.verticalScrollBar()
+        at_end = bar.value() >= bar.maximum()
+        self._model.update()
+        self._pages.setCurrentIndex(1 if self._model.rowCount() else 0)
+        if at_end:
+            self.table.scrollToBottom()
+
+    def _jump(self, index: QModelIndex) -> None:
+        row = self._filtered.mapToSource(index).row()
+        self._state.focus(self._state.session.events[row].t_s)
+
+
+class EventModel(QAbstractTableModel):
+    """Time, kind and text of the shown session's events."""
+
+    def __init__(self, state: AppState, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._state = state
+        self._session = state.session
+        self._count = len(state.session.events)
+
+    def rowCount(self, parent: Index | None = None) -> int:
+        """One row an event."""
+        return 0 if parent is not None and parent.isValid() else self._count
+
+    def columnCount(self, parent: Index | None = None) -> int:
+        """Time, kind, text."""
+        return 0 if parent is not None and parent.isValid() else 3
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        """The cell's text, icon, font and alignment."""
+        event: Event = self._session.events[index.row()]
+        match role, index.column():
+            case Qt.ItemDataRole.DisplayRole, column:
+                return (clock(event.t_s), event.kind, event.text)[column]
+            case Qt.ItemDataRole.ToolTipRole, 2:
+                return event.text
+            case Qt.ItemDataRole.DecorationRole, 1:
+                name, colour = KIND_ICON.get(event.kind, KIND_ICON["info"])
+                return icon(name, self._state.theme, colour)
+            case Qt.ItemDataRole.FontRole, 0:
+                return fonts.numbers()
+            case Qt.ItemDataRole.TextAlignmentRole, 0:
+                return Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+        return None
+
+    def update(self) -> None:
+        """Take the events that were added, or all of another session."""
+        events = self._state.session.events
+        if self._session is not self._state.session or len(events) < self._count:
+            self.reset()
+        elif len(events) > self._count:
+            self.beginInsertRows(QModelIndex(), self._count, len(events) - 1)
+            self._count = len(events)
+            self.endInsertRows()
+
+    def reset(self) -> None:
+        """Read everything again."""
+        self.beginResetModel()
+        self._session = self._state.session
+        self._count = len(self._session.events)
+        self.endResetModel()
+
+
+class EventFilter(QSortFilterProxyModel):
+    """Rows of one kind whose text has what was typed."""
+
+    def __init__(self, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._kind = "all"
+        self.setFilterKeyColumn(2)
+        self.setFilterCaseSensitivity(Qt.CaseSensitivity.CaseInsensitive)
+
+    def set_kind(self, kind: str) -> None:
+        """Show only this kind: one of ``FILTERS``."""
+        self._kind = kind
+        self.invalidate()
+
+    def filterAcceptsRow(self, row: int, parent: Index) -> bool:
+        """Whether a row is of the kind and has the text."""
+        kind = self.sourceModel().index(row, 1, parent).data()
+        kinds = ("warning", "error") if self._kind == "problem" else (self._kind,)
+        return (self._kind == "all" or kind in kinds) and super().filterAcceptsRow(row, parent)
+
+
+def clock(t_s: float) -> str:
+    """Seconds of the session as a clock: ``1:02:03.4``."""
+    minutes, seconds = divmod(max(0.0, t_s), 60)
+    hours, minutes = divmod(int(minutes), 60)
+    return f"{hours}:{minutes:02d}:{seconds:04.1f}" if hours else f"{minutes}:{seconds:04.1f}"

@@ -1,0 +1,156 @@
+"""Banners above the docks: what went wrong or is offered, without stopping anybody's work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import Signal
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import (
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QPlainTextEdit,
+    QPushButton,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from workbench.protocol import Failure
+from workbench.ui import fonts
+from workbench.ui.icons import icon
+from workbench.ui.panels import _parts
+from workbench.ui.state import AppState
+
+SHOWN = 3  # older banners make room
+DETAIL_LINES = 8
+
+
+class Banner(QFrame):
+    """One sentence with what to do, details on demand, and buttons."""
+
+    dismissed = Signal()
+
+    def __init__(
+        self,
+        state: AppState,
+        tone: str,
+        sentence: str,
+        fix: str = "",
+        detail: str = "",
+        parent: QWidget | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._state = state
+        self._tone = tone
+        self.setProperty("banner", True)
+        self.setProperty("tone", tone)
+        self._mark = QLabel()
+        self.sentence = QLabel(sentence)
+        self.sentence.setWordWrap(True)
+        self.sentence.setObjectName("sentence")
+        self._buttons = _parts.tight(QHBoxLayout())
+        self._close = QToolButton()
+        self._close.setToolTip("Dismiss")
+        self._close.setAccessibleName("Dismiss")
+        self._close.clicked.connect(self.dismissed)
+        head = _parts.tight(QHBoxLayout())
+        head.addWidget(self._mark)
+        text = _parts.tight(QVBoxLayout(), 2)
+        text.addWidget(self.sentence)
+        if fix:
+            text.addWidget(_parts.note(fix))
+        head.addLayout(text, 1)
+        head.addLayout(self._buttons)
+        head.addWidget(self._close)
+        layout = _parts.tight(QVBoxLayout(self), 4)
+        layout.setContentsMargins(12, 6, 6, 6)
+        layout.addLayout(head)
+        if detail:
+            layout.addWidget(self._make_details(detail))
+        state.themeChanged.connect(self._draw)
+        self._draw()
+
+    def add(self, text: str, act: Callable[[], None], *, closes: bool = True) -> QPushButton:
+        """Add a button; the banner goes when it was clicked, unless told otherwise."""
+        button = _parts.compact(text)
+        button.clicked.connect(act)
+        if closes:
+            button.clicked.connect(self.dismissed)
+        self._buttons.addWidget(button)
+        return button
+
+    def _make_details(self, detail: str) -> QWidget:
+        box = QPlainTextEdit(detail)
+        box.setReadOnly(True)
+        box.setFont(fonts.small(fonts.fixed()))
+        lines = min(DETAIL_LINES, detail.count("\n") + 1)
+        box.setFixedHeight(box.fontMetrics().lineSpacing() * lines + 16)
+        box.hide()
+        button = _parts.compact("Details")
+        button.setCheckable(True)
+        button.toggled.connect(box.setVisible)
+        self._buttons.addWidget(button)
+        return box
+
+    def _draw(self) -> None:
+        theme = self._state.theme
+        role = "accent" if self._tone == "info" else self._tone
+        name = "info" if self._tone == "info" else "error"
+        self._mark.setPixmap(icon(name, theme, role).pixmap(_parts.ICON))
+        self._close.setIcon(icon("close", theme, "muted"))
+
+
+class FailurePanel(QWidget):
+    """The stack of banners; every failure of the state becomes one."""
+
+    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._state = state
+        self._banners: list[Banner] = []
+        self._column = _parts.tight(QVBoxLayout(self), 4)
+        state.failed.connect(self.show_failure)
+
+    @property
+    def banners(self) -> list[Banner]:
+        """Those that are shown, the newest first."""
+        return list(self._banners)
+
+    def show_failure(self, failure: Failure) -> None:
+        """Show one failure; a newer one with the same sentence takes its place."""
+        for banner in self.banners:
+            if banner.sentence.text() == failure.sentence:
+                self._forget(banner)
+        banner = self.show_banner("bad", failure.sentence, failure.fix, failure.detail)
+        if failure.fatal or failure.kind in ("hang", "died", "wire", "cuda"):
+            banner.add("Start a new runner", self._state.restart_runner)
+        text = "\n".join(filter(None, (failure.sentence, failure.fix, failure.detail)))
+        banner.add("Copy details", lambda: _copy(text), closes=False)
+
+    def show_banner(self, tone: str, sentence: str, fix: str = "", detail: str = "") -> Banner:
+        """Put a banner on top; ``tone`` is ``bad``, ``warning`` or ``info``."""
+        banner = Banner(self._state, tone, sentence, fix, detail)
+        banner.dismissed.connect(lambda: self._forget(banner))
+        self._banners.insert(0, banner)
+        self._column.insertWidget(0, banner)
+        self._column.setContentsMargins(8, 8, 8, 0)
+        for old in self._banners[SHOWN:]:
+            self._forget(old)
+        return banner
+
+    def clear(self) -> None:
+        """Dismiss every banner."""
+        for banner in self.banners:
+            self._forget(banner)
+
+    def _forget(self, banner: Banner) -> None:
+        banner.hide()
+        banner.deleteLater()
+        self._banners.remove(banner)
+        if not self._banners:
+            self._column.setContentsMargins(0, 0, 0, 0)
+
+
+def _copy(text: str) -> None:
+    QGuiApplication.clipboard().setText(text)

@@ -1,0 +1,335 @@
+"""The live plots: stacked, with one time axis, one crosshair and one view that follows or holds."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from PySide6.QtCore import Qt, QTimer
+from PySide6.QtGui import QAction, QShowEvent
+from PySide6.QtWidgets import (
+    QComboBox,
+    QHBoxLayout,
+    QLabel,
+    QMenu,
+    QPushButton,
+    QSplitter,
+    QStackedLayout,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from workbench.ui import export, fonts
+from workbench.ui.icons import icon
+from workbench.ui.panels import _parts
+from workbench.ui.panels._chart import Chart
+from workbench.ui.panels.empty import Empty
+from workbench.ui.plots import PLOTS, Run
+from workbench.ui.plots._units import SECONDS
+from workbench.ui.state import AppState
+
+FRAME_MS = 16
+SHOWN = ("step_time", "memory", "utilization", "power")  # at first
+WINDOWS: dict[str, float | None] = {
+    "Whole session": None,
+    "Last 10 s": 10.0,
+    "Last 30 s": 30.0,
+    "Last minute": 60.0,
+    "Last 5 minutes": 300.0,
+    "Last 30 minutes": 1800.0,
+}
+_ROOMS = 32  # steps in which the view of a growing session doubles
+_MARGIN = 0.01  # of the range, left free beyond the newest sample
+
+
+class LivePanel(QWidget):
+    """Plots over time of the session that is shown, live or from a file.
+
+    While ``state.follow`` they scroll with the newest step. Otherwise the view is held: nothing
+    moves and nothing is drawn anew until a person moves it or follows again. The run goes on.
+    """
+
+    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._state = state
+        self._run = Run(state.session)
+        self._window: float | None = None
+        self._held_at = 0
+        self._dirty = False
+        self._frame_at = 0.0
+        self._spreading = False
+        self.charts = {
+            name: Chart(plot, state.theme) for name, plot in PLOTS.items() if plot.axis == "time"
+        }
+        self._splitter = QSplitter(Qt.Orientation.Vertical)
+        self._splitter.setChildrenCollapsible(False)
+        order = sorted(self.charts, key=lambda n: (SHOWN.index(n) if n in SHOWN else len(SHOWN), n))
+        for name in order:
+            chart = self.charts[name]
+            chart.readings = True
+            chart.setMinimumHeight(96)
+            chart.cursorMoved.connect(self._move_cursor)
+            chart.rangePicked.connect(lambda c=chart: self._picked(c))
+            chart.resetWanted.connect(self._follow_all)
+            chart.setVisible(name in SHOWN)
+            self._splitter.addWidget(chart)
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.setTimerType(Qt.TimerType.PreciseTimer)
+        self._timer.timeout.connect(self._frame)
+        self._empty = Empty(
+            state,
+            "live",
+            "Nothing has run yet",
+            "Press Run to build the model and watch it here, or drop a session file (.h5).",
+        )
+        self._stack = QStackedLayout()
+        self._stack.addWidget(self._empty)
+        self._stack.addWidget(self._splitter)
+        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout.addWidget(self._make_bar())
+        layout.addLayout(self._stack, 1)
+        state.dataArrived.connect(self._touch)
+        state.segmentsChanged.connect(self._touch)
+        state.eventsChanged.connect(self._touch)
+        state.sessionChanged.connect(self._show_session)
+        state.selectionChanged.connect(self._select)
+        state.followChanged.connect(self._follow_changed)
+        state.focusRequested.connect(self.focus)
+        state.themeChanged.connect(self._draw)
+        self._draw()
+        self.redraw()
+
+    @property
+    def shown(self) -> list[Chart]:
+        """The charts that were chosen, from top to bottom."""
+        found = [self._splitter.widget(place) for place in range(self._splitter.count())]
+        return [chart for chart in found if isinstance(chart, Chart) and not chart.isHidden()]
+
+    def show_plot(self, name: str, shown: bool = True) -> None:
+        """Add a plot to the stack, or take it away."""
+        self.charts[name].setVisible(shown)
+        self.redraw()
+
+    def set_window(self, seconds: float | None) -> None:
+        """Follow only the last ``seconds``; None follows the whole session."""
+        self._window = seconds
+        self._choice.setCurrentText(
+            next((text for text, value in WINDOWS.items() if value == seconds), "Whole session")
+        )
+        self._state.set_follow(True)
+        self._touch()
+
+    def focus(self, t_s: float) -> None:
+        """Show this moment of the session, as wide as the view is."""
+        shown = self.shown
+        if not shown:
+            return
+        start, stop = shown[0].canvas.vb.viewRange()[0]
+        half = (stop - start) / 2
+        self._spread(t_s - half, t_s + half, pull=True)
+
+    def export_plot(self) -> None:
+        """Ask for a file and write the topmost plot that has data."""
+        chart = next((chart for chart in self.shown if chart.reason is None), None)
+        if chart is not None:
+            chart.export()
+
+    def copy_image(self) -> None:
+        """Put a picture of the whole stack, as it is seen, on the clipboard."""
+        export.copy_pixmap(self._splitter.grab())
+
+    def redraw(self) -> None:
+        """Draw every shown plot anew."""
+        for chart in self.shown:
+            chart.show_runs([self._run])
+        self._stack_up()
+        self._refresh()
+
+    def _stack_up(self) -> None:
+        """Name phases and markers on the topmost plot only, and times under the lowest."""
+        drawn = [chart for chart in self.shown if chart.reason is None]
+        for chart in drawn:
+            chart.canvas.captions = chart is drawn[0]
+            chart.canvas.axis("bottom").texts = chart is drawn[-1]
+        self._align()
+
+    def _make_bar(self) -> QWidget:
+        bar = QWidget()
+        bar.setProperty("panel", True)
+        bar.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self._plots = QToolButton()
+        self._plots.setText("Plots ▾")
+        self._plots.setToolTip("Choose which plots are shown")
+        self._plots.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+        menu = QMenu(self._plots)
+        for name, chart in self.charts.items():
+            action = QAction(chart.plot.title, menu)
+            menu.addAction(action)
+            action.setCheckable(True)
+            action.setChecked(name in SHOWN)
+            action.toggled.connect(lambda on, n=name: self.show_plot(n, on))
+        self._plots.setMenu(menu)
+        self._choice = QComboBox()
+        self._choice.addItems(list(WINDOWS))
+        self._choice.setToolTip("How much of the session the plots follow")
+        self._choice.activated.connect(lambda: self.set_window(WINDOWS[self._choice.currentText()]))
+        self._hold = QToolButton()
+        self._hold.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+        self._hold.setText("Pause view")
+        self._hold.setToolTip("Hold the plots where they are; the run goes on")
+        self._hold.clicked.connect(lambda: self._state.set_follow(False))
+        self._live = QPushButton("Live")
+        self._live.setProperty("primary", True)
+        self._live.setToolTip("Follow the newest step again")
+        self._live.clicked.connect(lambda: self._state.set_follow(True))
+        self._status = QLabel()
+        self._status.setProperty("muted", True)
+        self._place = QLabel()
+        self._place.setFont(fonts.numbers())
+        row = QHBoxLayout(bar)
+        row.setContentsMargins(8, 4, 8, 4)
+        row.setSpacing(8)
+        for widget in (self._plots, self._choice, self._hold, self._live, self._status):
+            row.addWidget(widget)
+        row.addStretch(1)
+        row.addWidget(self._place)
+        return bar
+
+    def _show_session(self) -> None:
+        if self._run.session is not self._state.session:
+            self._run = Run(self._state.session)
+            for chart in self.charts.values():
+                chart.canvas.follow_x = chart.canvas.follow_y = True
+            self._state.set_follow(True)
+            self.redraw()
+
+    def _select(self) -> None:
+        self._run.selected = self._state.selection
+        self._touch()
+
+    def _touch(self) -> None:
+        """Something has changed: draw at the next frame, unless the view is held."""
+        self._dirty = True
+        if not self._timer.isActive():
+            passed_ms = 1e3 * (time.perf_counter() - self._frame_at)
+            self._timer.start(max(0, round(FRAME_MS - passed_ms)))
+
+    def _frame(self) -> None:
+        self._frame_at = time.perf_counter()
+        if self._dirty and self.isVisible():
+            self._refresh()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Catch up with what came while the panel was hidden."""
+        super().showEvent(event)
+        self._touch()
+
+    def _refresh(self) -> None:
+        self._dirty = False
+        has_data = bool(self._run.session.segments or self._run.session.telemetry)
+        self._stack.setCurrentWidget(self._splitter if has_data else self._empty)
+        if not self._state.follow:
+            self._tell_held()
+            return
+        shown = self.shown
+        spans = []
+        for chart in shown:
+            chart.canvas.follow_x = False
+            for layer in chart.canvas.layers:
+                layer.pull()
+            if (span := chart.canvas.x_span()) is not None:
+                spans.append(span)
+        if spans:
+            start, stop = min(s[0] for s in spans), max(s[1] for s in spans)
+            if self._window is not None and self._state.live:
+                start = stop - self._window
+            self._spread(*self._range(start, stop), pull=False)
+        for chart in shown:
+            if chart.reason is not None:
+                chart.refresh()
+                if chart.reason is None:
+                    self._stack_up()
+        self._align()
+
+    def _range(self, start: float, stop: float) -> tuple[float, float]:
+        """What to show of data from ``start`` to ``stop``.
+
+        A growing session is given room ahead, in steps, so that it does not shrink by a hair at
+        every frame.
+        """
+        span = (stop - start) or 1.0
+        if not self._state.live:
+            return start - _MARGIN * span, stop + _MARGIN * span
+        if self._window is not None:
+            return start, stop + _MARGIN * span
+        step = 2.0 ** np.floor(np.log2(span)) / _ROOMS
+        return start - step / 2, start + (np.floor(span / step) + 1.5) * step
+
+    def _spread(self, start: float, stop: float, *, pull: bool) -> None:
+        """Give every chart this range of x."""
+        self._spreading = True
+        for chart in self.shown:
+            if pull:
+                chart.refresh()
+            chart.canvas.show_x(start, stop)
+        self._spreading = False
+
+    def _align(self) -> None:
+        """Give the stack one left and one right margin, so that equal times are above another."""
+        shown = [chart for chart in self.shown if chart.reason is None]
+        left = max((chart.canvas.axis("left").size().width() for chart in shown), default=0.0)
+        right = max((_right_px(chart) for chart in shown), default=0.0)
+        for chart in shown:
+            chart.canvas.align(left, right)
+
+    def _picked(self, chart: Chart) -> None:
+        if self._spreading:
+            return
+        start, stop = chart.canvas.vb.viewRange()[0]
+        self._state.set_follow(False)
+        self._spread(start, stop, pull=True)
+
+    def _follow_all(self) -> None:
+        self.set_window(None)
+
+    def _follow_changed(self) -> None:
+        follow = self._state.follow
+        self._hold.setVisible(follow)
+        self._live.setVisible(not follow)
+        self._held_at = _steps(self._run)
+        self._status.setText("")
+        if follow:
+            for chart in self.charts.values():
+                chart.canvas.follow_y = True
+            self._touch()
+        else:
+            self._tell_held()
+
+    def _tell_held(self) -> None:
+        gained = _steps(self._run) - self._held_at
+        more = f", {gained:,} steps since" if gained > 0 else ""
+        self._status.setText(f"View held; the run goes on{more}" if self._state.live else "")
+
+    def _move_cursor(self, x: float | None) -> None:
+        for chart in self.shown:
+            chart.set_cursor(x)
+        self._place.setText("" if x is None else f"at {SECONDS.text(x, digits=4)}")
+
+    def _draw(self) -> None:
+        theme = self._state.theme
+        self._hold.setIcon(icon("view-pause", theme, "text"))
+        self._live.setIcon(icon("jump", theme, "on_accent"))
+        for chart in self.charts.values():
+            chart.set_theme(theme)
+        self._follow_changed()
+
+
+def _right_px(chart: Chart) -> float:
+    right = chart.canvas.axis("right")
+    return float(right.size().width()) if right.isVisible() else 0.0
+
+
+def _steps(run: Run) -> int:
+    return int(np.sum([len(segment.steps["t_s"]) for segment in run.session.segments], dtype=int))

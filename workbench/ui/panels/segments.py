@@ -1,0 +1,205 @@
+"""The segments of the session: what differs, how fast, how sure, how much memory."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import (
+    QPoint,
+    QSize,
+    Qt,
+    QTimer,
+)
+from PySide6.QtGui import QGuiApplication, QHideEvent, QKeySequence, QShortcut, QShowEvent
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QHeaderView,
+    QMenu,
+    QStackedWidget,
+    QTableView,
+    QVBoxLayout,
+    QWidget,
+)
+
+from sessions import reproduce
+from sessions.model import Segment, Session
+from workbench.protocol import Failure
+from workbench.ui import draft, files
+from workbench.ui.panels import _parts
+from workbench.ui.panels._segment_model import SWATCH, SegmentModel
+from workbench.ui.panels._segment_model import swatch as swatch
+from workbench.ui.panels.empty import Empty
+from workbench.ui.state import AppState
+
+if TYPE_CHECKING:
+    from sessions.tables import Table
+
+ROW_HEIGHT = 26
+PERIOD_MS = 1000  # between two computations while steps arrive
+IDLE_SHARE = 4  # times as long as the computation took, so that long sessions cost no more
+
+
+class SegmentsPanel(QWidget):
+    """A table that is computed away from the window's thread and shown when it is ready."""
+
+    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._state = state
+        self._busy = False
+        self._stale = False
+        self._began = 0.0
+        self._period_ms = PERIOD_MS
+        self.model = SegmentModel(state, self)
+        self.table = self._make_table()
+        empty = Empty(
+            state,
+            "segments",
+            "No segments yet",
+            "Press Run. Every change of a toggle begins a new segment; this table compares them.",
+        )
+        self._pages = QStackedWidget()
+        self._pages.addWidget(empty)
+        self._pages.addWidget(self.table)
+        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout.addWidget(self._pages)
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.timeout.connect(self._compute)
+        state.segmentsChanged.connect(lambda: self._compute_in(0))
+        state.sessionChanged.connect(self._show_session)
+        state.dataArrived.connect(lambda: self._compute_in(self._period_ms))
+        state.selectionChanged.connect(self._show_selection)
+        state.themeChanged.connect(self.model.redraw)
+        self._show_session()
+
+    def _make_table(self) -> QTableView:
+        table = QTableView()
+        table.setModel(self.model)
+        table.setShowGrid(False)
+        table.setIconSize(QSize(SWATCH, SWATCH))
+        table.setAlternatingRowColors(True)
+        table.setWordWrap(False)
+        table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        table.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        table.customContextMenuRequested.connect(self._show_menu)
+        table.doubleClicked.connect(lambda index: self._state.set_baseline(index.row()))
+        table.selectionModel().currentRowChanged.connect(
+            lambda index, _: self._state.select(index.row() if index.isValid() else None)
+        )
+        table.verticalHeader().hide()
+        table.verticalHeader().setDefaultSectionSize(ROW_HEIGHT)
+        header = table.horizontalHeader()
+        header.setHighlightSections(False)
+        header.setMinimumSectionSize(56)
+        header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
+        copy = QShortcut(QKeySequence.StandardKey.Copy, table)
+        copy.setContext(Qt.ShortcutContext.WidgetShortcut)
+        copy.activated.connect(self.copy_csv)
+        return table
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Bring the table up to date."""
+        super().showEvent(event)
+        self._compute_in(0)
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        """Compute nothing that nobody sees."""
+        super().hideEvent(event)
+        self._timer.stop()
+
+    def copy_csv(self) -> None:
+        """Put the table on the clipboard as CSV."""
+        if self.model.table is not None:
+            QGuiApplication.clipboard().setText(self.model.table.to_csv())
+
+    def copy_markdown(self) -> None:
+        """Put the table on the clipboard as Markdown."""
+        if self.model.table is not None:
+            QGuiApplication.clipboard().setText(self.model.table.to_markdown())
+
+    def _show_session(self) -> None:
+        self.model.show_table(None)
+        self._pages.setCurrentIndex(1 if self._state.session.segments else 0)
+        self._compute_in(0)
+
+    def _compute_in(self, milliseconds: int) -> None:
+        if not self.isVisible():
+            return
+        if not self._timer.isActive() or milliseconds < self._timer.remainingTime():
+            self._timer.start(milliseconds)
+
+    def _compute(self) -> None:
+        session = self._state.session
+        if not session.segments:
+            return
+        if self._busy:
+            self._stale = True
+            return
+        self._busy, self._stale, self._began = True, False, time.monotonic()
+        frozen, baseline = files.snapshot(session), self._state.baseline
+        self._state.tasks.start(
+            lambda: _tabulate(frozen, baseline),
+            lambda table: self._take(session, table),
+            self._failed,
+        )
+
+    def _take(self, session: Session, table: Table) -> None:
+        self._busy = False
+        took_ms = round(1000 * (time.monotonic() - self._began))
+        self._period_ms = max(PERIOD_MS, IDLE_SHARE * took_ms)
+        if session is self._state.session:
+            self.model.show_table(table)
+            self._pages.setCurrentIndex(1)
+            header = self.table.horizontalHeader()
+            if header.count() > 1:
+                header.setSectionResizeMode(1, QHeaderView.ResizeMode.Stretch)
+            self._show_selection()
+        if self._stale or session is not self._state.session:
+            self._compute_in(self._period_ms)
+
+    def _failed(self, error: Exception, detail: str) -> None:
+        self._busy = False
+        self._state.fail(
+            Failure(kind="mistake", sentence=f"The segments could not be compared: {error}",
+                    detail=detail)
+        )  # fmt: skip
+
+    def _show_selection(self) -> None:
+        index = self._state.selection
+        if index is not None and index < self.model.rowCount():
+            if self.table.currentIndex().row() != index:
+                self.table.selectRow(index)
+        else:
+            self.table.clearSelection()
+
+    def _show_menu(self, place: QPoint) -> None:
+        index = self.table.indexAt(place)
+        menu = QMenu(self)
+        if index.isValid():
+            segment = self._state.session.segments[index.row()]
+            menu.addAction("Set as baseline", lambda: self._state.set_baseline(index.row()))
+            menu.addAction("Show in the plots", lambda: self._state.focus(segment.start_s))
+            menu.addAction("Use its configuration", lambda: self._use(segment))
+            menu.addAction("Copy the command that runs it", lambda: _copy_command(segment))
+            menu.addSeparator()
+        menu.addAction("Copy table as CSV", self.copy_csv)
+        menu.addAction("Copy table as Markdown", self.copy_markdown)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.popup(self.table.viewport().mapToGlobal(place))
+
+    def _use(self, segment: Segment) -> None:
+        catalogue = self._state.catalogue
+        if catalogue is not None:
+            self._state.edit(draft.adopt(catalogue, segment.configuration))
+
+
+def _copy_command(segment: Segment) -> None:
+    QGuiApplication.clipboard().setText(reproduce.segment_command(segment))
+
+
+def _tabulate(session: Session, baseline: int) -> Table:
+    from sessions.tables import segments_table  # brings scipy, which loads slowly
+
+    return segments_table(session, baseline)

@@ -1,0 +1,109 @@
+"""The optimizations: every toggle by group, live while a run is in progress."""
+
+from __future__ import annotations
+
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QVBoxLayout, QWidget
+
+from sessions.model import Evidence
+from workbench.ui.panels import _parts
+from workbench.ui.panels._toggle_row import ToggleRow
+from workbench.ui.panels.empty import Empty
+from workbench.ui.state import AppState
+
+
+class TogglesPanel(QWidget):
+    """Shows and changes the toggles of the configuration, and what came of them."""
+
+    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._state = state
+        self.rows: dict[str, ToggleRow] = {}
+        self._empty = Empty(
+            state, "toggle", "No toggles yet", "The runner lists its optimizations when it starts."
+        )
+        self._body = QWidget()
+        self._pending = self._make_pending()
+        layout = _parts.tight(QVBoxLayout(self), 0)
+        for widget in (self._pending, self._empty, self._body):
+            layout.addWidget(widget)
+        self._column = _parts.column(self._body)
+        self._column.setSpacing(10)
+        state.catalogueChanged.connect(self._fill)
+        for changed in (
+            state.configurationChanged,
+            state.availabilityChanged,
+            state.segmentsChanged,
+            state.stateChanged,
+            state.sessionChanged,
+            state.themeChanged,
+        ):
+            changed.connect(self._refresh)
+        self._fill()
+
+    def _make_pending(self) -> QWidget:
+        bar = QWidget()
+        bar.setProperty("panel", True)
+        layout = _parts.tight(QHBoxLayout(bar), 8)
+        layout.setContentsMargins(12, 4, 12, 4)
+        self._pending_text = QLabel()
+        self._pending_text.setProperty("tone", "accent")
+        revert = _parts.compact("Revert")
+        revert.setToolTip("Return to the toggles of the segment that runs")
+        revert.clicked.connect(self._state.revert)
+        layout.addWidget(self._pending_text, 1)
+        layout.addWidget(revert)
+        bar.hide()
+        return bar
+
+    def _fill(self) -> None:
+        catalogue = self._state.catalogue
+        toggles = [] if catalogue is None else catalogue.toggles
+        if toggles and toggles == [row.toggle for row in self.rows.values()]:
+            return  # a new runner with the same toggles
+        _parts.clear(self._column)
+        self.rows.clear()
+        self._empty.setVisible(not toggles)
+        self._body.setVisible(bool(toggles))
+        groups: dict[str, list[ToggleRow]] = {}
+        for toggle in toggles:
+            row = ToggleRow(toggle)
+            row.chosen.connect(self._choose)
+            row.fix.connect(self._state.choose)
+            self.rows[toggle.name] = row
+            groups.setdefault(toggle.group, []).append(row)
+        for number, (group, rows) in enumerate(groups.items()):
+            if number:
+                self._column.addWidget(_parts.rule())
+            if [row.toggle.title for row in rows] != [group]:
+                self._column.addWidget(_parts.heading(group))
+            for row in rows:
+                self._column.addWidget(row)
+        self._column.addStretch(1)
+        self._refresh()
+
+    def _choose(self, name: str, option: str) -> None:
+        self._state.set_toggle(name, option)
+
+    def _refresh(self) -> None:
+        configuration = self._state.configuration
+        if configuration is None:
+            return
+        pending = self._state.pending
+        evidence = self._evidence()
+        for name, row in self.rows.items():
+            option = configuration.toggles.get(name, row.toggle.default)
+            found = evidence.get(name)
+            if found is not None and found.requested != option:
+                found = None
+            row.show_state(
+                option, self._state.blocked(name), found, name in pending, self._state.theme
+            )
+        count = len(pending)
+        self._pending.setVisible(bool(pending))
+        self._pending_text.setText(f"{count} change{'s' if count > 1 else ''} on the way")
+
+    def _evidence(self) -> dict[str, Evidence]:
+        segments = self._state.session.segments
+        if not self._state.live or not segments:
+            return {}
+        return {item.toggle: item for item in segments[-1].evidence}

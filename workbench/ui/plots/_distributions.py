@@ -1,0 +1,72 @@
+"""Steady step times as distributions: one per segment, named and coloured."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sessions.model import Segment
+from workbench.ui.plots._arrays import Array
+from workbench.ui.plots._plot import Run
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Step times of one segment's steady steps, in milliseconds, in ascending order."""
+
+    label: str
+    color: int
+    values: Array
+
+
+def distributions(runs: Sequence[Run]) -> list[Distribution]:
+    """One per chosen segment that has a steady step.
+
+    The segments of one session have the colours of their numbers; sessions with one segment each
+    have the runs' colours.
+    """
+    from sessions.statistics import steady_ms  # brings scipy, which loads slowly
+
+    chosen = [(run, segment) for run in runs for segment in run.chosen()]
+    single = len(runs) > 1 and all(len(run.chosen()) <= 1 for run in runs)
+    found: list[Distribution] = []
+    for run, segment in chosen:
+        values = run.keep(
+            (segment.index, "sorted", len(segment.steps["t_s"])),
+            functools.partial(lambda one: np.sort(steady_ms(one)), segment),
+        )
+        if len(values):
+            color = segment.index if len(runs) == 1 else run.color if single else len(found)
+            found.append(Distribution(_label(runs, run, segment, single), color, values))
+    return found
+
+
+def no_steady_steps(runs: Sequence[Run]) -> str | None:
+    """Why there is no distribution to show."""
+    if distributions(runs):
+        return None
+    return "Distributions need steady steps; there are none yet."
+
+
+def distribution_table(runs: Sequence[Run]) -> dict[str, Array]:
+    """Every steady step time in ascending order, with the share of steps that are not slower."""
+    parts = distributions(runs)
+    empty = [np.empty(0)]
+    return {
+        "distribution": np.concatenate(
+            empty + [np.full(len(part.values), part.label, dtype=object) for part in parts]
+        ),
+        "step_ms": np.concatenate(empty + [part.values for part in parts]),
+        "share": np.concatenate(
+            empty + [np.arange(1, len(part.values) + 1) / len(part.values) for part in parts]
+        ),
+    }
+
+
+def _label(runs: Sequence[Run], run: Run, segment: Segment, single: bool) -> str:
+    if len(runs) == 1:
+        return segment.label
+    return run.title if single else f"{run.title}: {segment.label}"

@@ -1,0 +1,163 @@
+"""What stands above a plot: its title and its legend, wrapped to the width there is."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QFontMetricsF, QPainter, QPen
+from PySide6.QtWidgets import QGraphicsWidget, QSizePolicy, QStyleOptionGraphicsItem, QWidget
+
+from workbench.ui.plots._layers import Entry, dot
+from workbench.ui.style import Style, shade
+
+_MARK_PX = 22.0
+_GAP_PX = 16.0
+_NAME_PX = 420.0
+_READ_S = 0.2
+
+
+class Header(QGraphicsWidget):
+    """Title and legend. Entries carry the reading at the cursor when there is one."""
+
+    def __init__(self, style: Style) -> None:
+        super().__init__()
+        self._style = style
+        self.title = ""
+        self.subtitle = ""
+        self.note = ""
+        self._entries: list[Entry] = []
+        self._places: list[tuple[float, float]] = []
+        self._arranged: object = None
+        self._cursor: float | None = None
+        self._height = 0.0
+        self.readings = False
+        self.spare_px = 0.0  # kept free at the right end of the first row
+        self._texts: list[str] = []
+        self._read_at = -math.inf
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+
+    def set_entries(self, entries: list[Entry]) -> bool:
+        """Show these entries with their readings; whether that changed the height."""
+        names = [entry.name for entry in entries]
+        same = names == [entry.name for entry in self._entries]
+        self._entries = entries
+        before = self._height
+        self.arrange()
+        if not same or (self.readings and time.monotonic() - self._read_at >= _READ_S):
+            self.update()
+        return self._height != before
+
+    def set_cursor(self, x: float | None) -> None:
+        """Read the values at ``x``, or the newest where it is None."""
+        self._cursor = x
+        self._read_at = -math.inf
+        self.update()
+
+    def arrange(self) -> None:
+        """Place the entries in rows and take the height that they need."""
+        width = self.size().width()
+        names = tuple(entry.name for entry in self._entries)
+        key = (width, self.title, self.subtitle, self.readings, names)
+        if key == self._arranged or width <= 0:
+            return
+        self._arranged = key
+        metrics = QFontMetricsF(self._style.font())
+        bold = QFontMetricsF(self._style.font(bold=True))
+        row_px = metrics.height() + 2
+        x = bold.horizontalAdvance(self.title) + _GAP_PX if self.title else 0.0
+        if self.subtitle:
+            x += metrics.horizontalAdvance(self.subtitle) + _GAP_PX
+        row = 0
+        if self._style.paper and self.title and self._entries:
+            x, row = 0.0, 1
+        self._places = []
+        for entry in self._entries:
+            need = self._entry_width(entry, metrics)
+            if x > 0 and x + need > width - (self.spare_px if row == 0 else 0.0):
+                x, row = 0.0, row + 1
+            self._places.append((x, row * row_px))
+            x += need + _GAP_PX
+        height = (row + 1) * row_px + 2 if self.title or self._entries else 0.0
+        if height != self._height:
+            self._height = height
+            self.setMinimumHeight(height)
+            self.setMaximumHeight(height)
+            self.setPreferredHeight(height)
+
+    def paint(
+        self,
+        painter: QPainter,
+        _option: QStyleOptionGraphicsItem,
+        _widget: QWidget | None = None,
+    ) -> None:
+        style = self._style
+        metrics = QFontMetricsF(style.font())
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
+        painter.setFont(style.font(bold=True))
+        painter.setPen(shade(style.theme.text))
+        painter.drawText(QPointF(0, metrics.ascent()), self.title)
+        if self.subtitle:
+            left = QFontMetricsF(style.font(bold=True)).horizontalAdvance(self.title) + 10
+            room = max(0.0, self.size().width() - left)
+            text = metrics.elidedText(self.subtitle, Qt.TextElideMode.ElideRight, room)
+            painter.setFont(style.font())
+            painter.setPen(shade(style.theme.muted))
+            painter.drawText(QPointF(left, metrics.ascent()), text)
+        painter.setFont(style.font())
+        if self.readings:
+            self._read()
+        else:
+            self._texts = [""] * len(self._entries)
+        for entry, text, (x, y) in zip(self._entries, self._texts, self._places, strict=False):
+            self._draw_entry(painter, metrics, entry, text, x, y)
+
+    def _read(self) -> None:
+        """Read the values anew, but newest ones no faster than a person can."""
+        now = time.monotonic()
+        if now - self._read_at < _READ_S and len(self._texts) == len(self._entries):
+            return
+        self._read_at = now
+        place = math.nan if self._cursor is None else self._cursor
+        self._texts = [entry.reading(place) if entry.reading else "" for entry in self._entries]
+
+    def _draw_entry(
+        self,
+        painter: QPainter,
+        metrics: QFontMetricsF,
+        entry: Entry,
+        text: str,
+        x: float,
+        y: float,
+    ) -> None:
+        style = self._style
+        middle = y + metrics.height() / 2
+        painter.setPen(entry.pen)
+        painter.setBrush(entry.brush)
+        if entry.mark == "line":
+            pen = QPen(entry.pen)
+            pen.setWidthF(max(2.0, entry.pen.widthF()))
+            painter.setPen(pen)
+            painter.drawLine(QPointF(x, middle), QPointF(x + _MARK_PX, middle))
+        elif entry.mark == "dots":
+            for step in (0.2, 0.5, 0.8):
+                center = QPointF(x + step * _MARK_PX, middle + (3 if step == 0.5 else -1))
+                dot(painter, center, max(1.4, entry.pen.widthF() / 2), entry.pen.color())
+        else:
+            painter.drawRect(QRectF(x + 3, y + 3, _MARK_PX - 6, metrics.height() - 6))
+        painter.setPen(shade(style.theme.muted if self.readings else style.theme.text))
+        name = metrics.elidedText(entry.name, Qt.TextElideMode.ElideMiddle, _NAME_PX)
+        left = x + _MARK_PX + 5
+        painter.drawText(QPointF(left, y + metrics.ascent()), name)
+        if text:
+            painter.setPen(shade(style.theme.text))
+            left += metrics.horizontalAdvance(name) + 6
+            painter.drawText(QPointF(left, y + metrics.ascent()), text)
+
+    def _entry_width(self, entry: Entry, metrics: QFontMetricsF) -> float:
+        name = metrics.elidedText(entry.name, Qt.TextElideMode.ElideMiddle, _NAME_PX)
+        width = _MARK_PX + 5 + metrics.horizontalAdvance(name)
+        if self.readings and entry.reading is not None:
+            width += 6 + metrics.horizontalAdvance(entry.widest)
+        return width

@@ -1,0 +1,80 @@
+"""What a plot is, and what it is drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from numpy.typing import ArrayLike
+
+from sessions.model import Segment, Session
+
+if TYPE_CHECKING:
+    from workbench.ui.plots._canvas import Canvas
+    from workbench.ui.style import Style
+
+Kept = TypeVar("Kept")
+
+
+@dataclass
+class Run:
+    """One session as a plot shows it: its label, its colour, and which of its segments.
+
+    It keeps what plots derive from the session (tracks, rolling percentiles), so that several plots
+    share them and drawing anew is cheap. ``segments`` are numbers; None is all of them. The
+    ``selected`` one is tinted.
+    """
+
+    session: Session
+    label: str = ""
+    color: int = 0
+    segments: tuple[int, ...] | None = None
+    selected: int | None = None
+    _kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def title(self) -> str:
+        """The label, or else the session's title."""
+        return self.label or self.session.title
+
+    def chosen(self) -> list[Segment]:
+        """The segments to show, in order."""
+        segments = self.session.segments
+        if self.segments is None:
+            return list(segments)
+        return [segments[number] for number in self.segments if 0 <= number < len(segments)]
+
+    def keep(self, key: Any, make: Callable[[], Kept]) -> Kept:
+        """What was kept under ``key``, made when it is first asked for."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]  # type: ignore[no-any-return]
+
+
+Draw = Callable[..., None]  # (plot_item: Canvas, runs: Sequence[Run], style: Style, **options)
+DrawnTable = Mapping[str, ArrayLike]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One kind of chart: drawn on screen and on paper by the same function.
+
+    ``can_show(runs)`` is None, or one sentence that says why there is nothing to show. ``table``
+    gives the data drawn, not decimated: columns of one length by name. ``options`` are keyword
+    arguments that ``draw`` and ``table`` take, with their choices, the default first.
+    """
+
+    name: str
+    title: str
+    help: str
+    draw: Callable[..., None]
+    table: Callable[..., DrawnTable]
+    can_show: Callable[[Sequence[Run]], str | None]
+    axis: str  # "time" (x is the session's clock; may be live) or "value"
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def paint(self, plot_item: Canvas, runs: Sequence[Run], style: Style, **options: str) -> None:
+        """Draw on an empty canvas, titled."""
+        plot_item.header.title = self.title
+        self.draw(plot_item, runs, style, **options)

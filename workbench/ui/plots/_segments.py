@@ -1,0 +1,64 @@
+"""A strip along the top that gives each segment the colour it has in the tables."""
+
+from __future__ import annotations
+
+import math
+
+from PySide6.QtCore import QRectF
+from PySide6.QtGui import QPainter
+
+from workbench.ui.plots._layers import Frame, Layer
+from workbench.ui.plots._plot import Run
+from workbench.ui.style import Style, shade
+
+_STRIP_PX = 3.0
+
+
+class Segments(Layer):
+    """One piece of the strip per segment; the selected one is tinted to the bottom."""
+
+    z = 4.0
+
+    def __init__(self, run: Run, style: Style) -> None:
+        super().__init__()
+        self._run = run
+        self._style = style
+        self._spans: list[tuple[int, float, float]] = []
+        self._selected: int | None = None
+
+    def pull(self) -> None:
+        segments = self._run.chosen()
+        starts = [segment.start_s for segment in segments]
+        stops = starts[1:]
+        if segments:
+            t_s = segments[-1].steps["t_s"]
+            phases = segments[-1].phases
+            stops.append(
+                max(
+                    float(t_s[-1]) if len(t_s) else starts[-1],
+                    phases[-1].stop_s if phases else starts[-1],
+                )
+            )
+        spans = [
+            (segment.index, start, stop)
+            for segment, start, stop in zip(segments, starts, stops, strict=True)
+        ]
+        if spans != self._spans or self._run.selected != self._selected:
+            grown = len(spans) == len(self._spans) and spans[:-1] == self._spans[:-1]
+            same = grown and self._run.selected == self._selected
+            self.fresh = min(self.fresh, self._spans[-1][2] if same else -math.inf)
+        self._spans, self._selected = spans, self._run.selected
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        if len(self._spans) < 2:
+            return
+        scale = frame.width / (frame.x[1] - frame.x[0])
+        for index, start, stop in self._spans:
+            left = max(0.0, (start - frame.x[0]) * scale)
+            right = min(frame.width, (stop - frame.x[0]) * scale)
+            if right <= left:
+                continue
+            painter.fillRect(QRectF(left, 0, right - left, _STRIP_PX), self._style.color(index))
+            if index == self._run.selected:
+                tint = shade(self._style.theme.accent, 0.12)
+                painter.fillRect(QRectF(left, 0, right - left, frame.height), tint)

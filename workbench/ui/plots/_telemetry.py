@@ -1,0 +1,68 @@
+"""What the plots of telemetry share: their tracks and their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from workbench.ui.plots._arrays import Array
+from workbench.ui.plots._plot import Run
+from workbench.ui.plots._tracks import Grid, Track
+
+
+def devices(run: Run) -> list[str]:
+    """Names of the devices that were sampled, GPUs before the CPU."""
+    return sorted(run.session.telemetry, key=lambda name: (name == "cpu", name))
+
+
+def sampled(run: Run, device: str, column: str) -> Callable[[], list[Track]]:
+    """One column of one device's telemetry."""
+
+    def tracks() -> list[Track]:
+        columns = run.session.telemetry.get(device)
+        if columns is None:
+            return []
+        grid = run.keep((device, "grid"), Grid)
+        return [run.keep((device, column), lambda: Track(columns, "t_s", column, grid=grid))]
+
+    return tracks
+
+
+def measured(run: Run, device: str, column: str) -> bool:
+    """Whether the column has any number."""
+    return bool(np.isfinite(run.session.telemetry[device][column]).any())
+
+
+def highest(runs: Sequence[Run], column: str) -> float:
+    """The highest sample of all devices; 0 where there is none."""
+    samples = [
+        run.session.telemetry[device][column]
+        for run in runs
+        for device in devices(run)
+        if measured(run, device, column)
+    ]
+    return max((float(np.nanmax(values)) for values in samples), default=0.0)
+
+
+def telemetry_table(runs: Sequence[Run], columns: Sequence[str]) -> dict[str, Array]:
+    """Every sample of every device: session, device, time and ``columns``."""
+    parts: dict[str, list[Array]] = {
+        name: [np.empty(0)] for name in ("session", "device", "t_s", *columns)
+    }
+    for run in runs:
+        for device in devices(run):
+            samples = run.session.telemetry[device]
+            rows = len(samples["t_s"])
+            parts["session"].append(np.full(rows, run.title, dtype=object))
+            parts["device"].append(np.full(rows, device, dtype=object))
+            for name in ("t_s", *columns):
+                parts[name].append(np.array(samples[name]))
+    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+
+def prefix(runs: Sequence[Run], run: Run, device: str) -> str:
+    """What a legend puts before a quantity, where there are several sessions or devices."""
+    session = f"{run.title} " if len(runs) > 1 else ""
+    several = len(devices(run)) > 1
+    return session + (f"{device.upper()} " if several else "")

@@ -1,0 +1,74 @@
+"""What the window remembers between two sittings: geometry, theme, recent files, own presets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from PySide6.QtCore import QByteArray, QSettings
+
+from sessions.model import Configuration
+
+LAYOUT_VERSION = 1  # raise it when docks are added, so that an old layout is not restored
+RECENT = 10
+
+
+class Settings:
+    """Typed access to the platform's settings store, or to an ini file (for tests)."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        if path is None:
+            self._store = QSettings("workbench", "workbench")
+        else:
+            self._store = QSettings(str(path), QSettings.Format.IniFormat)
+
+    @property
+    def theme(self) -> str:
+        """``system``, ``dark`` or ``light``."""
+        return str(self._store.value("theme", "system"))
+
+    @theme.setter
+    def theme(self, name: str) -> None:
+        self._store.setValue("theme", name)
+
+    @property
+    def recent(self) -> list[Path]:
+        """Session files that were opened or saved, newest first; those that are gone left out."""
+        stored = str(self._store.value("recent", "") or "")
+        return [Path(line) for line in stored.splitlines() if Path(line).exists()]
+
+    def remember(self, path: Path) -> None:
+        """Put a file at the head of the recent ones."""
+        path = path.absolute()
+        recent = [path, *(other for other in self.recent if other != path)]
+        self._store.setValue("recent", "\n".join(str(item) for item in recent[:RECENT]))
+
+    @property
+    def presets(self) -> dict[str, Configuration]:
+        """Configurations that the person saved, by name; unreadable ones are left out."""
+        found = {}
+        self._store.beginGroup("presets")
+        for name in self._store.childKeys():
+            try:
+                found[name] = msgspec.json.decode(str(self._store.value(name)), type=Configuration)
+            except msgspec.MsgspecError:
+                continue
+        self._store.endGroup()
+        return found
+
+    def save_preset(self, name: str, configuration: Configuration) -> None:
+        """Keep a configuration under a name."""
+        self._store.setValue(f"presets/{name}", msgspec.json.encode(configuration).decode())
+
+    def layout(self, part: str) -> QByteArray | None:
+        """A stored geometry or dock state; None when there is none of this version."""
+        value = self._store.value(f"layout{LAYOUT_VERSION}/{part}")
+        return value if isinstance(value, QByteArray) else None
+
+    def save_layout(self, part: str, value: QByteArray) -> None:
+        """Keep a geometry or dock state."""
+        self._store.setValue(f"layout{LAYOUT_VERSION}/{part}", value)
+
+    def forget_layout(self) -> None:
+        """Return to the layout that a fresh window has."""
+        self._store.remove(f"layout{LAYOUT_VERSION}")

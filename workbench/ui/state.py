@@ -1,0 +1,496 @@
+"""What the window knows: plain data and a few signals; the single thing that panels take."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtGui import QUndoStack
+
+from sessions.model import Configuration, Session
+from workbench import protocol
+from workbench.client import Runner
+from workbench.journal import Journal
+from workbench.recorder import Recorder
+from workbench.ui import draft, files
+from workbench.ui.runner_link import RunnerLink
+from workbench.ui.stream_reader import Client
+from workbench.ui.tasks import Tasks
+from workbench.ui.theme import DARK, Theme
+from workbench.ui.undo import Choices, ToggleCommand
+
+LOG_LINES = 1000
+CHECK_DELAY_MS = 120  # after the last edit
+ACTIVE = ("building", "running", "paused", "stopping")
+
+Launch = Callable[[Journal | None], Client]
+
+
+class AppState(QObject):
+    """Data of the window; every change is announced by one of the signals.
+
+    Panels read attributes, subscribe to signals and call methods. ``session`` is the session that
+    is shown: the live one (``live`` is true, it grows) or one that was opened from a file.
+    ``compared`` are the sessions beside it. Nothing here blocks.
+    """
+
+    catalogueChanged = Signal()
+    configurationChanged = Signal()
+    availabilityChanged = Signal()
+    stateChanged = Signal()  # runner_state, runner_text, progress, saved or not
+    dataArrived = Signal()  # steps or telemetry were appended; at most 60 times a second
+    segmentsChanged = Signal()  # a segment began, or its evidence or the baseline changed
+    eventsChanged = Signal()
+    sessionChanged = Signal()  # another session is shown, or it was renamed
+    comparedChanged = Signal()
+    themeChanged = Signal()
+    selectionChanged = Signal()
+    followChanged = Signal()
+    focusRequested = Signal(float)  # show this time (seconds of the session) in the plots
+    failed = Signal(object)  # a protocol.Failure
+
+    def __init__(
+        self,
+        theme: Theme = DARK,
+        launch: Launch | None = None,
+        replaying: bool = False,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self.theme = theme
+        self.replaying = replaying
+        self.catalogue: protocol.Catalogue | None = None
+        self.configuration: Configuration | None = None  # being edited: what Run would start
+        self.running: Configuration | None = None  # of the segment that runs
+        self.availability: protocol.Availability | None = None
+        self.runner_state = (
+            "none"  # none, starting, idle, building, running, paused, stopping, dead
+        )
+        self.runner_text = ""
+        self.progress: protocol.Progress | None = None
+        self.recorder = Recorder()
+        self.session: Session = self.recorder.session
+        self.path: Path | None = None  # the file of the shown session
+        self.saved = True  # nothing was measured or noted since the live session was saved
+        self.compared: list[Session] = []
+        self.baseline = 0  # index of the segment that ratios refer to
+        self.selection: int | None = None  # index of the selected segment
+        self.follow = True  # the plots scroll with the newest step
+        self.failures: list[protocol.Failure] = []
+        self.journal: Journal | None = None
+        self.undo = QUndoStack(self)
+        self.tasks = Tasks(self)
+        self.log: deque[str] = deque(maxlen=LOG_LINES)  # what libraries printed in the runner
+        self._launch = launch or (lambda journal: Runner(journal, log=self.log.append))
+        self._link = RunnerLink(self)
+        self._link.arrived.connect(self._drain)
+        self._link.silent.connect(self._unanswered)
+        self._live_path: Path | None = None
+        self._changes = 0  # of the live session, counted
+        self._refused = False  # a toggle of the run failed, and none was chosen since
+        self._began = 0.0  # monotonic time of the run's start, 0 when none runs
+        self._check_timer = QTimer(self)
+        self._check_timer.setSingleShot(True)
+        self._check_timer.timeout.connect(self._send_check)
+
+    # What is shown
+
+    @property
+    def live(self) -> bool:
+        """Whether the session that is shown is the one being recorded."""
+        return self.session is self.recorder.session
+
+    @property
+    def active(self) -> bool:
+        """Whether a run is in progress."""
+        return self.runner_state in ACTIVE
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the run in progress was started, 0 when there is none."""
+        return time.monotonic() - self._began if self._began else 0.0
+
+    @property
+    def pending(self) -> Choices:
+        """Toggles that were chosen but that the running segment does not have yet."""
+        if not self.active or self.running is None or self.configuration is None:
+            return {}
+        runs = self.running.toggles
+        chosen = self.configuration.toggles
+        return {name: option for name, option in chosen.items() if runs.get(name) != option}
+
+    def set_theme(self, theme: Theme) -> None:
+        """Show the window in these colours."""
+        if theme is not self.theme:
+            self.theme = theme
+            self.themeChanged.emit()
+
+    def set_baseline(self, index: int) -> None:
+        """Make one segment the one that ratios refer to."""
+        self.baseline = index
+        self.segmentsChanged.emit()
+
+    def select(self, index: int | None) -> None:
+        """Select one segment in every panel, or none."""
+        if index != self.selection:
+            self.selection = index
+            self.selectionChanged.emit()
+
+    def set_follow(self, follow: bool) -> None:
+        """Let the plots scroll with the newest step, or hold the view where it is."""
+        if follow != self.follow:
+            self.follow = follow
+            self.followChanged.emit()
+
+    def focus(self, t_s: float) -> None:
+        """Hold the view and show this time, in seconds of the session."""
+        self.set_follow(False)
+        self.focusRequested.emit(t_s)
+
+    def fail(self, failure: protocol.Failure) -> None:
+        """Tell a person that something went wrong."""
+        self.failures.append(failure)
+        self.failed.emit(failure)
+
+    # The configuration
+
+    def edit(self, configuration: Configuration) -> None:
+        """Take an edited configuration; the runner is asked what it blocks."""
+        if configuration != self.configuration:
+            self.configuration = configuration
+            self.configurationChanged.emit()
+            self.check()
+
+    def set_toggle(self, name: str, option: str) -> None:
+        """Choose an option: at once when a run is in progress, else for the next run."""
+        assert self.catalogue is not None
+        toggle = draft.toggle_of(self.catalogue, name)
+        self.choose({name: option}, f"{toggle.title}: {draft.option_title(toggle, option)}")
+
+    def choose(self, choices: Choices, text: str) -> None:
+        """Make several choices as one step of undo; keys are toggles, or ``workload``."""
+        assert self.configuration is not None
+        now = {**self.configuration.toggles, "workload": self.configuration.workload}
+        before = {name: now[name] for name in choices if now.get(name) != choices[name]}
+        if before:
+            after = {name: choices[name] for name in before}
+            self.undo.push(ToggleCommand(text, before, after, self._make))
+
+    def revert(self) -> None:
+        """Give up the toggles that are chosen but not running."""
+        if self.running is not None:
+            self.choose({name: self.running.toggles[name] for name in self.pending}, "Revert")
+
+    def check(self) -> None:
+        """Ask the runner, after a short delay, which options the configuration blocks."""
+        if self._link.open and not self.replaying:
+            self._check_timer.start(CHECK_DELAY_MS)
+
+    def blocked(self, toggle: str) -> dict[str, protocol.Blocked]:
+        """Options of a toggle that cannot be used now, with the reason, by name."""
+        return {} if self.availability is None else self.availability.blocked.get(toggle, {})
+
+    def _make(self, choices: Choices) -> None:
+        assert self.configuration is not None and self.catalogue is not None
+        choices = dict(choices)
+        configuration = self.configuration
+        workload = choices.pop("workload", None)
+        if workload is not None:
+            configuration = draft.with_workload(self.catalogue, configuration, workload)
+        self.edit(draft.with_toggles(configuration, choices))
+        self._refused = False
+        if choices and self.active:
+            self._link.send(protocol.Apply(toggles=choices))
+
+    # The runner
+
+    def start_runner(self) -> None:
+        """Launch the runner; its catalogue, when it comes, fills the forms."""
+        if self.journal is None and not self.replaying:
+            self.journal = Journal()
+        journal = self.journal
+        self._link.start(lambda: self._launch(journal))
+        self._set_state("starting", "Starting the runner")
+
+    def restart_runner(self) -> None:
+        """Start a new runner in place of the present one; the session goes on."""
+        self.start_runner()
+
+    def new_session(self) -> None:
+        """Leave the live session as it is in its journal or file, and begin another."""
+        self._link.retire()
+        self._close_journal()
+        self.recorder = Recorder()
+        self.saved, self.path, self._live_path = True, None, None
+        self._show(self.recorder.session)
+        self.start_runner()
+
+    def start(self) -> None:
+        """Run the configuration that is being edited."""
+        if self.configuration is not None and self.runner_state == "idle":
+            self.show_live()
+            self.set_follow(True)
+            self._link.send(protocol.Start(configuration=self.configuration))
+
+    def stop(self) -> None:
+        """End the run after the current step."""
+        if self.active:
+            self._link.send(protocol.Stop())
+
+    def pause(self) -> None:
+        """Stop stepping, keeping everything built."""
+        if self.runner_state == "running":
+            self._link.send(protocol.Pause())
+
+    def resume(self) -> None:
+        """Go on stepping."""
+        if self.runner_state == "paused":
+            self._link.send(protocol.Resume())
+
+    def cancel(self) -> None:
+        """End the run as soon as possible, by force if need be."""
+        if self.active:
+            self._link.cancel()
+
+    def _send_check(self) -> None:
+        if self.configuration is not None and self.runner_state not in ("none", "dead"):
+            self._link.send(protocol.Check(configuration=self.configuration))
+
+    def _drain(self) -> None:
+        touched: set[str] = set()
+        for message in self._link.drain():
+            touched |= self._take(message)
+        for name in sorted(touched):
+            getattr(self, name).emit()
+
+    def _take(self, message: protocol.AnyMessage) -> set[str]:
+        """Take one message; returns the names of the signals that are due."""
+        if isinstance(message, protocol.Failure) and not message.t_s:
+            message.t_s = self._runner_clock()
+        try:
+            self.recorder.record(message)
+        except (protocol.WireError, ValueError, KeyError) as error:
+            message = protocol.Failure(
+                kind="wire",
+                sentence="A message of the runner does not fit the session; it was left out.",
+                fix="If this repeats, start a new runner.",
+                detail=repr(error),
+            )
+        match message:
+            case protocol.Catalogue():
+                self._take_catalogue(message)
+                return {"catalogueChanged", "configurationChanged"}
+            case protocol.Availability():
+                if message.configuration != self.configuration:
+                    return set()
+                self.availability = message
+                return {"availabilityChanged"}
+            case protocol.State():
+                self._set_state(message.state, message.text)
+            case protocol.Progress():
+                self.progress = message
+                return {"stateChanged"}
+            case protocol.SegmentStarted():
+                self.running = message.configuration
+                if self.replaying:
+                    self.configuration = message.configuration
+                if self._refused:
+                    self._take_back()
+                self._changed()
+                return {"segmentsChanged", "configurationChanged"}
+            case protocol.Steps():
+                self._changed()
+                return {"dataArrived"}
+            case protocol.TelemetrySamples():
+                return {"dataArrived"}
+            case protocol.PhaseChanged() | protocol.EvidenceFound():
+                return {"segmentsChanged"}
+            case protocol.Note():
+                return {"eventsChanged"}
+            case protocol.Failure():
+                if message.fatal:
+                    self._set_state("dead", message.sentence)
+                self._refused = self.active
+                self._take_back()
+                self.fail(message)
+                return {"eventsChanged", "configurationChanged"}
+        return set()
+
+    def _take_back(self) -> None:
+        """Toggles that the run refused, or could not be built with, are chosen no longer."""
+        if self.pending and self.configuration is not None and self.running is not None:
+            self.configuration = draft.with_toggles(self.configuration, self.running.toggles)
+            self.check()
+
+    def _take_catalogue(self, catalogue: protocol.Catalogue) -> None:
+        self.catalogue = catalogue
+        if catalogue.version != protocol.VERSION:
+            self.fail(
+                protocol.Failure(
+                    kind="wire",
+                    sentence=f"The runner speaks version {catalogue.version} of the protocol, this "
+                    f"window version {protocol.VERSION}.",
+                    fix="Install the same version on both sides.",
+                )
+            )
+        if self.configuration is None:
+            self.configuration = draft.first(catalogue)
+        else:
+            self.configuration = draft.adopt(catalogue, self.configuration)
+        self.check()
+
+    def _set_state(self, state: str, text: str) -> None:
+        self.runner_state, self.runner_text = state, text
+        if state in ("idle", "dead", "starting"):
+            self._began, self.running, self.progress = 0.0, None, None
+        elif not self._began:
+            self._began = time.monotonic()
+        if state == "running":
+            self.progress = None
+        self.stateChanged.emit()
+
+    def _unanswered(self, seconds: float) -> None:
+        self.fail(
+            protocol.Failure(
+                kind="hang",
+                sentence=f"The runner has not answered for {seconds:.0f} seconds.",
+                fix="Wait, or start a new runner; everything measured so far is kept.",
+            )
+        )
+
+    def _runner_clock(self) -> float:
+        return 0.0 if self.catalogue is None else time.time() - self.catalogue.created
+
+    # Sessions
+
+    def show_live(self) -> None:
+        """Show the session that is being recorded."""
+        self.path = self._live_path
+        self._show(self.recorder.session)
+
+    def open_session(self, path: Path) -> None:
+        """Show the session of a file, or of a journal, once it is read."""
+        self.tasks.start(
+            lambda: files.read(path), lambda session: self._opened(session, path), self.refuse
+        )
+
+    def add_compared(self, path: Path) -> None:
+        """Put the session of a file beside the one that is shown, once it is read."""
+        self.tasks.start(lambda: files.read(path), self.compare_with, self.refuse)
+
+    def compare_with(self, session: Session) -> None:
+        """Put a session beside the one that is shown; one that is there already is left out."""
+        if all(session.id != other.id for other in [self.session, *self.compared]):
+            self.compared.append(session)
+            self.comparedChanged.emit()
+
+    def remove_compared(self, session: Session) -> None:
+        """Take a session out of the comparison."""
+        self.compared.remove(session)
+        self.comparedChanged.emit()
+
+    def clear_compared(self) -> None:
+        """Leave the shown session alone."""
+        self.compared.clear()
+        self.comparedChanged.emit()
+
+    def save_session(self, path: Path) -> None:
+        """Write the session that is shown, as it is now, to a file."""
+        session = files.snapshot(self.session)
+        written = self._changes if self.live else None
+        self.tasks.start(
+            lambda: files.write(session, path),
+            lambda _: self._wrote(path, written),
+            self._not_saved,
+        )
+
+    def rename(self, title: str) -> None:
+        """Give the session that is shown another title."""
+        self.describe(title, self.session.notes)
+
+    def describe(self, title: str, notes: str) -> None:
+        """Give the session that is shown a title and notes."""
+        self.session.title, self.session.notes = title, notes
+        if self.live:
+            self._journal(protocol.Described(title=title, notes=notes))
+        elif self.path is not None and self.path.suffix == files.SUFFIX:
+            path = self.path
+            self.tasks.start(
+                lambda: files.describe(path, title, notes), lambda _: None, self._not_saved
+            )
+        self.sessionChanged.emit()
+
+    def add_note(self, text: str) -> None:
+        """Mark the present moment of the live session with a note."""
+        note = protocol.Note(t_s=self._runner_clock(), kind="note", text=text)
+        self.recorder.record(note)
+        self._journal(note)
+        self.eventsChanged.emit()
+
+    def close(self) -> None:
+        """End the runner, the threads and the timers; returns when they are gone."""
+        self._check_timer.stop()
+        self.undo.blockSignals(True)  # it would announce its own end
+        self._link.close()
+        self.tasks.close()
+        self._close_journal()
+
+    def _opened(self, session: Session, path: Path) -> None:
+        self.path = path
+        self._show(session)
+
+    def _show(self, session: Session) -> None:
+        if session is not self.session:
+            self.session = session
+            self.baseline, self.selection = 0, None
+            for changed in (self.sessionChanged, self.segmentsChanged, self.eventsChanged):
+                changed.emit()
+
+    def _wrote(self, path: Path, written: int | None) -> None:
+        if written is not None:
+            self._live_path = path
+            self.saved = written == self._changes
+        self.path = path
+        self.stateChanged.emit()
+
+    def _changed(self) -> None:
+        self._changes += 1
+        self.saved = False
+        session = self.recorder.session
+        if session.title == "Untitled" and self.running is not None:
+            session.title = f"{self.running.family} {self.running.preset} {self.running.workload}"
+            self._journal(protocol.Described(title=session.title, notes=session.notes))
+            self.sessionChanged.emit()
+
+    def _journal(self, message: protocol.Message) -> None:
+        self._changes += 1
+        self.saved = False
+        if self.journal is not None:
+            self.journal.write(message)
+        self.stateChanged.emit()
+
+    def _close_journal(self) -> None:
+        if self.journal is not None:
+            self.journal.close(keep=not self.saved)
+            self.journal = None
+
+    def refuse(self, error: Exception, detail: str) -> None:
+        """Tell of a file that could not be read."""
+        expected = isinstance(error, files.EXPECTED)
+        sentence = str(error) if expected else f"The file could not be read ({error!r})."
+        self.fail(
+            protocol.Failure(kind="mistake", sentence=sentence, detail="" if expected else detail)
+        )
+
+    def _not_saved(self, error: Exception, detail: str) -> None:
+        self.fail(
+            protocol.Failure(
+                kind="mistake",
+                sentence=f"The session was not saved: {error}",
+                fix="Save it under another name; its journal is kept.",
+                detail=detail,
+            )
+        )

@@ -1,0 +1,132 @@
+"""The status bar: device, what the runner does, step rate, memory, time, and where the data is."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from PySide6.QtCore import QTimer
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QStatusBar, QToolButton, QWidget
+
+from workbench.ui import fonts
+from workbench.ui.icons import icon
+from workbench.ui.panels import _parts
+from workbench.ui.state import AppState
+
+PERIOD_MS = 500
+RATE_WINDOW_S = 2.0
+GIB = 2**30
+_STATES = {  # by the runner's state: the word, its icon and its colour
+    "none": ("No runner", "stop", "muted"),
+    "starting": ("Starting", "pending", "accent"),
+    "idle": ("Idle", "stop", "muted"),
+    "building": ("Building", "build", "accent"),
+    "running": ("Running", "run", "good"),
+    "paused": ("Paused", "pause", "warning"),
+    "stopping": ("Stopping", "pending", "warning"),
+    "dead": ("Runner ended", "error", "bad"),
+}
+
+
+class StatusBar(QStatusBar):
+    """One line of facts; the progress of a long operation appears in it, with Cancel."""
+
+    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._state = state
+        self.setSizeGripEnabled(False)
+        self._mark = QLabel()
+        self.runner = QLabel()
+        self.runner.setObjectName("runner-state")
+        self._progress_text = QLabel()
+        self._progress = QProgressBar()
+        self._progress.setFixedWidth(120)
+        self._progress.setTextVisible(False)
+        self._cancel = QToolButton()
+        self._cancel.setText("Cancel")
+        self._cancel.clicked.connect(state.cancel)
+        host = QWidget()
+        left = _parts.tight(QHBoxLayout(host), 6)
+        left.setContentsMargins(8, 0, 8, 0)
+        for widget in (self._mark, self.runner, self._progress_text, self._progress, self._cancel):
+            left.addWidget(widget)
+        self.addWidget(host)
+        self._facts = {
+            name: self._add_fact(name) for name in ("rate", "memory", "elapsed", "file", "device")
+        }
+        self._timer = QTimer(self)
+        self._timer.setInterval(PERIOD_MS)
+        self._timer.timeout.connect(self._show_numbers)
+        for changed in (state.stateChanged, state.themeChanged, state.sessionChanged):
+            changed.connect(self._refresh)
+        state.catalogueChanged.connect(self._refresh)
+        self._refresh()
+
+    def close_timer(self) -> None:
+        """Stop counting."""
+        self._timer.stop()
+
+    def _add_fact(self, name: str) -> QLabel:
+        label = QLabel()
+        label.setObjectName(name)
+        label.setProperty("muted", True)
+        label.setFont(fonts.numbers())
+        label.setContentsMargins(8, 0, 8, 0)
+        self.addPermanentWidget(label)
+        return label
+
+    def _refresh(self) -> None:
+        state = self._state
+        word, icon_name, role = _STATES.get(
+            state.runner_state, (state.runner_state.capitalize(), "info", "muted")
+        )
+        if state.replaying:
+            word = f"Replay: {word.lower()}"
+        self.runner.setText(word)
+        self._mark.setPixmap(icon(icon_name, state.theme, role).pixmap(_parts.SMALL_ICON))
+        progress = state.progress
+        busy = progress is not None or state.runner_state in ("starting", "building")
+        fraction = None if progress is None else progress.fraction
+        text = state.runner_text if progress is None else f"{progress.task} {progress.text}".strip()
+        self._progress_text.setText(text if busy else "")
+        self._progress.setVisible(busy)
+        self._progress.setRange(0, 0 if fraction is None else 1000)
+        self._progress.setValue(0 if fraction is None else round(1000 * fraction))
+        self._cancel.setVisible(busy and state.active)
+        self._facts["device"].setText(
+            "" if state.catalogue is None else state.catalogue.device_title
+        )
+        self._facts["file"].setText(self._file_text())
+        if state.active != self._timer.isActive():
+            (self._timer.start if state.active else self._timer.stop)()
+        self._show_numbers()
+
+    def _file_text(self) -> str:
+        state = self._state
+        if not state.live:
+            return f"Opened: {state.path.name}" if state.path is not None else "Opened"
+        if not state.session.segments:
+            return ""
+        if state.saved and state.path is not None:
+            return f"Saved: {state.path.name}"
+        return "Not saved, journaled" if state.journal is not None else "Not saved"
+
+    def _show_numbers(self) -> None:
+        state = self._state
+        segments = state.session.segments
+        rate = memory = ""
+        if segments and len(segments[-1].steps["t_s"]):
+            steps = segments[-1].steps
+            times = steps["t_s"][-4096:]
+            recent = int((times >= times[-1] - RATE_WINDOW_S).sum())
+            span = float(times[-1] - times[-recent])
+            if state.runner_state == "running" and state.live and recent > 1 and span > 0:
+                rate = f"{(recent - 1) / span:.3g} steps/s"
+            held = "resident" if np.isnan(steps["reserved"][-1]) else "allocated"
+            memory = f"{float(steps['allocated'][-1]) / GIB:.2f} GiB {held}"
+        self._facts["rate"].setText(rate)
+        self._facts["memory"].setText(memory)
+        self._facts["elapsed"].setText(
+            time.strftime("%H:%M:%S", time.gmtime(state.elapsed_s)) if state.active else ""
+        )
+        self._facts["file"].setText(self._file_text())

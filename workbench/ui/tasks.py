@@ -1,0 +1,55 @@
+"""Work that would make the window wait, done on a pool thread; the answer comes back as a call."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from PySide6.QtCore import QObject, Signal
+
+Done = Callable[[Any], None]
+Failed = Callable[[Exception, str], None]
+
+
+class Tasks(QObject):
+    """A pool and the tasks in it; ``close`` waits for those that run."""
+
+    _finished = Signal(object, object)  # the callback and its arguments, in the window's thread
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._pool = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="task")
+        self._running: set[concurrent.futures.Future[None]] = set()
+        self._finished.connect(self._call)
+        self._closed = False
+
+    def start(self, work: Callable[[], Any], done: Done, failed: Failed) -> None:
+        """Run ``work`` elsewhere, then ``done(result)`` or ``failed(error, traceback)`` here."""
+        if self._closed:
+            return
+        future = self._pool.submit(self._run, work, done, failed)
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
+
+    def wait(self) -> None:
+        """Wait for the tasks that run; their answers come when the event loop goes on."""
+        concurrent.futures.wait(list(self._running))
+
+    def close(self) -> None:
+        """Wait for the tasks that run; their answers are dropped."""
+        self._closed = True
+        self._pool.shutdown()
+
+    def _run(self, work: Callable[[], Any], done: Done, failed: Failed) -> None:
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - whatever it was, a person is told of it
+            self._finished.emit(failed, (error, traceback.format_exc()))
+        else:
+            self._finished.emit(done, (result,))
+
+    def _call(self, callback: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        if not self._closed:
+            callback(*arguments)

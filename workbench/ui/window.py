@@ -1,0 +1,213 @@
+"""The window: lays out docks, menus, toolbar and status bar, and restores its geometry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent
+from PySide6.QtWidgets import (
+    QHBoxLayout,
+    QLabel,
+    QMainWindow,
+    QSizePolicy,
+    QToolBar,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from workbench.ui import fonts, menus
+from workbench.ui.action_set import ActionSet
+from workbench.ui.appearance import Appearance
+from workbench.ui.collector import Collector
+from workbench.ui.docks import Desk, Panel
+from workbench.ui.palette import CommandPalette
+from workbench.ui.panels import _parts
+from workbench.ui.panels.build import BuildPanel
+from workbench.ui.panels.events import EventsPanel
+from workbench.ui.panels.failure import FailurePanel
+from workbench.ui.panels.later import Later
+from workbench.ui.panels.segments import SegmentsPanel
+from workbench.ui.panels.toggles import TogglesPanel
+from workbench.ui.settings import Settings
+from workbench.ui.state import AppState
+from workbench.ui.status import StatusBar
+
+SIZE = (1440, 900)
+
+
+def _live(state: AppState) -> QWidget:
+    from workbench.ui.panels.live import LivePanel  # pyqtgraph takes longer than the whole window
+
+    return LivePanel(state)
+
+
+def _compare(state: AppState) -> QWidget:
+    from workbench.ui.panels.compare import ComparePanel
+
+    panel: QWidget = ComparePanel(state)
+    return panel
+
+
+PANELS = (
+    Panel("build", "Build", BuildPanel),
+    Panel("toggles", "Toggles", TogglesPanel),
+    Panel("live", "Live", lambda state: Later(state, _live)),
+    Panel("compare", "Compare", lambda state: Later(state, _compare)),
+    Panel("segments", "Segments", SegmentsPanel),
+    Panel("events", "Events", EventsPanel),
+)
+
+
+class MainWindow(QMainWindow):
+    """Everything that a person sees; what it shows is in ``state``."""
+
+    def __init__(self, state: AppState, settings: Settings, appearance: Appearance) -> None:
+        super().__init__()
+        self.state: AppState = state
+        self.settings: Settings = settings
+        self.appearance: Appearance = appearance
+        self.setAcceptDrops(True)
+        self.failures = FailurePanel(state)
+        self.desk = Desk(state, PANELS)
+        body = QWidget()
+        layout = _parts.tight(QVBoxLayout(body), 0)
+        layout.addWidget(self.failures)
+        layout.addWidget(self.desk, 1)
+        self.setCentralWidget(body)
+        self.actions_ = ActionSet(self)
+        self.actions_.fill_menus()
+        menus.add_dynamic(self)
+        self._title = QLabel()
+        self._make_toolbar()
+        self.status = StatusBar(state)
+        self.setStatusBar(self.status)
+        self.palette_ = CommandPalette(self)
+        self.collector = Collector(self)
+        state.sessionChanged.connect(self._show_title)
+        state.comparedChanged.connect(self._show_comparison)
+        self._show_title()
+        self._restore()
+
+    @property
+    def live(self) -> QWidget:
+        """The panel of live plots."""
+        return self._later("live").panel()
+
+    @property
+    def compare(self) -> QWidget:
+        """The panel of the comparison."""
+        return self._later("compare").panel()
+
+    @property
+    def toggles(self) -> TogglesPanel:
+        """The panel of the optimizations."""
+        panel = self.desk.docks["toggles"].widget()
+        assert isinstance(panel, TogglesPanel)
+        return panel
+
+    def open_path(self, path: Path) -> None:
+        """Show the session of a file."""
+        self.state.open_session(path)
+        self.settings.remember(path)
+
+    def save_path(self, path: Path) -> None:
+        """Write the session that is shown to a file."""
+        self.state.save_session(path)
+        self.settings.remember(path)
+
+    def set_theme(self, name: str) -> None:
+        """Dark, light or as the system has it."""
+        self.appearance.choose(name)
+
+    def choose_preset(self, name: str) -> None:
+        """Take another preset of the family."""
+        menus.choose_preset(self.state, name)
+
+    def show_palette(self) -> None:
+        """Open the command palette."""
+        self.palette_.ask(self.actions_.entries())
+
+    def reset_layout(self) -> None:
+        """Put every dock back to its place."""
+        self.settings.forget_layout()
+        self.desk.arrange()
+
+    def export_plot(self) -> None:
+        """Write a plot to a file."""
+        self.live.export_plot()
+
+    def copy_plot(self) -> None:
+        """Put a picture of the plots on the clipboard."""
+        self.live.copy_image()
+
+    def quit(self) -> None:
+        """Close the window, which ends the application."""
+        self.close()
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        """Keep the layout, end the runner; what was not saved is in the journal."""
+        self.settings.save_layout("geometry", self.saveGeometry())
+        self.settings.save_layout("docks", self.desk.saveState())
+        self.hide()
+        self.status.close_timer()
+        self.collector.stop()
+        self.state.close()
+        super().closeEvent(event)
+
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
+        """Take session files and journals."""
+        if menus.dropped(event.mimeData()):
+            event.acceptProposedAction()
+
+    def dropEvent(self, event: QDropEvent) -> None:
+        """The first file is opened, or compared where a session is open already."""
+        event.acceptProposedAction()
+        for path in menus.dropped(event.mimeData()):
+            if self.state.session.segments or self.state.path is not None:
+                self.state.add_compared(path)
+            else:
+                self.open_path(path)
+
+    def _later(self, name: str) -> Later:
+        panel = self.desk.docks[name].widget()
+        assert isinstance(panel, Later)
+        return panel
+
+    def _make_toolbar(self) -> None:
+        self.toolbar = bar = QToolBar("Toolbar")
+        bar.setObjectName("toolbar")
+        bar.setMovable(False)
+        self.actions_.fill_toolbar(bar)
+        middle = QWidget()
+        middle.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+        row = _parts.tight(QHBoxLayout(middle))
+        self._title.setFont(fonts.heading())
+        row.addStretch(1)
+        row.addWidget(self._title)
+        row.addStretch(1)
+        bar.addWidget(middle)
+        find = QToolButton()
+        find.setDefaultAction(self.actions_["palette"])
+        bar.addWidget(find)
+        self.addToolBar(bar)
+
+    def _show_title(self) -> None:
+        session = self.state.session
+        place = "" if self.state.live else "  (opened file)"
+        self._title.setText(f"{session.title}{place}")
+        self.setWindowTitle(f"{session.title} - GPU optimization workbench")
+
+    def _show_comparison(self) -> None:
+        if self.state.compared:
+            self.desk.bring("compare")
+
+    def _restore(self) -> None:
+        self.resize(*SIZE)
+        geometry, docks = self.settings.layout("geometry"), self.settings.layout("docks")
+        if geometry is not None:
+            self.restoreGeometry(geometry)
+        if docks is not None:
+            self.desk.restoreState(docks)
+        else:
+            self.desk.proportion()
