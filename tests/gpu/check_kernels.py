@@ -1,0 +1,337 @@
+"""On a GPU host: is every operator right, and how fast is it? One JSON file and a table.
+
+    python tests/gpu/check_kernels.py [-o kernels.json] [--only rms_norm ...] [--minutes 6]
+
+Every operator is checked in a process of its own, several at a time, so that a crash or a hang of
+one costs only that one; then each is timed alone, what is right only. Needs torch, triton and this
+repository; neither pytest nor Qt. Exit code 1 if anything was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+import kernels  # noqa: E402
+from kernels import OPS, Case, Operator, hardware  # noqa: E402
+from kernels._check import Exact, as_tuple, stretched, tail_of_huge  # noqa: E402
+
+DEVICE = torch.device("cuda", 0)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+WORKERS = 6  # processes that check at the same time
+
+
+def main() -> int:
+    """Run as a script."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--output", type=Path, default=Path("kernels.json"))
+    parser.add_argument("--only", nargs="*", choices=sorted(OPS), default=sorted(OPS))
+    parser.add_argument("--minutes", type=float, default=6.0)
+    parser.add_argument("--part", choices=["right", "fast"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("check_kernels needs a CUDA GPU, and torch finds none", file=sys.stderr)
+        return 2
+    if options.part:
+        (name,) = options.only
+        part = check(OPS[name]) if options.part == "right" else measure(OPS[name])
+        options.output.write_text(json.dumps(part))
+        return 0
+    return _run_all(options.only, options.output, 60 * options.minutes)
+
+
+def _run_all(names: list[str], output: Path, seconds: float) -> int:
+    deadline = time.monotonic() + seconds
+    report: dict[str, Any] = {"environment": environment(), "right": {}, "fast": {}}
+    with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
+        begun = {n: pool.submit(_child, n, "right", deadline - 0.35 * seconds) for n in names}
+        for name, future in begun.items():
+            report["right"][name] = future.result()
+            print(*_summary(name, report["right"][name]), sep="\n", flush=True)
+            output.write_text(json.dumps(report, indent=1))
+    for name in names:
+        report["fast"][name] = _child(name, "fast", deadline)
+        print(*_table(name, report["fast"][name]), sep="\n", flush=True)
+        output.write_text(json.dumps(report, indent=1))
+    wrong = [name for name in names if report["right"][name]["failures"]]
+    print(f"\n{len(names) - len(wrong)} operators right, wrong: {wrong or 'none'}; {output}")
+    return 1 if wrong else 0
+
+
+def _child(name: str, part: str, deadline: float) -> dict[str, Any]:
+    """One operator's part in a process of its own; what went wrong with it is a failure."""
+    left = deadline - time.monotonic()
+    if left < 5:
+        return {"failures": [f"{part}: not run, out of time"]}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "part.json"
+        command = [sys.executable, __file__, "--only", name, "--part", part, "-o", str(file)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=left)
+        except subprocess.TimeoutExpired as expired:
+            said = (expired.stderr or b"").decode(errors="replace")[-1500:]
+            return {"failures": [f"{part}: took over {left:.0f} s\n{said}"]}
+        if done.returncode or not file.exists():
+            return {"failures": [f"{part}: process ended {done.returncode}\n{done.stderr[-3000:]}"]}
+        return json.loads(file.read_text())
+
+
+def environment() -> dict[str, Any]:
+    """The facts that decide a result."""
+    facts = hardware.of(DEVICE)
+    return {
+        "gpu": facts.name,
+        "capability": facts.capability,
+        "sm_count": facts.sm_count,
+        "torch": torch.__version__,
+        "triton": getattr(sys.modules.get("triton"), "__version__", None),
+        "python": platform.python_version(),
+        "status": {name: str(s) for name, s in kernels.status("cuda").items()},
+    }
+
+
+def check(op: Operator) -> dict[str, Any]:
+    """Everything about being right, of one operator on this GPU."""
+    failures: list[str] = []
+    worst: dict[str, float] = {}
+    checks = 0
+    for title, test in _checks(op, worst):
+        checks += 1
+        try:
+            failures += [f"{title}: {problem}" for problem in test()]
+        except kernels.Unavailable as refusal:
+            failures.append(f"{title}: {refusal}")
+        except Exception:  # noqa: BLE001  every failure is a line of the report
+            failures.append(f"{title}: {traceback.format_exc(limit=-6)}")
+            if "CUDA error" in failures[-1]:
+                break  # the context is lost, and with it this process
+    return {"checks": checks, "failures": failures, "worst": worst}
+
+
+def _checks(op: Operator, worst: dict[str, float]) -> Iterator[tuple[str, Callable[[], list[str]]]]:
+    rng = random.Random(0)
+    small = [case for case in op.cases if not case.bench]
+    small += [Case(f"random {i}", op.sizes(rng)) for i in range(3)]
+    for dtype in DTYPES:
+        for case in small:
+            for apart in (False, True) if dtype == torch.float16 else (False,):
+                title = f"{case.name} {dtype}{' apart' if apart else ''}"
+                yield title, lambda c=case, d=dtype, a=apart: _compare(op, c, d, a, worst)
+    for case in op.cases:
+        if case.bench:
+            yield (
+                f"{case.name} large",
+                lambda c=case: _compare(op, c, torch.bfloat16, False, worst, large=True),
+            )
+    case = next(c for c in small if "0" not in c.name.split()[0][:2])
+    yield f"{case.name} compiled", lambda: _compiled(op, case)
+    yield f"{case.name} captured", lambda: _captured(op, case)
+    yield f"{case.name} synchronization", lambda: _synchronizes(op, case)
+    yield f"{case.name} autocast", lambda: _autocast(op, case)
+    if op.huge and "triton" in op.implementations:
+        yield "over 2^31 elements", lambda: _huge(op)
+
+
+def _implementations(op: Operator, inputs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    arguments = [
+        x.detach().requires_grad_() if name in op.gradients and x is not None else x
+        for name, x in inputs.items()
+    ]
+    for name, implementation in op.implementations.items():
+        if implementation.missing("cuda") is None and not (
+            implementation.refuses and implementation.refuses(*arguments)
+        ):
+            yield name, implementation.call
+
+
+def _compare(
+    op: Operator,
+    case: Case,
+    dtype: torch.dtype,
+    apart: bool,
+    worst: dict[str, float],
+    large: bool = False,
+) -> list[str]:
+    inputs = op.inputs(case, DEVICE, dtype, 0)
+    if apart:
+        inputs = stretched(inputs)
+    exact = Exact(op, inputs, large=large)
+    problems = []
+    for name, call in _implementations(op, inputs):
+        if large and name in ("manual", "sdpa_math"):
+            continue  # they hold the whole matrix of weights
+        try:
+            compared = exact.compare(call)
+        except Exception:
+            problems.append(f"{name}: {traceback.format_exc(limit=-6)}")
+            if "CUDA error" in problems[-1]:
+                raise
+            continue
+        problems += [f"{name}: {comparison}" for comparison in compared if not comparison.right]
+        for comparison in compared:
+            key = f"{name} {dtype}"
+            share = comparison.error / comparison.allowed if comparison.allowed else 0.0
+            worst[key] = max(worst.get(key, 0.0), share)
+    return problems
+
+
+def _triton_or_auto(op: Operator, inputs: dict[str, Any]) -> list[str]:
+    names = [name for name, _ in _implementations(op, inputs)]
+    return [name for name in ("triton",) if name in names] + ["auto"]
+
+
+def _public(op: Operator, impl: str) -> Callable[..., Any]:
+    """The public function by position, under a choice."""
+
+    def call(*args: Any) -> Any:
+        with kernels.using(**{op.name: impl}):
+            return kernels._dispatch.run(op, None, *args)
+
+    return call
+
+
+def _compiled(op: Operator, case: Case) -> list[str]:
+    inputs = op.inputs(case, DEVICE, torch.bfloat16, 0)
+    exact, problems = Exact(op, inputs), []
+    for impl in _triton_or_auto(op, inputs):
+        torch._dynamo.reset()
+
+        def call(*args: Any) -> Any:
+            return op.function(**dict(zip(inputs, args, strict=True)))
+
+        with kernels.using(**{op.name: impl}):
+            compared = exact.judge(exact.results(torch.compile(call, fullgraph=True)))
+        problems += [f"{impl}: {comparison}" for comparison in compared if not comparison.right]
+    return problems
+
+
+def _step(op: Operator, inputs: dict[str, Any], call: Callable[..., Any]) -> Callable[[], Any]:
+    """Forward and backward as one function of nothing, on fixed tensors."""
+    names = [n for n in op.gradients if inputs.get(n) is not None]
+    arguments = {n: x.detach().requires_grad_() if n in names else x for n, x in inputs.items()}
+    upstream = [torch.randn_like(y) for y in as_tuple(call(*arguments.values()))]
+
+    def step() -> tuple[torch.Tensor, ...]:
+        outputs = as_tuple(call(*arguments.values()))
+        if not names:
+            return outputs
+        live = [(y, u) for y, u in zip(outputs, upstream, strict=True) if y.requires_grad]
+        leaves = [arguments[n] for n in names]
+        return (*outputs, *torch.autograd.grad([y for y, _ in live], leaves, [u for _, u in live]))
+
+    return step
+
+
+def _captured(op: Operator, case: Case) -> list[str]:
+    inputs = op.inputs(case, DEVICE, torch.bfloat16, 0)
+    problems = []
+    for impl in _triton_or_auto(op, inputs):
+        step = _step(op, inputs, _public(op, impl))
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            eager = step()
+            step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            captured = step()
+        for tensor in captured:
+            tensor.detach().fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        if not all(torch.equal(a, b) for a, b in zip(eager, captured, strict=True)):
+            problems.append(f"{impl}: the replay differs from the eager call")
+    return problems
+
+
+def _synchronizes(op: Operator, case: Case) -> list[str]:
+    inputs = op.inputs(case, DEVICE, torch.bfloat16, 0)
+    for impl in _triton_or_auto(op, inputs):
+        step = _step(op, inputs, _public(op, impl))
+        step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return []
+
+
+def _autocast(op: Operator, case: Case) -> list[str]:
+    inputs = op.inputs(case, DEVICE, torch.float32, 0)
+    problems = []
+    for impl in _triton_or_auto(op, inputs):
+        with torch.autocast("cuda", torch.bfloat16):
+            results = _step(op, inputs, _public(op, impl))()
+        if not all(bool(torch.isfinite(t).all()) for t in results):
+            problems.append(f"{impl}: not finite under autocast")
+    return problems
+
+
+def _huge(op: Operator) -> list[str]:
+    assert op.huge is not None
+    inputs = op.inputs(Case("huge", op.huge), DEVICE, torch.float16, 0)
+    assert next(iter(inputs.values())).numel() > 1 << 31
+    compared = tail_of_huge(op, inputs, op.implementations["triton"].call)
+    return [str(comparison) for comparison in compared if not comparison.right]
+
+
+def _summary(name: str, part: dict[str, Any]) -> list[str]:
+    failures = part["failures"]
+    lines = [f"{name}: {'WRONG' if failures else 'right'}, {part.get('checks', 0)} checks"]
+    lines += ["    " + failure.replace("\n", "\n    ")[:1500] for failure in failures[:6]]
+    if len(failures) > 6:
+        lines.append(f"    and {len(failures) - 6} more")
+    return lines
+
+
+def measure(op: Operator) -> dict[str, Any]:
+    """Everything about being fast, of one operator on this GPU."""
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    from kernel_timing import measure_operator
+
+    return measure_operator(op, DEVICE)
+
+
+def _table(name: str, part: dict[str, Any]) -> list[str]:
+    lines = [f"\n{name}"]
+    for row in part.get("rows", []):
+        for direction in ("forward", "backward"):
+            if direction in row:
+                lines.append(_row(row, direction))
+    lines += ["    " + failure[:1500] for failure in part.get("failures", [])]
+    lines += [f"    host {key}: {us:.1f} us a call" for key, us in part.get("host_us", {}).items()]
+    return lines
+
+
+def _row(row: dict[str, Any], direction: str) -> str:
+    us = row[direction]["us"]
+    if us is None:
+        return f"    {row['case']:34} {direction:9} {row['impl']:15} {row[direction]['why'][:60]}"
+    return (
+        f"    {row['case']:34} {direction:9} {row['impl']:15} {us:10.1f} us"
+        f"  {100 * row[direction]['floor_us'] / us:5.1f} % of speed of light"
+        f"  kernels {row[direction].get('kernel_us') or float('nan'):9.1f} us"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
