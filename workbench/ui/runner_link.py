@@ -27,7 +27,6 @@ class RunnerLink(QObject):
         self._reader: StreamReader | None = None
         self._retired: list[StreamReader] = []
         self._asked = 0.0  # monotonic time of a command that is to be answered, 0 when none is
-        self._limit_s = START_S
         self._frame = QTimer(self)
         self._frame.setSingleShot(True)
         self._frame.timeout.connect(self.arrived)
@@ -45,7 +44,7 @@ class RunnerLink(QObject):
         self._reader = StreamReader(launch, self)
         self._reader.arrived.connect(self._schedule)
         self._reader.start()
-        self._asked, self._limit_s = time.monotonic(), START_S
+        self._asked = time.monotonic()
         self._watch.start(1000)
 
     def send(self, command: protocol.Command) -> None:
@@ -96,8 +95,9 @@ class RunnerLink(QObject):
     def _look(self) -> None:
         if self._reader is None or not self._asked:
             return
+        limit_s = ANSWER_S if self._reader.last_heard else START_S
         if self._reader.last_heard > self._asked:
-            self._asked, self._limit_s = 0.0, ANSWER_S
-        elif time.monotonic() - self._asked > self._limit_s:
             self._asked = 0.0
-            self.silent.emit(self._limit_s)
+        elif time.monotonic() - self._asked > limit_s:
+            self._asked = 0.0
+            self.silent.emit(limit_s)

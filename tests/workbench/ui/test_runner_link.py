@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 
 import msgspec
 import psutil
+import pytest
 from PySide6.QtCore import QThread, QTimer
 from PySide6.QtWidgets import QPushButton
 
@@ -88,10 +88,8 @@ def test_an_out_of_memory_run_is_one_sentence_and_the_runner_stays(qtbot, ready)
 
 def test_a_runner_that_does_not_answer_is_reported_once(qtbot, ready, monkeypatch):
     monkeypatch.setattr(runner_link, "ANSWER_S", 1.0)
-    link = ready.state._link
-    qtbot.waitUntil(lambda: link._limit_s == 1.0, timeout=4000)
     run(qtbot, ready, "hang")
-    qtbot.waitUntil(lambda: bool(ready.state.failures), timeout=6000)
+    qtbot.waitUntil(lambda: bool(ready.state.failures), timeout=20_000)
     assert ready.state.failures[0].kind == "hang"
     assert ready.failures.banners[0].findChild(QPushButton).text() == "Start a new runner"
     qtbot.wait(1500)
@@ -118,7 +116,17 @@ def test_a_runner_that_cannot_be_started_is_a_sentence(qtbot, qapp):
     state.close()
 
 
-def test_closing_leaves_no_thread_timer_or_process(qtbot, ready):
+def python_threads():
+    """Those of Python's own; a QThread that ran Python lingers in the list as a dummy."""
+    return [t for t in threading.enumerate() if not t.name.startswith("Dummy-")]
+
+
+@pytest.fixture
+def threads_before():
+    return set(python_threads())
+
+
+def test_closing_leaves_no_thread_timer_or_process(qtbot, threads_before, ready):
     state = ready.state
     run(qtbot, ready)
     qtbot.waitUntil(lambda: state.runner_state == "running")
@@ -130,14 +138,7 @@ def test_closing_leaves_no_thread_timer_or_process(qtbot, ready):
     assert not [timer for timer in state.findChildren(QTimer) if timer.isActive()]
     assert not [timer for timer in ready.findChildren(QTimer) if timer.isActive()]
     assert not [thread for thread in state.findChildren(QThread) if thread.isRunning()]
-    ours = ("runner-closer", "runner-log", "stream-reader")
-    deadline = time.monotonic() + 3
-    while time.monotonic() < deadline:
-        left = [t.name for t in threading.enumerate() if t.name in ours]
-        if not left:
-            break
-        time.sleep(0.05)
-    assert not left
+    assert not set(python_threads()) - threads_before
 
 
 def test_the_window_is_told_of_messages_once_until_it_takes_them(qapp, qtbot):
