@@ -53,7 +53,7 @@ def trouble(environment: Mapping[str, str] = os.environ) -> str:
         return ""
     if not display:
         return f"there is no display: start it on a desktop or through `ssh -X`, {OTHERWISE}"
-    return _missing(XCB_PACKAGES) or _unreachable(display)
+    return _unreachable(display) or _missing(XCB_PACKAGES)
 
 
 def _missing(packages: Mapping[str, str]) -> str:
