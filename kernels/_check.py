@@ -160,11 +160,16 @@ def tail_of_huge(op: Operator, inputs: Inputs, call: Callable[..., Any]) -> list
 
 @contextlib.contextmanager
 def poisoned() -> Iterator[None]:
-    """Memory from ``torch.empty`` and its kin holds NaN: a result never written is seen."""
+    """Memory from ``torch.empty`` and its kin holds NaN: a result never written is seen.
+
+    Only real memory: what a compiler traces has none, and would keep the poison in its code.
+    """
 
     def poison(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def made(*args: Any, **kwargs: Any) -> Tensor:
             tensor = make(*args, **kwargs)
+            if torch.compiler.is_compiling() or type(tensor) is not Tensor:
+                return tensor
             return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
 
         return made

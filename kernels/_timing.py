@@ -31,12 +31,13 @@ class Ceilings:
 @functools.cache
 def ceilings(device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> Ceilings:
     """Measured once per device and dtype, on random data."""
-    source = torch.randn(1 << 30, dtype=torch.bfloat16, device=device)
+    on_gpu = torch.device(device).type == "cuda"
+    source = torch.randn(1 << (30 if on_gpu else 26), device=device).to(torch.bfloat16)
     target = torch.empty_like(source)
-    copy_us = gpu_us(lambda: target.copy_(source), repeats=10)
-    side = 8192
+    copy_us = gpu_us(lambda: target.copy_(source), repeats=10, device=device)
+    side = 8192 if on_gpu else 1024
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    product_us = gpu_us(lambda: a @ b, repeats=10)
+    product_us = gpu_us(lambda: a @ b, repeats=10, device=device)
     return Ceilings(2e6 * source.nbytes / copy_us, 1e6 * 2 * side**3 / product_us)
 
 
@@ -47,14 +48,23 @@ def _evictor(device: str) -> Tensor:
 
 
 def gpu_us(call: Callable[[], Any], *, repeats: int = 30, device: str = "cuda") -> float:
-    """Median microseconds of GPU time of one call, with cold caches, by CUDA events.
+    """Median of ``gpu_times_us``."""
+    return statistics.median(gpu_times_us(call, repeats=repeats, device=device))
+
+
+def gpu_times_us(
+    call: Callable[[], Any], *, repeats: int = 30, device: str = "cuda"
+) -> list[float]:
+    """Microseconds of GPU time of single calls, with cold caches, by CUDA events.
 
     Before each call the whole L2 is overwritten, which also keeps the GPU busy for longer than the
-    host needs to launch the call, so that launching is not timed.
+    host needs to launch the call, so that launching is not timed. On the CPU: of wall time.
     """
-    evictor = _evictor(device)
     for _ in range(3):
         call()
+    if torch.device(device).type == "cpu":
+        return [_wall_us(call) for _ in range(repeats)]
+    evictor = _evictor(device)
     events = [
         (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
         for _ in range(repeats)
@@ -65,7 +75,13 @@ def gpu_us(call: Callable[[], Any], *, repeats: int = 30, device: str = "cuda") 
         call()
         end.record()
     torch.cuda.synchronize()
-    return 1e3 * statistics.median(begin.elapsed_time(end) for begin, end in events)
+    return [1e3 * begin.elapsed_time(end) for begin, end in events]
+
+
+def _wall_us(call: Callable[[], Any]) -> float:
+    began = time.perf_counter_ns()
+    call()
+    return (time.perf_counter_ns() - began) / 1e3
 
 
 def kernel_us(call: Callable[[], Any], *, repeats: int = 20, device: str = "cuda") -> float:
@@ -88,16 +104,17 @@ def kernel_us(call: Callable[[], Any], *, repeats: int = 20, device: str = "cuda
     return total / repeats
 
 
-def host_us(call: Callable[[], Any], *, calls: int = 300) -> float:
+def host_us(call: Callable[[], Any], device: str = "cuda", *, calls: int = 300) -> float:
     """Median microseconds that the host spends in one call; for inputs small enough for the GPU."""
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
     for _ in range(10):
         call()
-    torch.cuda.synchronize()
+    synchronize()
     spent = []
     for _ in range(5):
         start = time.perf_counter_ns()
         for _ in range(calls // 5):
             call()
         spent.append((time.perf_counter_ns() - start) / (calls // 5) / 1e3)
-        torch.cuda.synchronize()
+        synchronize()
     return statistics.median(spent)

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import functools
 import json
 import os
 import platform
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +34,14 @@ import torch  # noqa: E402
 
 import kernels  # noqa: E402
 from kernels import OPS, Case, Operator, hardware  # noqa: E402
+from kernels._bench import Row, bench, host_times_us  # noqa: E402
 from kernels._check import Exact, as_tuple, stretched, tail_of_huge  # noqa: E402
+from kernels._timing import ceilings  # noqa: E402
 
 DEVICE = torch.device("cuda", 0)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 WORKERS = 6  # processes that check at the same time
+COSTLY = "attention"  # is timed last, with all the time that is left
 
 
 def main() -> int:
@@ -44,15 +50,18 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, default=Path("kernels.json"))
     parser.add_argument("--only", nargs="*", choices=sorted(OPS), default=sorted(OPS))
     parser.add_argument("--minutes", type=float, default=6.0)
-    parser.add_argument("--part", choices=["right", "fast"], help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=["right", "fast"], help="only this, in this process")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("check_kernels needs a CUDA GPU, and torch finds none", file=sys.stderr)
         return 2
     if options.part:
         (name,) = options.only
-        part = check(OPS[name]) if options.part == "right" else measure(OPS[name])
-        options.output.write_text(json.dumps(part))
+        write = functools.partial(_write, options.output)
+        if options.part == "right":
+            write(check(OPS[name]))
+        else:
+            measure(OPS[name], time.monotonic() + 60 * options.minutes, write)
         return 0
     return _run_all(options.only, options.output, 60 * options.minutes)
 
@@ -66,8 +75,10 @@ def _run_all(names: list[str], output: Path, seconds: float) -> int:
             report["right"][name] = future.result()
             print(*_summary(name, report["right"][name]), sep="\n", flush=True)
             output.write_text(json.dumps(report, indent=1))
-    for name in names:
-        report["fast"][name] = _child(name, "fast", deadline)
+    for place, name in enumerate(sorted(names, key=COSTLY.__eq__)):
+        left = deadline - time.monotonic()
+        limit = time.monotonic() + min(left, 2 * left / (len(names) - place))
+        report["fast"][name] = _child(name, "fast", limit)
         print(*_table(name, report["fast"][name]), sep="\n", flush=True)
         output.write_text(json.dumps(report, indent=1))
     wrong = [name for name in names if report["right"][name]["failures"]]
@@ -83,14 +94,26 @@ def _child(name: str, part: str, deadline: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "part.json"
         command = [sys.executable, __file__, "--only", name, "--part", part, "-o", str(file)]
+        command += ["--minutes", str(0.8 * left / 60)]
+        problem = ""
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=left)
         except subprocess.TimeoutExpired as expired:
             said = (expired.stderr or b"").decode(errors="replace")[-1500:]
-            return {"failures": [f"{part}: took over {left:.0f} s\n{said}"]}
-        if done.returncode or not file.exists():
-            return {"failures": [f"{part}: process ended {done.returncode}\n{done.stderr[-3000:]}"]}
-        return json.loads(file.read_text())
+            problem = f"{part}: took over {left:.0f} s\n{said}"
+        else:
+            if done.returncode:
+                problem = f"{part}: process ended {done.returncode}\n{done.stderr[-3000:]}"
+        found = json.loads(file.read_text()) if file.exists() else {"failures": []}
+        found["failures"] += [problem] if problem else []
+        return found
+
+
+def _write(file: Path, part: dict[str, Any]) -> None:
+    """Whole or not at all: the process may be killed at any time."""
+    new = file.with_suffix(".new")
+    new.write_text(json.dumps(part))
+    new.replace(file)
 
 
 def environment() -> dict[str, Any]:
@@ -303,34 +326,45 @@ def _summary(name: str, part: dict[str, Any]) -> list[str]:
     return lines
 
 
-def measure(op: Operator) -> dict[str, Any]:
-    """Everything about being fast, of one operator on this GPU."""
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    from kernel_timing import measure_operator
+def measure(op: Operator, deadline: float, write: Callable[[dict[str, Any]], None]) -> None:
+    """Everything about being fast, of one operator on this GPU; written after every row."""
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
+    part: dict[str, Any] = {"failures": [], "rows": [], "host_us": {}}
+    rows: dict[int, dict[str, Any]] = {}
 
-    return measure_operator(op, DEVICE)
+    def on_row(row: Row) -> None:
+        rows[id(row)] = asdict(row)
+        part["rows"] = list(rows.values())
+        write(part)
+
+    limits = ceilings(str(DEVICE))
+    part["copy_gb_per_s"] = limits.bytes_per_s / 1e9
+    part["matmul_tflop_per_s"] = limits.flops_per_s / 1e12
+    part["host_us"] = host_times_us(op, DEVICE, torch.bfloat16)
+    kept = bench(op, DEVICE, torch.bfloat16, on_row, deadline=deadline)
+    part["failures"] = [f"{r.case} {r.impl}: {r.problem}" for r in kept if _ours(op, r)]
+    write(part)
+
+
+def _ours(op: Operator, row: Row) -> bool:
+    return bool(row.problem) and row.impl in op.implementations
 
 
 def _table(name: str, part: dict[str, Any]) -> list[str]:
     lines = [f"\n{name}"]
-    for row in part.get("rows", []):
-        for direction in ("forward", "backward"):
-            if direction in row:
-                lines.append(_row(row, direction))
-    lines += ["    " + failure[:1500] for failure in part.get("failures", [])]
     lines += [f"    host {key}: {us:.1f} us a call" for key, us in part.get("host_us", {}).items()]
+    for row in sorted(part.get("rows", []), key=lambda r: (r["case"], r["direction"])):
+        head = f"    {row['case']:34} {row['direction']:9} {row['impl']:15}"
+        if not row["times_us"]:
+            lines.append(f"{head} {row['problem'][-120:]}")
+            continue
+        us = statistics.median(row["times_us"])
+        lines.append(
+            f"{head} {us:10.1f} us  {100 * row['floor_us'] / us:5.1f} % of speed of light"
+            f"  kernels {row['kernel_us'] or float('nan'):9.1f} us  error {row['error']:.2f}"
+        )
+    lines += ["    " + failure[:1500] for failure in part["failures"]]
     return lines
-
-
-def _row(row: dict[str, Any], direction: str) -> str:
-    us = row[direction]["us"]
-    if us is None:
-        return f"    {row['case']:34} {direction:9} {row['impl']:15} {row[direction]['why'][:60]}"
-    return (
-        f"    {row['case']:34} {direction:9} {row['impl']:15} {us:10.1f} us"
-        f"  {100 * row[direction]['floor_us'] / us:5.1f} % of speed of light"
-        f"  kernels {row[direction].get('kernel_us') or float('nan'):9.1f} us"
-    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,217 @@
+"""How fast an operator is: every implementation, the compiled reference and installed peers.
+
+Each is compared with the reference first: what is wrong is not timed. What was timed is a ``Row``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels._check import Exact, as_tuple
+from kernels._operator import Case, Cost, Inputs, Operator, Work
+from kernels._peers import peers
+from kernels._timing import ceilings, gpu_times_us, host_us, kernel_us
+
+COMPILED = "torch.compile"  # the reference, compiled
+REFERENCE = "reference"
+_WHOLE_MATRIX = ("manual", "sdpa_math")  # attention backends that hold every weight at once
+_WHOLE_LIMIT = 1 << 25  # queries times keys up to which they are timed
+
+
+@dataclass
+class Row:
+    """One implementation at one case in one direction.
+
+    ``times_us``: GPU time of single calls with cold caches, by CUDA events. ``kernel_us``: mean
+    time in kernels alone, by CUPTI, where it can be had. ``floor_us``: what the mathematics needs
+    at the ceilings of this run. ``error``: largest error over what is allowed, of all outputs and
+    gradients. ``first_s``: the first call, its compilation and tuning included. ``problem``: why
+    there are no times.
+    """
+
+    op: str
+    case: str
+    impl: str
+    direction: str  # "forward" or "backward"
+    dtype: str
+    work: Work
+    floor_us: float
+    error: float = float("nan")
+    first_s: float = float("nan")
+    times_us: list[float] = field(default_factory=list)
+    kernel_us: float | None = None
+    problem: str = ""
+
+
+OnRow = Callable[[Row], None]
+_Profiled = list[tuple[Row, Callable[[], Any]]]
+
+
+def bench(
+    op: Operator,
+    device: torch.device,
+    dtype: torch.dtype,
+    on_row: OnRow,
+    *,
+    cases: tuple[Case, ...] | None = None,
+    deadline: float = float("inf"),
+    profile: bool = True,
+) -> list[Row]:
+    """Time one operator; ``on_row`` hears of each row once it is timed, and again once profiled.
+
+    ``cases``: by default the operator's large ones on a GPU, its first on the CPU. ``deadline``: of
+    ``time.monotonic``; what is not begun by then says so. Profiling comes last: it slows the rest
+    of the process.
+    """
+    rows: list[Row] = []
+    profiled: _Profiled = []
+
+    def hear(row: Row) -> None:
+        rows.append(row)
+        on_row(row)
+
+    for case in cases if cases is not None else default_cases(op, device.type):
+        _bench_case(op, case, device, dtype, hear, profiled, deadline)
+    if profile and device.type == "cuda":
+        for row, call in profiled:
+            if time.monotonic() > deadline:
+                break
+            with contextlib.suppress(Exception):  # CUPTI may be taken or forbidden: no column then
+                row.kernel_us = kernel_us(call, repeats=10)
+                on_row(row)
+    return rows
+
+
+def default_cases(op: Operator, device_type: str) -> tuple[Case, ...]:
+    """What is timed unless something else is asked for."""
+    if device_type == "cuda":
+        return tuple(case for case in op.cases if case.bench)
+    return op.cases[:1]
+
+
+def host_times_us(op: Operator, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """Host time of the public function a call, on inputs too small to keep a GPU busy."""
+    case = next(c for c in op.cases if not c.bench)
+    inputs = op.inputs(case, device, dtype, 0)
+    leaves = _leaves(op, inputs)
+    with torch.no_grad():
+        found = {"without gradient": host_us(lambda: op.function(**inputs), device.type)}
+    if op.gradients:
+        found["with gradient"] = host_us(lambda: op.function(**leaves), device.type)
+    return found
+
+
+def _bench_case(
+    op: Operator,
+    case: Case,
+    device: torch.device,
+    dtype: torch.dtype,
+    hear: OnRow,
+    profiled: _Profiled,
+    deadline: float,
+) -> None:
+    inputs = op.inputs(case, device, dtype, 0)
+    cost = op.cost(**inputs)
+    limits = ceilings(str(device), dtype)
+
+    def row(impl: str, direction: str, work: Work, **known: Any) -> Row:
+        name = str(dtype).removeprefix("torch.")
+        return Row(op.name, case.name, impl, direction, name, work, limits.floor_us(work), **known)
+
+    try:
+        exact = Exact(op, inputs, large=True)
+    except torch.OutOfMemoryError:
+        hear(row(REFERENCE, "forward", cost.forward, problem="does not fit in memory"))
+        return
+    for impl, call in _subjects(op, inputs):
+        if time.monotonic() > deadline:
+            hear(row(impl, "forward", cost.forward, problem="not timed: out of time"))
+            continue
+        began = time.perf_counter()
+        try:
+            compared = exact.compare(call, poison=False)
+            _synchronize(device)
+            known = {
+                "first_s": time.perf_counter() - began,
+                "error": max((c.error / c.allowed for c in compared if c.allowed), default=0.0),
+            }
+            wrong = [str(c) for c in compared if not c.right]
+            if wrong:
+                hear(row(impl, "forward", cost.forward, problem=f"wrong: {wrong[0]}", **known))
+                continue
+            for direction, work, timed in _directions(op, cost, call, inputs):
+                new = row(impl, direction, work, **known)
+                new.times_us = gpu_times_us(timed, device=str(device))
+                hear(new)
+                profiled.append((new, timed))
+        except Exception:  # noqa: BLE001  the rest is still to be timed
+            problem = f"failed: {traceback.format_exc(limit=-4)}"
+            hear(row(impl, "forward", cost.forward, problem=problem))
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+def _subjects(op: Operator, inputs: Inputs) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """What is timed on these inputs: a name, and a function of the inputs by position."""
+    device = next(iter(inputs.values())).device
+    arguments = list(_leaves(op, inputs).values())
+    whole = "q_BHSD" in inputs and inputs["q_BHSD"].shape[2] * inputs["k_BGTD"].shape[2]
+    for name, implementation in op.implementations.items():
+        if whole and name in _WHOLE_MATRIX and whole > _WHOLE_LIMIT:
+            continue
+        refuses = implementation.refuses
+        if implementation.missing(device.type) is None and not (refuses and refuses(*arguments)):
+            yield name, implementation
+    for name, peer in peers(op.name).items():
+        if peer(*arguments) is not NotImplemented:
+            yield name, peer
+    if op.large_reference is None:
+        torch._dynamo.reset()
+        # A backward pass that is timed runs many times over one forward pass.
+        torch._functorch.config.donated_buffer = False
+        yield COMPILED, torch.compile(op.reference, fullgraph=True, dynamic=False)
+
+
+def _directions(
+    op: Operator, cost: Cost, call: Callable[..., Any], inputs: Inputs
+) -> Iterator[tuple[str, Work, Callable[[], Any]]]:
+    plain = list(inputs.values())
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return call(*plain)
+
+    yield "forward", cost.forward, forward
+    leaves = _leaves(op, inputs)
+    wanted = [x for x in leaves.values() if isinstance(x, Tensor) and x.requires_grad]
+    if cost.backward is None or not wanted:
+        return
+    live = [y for y in as_tuple(call(*leaves.values())) if y.requires_grad]
+    if not live:
+        return
+    upstream = [torch.randn_like(y) for y in live]
+    yield (
+        "backward",
+        cost.backward,
+        lambda: torch.autograd.grad(live, wanted, upstream, retain_graph=True),
+    )
+
+
+def _leaves(op: Operator, inputs: Inputs) -> Inputs:
+    return {
+        name: x.detach().requires_grad_() if name in op.gradients and x is not None else x
+        for name, x in inputs.items()
+    }
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
