@@ -103,6 +103,9 @@ def main() -> int:
     parser.add_argument("--preset", default="base")
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--workloads", nargs="+", default=["decode", "prefill", "forward", "train"])
+    parser.add_argument(
+        "--toggles", nargs="+", help="only the base and configurations that set one of these"
+    )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     try:
@@ -116,6 +119,9 @@ def main() -> int:
     results = []
     for workload in options.workloads:
         choices = TRAINING if workload == "train" else INFERENCE
+        if options.toggles:
+            wanted = {*options.toggles}
+            choices = [c for c in choices if c in ({}, BF16) or wanted & {*c, *c.values()}]
         results += sweep(recorder, options.preset, workload, choices, deadline)
         report(recorder.session, results, options.out)
     return 0 if any("median_ms" in result for result in results) else 1

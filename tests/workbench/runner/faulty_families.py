@@ -48,6 +48,19 @@ def _lost_context() -> None:
     raise RuntimeError("CUDA error: an illegal memory access was encountered\nMore advice.")
 
 
+def _fill_the_gpu() -> None:
+    torch.empty(2**46, dtype=torch.uint8, device="cuda")
+
+
+def _read_out_of_bounds() -> None:
+    rows = torch.zeros(4, device="cuda")
+    rows[torch.tensor([9], device="cuda")]
+
+
+def _keep_the_gpu_busy() -> None:
+    torch.cuda._sleep(2**50)  # cycles: some days
+
+
 def _hang() -> None:
     time.sleep(3600)
 
@@ -65,6 +78,9 @@ FAULTS = {
     "gpu-memory": _out_of_gpu_memory,
     "host-memory": _out_of_host_memory,
     "lost-context": _lost_context,
+    "fill-gpu": _fill_the_gpu,
+    "out-of-bounds": _read_out_of_bounds,
+    "busy-gpu": _keep_the_gpu_busy,
     "hang": _hang,
     "deaf": _hang_deafly,
     "exit": lambda: os._exit(7),
