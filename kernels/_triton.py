@@ -27,6 +27,7 @@ __all__ = [
     "no_fp64",
     "on_device",
     "power_of_two",
+    "shared_bytes",
     "sm_count",
     "tl",
     "triton",
@@ -100,6 +101,14 @@ def sm_count(device_index: int | None) -> int:
     if INTERPRETED or not torch.cuda.is_available():
         return hardware.of("cpu").sm_count
     return hardware.of(torch.device("cuda", device_index)).sm_count
+
+
+@traced_as_constant
+def shared_bytes(device_index: int | None) -> int:
+    """Shared memory that one block of a GPU can have (None: the current one); plenty elsewhere."""
+    if INTERPRETED or not torch.cuda.is_available():
+        return 227 << 10
+    return hardware.of(torch.device("cuda", device_index)).shared_bytes
 
 
 def as_rows(x: Tensor) -> Tensor:

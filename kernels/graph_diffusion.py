@@ -37,9 +37,18 @@ from kernels._operator import (
     tensor_bytes,
     unit_stride,
 )
-from kernels._triton import missing, no_fp64, on_device, power_of_two, tl, triton
+from kernels._triton import (
+    missing,
+    no_fp64,
+    on_device,
+    power_of_two,
+    shared_bytes,
+    tl,
+    triton,
+)
 
-MAX_SLOTS = 256  # the whole graph is held on the chip
+MAX_SLOTS = 128  # the whole graph is held on the chip
+NEEDED_BYTES = 150 << 10  # of shared memory, for so many
 
 
 def graph_diffusion(
@@ -112,11 +121,11 @@ def _diffuse_kernel(
     b_p = tl.load(p_ptr + o_p, mask=m_p, other=0.0).to(tl.float32)
     b_h = b_start
     b_sum = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
-    for s in tl.static_range(STEPS):
+    for s in range(STEPS):
         if KEEP:
             p_state = states_ptr + (s * n_rows + o_n)[:, None] * SLOTS + o_m[None, :]
             tl.store(p_state, b_h, mask=m)
-        b_next = ALPHA * tl.dot(b_h, b_p, input_precision="ieee")
+        b_next = ALPHA * tl.dot(b_h, b_p, input_precision="tf32x3")
         if BACKWARD:
             b_sum += (1 - ALPHA) * b_h
             b_h = b_next
@@ -188,8 +197,9 @@ def _triton(h: Tensor, p: Tensor, steps: int, alpha: float) -> Tensor:
 
 
 def _refuses(h: Tensor, p: Tensor, steps: int, alpha: float) -> str | None:
-    if p.shape[0] > MAX_SLOTS:
-        return f"takes up to {MAX_SLOTS} slots, not {p.shape[0]}"
+    most = MAX_SLOTS if shared_bytes(h.device.index) >= NEEDED_BYTES else MAX_SLOTS // 2
+    if p.shape[0] > most:
+        return f"takes up to {most} slots on this GPU, not {p.shape[0]}"
     return no_fp64(h) if h.numel() else "takes no empty tensors"
 
 

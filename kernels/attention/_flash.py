@@ -14,8 +14,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels._operator import Implementation, unit_stride
-from kernels._triton import missing, no_fp64, on_device, power_of_two, sm_count, triton
+from kernels._operator import Implementation, traced_as_constant, unit_stride
+from kernels._triton import (
+    missing,
+    no_fp64,
+    on_device,
+    power_of_two,
+    shared_bytes,
+    sm_count,
+    triton,
+)
 from kernels.attention._flash_kernels import (
     delta_kernel,
     dkdv_kernel,
@@ -25,26 +33,34 @@ from kernels.attention._flash_kernels import (
 )
 
 MAX_DIM = 256
+MAX_DIM_FP32 = 128
+LARGE_BYTES = (
+    160 << 10
+)  # of shared memory, as data-centre GPUs have; the tiles for less are smaller
 
 
-def _forward_tile(dim: int, rows: int, wide: bool) -> tuple[int, int, int, int]:
+def _forward_tile(dim: int, rows: int, wide: bool, large: bool) -> tuple[int, int, int, int]:
     """Rows, keys, warps and stages of the forward kernel."""
     if rows <= 64:
-        return max(16, power_of_two(rows)), 64 if dim <= 128 else 32, 4, 2 if wide else 3
+        return max(16, power_of_two(rows)), 64 if dim <= 128 and large else 32, 4, 2
     if wide:
-        return 64, 32, 4, 2
+        return 64, 32, 4, 2 if large else 1
     if dim <= 64:
         return 128, 64, 4, 3
-    return (128, 128, 8, 2) if dim <= 128 else (128, 64, 8, 2)
+    if large:
+        return (128, 128, 8, 2) if dim <= 128 else (128, 64, 8, 2)
+    return (128, 64, 8, 2) if dim <= 128 else (64, 32, 4, 2)
 
 
-def _backward_tile(dim: int, wide: bool) -> tuple[int, int, int, int]:
+def _backward_tile(dim: int, wide: bool, large: bool) -> tuple[int, int, int, int]:
     """Rows, keys, warps and stages of the backward kernels."""
     if wide:
         return 32, 32, 4, 1
     if dim <= 64:
-        return 128, 128, 8, 2
-    return (64, 128, 8, 2) if dim <= 128 else (32, 64, 8, 1)
+        return (128, 128, 8, 2) if large else (64, 64, 4, 2)
+    if large:
+        return (64, 128, 8, 2) if dim <= 128 else (32, 64, 8, 1)
+    return (32, 64, 4, 1) if dim <= 128 else (32, 32, 4, 1)
 
 
 def _splits(q: Tensor, k: Tensor, rows: int, m: int, n: int) -> int:
@@ -56,9 +72,13 @@ def _splits(q: Tensor, k: Tensor, rows: int, m: int, n: int) -> int:
     return max(1, min(wanted, 64, triton.cdiv(k.shape[2], 2 * n)))
 
 
-@torch.compiler.assume_constant_result
+def _large(q: Tensor) -> bool:
+    return shared_bytes(q.device.index) >= LARGE_BYTES
+
+
+@traced_as_constant
 def _precision() -> str:
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 class _Flash(torch.autograd.Function):
@@ -77,7 +97,8 @@ class _Flash(torch.autograd.Function):
         batch, heads, length, dim = q.shape
         groups, keys = k.shape[1:3]
         rows = length * (heads // groups)
-        m, n, warps, stages = _forward_tile(dim, rows, q.dtype == torch.float32)
+        wide, large = q.dtype == torch.float32, _large(q)
+        m, n, warps, stages = _forward_tile(dim, rows, wide, large)
         splits = _splits(q, k, rows, m, n)
         out = torch.empty_like(q)
         lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
@@ -120,7 +141,7 @@ class _Flash(torch.autograd.Function):
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         delta = torch.empty_like(lse)
         n_rows, block_d = batch * heads * length, max(16, power_of_two(dim))
-        m, n, warps, stages = _backward_tile(dim, q.dtype == torch.float32)
+        m, n, warps, stages = _backward_tile(dim, q.dtype == torch.float32, _large(q))
         options = {
             "GROUPS": groups, "R": heads // groups, "D": dim, "SCALE": scale, "CAUSAL": causal,
             "WINDOW": window is not None, "LENGTHS": lengths, "BLOCK_D": block_d,
@@ -168,8 +189,9 @@ def _call(
 
 
 def _refuses(q: Tensor, k: Tensor, *_: Any) -> str | None:
-    if q.shape[-1] > MAX_DIM:
-        return f"takes head dimensions up to {MAX_DIM}, not {q.shape[-1]}"
+    most = MAX_DIM_FP32 if q.dtype == torch.float32 else MAX_DIM
+    if q.shape[-1] > most:
+        return f"takes head dimensions up to {most} in {q.dtype}, not {q.shape[-1]}"
     if not (q.numel() and k.numel()):
         return "takes no empty tensors"
     return no_fp64(q)

@@ -103,6 +103,7 @@ def main() -> int:
     parser.add_argument("--preset", default="base")
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--workloads", nargs="+", default=["decode", "prefill", "forward", "train"])
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for one of them")
     parser.add_argument(
         "--toggles", nargs="+", help="only the base and configurations that set one of these"
     )
@@ -122,13 +123,18 @@ def main() -> int:
         if options.toggles:
             wanted = {*options.toggles}
             choices = [c for c in choices if c in ({}, BF16) or wanted & {*c, *c.values()}]
-        results += sweep(recorder, options.preset, workload, choices, deadline)
+        results += sweep(recorder, options.preset, workload, choices, deadline, options.limit)
         report(recorder.session, results, options.out)
     return 0 if any("median_ms" in result for result in results) else 1
 
 
 def sweep(
-    recorder: Recorder, preset: str, workload: str, choices: list[dict[str, str]], deadline: float
+    recorder: Recorder,
+    preset: str,
+    workload: str,
+    choices: list[dict[str, str]],
+    deadline: float,
+    limit_s: float,
 ) -> list[dict]:
     """One run of one workload through all choices, by Apply, as a person would toggle."""
     runner = Runner()
@@ -179,8 +185,8 @@ def sweep(
                     if time.monotonic() - steady_began > SECONDS:
                         current["segment"] = segment.index
                         advance()
-                elif time.monotonic() - began > LIMIT_S:
-                    current["failures"].append(["slow", f"not steady after {LIMIT_S:.0f} s"])
+                elif time.monotonic() - began > limit_s:
+                    current["failures"].append(["slow", f"not steady after {limit_s:.0f} s"])
                     advance()
             case protocol.Finished():
                 break

@@ -1,0 +1,140 @@
+"""Every Triton kernel compiles to machine code that fits the GPU, and nothing is spilled wholesale.
+
+Triton's compiler and ptxas need no GPU. The operators run on tensors without memory, forward and
+backward, and each launch is compiled for a GPU instead of being launched.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from kernels import OPS, Case, Operator, _dispatch, _triton, graph_diffusion
+from kernels._check import as_tuple
+from kernels.attention import _flash
+
+pytestmark = [
+    pytest.mark.skipif(not _triton.INSTALLED, reason="Triton is not installed"),
+    pytest.mark.skipif(_triton.INTERPRETED, reason="the interpreter compiles nothing"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels themselves run"),
+]
+HOPPER, ADA = 90, 89
+SHARED_BYTES = {HOPPER: 227 << 10, ADA: 99 << 10}
+MOST_STACK = 512  # bytes a thread; more is not a few spilled registers but a tile that cannot work
+WITH_TRITON = sorted(name for name, op in OPS.items() if "triton" in op.implementations)
+HEADS = {"batch": 1, "length": 512, "keys": 512, "heads": 4, "kv_heads": 2, "causal": True,
+         "window": None}  # fmt: skip
+
+
+class NoDriver:
+    """As much of Triton's driver as compiling asks for."""
+
+    def __init__(self, capability: int) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self):
+        return self.target
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device=None):
+        return 0
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Compile every launch of a call for a GPU; returns name, shared bytes and stack of each."""
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction, MockTensor
+
+    run = JITFunction.run
+    launches: dict[str, tuple[str, int, int]] = {}
+
+    def compile_only(self, *args, grid, warmup, **options):
+        def mock(value):
+            return MockTensor(value.dtype) if isinstance(value, torch.Tensor) else value
+
+        named = {name: mock(value) for name, value in options.items()}
+        kernel = run(self, *map(mock, args), grid=grid, warmup=True, **named)
+        if kernel.hash not in launches:
+            stack = stack_bytes(kernel.asm["cubin"])
+            launches[kernel.hash] = (self.__name__, kernel.metadata.shared, stack)
+        return kernel
+
+    def compile_for(capability, op: Operator, case: Case, dtype):
+        launches.clear()
+        driver.set_active(NoDriver(capability))
+        monkeypatch.setattr(JITFunction, "run", compile_only)
+        monkeypatch.setattr(_dispatch, "_missing_once", lambda *_: "")
+        for module in (_flash, sys.modules[graph_diffusion.__module__]):
+            monkeypatch.setattr(module, "shared_bytes", lambda _: SHARED_BYTES[capability])
+        call(op, case, dtype)
+        return list(launches.values())
+
+    yield compile_for
+    driver._active = None  # reset_active would look for a GPU
+
+
+def stack_bytes(cubin: bytes) -> int:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True)
+    return int(re.search(r"STACK:(\d+)", said.stdout)[1])
+
+
+def call(op: Operator, case: Case, dtype) -> None:
+    """Forward and backward on tensors that have no memory."""
+    implementation = op.implementations["triton"]
+    with FakeTensorMode():
+        inputs = op.inputs(case, torch.device("cpu"), dtype, 0)
+        leaves = [inputs[n].requires_grad_() for n in op.gradients if inputs.get(n) is not None]
+        refused = implementation.refuses and implementation.refuses(*inputs.values())
+        assert not refused, refused
+        live = [y for y in as_tuple(implementation(*inputs.values())) if y.requires_grad]
+        if live:
+            torch.autograd.grad(live, leaves, [torch.empty_like(y) for y in live])
+
+
+def assert_fit(launches, capability) -> None:
+    assert launches, "nothing was launched"
+    limit = SHARED_BYTES[capability]
+    greedy = [f"{name}: {shared} bytes" for name, shared, _ in launches if shared > limit]
+    assert not greedy, f"more than the {limit} bytes of shared memory that there are: {greedy}"
+    spilled = [f"{name}: {stack} bytes" for name, _, stack in launches if stack > MOST_STACK]
+    assert not spilled, f"registers spilled: {spilled}"
+
+
+@pytest.mark.parametrize("name", WITH_TRITON)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def test_the_kernels_of_an_operator_compile_for_hopper(compiled, name, dtype):
+    op = OPS[name]
+    case = next(case for case in op.cases if case.bench)
+    assert_fit(compiled(HOPPER, op, case, dtype), HOPPER)
+
+
+@pytest.mark.parametrize("capability", [HOPPER, ADA])
+@pytest.mark.parametrize(
+    ("dim", "dtype"),
+    [(64, torch.bfloat16), (128, torch.bfloat16), (256, torch.float16), (128, torch.float32)],
+)
+def test_attention_s_tiles_fit_every_head_dimension(compiled, capability, dim, dtype):
+    case = Case(f"D{dim}", HEADS | {"dim": dim})
+    assert_fit(compiled(capability, OPS["attention"], case, dtype), capability)
+
+
+def test_a_graph_of_as_many_slots_as_are_taken_fits(compiled):
+    for capability, slots in ((HOPPER, 128), (ADA, 64)):
+        case = Case("large", {"rows": 512, "slots": slots, "steps": 4})
+        assert_fit(compiled(capability, OPS["graph_diffusion"], case, torch.float32), capability)
