@@ -20,7 +20,16 @@ from kernels._dispatch import (
     usage,
     using,
 )
-from kernels._operator import Case, Cost, Implementation, Mistake, Operator, Unavailable, Work
+from kernels._operator import (
+    Case,
+    Cost,
+    Implementation,
+    Mistake,
+    Operator,
+    Unavailable,
+    Work,
+    own_code,
+)
 
 for _module in pkgutil.iter_modules(__path__):
     if not _module.name.startswith("_") and _module.name != "hardware":
@@ -61,6 +70,7 @@ __all__ = [
     "hardware",
     "linear_cross_entropy",
     "low_rank",
+    "own_code",
     "qk_norm",
     "qk_norm_rope",
     "reasons",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels import _triton
-from kernels._operator import Implementation, traced_as_constant, unit_stride
+from kernels._operator import Implementation, own_code, traced_as_constant, unit_stride
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -34,8 +34,10 @@ def _call(
     mask = None
     if causal or window is not None:
         mask = _block_mask(length, keys, causal, window, str(q.device))
-    run = _compiled() if q.is_cuda and not torch.compiler.is_compiling() else flex_attention
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
+    run = flex_attention
+    if q.is_cuda and not torch.compiler.is_compiling():
+        run = _compiled(q.dtype, q.shape, k.shape, mask is None, q.requires_grad)
     return run(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
 
 
@@ -73,11 +75,12 @@ def _block_mask_once(
     )
 
 
-@functools.cache
-def _compiled() -> Callable[..., Tensor]:
+@functools.lru_cache(maxsize=64)
+def _compiled(*_: Any) -> Callable[..., Tensor]:
+    """A compiled function for each of these keys: past 8 recompilations it would run unfused."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention)
+    return torch.compile(own_code(flex_attention), dynamic=False)
 
 
 def _missing(device_type: str) -> str | None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import shutil
-import types
 from typing import TYPE_CHECKING
 
 import torch
 
+from kernels import own_code
 from workbench.protocol import Blocked
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
@@ -26,7 +26,6 @@ from workbench.runner.toggles._toggle import (
 
 if TYPE_CHECKING:
     from workbench.runner.arm import Arm, Build
-    from workbench.runner.workloads import Compute
 
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 
@@ -41,28 +40,10 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     return None
 
 
-def _own_code(function: Compute) -> Compute:
-    """The same function with a code object of its own.
-
-    Dynamo keeps compiled graphs, and counts recompiles against its limit, per code object: arms
-    that shared one would push each other into silent eager execution.
-    """
-    assert isinstance(function, types.FunctionType)
-    copy = types.FunctionType(
-        function.__code__.replace(),
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
-
-
 def _apply(option: str, build: Build) -> None:
     build.phases.watch_compiles()
     compiled = functools.partial(torch.compile, mode=option, dynamic=False)
-    build.compute_wrappers.append(lambda compute: compiled(_own_code(compute)))
+    build.compute_wrappers.append(lambda compute: compiled(own_code(compute)))
 
 
 def _evidence(option: str, arm: Arm) -> Finding:
