@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,6 @@ class Row:
     problem: str = ""
 
 
-OnRow = Callable[[Row], None]
 _Profiled = list[tuple[Row, Callable[[], Any]]]
 
 
@@ -59,35 +58,27 @@ def bench(
     op: Operator,
     device: torch.device,
     dtype: torch.dtype,
-    on_row: OnRow,
     *,
-    cases: tuple[Case, ...] | None = None,
+    cases: Iterable[Case] | None = None,
     deadline: float = float("inf"),
-    profile: bool = True,
-) -> list[Row]:
-    """Time one operator; ``on_row`` hears of each row once it is timed, and again once profiled.
+) -> Iterator[Row]:
+    """Time one operator: each row once it is timed, and on a GPU the same again once profiled.
 
     ``cases``: by default the operator's large ones on a GPU, its first on the CPU. ``deadline``: of
     ``time.monotonic``; what is not begun by then says so. Profiling comes last: it slows the rest
     of the process.
     """
-    rows: list[Row] = []
     profiled: _Profiled = []
-
-    def hear(row: Row) -> None:
-        rows.append(row)
-        on_row(row)
-
     for case in cases if cases is not None else default_cases(op, device.type):
-        _bench_case(op, case, device, dtype, hear, profiled, deadline)
-    if profile and device.type == "cuda":
-        for row, call in profiled:
-            if time.monotonic() > deadline:
-                break
-            with contextlib.suppress(Exception):  # CUPTI may be taken or forbidden: no column then
-                row.kernel_us = kernel_us(call, repeats=10)
-                on_row(row)
-    return rows
+        yield from _bench_case(op, case, device, dtype, profiled, deadline)
+    if device.type != "cuda":
+        return
+    for row, call in profiled:
+        if time.monotonic() > deadline:
+            return
+        with contextlib.suppress(Exception):  # CUPTI may be taken or forbidden: no column then
+            row.kernel_us = kernel_us(call, repeats=10)
+            yield row
 
 
 def default_cases(op: Operator, device_type: str) -> tuple[Case, ...]:
@@ -114,10 +105,9 @@ def _bench_case(
     case: Case,
     device: torch.device,
     dtype: torch.dtype,
-    hear: OnRow,
     profiled: _Profiled,
     deadline: float,
-) -> None:
+) -> Iterator[Row]:
     inputs = op.inputs(case, device, dtype, 0)
     cost = op.cost(**inputs)
     limits = ceilings(str(device), dtype)
@@ -129,11 +119,11 @@ def _bench_case(
     try:
         exact = Exact(op, inputs, large=True)
     except torch.OutOfMemoryError:
-        hear(row(REFERENCE, "forward", cost.forward, problem="does not fit in memory"))
+        yield row(REFERENCE, "forward", cost.forward, problem="does not fit in memory")
         return
     for impl, call in _subjects(op, inputs):
         if time.monotonic() > deadline:
-            hear(row(impl, "forward", cost.forward, problem="not timed: out of time"))
+            yield row(impl, "forward", cost.forward, problem="not timed: out of time")
             continue
         began = time.perf_counter()
         try:
@@ -145,16 +135,16 @@ def _bench_case(
             }
             wrong = [str(c) for c in compared if not c.right]
             if wrong:
-                hear(row(impl, "forward", cost.forward, problem=f"wrong: {wrong[0]}", **known))
+                yield row(impl, "forward", cost.forward, problem=f"wrong: {wrong[0]}", **known)
                 continue
             for direction, work, timed in _directions(op, cost, call, inputs):
                 new = row(impl, direction, work, **known)
                 new.times_us = gpu_times_us(timed, device=str(device))
-                hear(new)
                 profiled.append((new, timed))
+                yield new
         except Exception:  # noqa: BLE001  the rest is still to be timed
             problem = f"failed: {traceback.format_exc(limit=-4)}"
-            hear(row(impl, "forward", cost.forward, problem=problem))
+            yield row(impl, "forward", cost.forward, problem=problem)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
 
@@ -163,16 +153,20 @@ def _subjects(op: Operator, inputs: Inputs) -> Iterator[tuple[str, Callable[...,
     """What is timed on these inputs: a name, and a function of the inputs by position."""
     device = next(iter(inputs.values())).device
     arguments = list(_leaves(op, inputs).values())
-    whole = "q_BHSD" in inputs and inputs["q_BHSD"].shape[2] * inputs["k_BGTD"].shape[2]
+    whole = 0
+    if op.name == "attention":
+        whole = inputs["q_BHSD"].shape[2] * inputs["k_BGTD"].shape[2]
     for name, implementation in op.implementations.items():
-        if whole and name in _WHOLE_MATRIX and whole > _WHOLE_LIMIT:
+        if name in _WHOLE_MATRIX and whole > _WHOLE_LIMIT:
             continue
         refuses = implementation.refuses
         if implementation.missing(device.type) is None and not (refuses and refuses(*arguments)):
             yield name, implementation
     for name, peer in peers(op.name).items():
-        if peer(*arguments) is not NotImplemented:
-            yield name, peer
+        with contextlib.suppress(Exception):  # raised again, and told, where it is compared
+            if peer(*arguments) is NotImplemented:
+                continue
+        yield name, peer
     if op.large_reference is None:
         torch._dynamo.reset()
         # A backward pass that is timed runs many times over one forward pass.

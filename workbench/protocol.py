@@ -100,6 +100,18 @@ class Start(Command, tag="start"):
     seconds: float | None = None
 
 
+class Bench(Command, tag="bench"):
+    """Time operators of the kernel library: a segment for each implementation and direction.
+
+    ``operators``: their names, all where empty. ``dtype``: "bfloat16" and the like; the fastest one
+    that the device computes well in where empty. ``every_case``: the small sizes too.
+    """
+
+    operators: list[str] = []
+    dtype: str = ""
+    every_case: bool = False
+
+
 class Apply(Command, tag="apply"):
     """Change toggles of the run in progress; those left out stay as they are."""
 
@@ -254,7 +266,7 @@ class Finished(Message, tag="finished"):
     steps: int
 
 
-AnyCommand = Start | Apply | Check | Pause | Resume | Stop | Cancel | Quit
+AnyCommand = Start | Bench | Apply | Check | Pause | Resume | Stop | Cancel | Quit
 AnyMessage = (
     Catalogue
     | Availability

@@ -330,20 +330,17 @@ def measure(op: Operator, deadline: float, write: Callable[[dict[str, Any]], Non
     """Everything about being fast, of one operator on this GPU; written after every row."""
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
     part: dict[str, Any] = {"failures": [], "rows": [], "host_us": {}}
-    rows: dict[int, dict[str, Any]] = {}
-
-    def on_row(row: Row) -> None:
-        rows[id(row)] = asdict(row)
-        part["rows"] = list(rows.values())
-        write(part)
-
     limits = ceilings(str(DEVICE))
     part["copy_gb_per_s"] = limits.bytes_per_s / 1e9
     part["matmul_tflop_per_s"] = limits.flops_per_s / 1e12
     part["host_us"] = host_times_us(op, DEVICE, torch.bfloat16)
-    kept = bench(op, DEVICE, torch.bfloat16, on_row, deadline=deadline)
-    part["failures"] = [f"{r.case} {r.impl}: {r.problem}" for r in kept if _ours(op, r)]
-    write(part)
+    rows: list[Row] = []
+    for row in bench(op, DEVICE, torch.bfloat16, deadline=deadline):
+        if not any(row is known for known in rows):
+            rows.append(row)
+        part["rows"] = [asdict(row) for row in rows]
+        part["failures"] = [f"{r.case} {r.impl}: {r.problem}" for r in rows if _ours(op, r)]
+        write(part)
 
 
 def _ours(op: Operator, row: Row) -> bool:

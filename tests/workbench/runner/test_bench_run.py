@@ -1,0 +1,52 @@
+"""Timing kernels through the real runner: every contender is a segment of the session."""
+
+from __future__ import annotations
+
+from sessions import statistics
+from workbench import protocol
+
+
+def test_every_contender_and_direction_of_an_operator_is_a_segment(runner):
+    before = len(runner.session.segments)
+    runner.send(protocol.Bench(operators=["swiglu"], dtype="float32"))
+    finished = runner.finish()
+    segments = runner.session.segments[before:]
+    assert finished.reason == "done", runner.describe()
+    contenders = {
+        (s.configuration.toggles["implementation"], s.configuration.workload) for s in segments
+    }
+    assert contenders >= {
+        ("torch", "forward"),
+        ("torch", "backward"),
+        ("torch.compile", "forward"),
+        ("torch.compile", "backward"),
+    }
+    for segment in segments:
+        configuration = segment.configuration
+        assert (configuration.family, configuration.preset) == ("kernels", "swiglu")
+        assert configuration.settings["dtype"] == "float32"
+        assert len(statistics.steady_ms(segment)) == 30
+        assert 0 <= segment.ledger["error"] <= 1 and segment.ledger["bytes"] > 0
+        assert segment.ledger["host_us_without_gradient"] > 0
+    assert finished.steps == 30 * len(segments)
+    told = [m for m in runner.messages if isinstance(m, protocol.Progress)]
+    assert told[-1].fraction == 1.0
+
+
+def test_an_unknown_operator_or_dtype_is_a_mistake_that_names_what_there_is(runner):
+    for command, sentence in (
+        (protocol.Bench(operators=["softmin"]), "unknown operator 'softmin'; expected one of ['"),
+        (protocol.Bench(dtype="float7"), "unknown dtype 'float7'; expected one of ['bfloat16', "),
+    ):
+        since = len(runner.messages)
+        runner.send(command)
+        assert runner.finish().reason == "failed"
+        (failure,) = (m for m in runner.messages[since:] if isinstance(m, protocol.Failure))
+        assert failure.kind == "mistake" and failure.sentence.startswith(sentence)
+
+
+def test_a_bench_ends_between_two_rows_when_it_is_cancelled(runner):
+    runner.send(protocol.Bench(dtype="float32"))
+    runner.until(protocol.SegmentStarted)
+    runner.runner.cancel()
+    assert runner.finish().reason == "cancelled"

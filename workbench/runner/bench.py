@@ -1,0 +1,124 @@
+"""A run that times the kernel library: a segment for every operator, case, direction, contender."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+import kernels
+from kernels import hardware
+from kernels._bench import Row, bench, host_times_us
+from sessions.model import Configuration, Phase, Scalar
+from workbench import protocol
+from workbench.runner.failures import Cancelled, Mistake
+from workbench.runner.rig import Rig
+from workbench.runner.run import RunEnded
+
+FAMILY = "kernels"  # what the segments' configurations call it
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class BenchRun:
+    """Times one operator after another until all are done or a command ends it."""
+
+    def __init__(self, rig: Rig, command: protocol.Bench) -> None:
+        self._rig = rig
+        self._command = command
+        self._segments: dict[int, int] = {}  # of a row's id, while the row lives
+        self.steps = 0
+
+    def execute(self) -> None:
+        """Time all that was asked for; raises ``Mistake`` or ``Cancelled``."""
+        names = self._command.operators or sorted(kernels.OPS)
+        for name in names:
+            if name not in kernels.OPS:
+                raise Mistake(f"unknown operator {name!r}; expected one of {sorted(kernels.OPS)}")
+        dtype = self._dtype()
+        self._rig.state("running", "Timing kernels")
+        for done, name in enumerate(names):
+            self._tell(done / len(names), name)
+            self._bench(name, dtype)
+        self._tell(1.0, "")
+
+    def _dtype(self) -> torch.dtype:
+        asked, device = self._command.dtype, self._rig.device
+        if asked and asked not in DTYPES:
+            raise Mistake(f"unknown dtype {asked!r}; expected one of {sorted(DTYPES)}")
+        return DTYPES[asked] if asked else hardware.of(device).precision
+
+    def _bench(self, name: str, dtype: torch.dtype) -> None:
+        op, device = kernels.OPS[name], self._rig.device
+        host = host_times_us(op, device, dtype)
+        facts = {f"host_us_{key.replace(' ', '_')}": us for key, us in host.items()}
+        cases = op.cases if self._command.every_case else None
+        kept: list[Row] = []
+        for row in bench(op, device, dtype, cases=cases):
+            if any(row is known for known in kept):
+                self._facts(row)
+            else:
+                kept.append(row)
+                self._segment(row, facts)
+            self._take_commands()
+        self._segments.clear()
+
+    def _segment(self, row: Row, facts: dict[str, float]) -> None:
+        rig = self._rig
+        index, rig.segments = rig.segments, rig.segments + 1
+        self._segments[id(row)] = index
+        configuration = Configuration(
+            family=FAMILY,
+            preset=row.op,
+            workload=row.direction,
+            settings={"case": row.case, "dtype": row.dtype},
+            toggles={"implementation": row.impl},
+        )
+        label = f"{row.op} {row.case} {row.direction}: {row.impl}"
+        rig.wire.send(
+            protocol.SegmentStarted(
+                index=index, configuration=configuration, label=label, ledger={**facts}
+            )
+        )
+        self._facts(row)
+        if not row.times_us:
+            return
+        rig.wire.send(protocol.PhaseChanged(segment=index, phase=Phase.STEADY))
+        took_ms = [us / 1e3 for us in row.times_us]
+        clock = "gpu_ms" if rig.device.type == "cuda" else "wall_ms"
+        now_s = rig.wire.seconds()
+        columns: dict[str, list[float | None]] = {
+            "t_s": [now_s + 1e-6 * number for number in range(len(took_ms))],
+            "phase": [int(Phase.STEADY)] * len(took_ms),
+            clock: [*took_ms],
+        }
+        self.steps += len(took_ms)
+        rig.wire.send(protocol.Steps(segment=index, columns=columns))
+
+    def _facts(self, row: Row) -> None:
+        ledger: dict[str, Scalar] = {
+            "floor_us": row.floor_us,
+            "bytes": row.work.bytes,
+            "flops": row.work.flops,
+        }
+        measured = {"error": row.error, "first_s": row.first_s, "kernel_us": row.kernel_us}
+        ledger |= {k: v for k, v in measured.items() if v is not None and math.isfinite(v)}
+        if row.problem:
+            ledger["failure"] = row.problem
+        index = self._segments[id(row)]
+        self._rig.wire.send(protocol.Facts(segment=index, ledger=ledger))
+
+    def _tell(self, fraction: float, text: str) -> None:
+        self._rig.wire.send(protocol.Progress(task="timing kernels", fraction=fraction, text=text))
+
+    def _take_commands(self) -> None:
+        if self._rig.wire.cancelled.is_set():
+            raise Cancelled
+        while (command := self._rig.wire.pending()) is not None:
+            match command:
+                case protocol.Cancel():
+                    raise Cancelled
+                case protocol.Stop() | protocol.Quit() | protocol.Start() | protocol.Bench():
+                    passed_on = None if isinstance(command, protocol.Stop) else command
+                    raise RunEnded("stopped", passed_on)
+                case _:
+                    pass  # nothing runs that could be paused or changed
