@@ -79,7 +79,7 @@ def shoot(application, situation: str, theme: str, size: tuple[int, int], path: 
     if state.running is not None:
         state.edit(state.running)
     arrange(window, situation)
-    wait(lambda: settled(window), 0.5)
+    wait(lambda: settled(window), 1.5)
     window.grab().save(str(path))
     window.close()
     window.deleteLater()

@@ -27,7 +27,7 @@ from workbench.ui.style import screen_style, shade
 from workbench.ui.theme import Theme
 
 _MENU_PX = 28
-_EMPTY_CHECK_S = 0.5  # between two looks whether a plot without data has some by now
+EMPTY_CHECK_S = 0.5  # between two looks whether a plot without data has some by now
 _FILTERS = {
     ".png": "Image (*.png)",
     ".svg": "Vector drawing (*.svg)",
@@ -120,12 +120,15 @@ class Chart(QWidget):
         self._button.raise_()
         self.canvas.refresh()
 
-    def refresh(self) -> None:
-        """Take in what the runs have gained."""
+    def refresh(self) -> bool:
+        """Take in what the runs have gained; False if an empty plot is to be asked again later."""
         if self._reason is None:
             self.canvas.refresh()
-        elif time.monotonic() - self._looked_at > _EMPTY_CHECK_S:
+        elif time.monotonic() - self._looked_at > EMPTY_CHECK_S:
             self.show_runs(self.runs)
+        else:
+            return False
+        return True
 
     def set_x_range(self, start: float, stop: float) -> None:
         """Show this range of x, and keep it."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _COLUMNS = (
     "Session",
     "Segment",
-    "Step time against the baseline",
+    "Against the baseline",
     "Median (ms)",
     "p95 (ms)",
     "Steady steps",
@@ -47,8 +47,7 @@ _NUMBERS = range(3, 7)
 _ROW_PX = ROW_HEIGHT + 4  # a row holds a box to choose from
 _VERDICT, _REMOVE = 2, 7  # columns
 _REMOVE_PX = 36
-_TITLE_PX = 220
-_SEGMENT_PX = 180
+_SEGMENT_PX = 130
 
 
 class _Table(QTableWidget):
@@ -93,11 +92,11 @@ class SessionsTable(_Table):
         self.setHorizontalHeaderLabels(list(_COLUMNS))
         self.verticalHeader().setDefaultSectionSize(_ROW_PX)
         header = self.horizontalHeader()
-        for column, width in ((0, _TITLE_PX), (1, _SEGMENT_PX)):
-            header.setSectionResizeMode(column, QHeaderView.ResizeMode.Interactive)
-            self.setColumnWidth(column, width)
+        header.setMinimumSectionSize(_REMOVE_PX)
+        header.setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
+        header.setSectionResizeMode(1, QHeaderView.ResizeMode.Interactive)
+        self.setColumnWidth(1, _SEGMENT_PX)
         header.setStretchLastSection(False)
-        header.setSectionResizeMode(_VERDICT, QHeaderView.ResizeMode.Stretch)
         header.setSectionResizeMode(_REMOVE, QHeaderView.ResizeMode.Fixed)
         self.setColumnWidth(_REMOVE, _REMOVE_PX)
         for column in _NUMBERS:
@@ -145,7 +144,7 @@ class SessionsTable(_Table):
         box.setCurrentIndex(run.session.segments.index(arm.segment))
         box.setToolTip(box.currentText())
         box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
-        box.setMinimumContentsLength(12)
+        box.setMinimumContentsLength(8)
         box.activated.connect(lambda place: self.segmentChosen.emit(run.session, place))
         return box
 

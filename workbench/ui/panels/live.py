@@ -23,7 +23,7 @@ from PySide6.QtWidgets import (
 from workbench.ui import export, fonts
 from workbench.ui.icons import icon
 from workbench.ui.panels import _parts
-from workbench.ui.panels._chart import Chart
+from workbench.ui.panels._chart import EMPTY_CHECK_S, Chart
 from workbench.ui.panels.empty import Empty
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.plots._units import SECONDS
@@ -248,9 +248,11 @@ class LivePanel(QWidget):
             self._spread(*self._range(start, stop), pull=False)
         for chart in shown:
             if chart.reason is not None:
-                chart.refresh()
+                self._dirty |= not chart.refresh()
                 if chart.reason is None:
                     self._stack_up()
+        if self._dirty and not self._timer.isActive():
+            self._timer.start(round(1e3 * EMPTY_CHECK_S))
         self._align()
 
     def _range(self, start: float, stop: float) -> tuple[float, float]:

@@ -48,7 +48,6 @@ class SegmentsPanel(QWidget):
         self._state = state
         self._busy = False
         self._stale = False
-        self._began = 0.0
         self._period_ms = PERIOD_MS
         self.model = SegmentModel(state, self)
         self.table = self._make_table()
@@ -137,18 +136,17 @@ class SegmentsPanel(QWidget):
         if self._busy:
             self._stale = True
             return
-        self._busy, self._stale, self._began = True, False, time.monotonic()
+        self._busy, self._stale = True, False
         frozen, baseline = files.snapshot(session), self._state.baseline
         self._state.tasks.start(
             lambda: _tabulate(frozen, baseline),
-            lambda table: self._take(session, table),
+            lambda found: self._take(session, *found),
             self._failed,
         )
 
-    def _take(self, session: Session, table: Table) -> None:
+    def _take(self, session: Session, table: Table, took_s: float) -> None:
         self._busy = False
-        took_ms = round(1000 * (time.monotonic() - self._began))
-        self._period_ms = max(PERIOD_MS, IDLE_SHARE * took_ms)
+        self._period_ms = max(PERIOD_MS, round(1000 * IDLE_SHARE * took_s))
         if session is self._state.session:
             self.model.show_table(table)
             self._pages.setCurrentIndex(1)
@@ -199,7 +197,9 @@ def _copy_command(segment: Segment) -> None:
     QGuiApplication.clipboard().setText(reproduce.segment_command(segment))
 
 
-def _tabulate(session: Session, baseline: int) -> Table:
+def _tabulate(session: Session, baseline: int) -> tuple[Table, float]:
+    """The table and the seconds of processor time that it took."""
     from sessions.tables import segments_table  # brings scipy, which loads slowly
 
-    return segments_table(session, baseline)
+    began = time.thread_time()
+    return segments_table(session, baseline), time.thread_time() - began
