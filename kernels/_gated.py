@@ -25,7 +25,7 @@ from kernels._operator import (
 )
 from kernels._triton import as_rows, on_device, tl, triton
 
-BLOCK = 2048
+BLOCK, WARPS = 2048, 4
 
 
 def validate(op: str, gate: Tensor, up: Tensor | None) -> None:
@@ -166,7 +166,7 @@ class _Gated(torch.autograd.Function):
                 PACKED=packed,
                 ACT=act,
                 BLOCK=BLOCK,
-                num_warps=4,
+                num_warps=WARPS,
             )
         return y
 
@@ -198,7 +198,7 @@ class _Gated(torch.autograd.Function):
                 PACKED=up is None,
                 ACT=ctx.act,
                 BLOCK=BLOCK,
-                num_warps=4,
+                num_warps=WARPS,
             )
         return dgate, dup, None
 
