@@ -25,7 +25,7 @@ from kernels._operator import (
 )
 from kernels._triton import as_rows, on_device, tl, triton
 
-BLOCK, WARPS = 2048, 4
+BLOCK, WARPS = 2048, 8
 
 
 def validate(op: str, gate: Tensor, up: Tensor | None) -> None:

@@ -14,9 +14,8 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from kernels import OPS, Case, Operator, _dispatch, _triton, graph_diffusion
+from kernels import OPS, Case, Operator, _dispatch, _triton
 from kernels._check import as_tuple
-from kernels.attention import _flash
 
 pytestmark = [
     pytest.mark.skipif(not _triton.INSTALLED, reason="Triton is not installed"),
@@ -74,8 +73,9 @@ def compiled(monkeypatch):
         driver.set_active(NoDriver(capability))
         monkeypatch.setattr(JITFunction, "run", compile_only)
         monkeypatch.setattr(_dispatch, "_missing_once", lambda *_: "")
-        for module in (_flash, sys.modules[graph_diffusion.__module__]):
-            monkeypatch.setattr(module, "shared_bytes", lambda _: SHARED_BYTES[capability])
+        for name, module in sys.modules.items():
+            if name.startswith("kernels.") and hasattr(module, "shared_bytes"):
+                monkeypatch.setattr(module, "shared_bytes", lambda _: SHARED_BYTES[capability])
         call(op, case, dtype)
         return list(launches.values())
 
@@ -132,6 +132,14 @@ def test_the_kernels_of_an_operator_compile_for_hopper(compiled, name, dtype):
 def test_attention_s_tiles_fit_every_head_dimension(compiled, capability, dim, dtype):
     case = Case(f"D{dim}", HEADS | {"dim": dim})
     assert_fit(compiled(capability, OPS["attention"], case, dtype), capability)
+
+
+@pytest.mark.parametrize("capability", [HOPPER, ADA])
+@pytest.mark.parametrize("dim", [64, 768, 4096, 8192, 32768])
+def test_the_pipelined_rows_of_a_norm_s_backward_pass_fit(compiled, capability, dim):
+    case = Case(f"x{dim}", {"rows": 4096, "dim": dim})
+    for name, dtype in (("add_rms_norm", torch.bfloat16), ("rms_norm", torch.float32)):
+        assert_fit(compiled(capability, OPS[name], case, dtype), capability)
 
 
 def test_a_graph_of_as_many_slots_as_are_taken_fits(compiled):
