@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib.metadata
 import shutil
 import sys
 from dataclasses import asdict, dataclass
@@ -13,13 +13,11 @@ from workbench.client import Runner
 from workbench.commands._command import DONE, FAILED, Command, answer, answer_json
 from workbench.ui import display
 
-# package to import: what it enables, and how to get it
+# distribution: what it enables, and how to get it
 OPTIONAL = {
     "triton": ("the bundled Triton kernels", "uv sync (Linux)"),
-    "flash_attn": ("attention backends flash2, flash4", "uv sync --extra flash (CUDA GPU)"),
+    "flash-attn-4": ("attention backend flash4", "uv sync --extra flash (CUDA GPU)"),
     "xformers": ("attention backend xformers", "uv sync --extra xformers (CUDA GPU)"),
-    "torchao": ("FP8 and INT8 matrix products", "uv sync --extra quant"),
-    "bitsandbytes": ("8-bit Adam", "uv sync --extra quant"),
 }
 
 
@@ -120,9 +118,11 @@ def _compiler(catalogue: protocol.Catalogue | None) -> Check:
 
 
 def _optional(name: str, enables: str, how: str) -> Check:
-    if importlib.util.find_spec(name) is not None:
-        return Check(name, "ok", enables)
-    return Check(name, "missing", f"would enable {enables}: {how}")
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return Check(name, "missing", f"would enable {enables}: {how}")
+    return Check(name, "ok", f"{version}: {enables}")
 
 
 COMMAND = Command(name="doctor", help=__doc__, arguments=_arguments, run=_run)
