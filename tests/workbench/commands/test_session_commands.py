@@ -183,7 +183,9 @@ def test_an_exported_table_is_csv_or_markdown_of_one_session(pair, tmp_path, cap
     printed([*table, tmp_path / "out.csv"], capsys)
     (found,) = csv.DictReader((tmp_path / "out.csv").open(newline=""))
     assert float(found["median (ms)"]) == pytest.approx(20, rel=0.02)
-    assert main(["export", *map(str, pair), "--table", "segments", "-o", "never.md"]) == 2
+    assert (
+        main(["export", *map(str, pair), "--table", "segments", "-o", str(tmp_path / "no.md")]) == 2
+    )
     assert "takes one session, not 2; `workbench compare`" in capsys.readouterr().err
 
 
