@@ -67,6 +67,19 @@ def budget_bytes(device: torch.device | str | int, fraction: float = 0.9) -> int
     return int(fraction * (free + unused))
 
 
+def lacking(title: str, device_type: str, capability: tuple[int, int]) -> str | None:
+    """Why what needs a GPU of this compute capability cannot run here; None if it can."""
+    if device_type != "cuda":
+        return f"{title} needs a CUDA GPU, not {device_type}"
+    if not torch.cuda.is_available():
+        return f"{title} needs a CUDA GPU, and torch finds none"
+    has = of("cuda").capability
+    if has < capability:
+        wanted = ".".join(map(str, capability))
+        return f"{title} needs compute capability {wanted}, not {'.'.join(map(str, has))}"
+    return None
+
+
 @functools.cache
 def _gpu(index: int) -> Hardware:
     props = torch.cuda.get_device_properties(index)

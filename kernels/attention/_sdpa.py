@@ -84,18 +84,7 @@ def _call(backend: SDPBackend) -> Callable[..., Tensor]:
 
 
 def _needs(title: str, capability: tuple[int, int]) -> Callable[[str], str | None]:
-    def missing(device_type: str) -> str | None:
-        if device_type != "cuda":
-            return f"{title} needs a CUDA GPU, not {device_type}"
-        if not torch.cuda.is_available():
-            return f"{title} needs a CUDA GPU, and torch finds none"
-        has = hardware.of("cuda").capability
-        if has < capability:
-            wanted = ".".join(map(str, capability))
-            return f"{title} needs compute capability {wanted}, not {'.'.join(map(str, has))}"
-        return None
-
-    return missing
+    return lambda device_type: hardware.lacking(title, device_type, capability)
 
 
 def _flash_missing(device_type: str) -> str | None:
