@@ -39,7 +39,7 @@ class Command:
 
 
 def load(path: Path) -> Session:
-    """The session of a file that was named; raises ``Mistaken`` where there is none."""
+    """The session of a file; raises ``Mistaken`` where there is none, else ``SessionError``."""
     from sessions import hdf5  # slow to import, and the window starts through this package too
 
     try:

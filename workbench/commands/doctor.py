@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import os
 import shutil
 import sys
 from dataclasses import asdict, dataclass
@@ -76,8 +77,7 @@ def _ask_runner() -> tuple[protocol.Catalogue | None, protocol.Failure | None]:
 
 
 def _python() -> Check:
-    version = ".".join(map(str, sys.version_info[:3]))
-    return Check("Python", "ok" if sys.version_info >= (3, 11) else "failed", version)
+    return Check("Python", "ok", ".".join(map(str, sys.version_info[:3])))
 
 
 def _runner(catalogue: protocol.Catalogue | None, failure: protocol.Failure | None) -> list[Check]:
@@ -109,12 +109,14 @@ def _window() -> Check:
 
 
 def _compiler(catalogue: protocol.Catalogue | None) -> Check:
-    found = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
-    if found:
-        return Check("C++ compiler", "ok", found)
     if catalogue and catalogue.device == "cuda":
-        return Check("C++ compiler", "missing", "Triton builds its launchers with one: install g++")
-    return Check("C++ compiler", "missing", "torch.compile on the CPU needs one: install g++")
+        name, programs = "C compiler", (os.environ.get("CC", ""), "gcc", "clang")
+        needed = "Triton builds its launchers with one: install gcc"
+    else:
+        name, programs = "C++ compiler", ("g++", "clang++", "c++")
+        needed = "torch.compile on the CPU needs one: install g++"
+    found = next(filter(None, map(shutil.which, programs)), None)
+    return Check(name, "ok", found) if found else Check(name, "missing", needed)
 
 
 def _optional(name: str, enables: str, how: str) -> Check:

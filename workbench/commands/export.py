@@ -30,7 +30,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--plot", metavar="NAME", choices=plots, help=f"one of {', '.join(plots)}")
     what.add_argument("--table", choices=["segments"], help="one row a segment, of one session")
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, help=".png .svg .pdf .csv; a table: .md .csv"
+        *("-o", "--output"),
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="what its suffix says: a plot .png .svg .pdf .csv, a table .md .csv",
     )
 
 

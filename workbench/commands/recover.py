@@ -43,7 +43,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.journal is None:
         path.unlink(missing_ok=True)  # so that the next call finds the next one
     steps = sum(len(segment.steps["t_s"]) for segment in session.segments)
-    answer(f"recovered {len(session.segments)} segments, {steps} steps: {output}")
+    answer(f"recovered {len(session.segments)} segment(s), {steps} steps: {output}")
     return DONE
 
 

@@ -1,4 +1,4 @@
-"""Run one configuration without a window and print, and save, what was measured."""
+"""Run one configuration without a window; print what was measured, and save it."""
 
 from __future__ import annotations
 
@@ -36,17 +36,25 @@ SECONDS = 10.0  # where neither steps nor seconds are asked for
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("family", help="model family; `workbench doctor` lists them")
     parser.add_argument("--preset", default="", help="default: the one that fits this device")
-    parser.add_argument("--workload", default="forward", help="default: forward")
+    parser.add_argument("--workload", default="forward", help="what a step does; default: forward")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="model or workload field"
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="a field of model or workload",
     )
     parser.add_argument(
-        "--toggle", action="append", default=[], metavar="NAME[=OPTION]", help="an optimization"
+        "--toggle",
+        action="append",
+        default=[],
+        metavar="NAME[=OPTION]",
+        help="an optimization; where it has two options, its name switches it",
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--steps", type=_positive_int, help="end after so many steps")
     length.add_argument("--seconds", type=_positive_float, help=f"default: {SECONDS:g}")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of weights and data; default: 0")
     parser.add_argument("--data", default="synthetic", help="a text file, whose bytes are tokens")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -79,7 +87,10 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None and session.segments:
         _save(session, arguments.output, outcome.journal)
         saved = str(arguments.output)
-    outcome.journal.unlink(missing_ok=True)
+    if saved is None and session.segments and outcome.reason == "died":
+        say(_kept(outcome.journal))
+    else:
+        outcome.journal.unlink(missing_ok=True)
     if arguments.json:
         answer_json(
             {
@@ -152,8 +163,11 @@ def _save(session: Session, path: Path, journal: Path) -> None:
     try:
         hdf5.save(session, path)
     except SessionError as error:
-        kept = f"What was measured is kept: workbench recover {journal}"
-        raise Failed(f"{error} {kept}") from None
+        raise Failed(f"{error} {_kept(journal)}") from None
+
+
+def _kept(journal: Path) -> str:
+    return f"What was measured is kept: workbench recover {journal}"
 
 
 class _Bar:

@@ -130,6 +130,16 @@ def test_what_was_measured_before_the_runner_died_is_saved(ran, sent, tmp_path, 
     assert len(hdf5.load(tmp_path / "a.h5").segments) == 3
 
 
+def test_a_runner_that_died_leaves_a_journal_where_no_file_was_asked_for(
+    ran, sent, tmp_path, capsys
+):
+    sent(ran.catalogue, *wire_samples.stream()[1:-2], then="os.kill(os.getpid(), 9)")
+    assert main(["run", "hydra"]) == 1
+    left = capsys.readouterr().err.strip().rpartition("workbench recover ")[2]
+    assert main(["recover", left, "-o", str(tmp_path / "a.h5")]) == 0
+    assert len(hdf5.load(tmp_path / "a.h5").segments) == 3
+
+
 def test_ctrl_c_is_130_and_keeps_what_was_measured(ran, sent, tmp_path, capsys):
     end = protocol.encode(protocol.Finished(reason="cancelled", steps=60))
     waits = f"sys.stdin.readline(), sys.stdin.readline(); os.write(1, {end!r}); sys.stdin.read()"
@@ -184,7 +194,7 @@ def test_a_recovered_journal_is_the_session_of_the_run(ran, tmp_path, monkeypatc
     kept.close()
     assert main(["recover"]) == 0
     assert capsys.readouterr().out == (
-        f"recovered 1 segments, {ran.steps} steps: {kept.path.stem}.h5\n"
+        f"recovered 1 segment(s), {ran.steps} steps: {kept.path.stem}.h5\n"
     )
     wire_samples.assert_same(hdf5.load(f"{kept.path.stem}.h5"), hdf5.load(ran.path))
     assert main(["recover"]) == 2  # there is no other
