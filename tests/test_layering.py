@@ -23,9 +23,10 @@ QT = "PySide6 pyqtgraph"
 
 # What a module may import: of the project | of the libraries; the standard library is free. The
 # row is the longest name that the module begins with, and a name stands for all that begins with
-# it; ".x" is short for workbench.x. fla, liger_kernel and quack are peers, to compare with.
+# it; ".x" is short for workbench.x. Peers are other libraries' kernels, to compare with.
 MAY_IMPORT = """
-kernels      kernels                                           | torch triton fla liger_kernel quack
+kernels      kernels                                           | torch triton
+kernels._peers kernels  | torch fla liger_kernel quack mamba_ssm
 models       models kernels                                    | torch
 sessions     sessions                                          | numpy scipy h5py msgspec
 .protocol    sessions                                          | msgspec

@@ -35,7 +35,7 @@ class _Library:
     cached: bool = False  # whether it can also decode against a static KV cache
 
     def missing(self, device_type: str) -> str | None:
-        if why := hardware.lacking(self.title, device_type, self.capability):
+        if why := hardware.needs(self.title, self.capability)(device_type):
             return why
         if not any(map(_installed, self.distributions)):
             return f"{self.title} is not installed (package {self.distributions[0]})"

@@ -1,4 +1,4 @@
-"""Run one configuration without a window; print what was measured, and save it."""
+"""Run one configuration without a window; print what was measured, and save it if asked."""
 
 from __future__ import annotations
 

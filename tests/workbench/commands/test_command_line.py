@@ -122,6 +122,13 @@ def test_what_cannot_be_written_is_refused_before_anything_is_done(
     assert "is a folder; name a file in it" in refused(tmp_path / "folder.csv")
 
 
+def test_the_demo_refuses_a_folder_that_cannot_be_made(pair, capsys):
+    assert main(["demo", "--out", str(pair[0])]) == 2
+    assert capsys.readouterr().err == (
+        f"workbench demo: {pair[0]} cannot be a folder: File exists\n"
+    )
+
+
 def workbench(*arguments: str | Path, **options) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "workbench", *map(str, arguments)],
