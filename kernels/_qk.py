@@ -5,6 +5,7 @@ Launches of the kernels in ``_qk_kernels``, their autograd functions, and the ch
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import torch
@@ -210,6 +211,18 @@ def sizes(batch: int, length: int, heads: int, kv_heads: int, dim: int, **more: 
     """The sizes of a case over heads, by name."""
     named = {"batch": batch, "length": length, "heads": heads, "kv_heads": kv_heads, "dim": dim}
     return named | more
+
+
+def random_sizes(random: Random, **more: Any) -> Any:
+    """Small sizes of every sort, for the tests."""
+    return sizes(
+        random.randint(1, 3),
+        random.randint(1, 20),
+        random.randint(1, 9),
+        random.randint(1, 9),
+        2 * random.randint(1, 40),
+        **more,
+    )
 
 
 def validate_heads(op: str, q: Tensor, k: Tensor) -> None:

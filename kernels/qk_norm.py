@@ -85,12 +85,8 @@ def _cost(
 
 
 def _sizes(random: Random) -> dict[str, Any]:
-    return _qk.sizes(
-        random.randint(1, 3),
-        random.randint(1, 20),
-        random.randint(1, 9),
-        random.randint(1, 9),
-        2 * random.randint(1, 40),
+    return _qk.random_sizes(
+        random,
         eps=0.01,  # at dimension 2 a small one leaves gradients of noise
     )
 

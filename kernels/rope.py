@@ -128,12 +128,8 @@ def _cost(q_BHSD: Tensor, k_BGSD: Tensor, cos_SD: Tensor, **_: Any) -> Cost:
 
 
 def _sizes(random: Random) -> dict[str, Any]:
-    return _qk.sizes(
-        random.randint(1, 3),
-        random.randint(1, 20),
-        random.randint(1, 9),
-        random.randint(1, 9),
-        2 * random.randint(1, 40),
+    return _qk.random_sizes(
+        random,
         offset=random.randint(0, 5),
         on_device=random.random() < 0.5,
         interleaved=random.random() < 0.5,

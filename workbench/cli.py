@@ -1,37 +1,50 @@
 """The command line: ``workbench`` opens the window, ``workbench COMMAND`` works without one.
 
-Exit codes: 0 done, 1 failed, 2 a mistake in what was asked.
+Exit codes: 0 done, 1 failed, 2 a mistake in what was asked, 130 interrupted (Ctrl+C).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import io
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
 
 from sessions.errors import SessionError
 from workbench import commands
-from workbench.commands._command import DONE, FAILED, MISTAKEN, Command, Failed, Mistaken, say
-
-_INTERRUPTED = 130
+from workbench.commands._command import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    MISTAKEN,
+    Command,
+    Failed,
+    Mistaken,
+    say,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code."""
+    _print_what_can_be_printed()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    names = [module.name for module in pkgutil.iter_modules(commands.__path__)]
-    wants_command = arguments and (arguments[0] in names or arguments[0] in ("-h", "--help"))
-    if not wants_command or arguments[0].startswith("_"):
+    found = (module.name for module in pkgutil.iter_modules(commands.__path__))
+    names = [name for name in found if not name.startswith("_")]
+    if not arguments or arguments[0] not in (*names, "-h", "--help"):
         if arguments and not arguments[0].startswith("-") and "." not in arguments[0]:
-            say(f"workbench: no command {arguments[0]!r}; expected one of {_visible(names)}")
+            say(f"workbench: no command {arguments[0]!r}; expected one of {', '.join(names)}")
             return MISTAKEN
         from workbench.ui.app import run  # Qt: only where a window is wanted
 
         opened: int = run(arguments)
         return opened
-    parsed = _parser(_visible(names)).parse_args(arguments)
+    parsed, unknown = _parser(names).parse_known_args(arguments)
+    if unknown:  # said by the command's own parser, whose usage tells what there is
+        parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         code: int = parsed.command.run(parsed)
     except Mistaken as mistake:
@@ -39,16 +52,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return MISTAKEN
     except (Failed, SessionError) as failure:
         say(f"workbench {parsed.command.name}: {failure}")
-        return FAILED
+        code = FAILED
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
-        return DONE  # whoever read our output has seen enough
+        code = DONE  # whoever read our output has seen enough
+    _drop_what_is_unwritten()
     return code
 
 
-def _visible(names: Sequence[str]) -> list[str]:
-    return [name for name in names if not name.startswith("_")]
+def _print_what_can_be_printed() -> None:
+    """A character that the terminal's encoding lacks becomes "?"; it is no reason to fail."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _drop_what_is_unwritten() -> None:
+    """Keep Python from trying again at exit, with another message and exit code 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
@@ -62,7 +88,7 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
         command: Command = importlib.import_module(f"workbench.commands.{name}").COMMAND
         sub = choices.add_parser(name, help=command.help, description=command.help)
         command.arguments(sub)
-        sub.set_defaults(command=command)
+        sub.set_defaults(command=command, parser=sub)
     return parser
 
 

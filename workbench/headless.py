@@ -23,7 +23,8 @@ Chooser = Callable[[protocol.Catalogue], Configuration]
 class Outcome:
     """What a run gave: its session, how it ended, and what went wrong.
 
-    ``journal`` is for the caller to remove once the session is safe.
+    ``journal`` is for the caller to remove once the session is safe; without a segment there is
+    nothing to keep, and it is gone already.
     """
 
     session: Session

@@ -22,14 +22,14 @@ from workbench import protocol
 class Recorder:
     """Builds ``session`` from messages; one that belongs to no session (State ...) is passed over.
 
-    A runner that dies is followed by another one with a clock of its own: its times and segment
-    numbers are moved so that the session's go on from where they were, also where the machine's
-    clock was set back in between.
+    A runner that dies may be followed by another one, with a clock and segment numbers of its own:
+    they are moved so that the session's go on from where they were, even if the machine's clock was
+    set back in between.
     """
 
     def __init__(self, session: Session | None = None) -> None:
         self.session = session or Session()
-        self._created: float | None = None
+        self._begun = False  # whether a runner has introduced itself
         self._offset_s = 0.0
         self._last_s = 0.0  # the latest time of all messages so far, on the session's clock
         self._segments: dict[int, Segment] = {}  # of the present runner, by its own numbers
@@ -84,9 +84,9 @@ class Recorder:
 
     def _begin(self, catalogue: protocol.Catalogue) -> None:
         session = self.session
-        if self._created is None and not session.segments:
+        if not self._begun and not session.segments:
             session.created = catalogue.created
-        self._created = catalogue.created
+        self._begun = True
         self._offset_s = max(catalogue.created - session.created, self._last_s)
         self._segments = {}
         session.environment = dict(catalogue.environment)

@@ -32,23 +32,32 @@ class _Library:
     capability: tuple[int, int]
     max_dim: int
     compiles: bool
+    cached: bool = False  # whether it can also decode against a static KV cache
 
     def missing(self, device_type: str) -> str | None:
-        if device_type != "cuda":
-            return f"{self.title} needs a CUDA GPU, not {device_type}"
+        if why := hardware.needs(self.title, self.capability)(device_type):
+            return why
         if not any(map(_installed, self.distributions)):
             return f"{self.title} is not installed (package {self.distributions[0]})"
-        if not torch.cuda.is_available():
-            return f"{self.title} needs a CUDA GPU, and torch finds none"
-        has = hardware.of("cuda").capability
-        if has < self.capability:
-            return (
-                f"{self.title} needs compute capability {self.capability[0]}."
-                f"{self.capability[1]}, not {has[0]}.{has[1]}"
-            )
         return None
 
-    def refuses(self, q: Tensor, k: Tensor) -> str | None:
+    def refuses(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        causal: bool,
+        window: int | None,
+        scale: float | None,
+        kv_length: Tensor | None,
+    ) -> str | None:
+        if kv_length is not None:
+            if not self.cached:
+                return f"{self.title} takes no kv_length"
+            if _needs_grad(q, k, v):
+                return f"{self.title} has no gradient with a kv_length"
+            if torch.compiler.is_compiling():
+                return f"{self.title} with a kv_length cannot be traced by torch.compile"
         if q.dtype not in _HALF:
             return f"{self.title} takes float16 and bfloat16, not {q.dtype}"
         if q.shape[-1] > self.max_dim or q.shape[-1] % 8:
@@ -102,8 +111,8 @@ def _swap(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(unit_stride(t).transpose(1, 2) for t in tensors)
 
 
-def _flash(library: _Library, everything: Any, cached: bool) -> Implementation:
-    """A flash-attn of one version; ``cached``: it can also decode against a static KV cache."""
+def _flash(library: _Library, everything: Any) -> Implementation:
+    """A flash-attn of one version; ``everything`` is what it calls a window without an edge."""
 
     def call(
         q: Tensor,
@@ -128,25 +137,7 @@ def _flash(library: _Library, everything: Any, cached: bool) -> Implementation:
             out = module.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, **options)
         return _first(out).transpose(1, 2)
 
-    def refuses(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        causal: bool,
-        window: int | None,
-        scale: float | None,
-        kv_length: Tensor | None,
-    ) -> str | None:
-        if kv_length is not None:
-            if not cached:
-                return f"{library.title} takes no kv_length"
-            if _needs_grad(q, k, v):
-                return f"{library.title} has no gradient with a kv_length"
-            if torch.compiler.is_compiling():
-                return f"{library.title} with a kv_length cannot be traced by torch.compile"
-        return library.refuses(q, k)
-
-    return Implementation(call, library.missing, refuses)
+    return Implementation(call, library.missing, library.refuses)
 
 
 def _xformers_call(
@@ -175,25 +166,23 @@ def _xformers_call(
     return (out.flatten(2, 3) if repeats > 1 else out).transpose(1, 2)
 
 
-def _xformers_refuses(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    window: int | None,
-    scale: float | None,
-    kv_length: Tensor | None,
-) -> str | None:
-    if kv_length is not None:
-        return "xformers takes no kv_length"
-    return _XFORMERS.refuses(q, k)
-
-
 _FLASH2 = _Library(
-    "flash-attn 2", ("flash-attn",), "flash_attn.flash_attn_interface", (8, 0), 256, True
+    title="flash-attn 2",
+    distributions=("flash-attn",),
+    module="flash_attn.flash_attn_interface",
+    capability=(8, 0),
+    max_dim=256,
+    compiles=True,
+    cached=True,
 )
 _FLASH3 = _Library(
-    "flash-attn 3", ("flash-attn-3", "flash_attn_3"), "flash_attn_interface", (9, 0), 256, False
+    title="flash-attn 3",
+    distributions=("flash-attn-3", "flash_attn_3"),
+    module="flash_attn_interface",
+    capability=(9, 0),
+    max_dim=256,
+    compiles=False,
+    cached=True,
 )
 _FLASH4 = _Library("flash-attn 4", ("flash-attn-4",), "flash_attn.cute", (9, 0), 128, False)
 _XFORMERS = _Library("xformers", ("xformers",), "xformers.ops", (7, 0), 256, False)
@@ -204,10 +193,10 @@ def _xformers_avoid(*_: Any) -> str:
 
 
 BACKENDS: dict[str, Implementation] = {
-    "flash4": _flash(_FLASH4, None, cached=False),
-    "flash3": _flash(_FLASH3, -1, cached=True),
-    "flash2": _flash(_FLASH2, -1, cached=True),
+    "flash4": _flash(_FLASH4, None),
+    "flash3": _flash(_FLASH3, -1),
+    "flash2": _flash(_FLASH2, -1),
     "xformers": Implementation(
-        _xformers_call, _XFORMERS.missing, _xformers_refuses, _xformers_avoid
+        _xformers_call, _XFORMERS.missing, _XFORMERS.refuses, _xformers_avoid
     ),
 }

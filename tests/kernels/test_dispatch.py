@@ -149,6 +149,6 @@ def test_a_package_that_cannot_be_imported_is_passed_over_with_the_reason(monkey
     monkeypatch.setattr(_libraries._Library, "missing", lambda *_: None)
     library = _libraries._FLASH2
     q = torch.randn(1, 1, 2, 8, dtype=torch.float16)
-    why = library.refuses(q, q)
+    why = library.refuses(q, q, q, False, None, None, None)
     assert why is not None and "flash_attn" in why and "cannot be imported" in why
     assert _dispatch.usage() == {}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from sessions.errors import SessionError
 if TYPE_CHECKING:
     from sessions.model import Session
 
-DONE, FAILED, MISTAKEN = 0, 1, 2
+DONE, FAILED, MISTAKEN, INTERRUPTED = 0, 1, 2, 130
 
 
 class Mistaken(Exception):  # noqa: N818 - the person's, not the program's
@@ -38,7 +39,7 @@ class Command:
 
 
 def load(path: Path) -> Session:
-    """The session of a file that was named; raises ``Mistaken`` where there is none."""
+    """The session of a file; raises ``Mistaken`` where there is none, else ``SessionError``."""
     from sessions import hdf5  # slow to import, and the window starts through this package too
 
     try:
@@ -50,18 +51,52 @@ def load(path: Path) -> Session:
         raise
 
 
+def names(paths: Sequence[Path]) -> list[str]:
+    """What to call each file: its stem, or its path where two different files share one."""
+    files: dict[str, set[Path]] = {}
+    for path in paths:
+        files.setdefault(path.stem, set()).add(path)
+    return [path.stem if len(files[path.stem]) == 1 else str(path) for path in paths]
+
+
+def check_output(path: Path, suffixes: Collection[str] = ()) -> None:
+    """Raise ``Mistaken`` for a file that cannot be written, before any work is spent on it."""
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise Mistaken(
+            f"{path}: unknown suffix {path.suffix!r}; expected one of {', '.join(suffixes)}"
+        )
+    if not path.parent.is_dir():
+        raise Mistaken(f"{path}: there is no folder {path.parent} to save in")
+    if path.is_dir():
+        raise Mistaken(f"{path} is a folder; name a file in it")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a table, its line ends as they are; raises ``Failed``."""
+    try:
+        path.write_text(text, encoding="utf-8", newline="")
+    except OSError as error:
+        raise Failed(f"{path} cannot be written: {error.strerror}; choose another place") from None
+
+
 def say(text: str) -> None:
     """A line for the person, beside the result."""
     sys.stderr.write(f"{text}\n")
 
 
 def answer(text: str) -> None:
-    """The result itself."""
-    sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+    """The result itself; raises ``Failed`` where standard output takes no more."""
+    try:
+        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+        sys.stdout.flush()  # here, where it can still be told that it did not arrive
+    except BrokenPipeError:
+        raise  # whoever read it has seen enough
+    except OSError as error:
+        raise Failed(f"the result cannot be written: {error.strerror}") from None
 
 
 def answer_json(result: Any) -> None:
-    """The result as JSON, for programs; NaN becomes null."""
+    """The result as JSON, for programs; what JSON has no number for (NaN) becomes null."""
     answer(json.dumps(_finite(result), indent=2, ensure_ascii=False))
 
 
@@ -70,6 +105,6 @@ def _finite(value: Any) -> Any:
         return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
-    if isinstance(value, float) and value != value:
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

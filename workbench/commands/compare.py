@@ -7,57 +7,62 @@ from pathlib import Path
 
 import msgspec
 
-from sessions.comparison import Comparison, compare
+from sessions.comparison import MOST, Comparison, compare
 from sessions.tables import comparison_table, differences_table
-from workbench.commands._command import DONE, Command, Mistaken, answer, answer_json, load, say
+from workbench.commands._command import (
+    DONE,
+    Command,
+    answer,
+    answer_json,
+    check_output,
+    load,
+    names,
+    say,
+    write_text,
+)
+
+_SUFFIXES = (".md", ".csv")
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("base", type=Path, metavar="BASE.h5", help="what the ratios refer to")
-    parser.add_argument("others", type=Path, nargs="+", metavar="OTHER.h5")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE.md|FILE.csv")
+    parser.add_argument(
+        "others", type=Path, nargs="+", metavar="OTHER.h5", help=f"up to {MOST - 1} others"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE.md|FILE.csv", help="write the table too"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def _run(arguments: argparse.Namespace) -> int:
     paths = [arguments.base, *arguments.others]
+    if arguments.output is not None:
+        check_output(arguments.output, _SUFFIXES)
     sessions = [load(path) for path in paths]
-    for path, session in zip(paths, sessions, strict=True):
-        session.title = path.stem  # titles may repeat; names on the command line do not
+    for name, session in zip(names(paths), sessions, strict=True):
+        session.title = name  # titles may repeat
     comparison = compare(sessions)
     for warning in comparison.warnings:
         say(f"warning: {warning}")
     if arguments.json:
         answer_json(_as_data(comparison))
     else:
-        text = markdown(comparison)
-        answer(text)
+        answer(_markdown(comparison))
     if arguments.output is not None:
-        write(comparison, arguments.output)
+        is_csv = arguments.output.suffix.lower() == ".csv"
+        table = comparison_table(comparison).to_csv() if is_csv else _markdown(comparison)
+        write_text(arguments.output, table)
     return DONE
 
 
-def markdown(comparison: Comparison) -> str:
+def _markdown(comparison: Comparison) -> str:
     """The comparison and its differences as Markdown."""
     parts = [comparison_table(comparison).to_markdown()]
     if comparison.differences:
         parts.append(differences_table(comparison).to_markdown())
     parts += [f"**Warning:** {warning}\n" for warning in comparison.warnings]
     return "\n".join(parts)
-
-
-def write(comparison: Comparison, path: Path) -> None:
-    """Write the comparison as .md or .csv; raises ``Mistaken`` for another suffix."""
-    if path.suffix == ".md":
-        content = markdown(comparison)
-    elif path.suffix == ".csv":
-        content = comparison_table(comparison).to_csv()
-    else:
-        raise Mistaken(f"{path}: unknown suffix {path.suffix!r}; expected .md or .csv")
-    try:
-        path.write_text(content)
-    except OSError as error:
-        raise Mistaken(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _as_data(comparison: Comparison) -> dict[str, object]:

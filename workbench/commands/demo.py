@@ -6,8 +6,13 @@ import argparse
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from workbench.commands._command import DONE, FAILED, Command, answer, say
+from workbench.commands._command import DONE, FAILED, Command, Mistaken, answer, say
+
+if TYPE_CHECKING:
+    from workbench.ui.demo import Demo
+    from workbench.ui.window import MainWindow
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +27,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from workbench.ui import display
 
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Mistaken(f"{arguments.out} cannot be a folder: {error.strerror}") from None
     trouble = display.trouble()
     if trouble:
         say(f"No window here ({trouble}): the demo runs the same on Qt's offscreen platform.")
@@ -49,14 +58,14 @@ def _run(arguments: argparse.Namespace) -> int:
     return DONE if demo.outcome.paths and not demo.outcome.failures else FAILED
 
 
-def _summarise(demo, window, folder: Path) -> None:  # type: ignore[no-untyped-def]
+def _summarise(demo: Demo, window: MainWindow, folder: Path) -> None:
     """Print where everything lies, with a picture of the window as it was."""
     if not demo.outcome.paths:
         say("The demo did not reach its end; nothing was saved.")
         return
     picture = folder / "window.png"
     window.grab().save(str(picture))
-    answer((folder / "comparison.md").read_text())
+    answer((folder / "comparison.md").read_text(encoding="utf-8"))
     for line in [*demo.outcome.lines, ""]:
         answer(line)
     for path in [*demo.outcome.paths, picture]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib.metadata
+import os
 import shutil
 import sys
 from dataclasses import asdict, dataclass
@@ -13,13 +14,11 @@ from workbench.client import Runner
 from workbench.commands._command import DONE, FAILED, Command, answer, answer_json
 from workbench.ui import display
 
-# package to import: what it enables, and how to get it
+# distribution: what it enables, and how to get it
 OPTIONAL = {
     "triton": ("the bundled Triton kernels", "uv sync (Linux)"),
-    "flash_attn": ("attention backends flash2, flash4", "uv sync --extra flash (CUDA GPU)"),
+    "flash-attn-4": ("attention backend flash4", "uv sync --extra flash (CUDA GPU)"),
     "xformers": ("attention backend xformers", "uv sync --extra xformers (CUDA GPU)"),
-    "torchao": ("FP8 and INT8 matrix products", "uv sync --extra quant"),
-    "bitsandbytes": ("8-bit Adam", "uv sync --extra quant"),
 }
 
 
@@ -78,8 +77,7 @@ def _ask_runner() -> tuple[protocol.Catalogue | None, protocol.Failure | None]:
 
 
 def _python() -> Check:
-    version = ".".join(map(str, sys.version_info[:3]))
-    return Check("Python", "ok" if sys.version_info >= (3, 11) else "failed", version)
+    return Check("Python", "ok", ".".join(map(str, sys.version_info[:3])))
 
 
 def _runner(catalogue: protocol.Catalogue | None, failure: protocol.Failure | None) -> list[Check]:
@@ -111,18 +109,22 @@ def _window() -> Check:
 
 
 def _compiler(catalogue: protocol.Catalogue | None) -> Check:
-    found = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
-    if found:
-        return Check("C++ compiler", "ok", found)
     if catalogue and catalogue.device == "cuda":
-        return Check("C++ compiler", "missing", "Triton builds its launchers with one: install g++")
-    return Check("C++ compiler", "missing", "torch.compile on the CPU needs one: install g++")
+        name, programs = "C compiler", (os.environ.get("CC", ""), "gcc", "clang")
+        needed = "Triton builds its launchers with one: install gcc"
+    else:
+        name, programs = "C++ compiler", ("g++", "clang++", "c++")
+        needed = "torch.compile on the CPU needs one: install g++"
+    found = next(filter(None, map(shutil.which, programs)), None)
+    return Check(name, "ok", found) if found else Check(name, "missing", needed)
 
 
 def _optional(name: str, enables: str, how: str) -> Check:
-    if importlib.util.find_spec(name) is not None:
-        return Check(name, "ok", enables)
-    return Check(name, "missing", f"would enable {enables}: {how}")
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return Check(name, "missing", f"would enable {enables}: {how}")
+    return Check(name, "ok", f"{version}: {enables}")
 
 
 COMMAND = Command(name="doctor", help=__doc__, arguments=_arguments, run=_run)

@@ -3,53 +3,84 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import pkgutil
 from pathlib import Path
 
-from sessions.model import Session
 from sessions.tables import segments_table
-from workbench.commands._command import DONE, Command, Mistaken, answer, load
+from workbench.commands._command import (
+    DONE,
+    Command,
+    Failed,
+    Mistaken,
+    answer,
+    check_output,
+    load,
+    names,
+    write_text,
+)
+
+_TABLE_SUFFIXES = (".md", ".csv")
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE.h5")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--plot", metavar="NAME", help="an unknown name lists them all")
-    what.add_argument("--table", choices=["segments"])
+    plots = _plot_names()
+    what.add_argument("--plot", metavar="NAME", choices=plots, help=f"one of {', '.join(plots)}")
+    what.add_argument("--table", choices=["segments"], help="one row a segment, of one session")
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, help=".png .svg .pdf .csv; a table: .md .csv"
+        *("-o", "--output"),
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="what its suffix says: a plot .png .svg .pdf .csv, a table .md .csv",
     )
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    sessions = [load(path) for path in arguments.files]
     if arguments.table:
-        _write_table(sessions[0], arguments.output)
+        _write_table(arguments.files, arguments.output)
     else:
-        # Qt: only where something is drawn
-        from workbench.ui.export import ExportError, export_plot
-        from workbench.ui.plots import Run
-
-        runs = [
-            Run(session, path.stem, place)
-            for place, (path, session) in enumerate(zip(arguments.files, sessions, strict=True))
-        ]
-        try:
-            export_plot(arguments.plot, runs, arguments.output)
-        except ExportError as error:
-            raise Mistaken(str(error)) from None
+        _draw(arguments.plot, arguments.files, arguments.output)
     answer(str(arguments.output))
     return DONE
 
 
-def _write_table(session: Session, path: Path) -> None:
-    table = segments_table(session)
-    forms = {".md": table.to_markdown, ".csv": table.to_csv}
-    if path.suffix not in forms:
-        raise Mistaken(f"{path}: unknown suffix {path.suffix!r}; expected one of {list(forms)}")
+def _plot_names() -> list[str]:
+    """The plots, without importing them: that takes longer than all else that commands do."""
+    package = importlib.util.find_spec("workbench.ui.plots")
+    assert package is not None
+    found = pkgutil.iter_modules(package.submodule_search_locations)
+    return sorted(module.name for module in found if not module.name.startswith("_"))
+
+
+def _draw(plot: str, paths: list[Path], output: Path) -> None:
+    from workbench.ui.export import SUFFIXES, ExportError, export_plot  # Qt: only to draw
+    from workbench.ui.plots import Run
+
+    check_output(output, SUFFIXES)
+    sessions = [load(path) for path in paths]
+    runs = [
+        Run(session, name, place)
+        for place, (session, name) in enumerate(zip(sessions, names(paths), strict=True))
+    ]
     try:
-        path.write_text(forms[path.suffix]())
-    except OSError as error:
-        raise Mistaken(f"{path} cannot be written: {error.strerror}") from None
+        export_plot(plot, runs, output)
+    except ExportError as error:
+        raise Failed(str(error)) from None
+
+
+def _write_table(paths: list[Path], output: Path) -> None:
+    check_output(output, _TABLE_SUFFIXES)
+    if len(paths) > 1:
+        raise Mistaken(
+            f"--table takes one session, not {len(paths)}; `workbench compare` sets several "
+            "side by side"
+        )
+    table = segments_table(load(paths[0]))
+    is_csv = output.suffix.lower() == ".csv"
+    write_text(output, table.to_csv() if is_csv else table.to_markdown())
 
 
 COMMAND = Command(name="export", help=__doc__, arguments=_arguments, run=_run)

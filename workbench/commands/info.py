@@ -1,4 +1,4 @@
-"""Say what a session file holds, and print the commands that made it."""
+"""Say what a session file holds, or print the commands that run it again."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from workbench.commands.run import summary
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE.h5")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print everything as JSON")
-    form.add_argument("--command", dest="shell", action="store_true", help="a shell script")
-    form.add_argument("--python", action="store_true", help="a Python script")
+    form.add_argument("--json", action="store_true", help="the same as JSON")
+    form.add_argument(
+        "--command", dest="shell", action="store_true", help="a shell script that runs it again"
+    )
+    form.add_argument("--python", action="store_true", help="the same in Python")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -39,8 +41,7 @@ def _run(arguments: argparse.Namespace) -> int:
             }
         )
     else:
-        created = datetime.datetime.fromtimestamp(session.created).strftime("%Y-%m-%d %H:%M")
-        lines = [f"{session.title} ({created})", ""]
+        lines = [f"{session.title} ({_moment(session.created)})", ""]
         if session.notes:
             lines += [session.notes, ""]
         lines += [f"{name}: {value}" for name, value in session.environment.items()]
@@ -48,6 +49,13 @@ def _run(arguments: argparse.Namespace) -> int:
         lines += [f"{event.t_s:9.2f} s  {event.kind}: {event.text}" for event in session.events]
         answer("\n".join(lines))
     return DONE
+
+
+def _moment(unix_s: float) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(unix_s).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):  # another program may have written anything
+        return "at an unknown time"
 
 
 COMMAND = Command(name="info", help=__doc__, arguments=_arguments, run=_run)

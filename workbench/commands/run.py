@@ -1,4 +1,4 @@
-"""Run one configuration without a window and print, and save, what was measured."""
+"""Run one configuration without a window; print what was measured, and save it if asked."""
 
 from __future__ import annotations
 
@@ -19,39 +19,50 @@ from workbench import headless, protocol
 from workbench.commands._command import (
     DONE,
     FAILED,
+    INTERRUPTED,
     Command,
     Failed,
     Mistaken,
     answer,
     answer_json,
+    check_output,
     say,
 )
 
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 SECONDS = 10.0  # where neither steps nor seconds are asked for
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("family", help="model family; `workbench doctor` lists them")
     parser.add_argument("--preset", default="", help="default: the one that fits this device")
-    parser.add_argument("--workload", default="forward")
+    parser.add_argument("--workload", default="forward", help="what a step does; default: forward")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="model or workload field"
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="a field of model or workload",
     )
     parser.add_argument(
-        "--toggle", action="append", default=[], metavar="NAME[=OPTION]", help="an optimization"
+        "--toggle",
+        action="append",
+        default=[],
+        metavar="NAME[=OPTION]",
+        help="an optimization; where it has two options, its name switches it",
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--steps", type=_positive_int, help="end after so many steps")
     length.add_argument("--seconds", type=_positive_float, help=f"default: {SECONDS:g}")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of weights and data; default: 0")
     parser.add_argument("--data", default="synthetic", help="a text file, whose bytes are tokens")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.output is not None and not arguments.output.parent.is_dir():
-        raise Mistaken(f"there is no folder {arguments.output.parent} to save in")
+    if arguments.output is not None:
+        check_output(arguments.output)
     seconds = arguments.seconds
     if arguments.steps is None and seconds is None:
         seconds = SECONDS
@@ -70,11 +81,16 @@ def _run(arguments: argparse.Namespace) -> int:
         session.title = _title(session.segments[-1].configuration)
     for failure in outcome.failures:
         say(f"{failure.sentence} {failure.fix}".strip())
+        if failure.kind == "died" and failure.detail:
+            say(f"The last that it said:\n{failure.detail}")
     saved = None
     if arguments.output is not None and session.segments:
         _save(session, arguments.output, outcome.journal)
         saved = str(arguments.output)
-    outcome.journal.unlink(missing_ok=True)
+    if saved is None and session.segments and outcome.reason == "died":
+        say(_kept(outcome.journal))
+    else:
+        outcome.journal.unlink(missing_ok=True)
     if arguments.json:
         answer_json(
             {
@@ -92,15 +108,15 @@ def _run(arguments: argparse.Namespace) -> int:
                 answer(f"{found.toggle}={found.requested}: {found.status}: {found.text}")
         if saved:
             answer(f"saved {saved}")
-    return DONE if outcome.reason == "done" else FAILED
+    return {"done": DONE, "cancelled": INTERRUPTED}.get(outcome.reason, FAILED)
 
 
 def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> Configuration:
     """The configuration that the arguments ask for, in the catalogue's terms."""
     families = {family.name: family for family in catalogue.families}
     workloads = {workload.name: workload for workload in catalogue.workloads}
-    family = _known("family", arguments.family, families)
-    workload = _known("workload", arguments.workload, workloads)
+    family = _known("unknown family", arguments.family, families)
+    workload = _known("unknown workload", arguments.workload, workloads)
     model_fields = {field.name: field for field in family.fields}
     step_fields = {field.name: field for field in workload.fields}
     model: dict[str, Scalar] = {}
@@ -109,7 +125,7 @@ def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> C
         name, equals, value = text.partition("=")
         if not equals:
             raise Mistaken(f"--set {text}: expected FIELD=VALUE")
-        field = _known("field", name, {**model_fields, **step_fields})
+        field = _known("--set: unknown field", name, {**model_fields, **step_fields})
         (settings if name in step_fields else model)[name] = _read(field, value)
     toggles = {toggle.name: toggle for toggle in catalogue.toggles}
     chosen = dict(_toggle(text, toggles) for text in arguments.toggle)
@@ -147,24 +163,29 @@ def _save(session: Session, path: Path, journal: Path) -> None:
     try:
         hdf5.save(session, path)
     except SessionError as error:
-        kept = f"What was measured is kept: workbench recover {journal}"
-        raise Failed(f"{error} {kept}") from None
+        raise Failed(f"{error} {_kept(journal)}") from None
+
+
+def _kept(journal: Path) -> str:
+    return f"What was measured is kept: workbench recover {journal}"
 
 
 class _Bar:
-    """A progress bar on stderr that follows the runner's messages."""
+    """A progress bar on stderr that follows the runner's messages, where a person reads it."""
 
     def __init__(self, steps: int | None, seconds: float | None) -> None:
         self._steps, self._seconds = steps, seconds
         self._done = 0
         self._first_s: float | None = None
+        console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description:<28}"),
             BarColumn(),
             TextColumn("{task.fields[shown]}"),
             TimeElapsedColumn(),
-            console=Console(stderr=True),
+            console=console,
             transient=True,
+            disable=not console.is_terminal,
         )
         self._task = self._progress.add_task("Starting the runner", total=None, shown="")
 
@@ -203,18 +224,18 @@ class _Bar:
 
 def _toggle(text: str, toggles: Mapping[str, protocol.ToggleInfo]) -> tuple[str, str]:
     name, _, option = text.partition("=")
-    toggle = _known("toggle", name, toggles)
+    toggle = _known("unknown toggle", name, toggles)
     options = [option.name for option in toggle.options]
     if not option:
         if len(options) != 2:
-            raise Mistaken(f"--toggle {name}: name an option, one of {options}")
+            raise Mistaken(f"--toggle {name}: name an option, one of {', '.join(options)}")
         option = options[1]
-    return name, _known(f"toggle {name}: option", option, dict.fromkeys(options, option))
+    return name, _known(f"toggle {name}: unknown option", option, dict.fromkeys(options, option))
 
 
 def _known(what: str, name: str, allowed: Mapping[str, Any]) -> Any:
     if name not in allowed:
-        raise Mistaken(f"{what}: unknown {name!r}; expected one of {list(allowed)}")
+        raise Mistaken(f"{what} {name!r}; expected one of {', '.join(allowed)}")
     return allowed[name]
 
 
@@ -225,9 +246,8 @@ def _read(field: protocol.Field, text: str) -> Scalar:
             return {"true": True, "false": False}[text.lower()]
         return type(field.default)(text)
     except (ValueError, KeyError):
-        raise Mistaken(
-            f"--set {field.name}={text}: not a {type(field.default).__name__} like {field.default}"
-        ) from None
+        kind = _KINDS[type(field.default)]
+        raise Mistaken(f"--set {field.name}={text}: expected {kind}") from None
 
 
 def _title(configuration: Configuration) -> str:

@@ -13,10 +13,11 @@ import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from sessions import hdf5, statistics
+from sessions.errors import SessionError
 from sessions.tables import segments_table
 from workbench import protocol
 from workbench.ui import draft
-from workbench.ui.export import export_plot
+from workbench.ui.export import ExportError, export_plot
 from workbench.ui.plots import Run
 from workbench.ui.state import AppState
 
@@ -91,7 +92,11 @@ class Demo(QObject):
         elif state.runner_state == "running" and self._measured():
             self._next()
         elif state.runner_state == "idle" and self._segments > len(self._acts):
-            self._finish()
+            try:
+                self._save()
+            except (OSError, SessionError, ExportError) as error:
+                self._say(str(error))
+            self._end()
 
     def _build(self, catalogue: protocol.Catalogue) -> None:
         configuration = draft.first(catalogue)
@@ -128,7 +133,7 @@ class Demo(QObject):
         self.outcome.failures.append(failure)
         self._say(f"{failure.sentence} {failure.fix}".strip())
 
-    def _finish(self) -> None:
+    def _save(self) -> None:
         session = self._state.session
         self._folder.mkdir(parents=True, exist_ok=True)
         session.title = "Demo: HYDRA, training"
@@ -136,7 +141,7 @@ class Demo(QObject):
         saved = self._folder / "demo.h5"
         hdf5.save(session, saved)
         comparison = self._folder / "comparison.md"
-        comparison.write_text(table.to_markdown())
+        comparison.write_text(table.to_markdown(), encoding="utf-8")
         runs = [Run(session)]
         charts = [
             export_plot("step_time", runs, self._folder / f"step_time{suffix}")
@@ -148,7 +153,6 @@ class Demo(QObject):
             f"{finding.toggle}={finding.requested}: {finding.status}: {finding.text}"
             for finding in session.segments[-1].evidence
         ]
-        self._end()
 
     def _end(self) -> None:
         self._timer.stop()

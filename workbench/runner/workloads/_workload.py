@@ -30,33 +30,6 @@ class Bench:
     trainer: Trainer | None  # None where nothing is trained
 
 
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """One kind of step.
-
-    ``compute(bench)`` is the part that autocast and torch.compile act on; ``step(bench, compute)``
-    makes the whole step of it, which a CUDA graph captures. ``tokens(settings)`` is the number of
-    tokens that one step processes; ``sequence(settings)`` the longest position a model must hold.
-    """
-
-    name: str
-    title: str
-    help: str
-    fields: tuple[Field, ...]
-    trains: bool
-    feeds: bool  # whether every step reads a new batch
-    tokens: Callable[[Mapping[str, Scalar]], int]
-    sequence: Callable[[Mapping[str, Scalar]], int]
-    compute: Callable[[Bench], Compute]
-    step: Callable[[Bench, Compute], Step]
-
-    def info(self) -> WorkloadInfo:
-        """How the window sees this workload."""
-        return WorkloadInfo(
-            name=self.name, title=self.title, help=self.help.strip(), fields=list(self.fields)
-        )
-
-
 BATCH = Field(
     name="batch",
     title="Batch",
@@ -65,21 +38,49 @@ BATCH = Field(
     minimum=1,
     maximum=65536,
 )
-SEQUENCE = Field(
-    name="sequence",
-    title="Sequence",
-    help="Tokens per sequence.",
-    default=128,
-    minimum=1,
-    maximum=1048576,
-)
 
 
-def whole_sequences(settings: Mapping[str, Scalar]) -> int:
+def tokens_field(name: str, title: str, help: str) -> Field:
+    """A number of tokens of each sequence."""
+    return Field(name=name, title=title, help=help, default=128, minimum=1, maximum=1048576)
+
+
+SEQUENCE = tokens_field("sequence", "Sequence", "Tokens per sequence.")
+
+
+def _whole_sequences(settings: Mapping[str, Scalar]) -> int:
     """Tokens of a step that processes ``batch`` sequences of ``sequence`` tokens."""
     return int(settings["batch"]) * int(settings["sequence"])
 
 
-def sequence_length(settings: Mapping[str, Scalar]) -> int:
+def _sequence_length(settings: Mapping[str, Scalar]) -> int:
     """The longest position of such a step."""
     return int(settings["sequence"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One kind of step.
+
+    ``compute(bench)`` is the part that autocast and torch.compile act on; ``step(bench, compute)``
+    makes the whole step of it, which a CUDA graph captures. ``tokens(settings)`` is the number of
+    tokens that one step processes; ``sequence(settings)`` the longest position a model must hold.
+    What is left out is as for inference over whole sequences.
+    """
+
+    name: str
+    title: str
+    help: str
+    compute: Callable[[Bench], Compute]
+    step: Callable[[Bench, Compute], Step]
+    trains: bool = False
+    feeds: bool = True  # whether every step reads a new batch
+    fields: tuple[Field, ...] = (BATCH, SEQUENCE)
+    tokens: Callable[[Mapping[str, Scalar]], int] = _whole_sequences
+    sequence: Callable[[Mapping[str, Scalar]], int] = _sequence_length
+
+    def info(self) -> WorkloadInfo:
+        """How the window sees this workload."""
+        return WorkloadInfo(
+            name=self.name, title=self.title, help=self.help.strip(), fields=list(self.fields)
+        )

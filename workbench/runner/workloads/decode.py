@@ -11,24 +11,18 @@ from collections.abc import Mapping
 import torch
 
 from sessions.model import Scalar
-from workbench.protocol import Field
-from workbench.runner.workloads._workload import BATCH, Bench, Compute, Step, Workload
-
-PROMPT = Field(
-    name="sequence",
-    title="Prompt",
-    help="Tokens in the cache before the first step.",
-    default=128,
-    minimum=1,
-    maximum=1048576,
+from workbench.runner.workloads._workload import (
+    BATCH,
+    Bench,
+    Compute,
+    Step,
+    Workload,
+    tokens_field,
 )
-NEW_TOKENS = Field(
-    name="new_tokens",
-    title="New tokens",
-    help="Tokens decoded after the prompt before decoding begins anew.",
-    default=128,
-    minimum=1,
-    maximum=1048576,
+
+PROMPT = tokens_field("sequence", "Prompt", "Tokens in the cache before the first step.")
+NEW_TOKENS = tokens_field(
+    "new_tokens", "New tokens", "Tokens decoded after the prompt before decoding begins anew."
 )
 
 
@@ -74,7 +68,6 @@ WORKLOAD = Workload(
     title="Decode",
     help=__doc__,
     fields=(BATCH, PROMPT, NEW_TOKENS),
-    trains=False,
     feeds=False,
     tokens=_tokens,
     sequence=_length,

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from workbench.runner.workloads._workload import (
-    BATCH,
-    SEQUENCE,
-    Bench,
-    Compute,
-    Step,
-    Workload,
-    sequence_length,
-    whole_sequences,
-)
+from workbench.runner.workloads._workload import Bench, Compute, Step, Workload
 
 
 def _compute(bench: Bench) -> Compute:
@@ -41,11 +32,6 @@ WORKLOAD = Workload(
     name="prefill",
     title="Prefill",
     help=__doc__,
-    fields=(BATCH, SEQUENCE),
-    trains=False,
-    feeds=True,
-    tokens=whole_sequences,
-    sequence=sequence_length,
     compute=_compute,
     step=_step,
 )

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from workbench.runner.workloads._workload import (
-    BATCH,
-    SEQUENCE,
-    Bench,
-    Compute,
-    Step,
-    Workload,
-    sequence_length,
-    whole_sequences,
-)
+from workbench.runner.workloads._workload import Bench, Compute, Step, Workload
 
 
 def _compute(bench: Bench) -> Compute:
@@ -42,11 +33,7 @@ WORKLOAD = Workload(
     name="train",
     title="Training step",
     help=__doc__,
-    fields=(BATCH, SEQUENCE),
     trains=True,
-    feeds=True,
-    tokens=whole_sequences,
-    sequence=sequence_length,
     compute=_compute,
     step=_step,
 )

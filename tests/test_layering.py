@@ -1,0 +1,221 @@
+"""Who may import whom, and what every file of the project keeps to."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("kernels", "models", "sessions", "workbench")
+TOP_LEVEL = {
+    *PACKAGES,
+    *("tests", ".ci", ".gitignore", "LICENSE", "README.md", "pyproject.toml"),
+}
+LONGEST = 500  # lines of a file
+
+QT = "PySide6 pyqtgraph"
+
+# What a module may import: of the project | of the libraries; the standard library is free. The
+# row is the longest name that the module begins with, and a name stands for all that begins with
+# it; ".x" is short for workbench.x. Peers are other libraries' kernels, to compare with.
+MAY_IMPORT = """
+kernels      kernels                                           | torch triton
+kernels._peers kernels  | torch fla liger_kernel quack mamba_ssm
+models       models kernels                                    | torch
+sessions     sessions                                          | numpy scipy h5py msgspec
+.protocol    sessions                                          | msgspec
+.recorder    sessions .protocol                                | numpy
+.journal     sessions .protocol .recorder                      |
+.client      .protocol .journal                                |
+.headless    sessions .protocol .recorder .journal .client     |
+.runner      .runner kernels models sessions .protocol         | torch msgspec psutil pynvml
+.ui          .ui sessions .protocol .recorder .journal .client | PySide6 pyqtgraph numpy msgspec
+.ui.plots    .ui.plots .ui.icons .ui.style sessions            | PySide6 pyqtgraph numpy
+.commands    .commands sessions .protocol .journal .client .headless .ui | msgspec rich PySide6
+.cli         sessions .commands .ui.app                        |
+.__main__    .cli                                              |
+.__init__                                                      |
+"""
+
+# What a fresh process never holds, whatever is imported by whatever, after it has imported every
+# module of a package. The packages of one row are imported one after the other.
+GPU = "torch triton kernels models workbench.runner"
+NEVER_LOADED = [
+    [
+        ("kernels", f"{QT} sessions models workbench"),
+        ("models", f"{QT} sessions workbench"),
+        ("workbench.runner", f"{QT} workbench.ui workbench.commands"),
+    ],
+    [
+        ("sessions", f"{GPU} {QT} workbench"),
+        ("workbench.protocol", f"{GPU} {QT}"),
+        ("workbench.client", f"{GPU} {QT}"),
+        ("workbench.recorder", f"{GPU} {QT}"),
+        ("workbench.headless", f"{GPU} {QT}"),
+        ("workbench.cli", f"{GPU} {QT}"),
+        ("workbench.commands", f"{GPU} {QT}"),
+        ("workbench.ui.window", GPU),
+        ("workbench.ui", GPU),
+    ],
+]
+
+IMPORT_IN_TURN = """
+import importlib, pkgutil, sys
+for name in sys.argv[1:]:
+    module = importlib.import_module(name)
+    for found in pkgutil.walk_packages(getattr(module, "__path__", []), f"{name}."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+    print(name, *sys.modules)
+"""
+
+
+def sources() -> list[Path]:
+    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def rules(table: str) -> dict[str, tuple[str, str]]:
+    """The rows by module: what it may import of the project, and which libraries."""
+    full = re.sub(r"(^|\s)\.", r"\1workbench.", table)
+    rows = (re.split(r" *\| *", row) for row in full.strip().splitlines())
+    return {row.split()[0]: (" ".join(row.split()[1:]), libraries) for row, libraries in rows}
+
+
+def begins_with(name: str, allowed: str) -> bool:
+    return any(f"{name}.".startswith(f"{one}.") for one in allowed.split())
+
+
+def imported(source: str) -> Iterator[tuple[int, str]]:
+    """Line and absolute name of everything that is imported, wherever it stands in the file."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def forbidden_imports(module: str, source: str) -> list[str]:
+    """A sentence for each import that the table does not allow the module."""
+    table = rules(MAY_IMPORT)
+    rows = [row for row in table if begins_with(module, row)]
+    if not rows:
+        return [f"{module} has no row in MAY_IMPORT"]
+    ours, libraries = table[max(rows, key=len)]
+    return [
+        f"{module}, line {line}: imports {name}; allowed: {ours or 'nothing of the project'}; "
+        f"{libraries or 'no library'}"
+        for line, name in imported(source)
+        if not begins_with(name, f"{ours} {libraries} {' '.join(sys.stdlib_module_names)}")
+    ]
+
+
+def unkept(path: str, source: str) -> list[str]:
+    """A sentence for each rule that the file itself breaks."""
+    found = []
+    if (lines := source.count("\n")) > LONGEST:
+        found.append(f"{path} has {lines} lines, at most {LONGEST} are allowed")
+    if not path.startswith("tests") and not ast.get_docstring(ast.parse(source)):
+        found.append(f"{path} has no docstring that says what is in it")
+    return found
+
+
+def loaded_after_each(packages: list[str]) -> dict[str, list[str]]:
+    """What ``sys.modules`` of one fresh process holds after each package, imported in turn."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_IN_TURN, *packages],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    return {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
+
+
+def test_every_import_is_one_that_the_table_allows():
+    found = [
+        sentence
+        for path in sources()
+        for sentence in forbidden_imports(module_name(path), path.read_text())
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("kernels.rms_norm", "from sessions.model import Scalar"),
+        ("kernels.rms_norm", "import PySide6"),
+        ("models.hydra", "import triton"),
+        ("models.hydra", "def late():\n    from workbench import protocol"),
+        ("sessions.model", "import torch"),
+        ("sessions.model", "import kernels"),
+        ("workbench.protocol", "import workbench.journal"),
+        ("workbench.recorder", "from torch import Tensor"),
+        ("workbench.runner.toggles.compile", "from PySide6.QtCore import QObject"),
+        ("workbench.runner.run", "if TYPE_CHECKING:\n    from workbench.ui import state"),
+        ("workbench.ui.panels.build", "from workbench.runner import run"),
+        ("workbench.ui.panels.build", "from workbench import runner"),
+        ("workbench.ui.plots.box", "from workbench.ui.state import AppState"),
+        ("workbench.commands.run", "import torch"),
+        ("workbench.newcomer", "import os"),
+        ("sessions.model", "from . import columns"),
+        ("sessions.model", "import sessions_of_another"),
+    ],
+)
+def test_an_import_against_the_rules_is_found(module, line):
+    (sentence,) = forbidden_imports(module, f'"""A docstring."""\n{line}\n')
+    assert sentence.startswith(module)
+
+
+@pytest.mark.parametrize("row", NEVER_LOADED, ids=lambda row: row[0][0])
+def test_a_fresh_process_loads_nothing_that_a_package_must_do_without(row):
+    loaded = loaded_after_each([package for package, _ in row])
+    for package, never in row:
+        assert package in loaded[package]
+        found = [name for name in loaded[package] if begins_with(name, never)]
+        assert not found, f"importing {package} imports {found[:5]}"
+
+
+def test_a_fresh_process_would_show_what_it_loads():
+    loaded = loaded_after_each(["workbench.protocol", "workbench.ui.style"])
+    assert any(begins_with(name, QT) for name in loaded["workbench.ui.style"])
+    assert not any(begins_with(name, QT) for name in loaded["workbench.protocol"])
+
+
+def test_every_file_has_a_docstring_and_at_most_500_lines():
+    paths = [*sources(), *sorted((ROOT / "tests").rglob("*.py"))]
+    found = [
+        sentence
+        for path in paths
+        for sentence in unkept(str(path.relative_to(ROOT)), path.read_text())
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_a_file_that_is_too_long_or_says_nothing_is_found():
+    assert unkept("sessions/a.py", '"""Says."""\n' * LONGEST) == []
+    assert "501 lines" in unkept("sessions/a.py", '"""Says."""\n' * (LONGEST + 1))[0]
+    assert "501 lines" in unkept("tests/a.py", "\n" * (LONGEST + 1))[0]
+    assert "no docstring" in unkept("sessions/a.py", "import os\n")[0]
+
+
+def test_the_top_level_holds_what_a_newcomer_is_told_and_no_more():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip(f"not a git checkout: {listed.stderr.strip()}")
+    assert {path.partition("/")[0] for path in listed.stdout.splitlines()} == TOP_LEVEL
+    told = (ROOT / "README.md").read_text().splitlines()
+    folders = {line.split("/")[0] for line in told if re.match(r"\w+/(\s|$)", line)}
+    assert folders == {*PACKAGES, "tests"}

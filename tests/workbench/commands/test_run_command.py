@@ -1,0 +1,201 @@
+"""``workbench run``: what it measures and saves, and what it answers to a mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+
+import pytest
+import wire_samples
+
+from sessions import hdf5
+from sessions.columns import row_count
+from workbench import journal, protocol
+from workbench.cli import main
+from workbench.journal import Journal
+
+
+def test_a_run_ends_with_0_its_json_and_its_file(ran):
+    assert ran.code == 0
+    assert ran.err == ""  # no bar where nobody looks
+    result = json.loads(ran.out)
+    assert (result["reason"], result["file"]) == ("done", str(ran.path))
+    assert result["failures"] == []
+    assert result["environment"].keys() >= {"torch", "cpu", "python"}
+    (segment,) = result["segments"]
+    assert segment["steps"] == ran.steps
+    assert segment["clock"] == "host"
+    assert segment["ledger"]["parameters"] > 0
+    assert [name for name, *_ in segment["phases"]][:2] == ["build", "warm-up"]
+    (evidence,) = segment["evidence"]
+    assert (evidence["toggle"], evidence["status"]) == ("adamw", "effective")
+    configuration = segment["configuration"]
+    assert configuration["model"] == {"dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1}
+    assert configuration["settings"] == {"batch": 1, "sequence": 16}
+    assert (configuration["seed"], configuration["toggles"]["adamw"]) == (7, "fused")
+
+
+def test_the_saved_session_is_what_was_measured_and_no_journal_is_left(ran):
+    session = hdf5.load(ran.path)
+    assert session.title == "hydra tiny train"
+    (segment,) = session.segments
+    assert row_count(segment.steps) == ran.steps
+    assert (segment.steps["wall_ms"][1:] > 0).all()
+    assert not list((ran.state / "workbench").iterdir())
+
+
+MISTAKES = {
+    "unknown family 'hydro'; expected one of hydra": ["hydro"],
+    "unknown workload 'dream'; expected one of decode, forward, prefill, train": [
+        *("hydra", "--workload", "dream")
+    ],
+    "unknown toggle 'turbo'; expected one of precision, triton,": ["hydra", "--toggle", "turbo"],
+    "toggle precision: unknown option 'fp7'; expected one of fp32, tf32,": [
+        *("hydra", "--toggle", "precision=fp7")
+    ],
+    "--toggle precision: name an option, one of fp32, tf32,": ["hydra", "--toggle", "precision"],
+    "--set: unknown field 'width'; expected one of vocabulary,": ["hydra", "--set", "width=3"],
+    "--set dim: expected FIELD=VALUE": ["hydra", "--set", "dim"],
+    "--set dim=wide: expected a whole number": ["hydra", "--set", "dim=wide"],
+    "--set mlp_ratio=x: expected a number": ["hydra", "--set", "mlp_ratio=x"],
+    "--set tie_embeddings=1: expected true or false": ["hydra", "--set", "tie_embeddings=1"],
+}
+
+
+@pytest.mark.parametrize("sentence", MISTAKES)
+def test_a_wrong_name_or_value_is_answered_with_what_is_allowed(sentence, ran, sent, capsys):
+    told = sent(ran.catalogue)
+    assert main(["run", *MISTAKES[sentence]]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"workbench run: {sentence}")
+    assert not any(isinstance(command, protocol.Start) for command in told)
+    assert not list(journal.folder().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("length", "sentence"),
+    [
+        (["--steps", "0"], "'0' is not a whole number above 0"),
+        (["--steps", "1.5"], "'1.5' is not a whole number above 0"),
+        (["--seconds", "nan"], "'nan' is not a number above 0"),
+        (["--seconds", "-1"], "'-1' is not a number above 0"),
+        (["--steps", "1", "--seconds", "1"], "not allowed with argument --steps"),
+    ],
+)
+def test_a_length_that_is_none_is_refused(length, sentence, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "hydra", *length])
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_what_the_runner_calls_a_mistake_is_one(ran, sent, capsys):
+    mistake = protocol.Failure(kind="mistake", sentence="setting batch = 0 is outside of 1 to 9")
+    told = sent(ran.catalogue, mistake, protocol.Finished(reason="failed", steps=0))
+    assert main(["run", "hydra", "--toggle", "triton", "--set", "batch=0"]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", f"workbench run: {mistake.sentence}\n")
+    (start,) = (command for command in told if isinstance(command, protocol.Start))
+    assert start.configuration.toggles == {"triton": "on"}  # of two options, the other one
+    assert (start.steps, start.seconds) == (None, 10.0)
+    assert start.configuration.preset == ran.catalogue.families[0].default_preset
+
+
+def test_a_run_that_fails_is_1_and_says_why(ran, sent, capsys):
+    failed = protocol.Failure(kind="model", sentence="It burst.", fix="Use less.", detail="Trace")
+    sent(ran.catalogue, failed, protocol.Finished(reason="failed", steps=0))
+    assert main(["run", "hydra", "--json"]) == 1
+    printed = capsys.readouterr()
+    assert printed.err == "It burst. Use less.\n"
+    result = json.loads(printed.out)
+    assert (result["reason"], result["file"], result["segments"]) == ("failed", None, [])
+    assert result["failures"][0]["detail"] == "Trace"
+
+
+def test_a_runner_that_does_not_start_is_1_with_its_last_words(sent, capsys):
+    sent(then="sys.exit('no module named torch')")
+    assert main(["run", "hydra"]) == 1
+    err = capsys.readouterr().err
+    assert "The runner ended with exit code 1." in err
+    assert "no module named torch" in err and "Traceback" not in err
+
+
+def test_what_was_measured_before_the_runner_died_is_saved(ran, sent, tmp_path, capsys):
+    sent(ran.catalogue, *wire_samples.stream()[1:-2], then="os.kill(os.getpid(), 9)")
+    assert main(["run", "hydra", "-o", str(tmp_path / "a.h5")]) == 1
+    assert "SIGKILL" in capsys.readouterr().err
+    assert len(hdf5.load(tmp_path / "a.h5").segments) == 3
+
+
+def test_a_runner_that_died_leaves_a_journal_where_no_file_was_asked_for(
+    ran, sent, tmp_path, capsys
+):
+    sent(ran.catalogue, *wire_samples.stream()[1:-2], then="os.kill(os.getpid(), 9)")
+    assert main(["run", "hydra"]) == 1
+    left = capsys.readouterr().err.strip().rpartition("workbench recover ")[2]
+    assert main(["recover", left, "-o", str(tmp_path / "a.h5")]) == 0
+    assert len(hdf5.load(tmp_path / "a.h5").segments) == 3
+
+
+def test_ctrl_c_is_130_and_keeps_what_was_measured(ran, sent, tmp_path, capsys):
+    end = protocol.encode(protocol.Finished(reason="cancelled", steps=60))
+    waits = f"sys.stdin.readline(), sys.stdin.readline(); os.write(1, {end!r}); sys.stdin.read()"
+    sent(ran.catalogue, *wire_samples.stream()[1:-2], then=waits)
+    press = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    press.start()
+    assert main(["run", "hydra", "-o", str(tmp_path / "a.h5")]) == 130
+    assert len(hdf5.load(tmp_path / "a.h5").segments) == 3
+    assert "saved" in capsys.readouterr().out
+
+
+def test_a_place_to_save_is_checked_before_a_runner_starts(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("workbench.headless.run", lambda *_, **__: pytest.fail("it ran"))
+    for place, why in ((tmp_path / "no" / "a.h5", "there is no folder"), (tmp_path, "is a folder")):
+        assert main(["run", "hydra", "-o", str(place)]) == 2
+        assert why in capsys.readouterr().err
+
+
+def test_what_cannot_be_saved_is_kept_and_the_answer_says_how_to_get_it(
+    ran, sent, tmp_path, monkeypatch, capsys
+):
+    path = tmp_path / "a.h5"
+    sent(ran.catalogue, *wire_samples.stream()[1:])
+    monkeypatch.setattr("sessions.hdf5.image", lambda _: memoryview(b""))
+    monkeypatch.setattr("pathlib.Path.open", _full(path.parent))
+    assert main(["run", "hydra", "-o", str(path)]) == 1
+    err = capsys.readouterr().err
+    monkeypatch.undo()
+    assert "No space left on device" in err
+    left = err.strip().rpartition("workbench recover ")[2]
+    assert main(["recover", left, "-o", str(path)]) == 0
+    assert len(hdf5.load(path).segments) == 3
+
+
+def _full(folder):
+    """``Path.open`` on a machine whose disk under ``folder`` is full, but for the journal's."""
+    really = type(folder).open
+
+    def opened(path, *arguments, **options):
+        if path.name.endswith(".partial"):
+            raise OSError(28, os.strerror(28))
+        return really(path, *arguments, **options)
+
+    return opened
+
+
+def test_a_recovered_journal_is_the_session_of_the_run(ran, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    kept = Journal()
+    for message in ran.messages:
+        kept.append(protocol.encode(message))
+    kept.close()
+    assert main(["recover"]) == 0
+    assert capsys.readouterr().out == (
+        f"recovered 1 segment(s), {ran.steps} steps: {kept.path.stem}.h5\n"
+    )
+    wire_samples.assert_same(hdf5.load(f"{kept.path.stem}.h5"), hdf5.load(ran.path))
+    assert main(["recover"]) == 2  # there is no other
+    assert f"no journal of an unsaved session in {journal.folder()}" in capsys.readouterr().err

@@ -1,0 +1,233 @@
+"""The commands that read session files: info, compare, export, recover; and doctor."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+import xml.etree.ElementTree
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sessions import hdf5
+from workbench import protocol
+from workbench.cli import main
+from workbench.ui.plots import PLOTS
+
+
+def printed(arguments: list[str | Path], capsys) -> str:
+    """What a command prints that succeeds."""
+    assert main(list(map(str, arguments))) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def configurations(path: Path) -> list:
+    return [segment.configuration for segment in hdf5.load(path).segments]
+
+
+def test_info_shows_title_environment_and_a_row_a_segment(ran, capsys):
+    out = printed(["info", ran.path], capsys)
+    assert out.startswith("hydra tiny train (")
+    assert f"torch: {ran.catalogue.environment['torch']}\n" in out
+    assert "| AdamW: Fused |" in out
+
+
+def test_info_as_json_holds_what_the_run_printed(ran, capsys):
+    found = json.loads(printed(["info", ran.path, "--json"], capsys))
+    assert found["segments"] == json.loads(ran.out)["segments"]
+    assert found["environment"] == ran.catalogue.environment
+    assert found.keys() == {"title", "id", "created", "notes", "environment", "segments", "events"}
+
+
+@pytest.mark.parametrize("strange", [float("nan"), float("inf"), 1e300, -1e300])
+def test_json_holds_no_number_that_json_lacks_and_no_date_is_no_traceback(strange, pair, capsys):
+    session = hdf5.load(pair[0])
+    session.created = strange
+    session.segments[0].ledger["loss"] = strange
+    hdf5.save(session, pair[1])
+    text = printed(["info", pair[1], "--json"], capsys)
+    found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert found["created"] == (strange if abs(strange) == 1e300 else None)
+    assert "(at an unknown time)" in printed(["info", pair[1]], capsys)
+
+
+def test_the_printed_commands_run_again_give_the_same_configuration(ran, tmp_path, capsys):
+    script = printed(["info", ran.path, "--command"], capsys)
+    folder = str(Path(sys.executable).parent)
+    done = subprocess.run(
+        ["sh", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": os.pathsep.join([folder, os.environ["PATH"]])},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("saved tiny-0000.h5\n")
+    assert configurations(tmp_path / "tiny-0000.h5") == configurations(ran.path)
+
+
+def test_the_printed_command_of_odd_values_is_read_back_as_they_were(ran, sent, tmp_path, capsys):
+    session = hdf5.load(ran.path)
+    odd = msgspec.structs.replace(
+        session.segments[0].configuration,
+        model={"rope_theta": 1e-07, "tie_embeddings": False, "dim": 64},
+        data="it's a $(file) - of mine.txt",
+        seed=2**63 - 1,
+    )
+    session.segments[0].configuration = odd
+    hdf5.save(session, tmp_path / "odd.h5")
+    line = printed(["info", tmp_path / "odd.h5", "--command"], capsys).splitlines()[-1]
+    python = printed(["info", tmp_path / "odd.h5", "--python"], capsys)
+    for again in (lambda: main(shlex.split(line)[1:]), lambda: exec(python, {})):
+        told = sent(ran.catalogue, protocol.Finished(reason="done", steps=0))
+        try:
+            assert again() == 0
+        except SystemExit as ended:
+            assert ended.code == 0
+        (start,) = (command for command in told if isinstance(command, protocol.Start))
+        assert start.configuration == odd
+    assert line.startswith("workbench run ")
+
+
+def test_compare_prints_ratios_and_differences(pair, capsys):
+    out = printed(["compare", *pair], capsys)
+    assert "| session |" in out and "| base |" in out and "| fast |" in out
+    assert "the same title" not in out  # which names neither
+
+
+def test_compare_as_json_gives_the_ratio_with_its_interval(pair, capsys):
+    found = json.loads(printed(["compare", *pair, "--json"], capsys))
+    base, fast = found["arms"]
+    assert found["baseline"] == 0
+    assert (base["title"], base["ratio"], base["note"]) == ("base", None, "baseline")
+    assert fast["title"] == "fast" and base["n"] > 100
+    assert fast["ratio_low"] < fast["ratio"] < fast["ratio_high"]
+    assert fast["ratio"] == pytest.approx(fast["median_ms"] / base["median_ms"], rel=1e-3)
+    assert fast["ratio"] == pytest.approx(0.7, rel=0.02)  # as the two were made
+
+
+def test_compare_writes_the_table_that_it_prints(pair, tmp_path, capsys):
+    out = printed(["compare", *pair, "-o", tmp_path / "table.MD"], capsys)
+    assert (tmp_path / "table.MD").read_text(encoding="utf-8") == out
+    printed(["compare", *pair, "-o", tmp_path / "table.csv"], capsys)
+    rows = list(csv.DictReader((tmp_path / "table.csv").open(newline="")))
+    assert [row["session"] for row in rows] == ["base", "fast"]
+    assert float(rows[1]["ratio"]) == pytest.approx(0.7, rel=0.02)
+
+
+def test_files_of_one_name_are_told_apart(pair, tmp_path, capsys):
+    other = tmp_path / "elsewhere" / "base.h5"
+    other.parent.mkdir()
+    shutil.copy(pair[1], other)
+    found = json.loads(printed(["compare", pair[0], other, "--json"], capsys))
+    assert [arm["title"] for arm in found["arms"]] == [str(pair[0]), str(other)]
+
+
+def test_sessions_without_steady_steps_cannot_be_compared(pair, tmp_path, capsys):
+    session = hdf5.load(pair[1])
+    session.segments = []
+    hdf5.save(session, pair[1])
+    assert main(["compare", *map(str, pair)]) == 1
+    assert capsys.readouterr().err == (
+        "workbench compare: 'fast' has no segments; run something in it first.\n"
+    )
+    assert main(["export", str(pair[1]), "--plot", "ecdf", "-o", str(tmp_path / "x.png")]) == 1
+    assert "Cannot export ecdf" in capsys.readouterr().err
+
+
+def is_png(content: bytes) -> bool:
+    width, height = struct.unpack(">II", content[16:24])
+    return content.startswith(b"\x89PNG\r\n\x1a\n") and width > 1000 and height > 500
+
+
+def is_svg(content: bytes) -> bool:
+    root = xml.etree.ElementTree.fromstring(content)
+    return root.tag.endswith("}svg") and sum(1 for _ in root.iter()) > 50
+
+
+def is_pdf(content: bytes) -> bool:
+    return content.startswith(b"%PDF-") and content.rstrip().endswith(b"%%EOF")
+
+
+def is_csv(content: bytes) -> bool:
+    rows = list(csv.reader(io.StringIO(content.decode())))
+    return len(rows) > 100 and len({len(row) for row in rows}) == 1
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf", "csv"])
+def test_an_exported_plot_really_is_what_its_suffix_says(suffix, pair, tmp_path, capsys):
+    target = tmp_path / f"out.{suffix}"
+    assert printed(["export", *pair, "--plot", "ecdf", "-o", target], capsys) == f"{target}\n"
+    is_one = {"png": is_png, "svg": is_svg, "pdf": is_pdf, "csv": is_csv}
+    content = target.read_bytes()
+    assert is_one[suffix](content)
+    if suffix in ("svg", "csv"):
+        assert b"base" in content and b"fast" in content
+
+
+def test_an_exported_table_is_csv_or_markdown_of_one_session(pair, tmp_path, capsys):
+    table = ["export", pair[0], "--table", "segments", "-o"]
+    printed([*table, tmp_path / "out.md"], capsys)
+    title, _, heading, rule, row = (tmp_path / "out.md").read_text().splitlines()
+    assert title == "### the same title"
+    assert heading.count("|") == rule.count("|") == row.count("|") and set(rule) <= set("|-: ")
+    printed([*table, tmp_path / "out.csv"], capsys)
+    (found,) = csv.DictReader((tmp_path / "out.csv").open(newline=""))
+    assert float(found["median (ms)"]) == pytest.approx(20, rel=0.02)
+    assert (
+        main(["export", *map(str, pair), "--table", "segments", "-o", str(tmp_path / "no.md")]) == 2
+    )
+    assert "takes one session, not 2; `workbench compare`" in capsys.readouterr().err
+
+
+def test_an_unknown_plot_is_answered_with_those_there_are(pair, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["export", str(pair[0]), "--plot", "pie", "-o", "x.png"])
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert "invalid choice: 'pie'" in err
+    assert all(name in err for name in PLOTS)
+
+
+def test_what_is_no_journal_cannot_be_recovered(pair, tmp_path, capsys):
+    assert main(["recover", str(tmp_path / "none.journal")]) == 2
+    assert capsys.readouterr().err.endswith("none.journal: there is no such file\n")
+    output = ["-o", str(tmp_path / "out.h5")]
+    assert main(["recover", str(pair[0]), *output]) == 1
+    assert f"{pair[0]}: no message in it; a journal holds" in capsys.readouterr().err
+    assert main(["recover", str(tmp_path), *output]) == 1
+    assert "cannot be read: Is a directory" in capsys.readouterr().err
+    assert not (tmp_path / "out.h5").exists()
+
+
+def test_doctor_says_what_there_is_and_what_each_missing_thing_would_enable(ran, sent, capsys):
+    sent(ran.catalogue)
+    found = json.loads(printed(["doctor", "--json"], capsys))
+    checks = {check["name"]: check for check in found["checks"]}
+    assert checks["runner"]["state"] == "ok" and "families: hydra" in checks["runner"]["text"]
+    assert checks["GPU"]["state"] == ("ok" if ran.catalogue.device == "cuda" else "missing")
+    for check in checks.values():
+        assert check["state"] in ("ok", "missing") and check["text"]
+    assert found["operators"] == ran.catalogue.operators
+    sent(ran.catalogue)
+    out = printed(["doctor"], capsys)
+    for name, check in checks.items():
+        assert any(line.split(maxsplit=1)[:1] == [check["state"]] and name in line
+                   for line in out.splitlines())  # fmt: skip
+    assert "operators on this device:\n" in out and "  rms_norm: " in out
+
+
+def test_doctor_is_1_where_the_runner_cannot_start(sent, capsys):
+    sent(then="sys.exit('no module named torch')")
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "failed   runner" in out and "no module named torch" in out
