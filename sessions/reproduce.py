@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from sessions.columns import row_count
 from sessions.errors import SessionError
+from sessions.kernels import FAMILY
 from sessions.model import Configuration, Scalar, Segment, Session
 
 _DEFAULT_DATA = "synthetic"
@@ -19,6 +20,10 @@ def arguments(
     output: str | os.PathLike[str] | None = None,
 ) -> list[str]:
     """The arguments after ``workbench`` that run this configuration."""
+    if configuration.family == FAMILY:
+        found = ["bench", configuration.preset, "--every-case"]
+        found += _option("--dtype", str(configuration.settings["dtype"]))
+        return found + (_option("-o", os.fspath(output)) if output is not None else [])
     found = ["run", configuration.family]
     found += _option("--preset", configuration.preset)
     found += _option("--workload", configuration.workload)
@@ -78,12 +83,14 @@ def session_python(session: Session, stem: str = "again") -> str:
 def _calls(session: Session, stem: str) -> list[list[str]]:
     if not session.segments:
         raise SessionError(f"{session.title!r} has no segments, so there is nothing to run again.")
-    return [
-        arguments(
-            segment.configuration, row_count(segment.steps) or None, f"{stem}-{number:04d}.h5"
-        )
-        for number, segment in enumerate(session.segments)
-    ]
+    calls: list[list[str]] = []
+    for segment in session.segments:
+        steps = row_count(segment.steps) or None
+        call = arguments(segment.configuration, steps, f"{stem}-{len(calls):04d}.h5")
+        # One call times all contenders of an operator, each of which is a segment.
+        if segment.configuration.family != FAMILY or all(call[:-1] != c[:-1] for c in calls):
+            calls.append(call)
+    return calls
 
 
 def _script(calls: Sequence[Sequence[str]]) -> str:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sessions.model import Configuration, Session
+from sessions.model import Session
 from workbench import protocol
 from workbench.client import Runner
 from workbench.journal import Journal
 from workbench.recorder import Recorder
 
 Watcher = Callable[[protocol.AnyMessage], None]
-Chooser = Callable[[protocol.Catalogue], Configuration]
+Chooser = Callable[[protocol.Catalogue], protocol.Command]
 
 
 @dataclass
@@ -39,14 +39,11 @@ class Outcome:
         return mistakes[-1] if mistakes and self.reason == "failed" else ""
 
 
-def run(
-    choose: Chooser,
-    *,
-    steps: int | None,
-    seconds: float | None,
-    watch: Watcher = lambda _message: None,
-) -> Outcome:
-    """Run what ``choose`` makes of the catalogue; Ctrl+C cancels and keeps what was measured."""
+def run(choose: Chooser, *, watch: Watcher = lambda _message: None) -> Outcome:
+    """Run the command (Start, Bench) that ``choose`` makes of the catalogue.
+
+    Ctrl+C cancels and keeps what was measured.
+    """
     journal = Journal()
     recorder = Recorder(Session())
     outcome = Outcome(recorder.session, journal.path)
@@ -61,12 +58,7 @@ def run(
                         if interrupted.is_set():
                             outcome.reason = "cancelled"
                             break
-                        configuration = choose(message)
-                        runner.send(
-                            protocol.Start(
-                                configuration=configuration, steps=steps, seconds=seconds
-                            )
-                        )
+                        runner.send(choose(message))
                     case protocol.Failure():
                         outcome.failures.append(message)
                     case protocol.Finished():

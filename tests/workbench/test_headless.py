@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
 import signal
 import sys
 import threading
 
 import pytest
 import wire_samples
+from interrupts import press_ctrl_c
 from runner_driver import LIGHT
 
 from workbench import headless, journal, protocol
@@ -29,14 +29,14 @@ def script(monkeypatch, *messages: protocol.Message, then: str = "sys.stdin.read
 
 
 def choose(_catalogue):
-    return wire_samples.configuration()
+    return protocol.Start(configuration=wire_samples.configuration(), steps=5)
 
 
 def test_the_outcome_is_the_session_and_how_it_ended(monkeypatch):
     sent = wire_samples.stream()
     script(monkeypatch, *sent)
     watched: list[protocol.AnyMessage] = []
-    outcome = run(choose, steps=5, seconds=None, watch=watched.append)
+    outcome = run(choose, watch=watched.append)
     assert watched == sent
     assert outcome.reason == "failed" and outcome.mistake == ""
     assert [failure.sentence for failure in outcome.failures] == ["It failed."]
@@ -47,7 +47,7 @@ def test_a_mistake_is_known_as_one(monkeypatch):
     mistake = protocol.Failure(kind="mistake", sentence="dim = 7 is odd")
     end = protocol.Finished(reason="failed", steps=0)
     script(monkeypatch, wire_samples.catalogue(), mistake, end)
-    outcome = run(choose, steps=5, seconds=None)
+    outcome = run(choose)
     assert outcome.mistake == "dim = 7 is odd"
 
 
@@ -55,7 +55,7 @@ def test_a_message_that_does_not_fit_is_a_failure_and_the_run_goes_on(monkeypatc
     sent = wire_samples.stream()
     misfit = protocol.Steps(segment=9, columns={"t_s": [1.0]})
     script(monkeypatch, *sent[:-1], misfit, sent[-1])
-    outcome = run(choose, steps=5, seconds=None)
+    outcome = run(choose)
     assert outcome.reason == "failed"
     kinds = [failure.kind for failure in outcome.failures]
     assert kinds == ["model", "wire"]
@@ -64,7 +64,7 @@ def test_a_message_that_does_not_fit_is_a_failure_and_the_run_goes_on(monkeypatc
 
 def test_a_runner_that_dies_leaves_what_it_had_sent_and_its_journal(monkeypatch):
     script(monkeypatch, *wire_samples.stream()[:-2], then="os.kill(os.getpid(), 9)")
-    outcome = run(choose, steps=5, seconds=None)
+    outcome = run(choose)
     assert outcome.reason == "died"
     assert "SIGKILL" in outcome.failures[-1].sentence
     assert len(outcome.session.segments) == 3
@@ -77,7 +77,7 @@ def test_a_choice_that_is_refused_ends_runner_and_journal(monkeypatch):
 
     script(monkeypatch, wire_samples.catalogue())
     with pytest.raises(LookupError):
-        run(refuse, steps=1, seconds=None)
+        run(refuse)
     assert not list(journal.folder().iterdir())
 
 
@@ -91,18 +91,8 @@ def test_ctrl_c_cancels_and_keeps_what_was_measured(monkeypatch, presses):
         then=f"assert 'cancel' in [sys.stdin.readline(), sys.stdin.readline()][1]; "
         f"os.write(1, {end!r}); sys.stdin.read()",
     )
-    press = [
-        threading.Timer(0.3 * (number + 1), os.kill, (os.getpid(), signal.SIGINT))
-        for number in range(presses)
-    ]
-    press[0].start()  # while the main thread waits for the runner's next line
-    for timer in press[1:]:
-        timer.start()
-    try:
-        outcome = run(choose, steps=None, seconds=60)
-    finally:
-        for timer in press:
-            timer.cancel()
+    press_ctrl_c(presses)  # while the main thread waits for the runner's next line
+    outcome = run(choose)
     assert outcome.reason == "cancelled"
     assert sum(len(segment.steps["t_s"]) for segment in outcome.session.segments) == 60
     assert signal.getsignal(signal.SIGINT) is before
@@ -115,18 +105,17 @@ def test_ctrl_c_before_the_catalogue_starts_nothing(monkeypatch):
         *(sys.executable, "-S", "-c"),
         f"import os, sys, time\nsys.stdin.readline(); os.write(1, {hello!r}); sys.stdin.read()",
     )
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    outcome = run(lambda _: pytest.fail("it was started"), steps=None, seconds=60)
+    press_ctrl_c()
+    outcome = run(lambda _: pytest.fail("it was started"))
     assert outcome.reason == "cancelled" and not outcome.session.segments
 
 
 def test_a_runner_that_does_not_hear_ctrl_c_is_ended_by_force(monkeypatch):
     monkeypatch.setattr("workbench.client.GRACE_S", 0.3)
     lead(monkeypatch, *LIGHT, "0.02")
-    timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    outcome = run(choose, steps=None, seconds=60)
+    stepped = threading.Event()
+    press_ctrl_c(after=stepped)
+    outcome = run(choose, watch=lambda said: isinstance(said, protocol.Steps) and stepped.set())
     assert outcome.reason == "died"
     assert "did not stop when cancelled" in outcome.failures[-1].sentence
     assert len(outcome.session.segments[0].steps["t_s"]) > 0

@@ -8,26 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from sessions import hdf5, statistics
-from sessions.errors import SessionError
-from sessions.model import Configuration, Phase, Scalar, Segment, Session
+from sessions import statistics
+from sessions.model import Configuration, Phase, Scalar, Segment
 from sessions.tables import segments_table
 from workbench import headless, protocol
-from workbench.commands._command import (
-    DONE,
-    FAILED,
-    INTERRUPTED,
-    Command,
-    Failed,
-    Mistaken,
-    answer,
-    answer_json,
-    check_output,
-    say,
-)
+from workbench.commands._command import Command, Mistaken, answer, answer_json, check_output
+from workbench.commands._headless import Bar, exit_code, settle
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 SECONDS = 10.0  # where neither steps nor seconds are asked for
@@ -66,31 +53,19 @@ def _run(arguments: argparse.Namespace) -> int:
     seconds = arguments.seconds
     if arguments.steps is None and seconds is None:
         seconds = SECONDS
-    with _Bar(arguments.steps, seconds) as bar:
+    with Bar(arguments.steps, seconds) as bar:
         outcome = headless.run(
-            lambda catalogue: configure(catalogue, arguments),
-            steps=arguments.steps,
-            seconds=seconds,
+            lambda catalogue: protocol.Start(
+                configuration=configure(catalogue, arguments),
+                steps=arguments.steps,
+                seconds=seconds,
+            ),
             watch=bar.watch,
         )
     session = outcome.session
-    if outcome.mistake:
-        outcome.journal.unlink(missing_ok=True)
-        raise Mistaken(outcome.mistake)
     if session.segments:
         session.title = _title(session.segments[-1].configuration)
-    for failure in outcome.failures:
-        say(f"{failure.sentence} {failure.fix}".strip())
-        if failure.kind == "died" and failure.detail:
-            say(f"The last that it said:\n{failure.detail}")
-    saved = None
-    if arguments.output is not None and session.segments:
-        _save(session, arguments.output, outcome.journal)
-        saved = str(arguments.output)
-    if saved is None and session.segments and outcome.reason == "died":
-        say(_kept(outcome.journal))
-    else:
-        outcome.journal.unlink(missing_ok=True)
+    saved = settle(outcome, arguments.output)
     if arguments.json:
         answer_json(
             {
@@ -108,7 +83,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 answer(f"{found.toggle}={found.requested}: {found.status}: {found.text}")
         if saved:
             answer(f"saved {saved}")
-    return {"done": DONE, "cancelled": INTERRUPTED}.get(outcome.reason, FAILED)
+    return exit_code(outcome)
 
 
 def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> Configuration:
@@ -157,69 +132,6 @@ def summary(segment: Segment) -> dict[str, Any]:
         "evidence": [msgspec.to_builtins(evidence) for evidence in segment.evidence],
         "ledger": segment.ledger,
     }
-
-
-def _save(session: Session, path: Path, journal: Path) -> None:
-    try:
-        hdf5.save(session, path)
-    except SessionError as error:
-        raise Failed(f"{error} {_kept(journal)}") from None
-
-
-def _kept(journal: Path) -> str:
-    return f"What was measured is kept: workbench recover {journal}"
-
-
-class _Bar:
-    """A progress bar on stderr that follows the runner's messages, where a person reads it."""
-
-    def __init__(self, steps: int | None, seconds: float | None) -> None:
-        self._steps, self._seconds = steps, seconds
-        self._done = 0
-        self._first_s: float | None = None
-        console = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("{task.description:<28}"),
-            BarColumn(),
-            TextColumn("{task.fields[shown]}"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._progress.add_task("Starting the runner", total=None, shown="")
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def watch(self, message: protocol.AnyMessage) -> None:
-        """Show what one message tells."""
-        match message:
-            case protocol.State():
-                text = message.text or message.state.capitalize()
-                self._progress.update(self._task, description=text)
-            case protocol.Progress():
-                text = f"{message.task.capitalize()}: {message.text}"
-                self._progress.update(self._task, description=text)
-            case protocol.Steps():
-                self._advance(message)
-
-    def _advance(self, message: protocol.Steps) -> None:
-        times = [t_s for t_s in message.columns["t_s"] if t_s is not None]
-        if not times:
-            return
-        self._done += len(times)
-        if self._first_s is None:
-            self._first_s = times[0]
-        elapsed_s = times[-1] - self._first_s
-        total, completed = (self._steps, self._done) if self._steps else (self._seconds, elapsed_s)
-        self._progress.update(
-            self._task, total=total, completed=completed, shown=f"{self._done} steps"
-        )
 
 
 def _toggle(text: str, toggles: Mapping[str, protocol.ToggleInfo]) -> tuple[str, str]:

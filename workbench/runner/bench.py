@@ -9,13 +9,13 @@ import torch
 import kernels
 from kernels import hardware
 from kernels._bench import Row, bench, host_times_us
+from sessions.kernels import FAMILY
 from sessions.model import Configuration, Phase, Scalar
 from workbench import protocol
 from workbench.runner.failures import Cancelled, Mistake
 from workbench.runner.rig import Rig
 from workbench.runner.run import RunEnded
 
-FAMILY = "kernels"  # what the segments' configurations call it
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 

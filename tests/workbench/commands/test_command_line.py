@@ -31,7 +31,7 @@ def test_help_lists_every_command_with_what_it_does(capsys):
         main(["--help"])
     assert ended.value.code == 0
     out = capsys.readouterr().out
-    assert COMMANDS == ["compare", "demo", "doctor", "export", "info", "recover", "run"]
+    assert COMMANDS == ["bench", "compare", "demo", "doctor", "export", "info", "recover", "run"]
     assert all(f"\n    {name} " in out for name in COMMANDS)
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import threading
 
 import pytest
 import wire_samples
+from interrupts import press_ctrl_c
 
 from sessions import hdf5
 from sessions.columns import row_count
@@ -144,8 +143,7 @@ def test_ctrl_c_is_130_and_keeps_what_was_measured(ran, sent, tmp_path, capsys):
     end = protocol.encode(protocol.Finished(reason="cancelled", steps=60))
     waits = f"sys.stdin.readline(), sys.stdin.readline(); os.write(1, {end!r}); sys.stdin.read()"
     sent(ran.catalogue, *wire_samples.stream()[1:-2], then=waits)
-    press = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-    press.start()
+    press_ctrl_c(every_s=0.7)
     assert main(["run", "hydra", "-o", str(tmp_path / "a.h5")]) == 130
     assert len(hdf5.load(tmp_path / "a.h5").segments) == 3
     assert "saved" in capsys.readouterr().out

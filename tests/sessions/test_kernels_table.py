@@ -1,0 +1,92 @@
+"""The table of a session of timed kernels, and the commands that time them again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sessions import reproduce
+from sessions.columns import Columns
+from sessions.kernels import FAMILY, kernels_table
+from sessions.model import STEP_COLUMNS, Configuration, Phase, Segment, Session
+
+LEDGER = {"floor_us": 8.0, "bytes": 40_000, "flops": 2_000_000, "error": 0.25, "first_s": 1.5}
+
+
+def segment(implementation, us, direction="forward", case="3x5", **ledger):
+    configuration = Configuration(
+        family=FAMILY,
+        preset="swiglu",
+        workload=direction,
+        settings={"case": case, "dtype": "bfloat16"},
+        toggles={"implementation": implementation},
+    )
+    steps = Columns(STEP_COLUMNS)
+    if us is not None:
+        columns = {name: np.full(30, np.nan) for name in STEP_COLUMNS}
+        columns |= {
+            "t_s": np.arange(30.0),
+            "gpu_ms": np.full(30, us / 1e3),
+            "phase": np.full(30, int(Phase.STEADY)),
+            "block": np.zeros(30),
+        }
+        steps.append(columns)
+    made = Segment(0, configuration, f"swiglu {case} {direction}: {implementation}", steps=steps)
+    made.ledger = {**LEDGER, **ledger}
+    return made
+
+
+@pytest.fixture
+def session():
+    return Session(
+        segments=[
+            segment("triton", 10.0, kernel_us=9.0),
+            segment("torch", 25.0),
+            segment("torch.compile", 12.5),
+            segment("triton", 20.0, "backward"),
+            segment("torch", 30.0, "backward"),
+            segment("flash9", None, failure="Traceback\n  much\nwrong: output 0 is 3 too large"),
+            segment("other", 5.0, case="9x9"),
+        ]
+    )
+
+
+def rows(session):
+    table = kernels_table(session)
+    names = [column.name for column in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in table.rows]
+
+
+def test_rates_and_shares_follow_from_time_and_work(session):
+    first = rows(session)[0]
+    assert first["median"].value == pytest.approx(10.0, rel=1e-5)
+    assert first["in kernels"] == 9.0
+    assert first["of the limit"] == pytest.approx(80.0, rel=1e-5)
+    assert first["memory"] == pytest.approx(4.0, rel=1e-5)  # 40 kB in 10 us
+    assert first["arithmetic"] == pytest.approx(0.2, rel=1e-5)
+    assert first["error of allowed"] == 25.0
+
+
+def test_speed_ups_are_over_the_same_case_and_direction(session):
+    forward, _, _, backward, _, _, other = rows(session)
+    assert forward["against PyTorch"] == pytest.approx(2.5, rel=1e-5)
+    assert forward["against torch.compile"] == pytest.approx(1.25, rel=1e-5)
+    assert backward["against PyTorch"] == pytest.approx(1.5, rel=1e-5)
+    assert backward["against torch.compile"] is None
+    assert other["against PyTorch"] is None
+
+
+def test_what_could_not_be_timed_says_why_in_its_last_line(session):
+    refused = rows(session)[5]
+    assert refused["median"] is None and refused["note"] == "wrong: output 0 is 3 too large"
+
+
+def test_segments_of_models_are_no_rows_of_the_table(session):
+    session.segments.append(Segment(9, Configuration(family="hydra", preset="tiny"), "hydra"))
+    assert len(rows(session)) == 7
+
+
+def test_one_command_times_an_operator_again_with_all_its_contenders(session):
+    script = reproduce.session_commands(session)
+    calls = [line for line in script.splitlines() if line.startswith("workbench")]
+    assert calls == ["workbench bench swiglu --every-case --dtype bfloat16 -o again-0000.h5"]

@@ -1,0 +1,75 @@
+"""``workbench bench``: what it asks of the runner, and the table that it makes of the answer."""
+
+from __future__ import annotations
+
+import json
+
+import wire_samples
+
+from sessions import hdf5
+from sessions.kernels import FAMILY
+from sessions.model import Configuration, Phase
+from workbench import protocol
+from workbench.cli import main
+
+OPERATORS = {"swiglu": "swiglu: torch", "rope": "rope: torch"}
+
+
+def answers(reason="done"):
+    catalogue = wire_samples.catalogue()
+    catalogue.operators = OPERATORS
+    configuration = Configuration(
+        family=FAMILY,
+        preset="swiglu",
+        settings={"case": "3x5", "dtype": "float32"},
+        toggles={"implementation": "torch"},
+    )
+    times = {
+        "t_s": [0.5 + number / 100 for number in range(30)],
+        "wall_ms": [0.02] * 30,
+        "phase": [int(Phase.STEADY)] * 30,
+    }
+    ledger = {"floor_us": 10.0, "bytes": 100, "flops": 100, "error": 0.5, "first_s": 0.1}
+    return [
+        catalogue,
+        protocol.Progress(t_s=0.1, task="timing kernels", fraction=0.0, text="swiglu"),
+        protocol.SegmentStarted(t_s=0.2, index=0, configuration=configuration, label="swiglu"),
+        protocol.Facts(t_s=0.3, segment=0, ledger=ledger),
+        protocol.Steps(t_s=0.9, segment=0, columns=times),
+        protocol.Finished(t_s=1.0, reason=reason, steps=30),
+    ]
+
+
+def test_the_runner_is_asked_for_what_was_named(sent, capsys):
+    told = sent(*answers())
+    assert main(["bench", "swiglu", "--dtype", "float32", "--every-case"]) == 0
+    assert told[0] == protocol.Bench(operators=["swiglu"], dtype="float32", every_case=True)
+    table = capsys.readouterr().out
+    assert "| swiglu | 3x5 | float32 | forward | torch | 20.0 |" in table
+
+
+def test_the_session_is_saved_and_the_rows_are_json(sent, tmp_path, capsys):
+    sent(*answers())
+    path = tmp_path / "kernels.h5"
+    assert main(["bench", "--json", "-o", str(path)]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["reason"], printed["file"]) == ("done", str(path))
+    (row,) = printed["rows"]
+    assert row["configuration"]["toggles"] == {"implementation": "torch"}
+    assert row["ledger"]["error"] == 0.5
+    session = hdf5.load(path)
+    assert session.title == "kernels"
+    assert session.segments[0].configuration.family == FAMILY
+
+
+def test_an_unknown_operator_is_a_mistake_that_names_what_there_is(sent, capsys):
+    told = sent(*answers())
+    assert main(["bench", "softmin"]) == 2
+    said = capsys.readouterr().err
+    assert "unknown operator 'softmin'; expected one of swiglu, rope" in said
+    assert not any(isinstance(command, protocol.Bench) for command in told)
+
+
+def test_a_run_that_failed_exits_with_1(sent, capsys):
+    sent(*answers(reason="failed"))
+    assert main(["bench"]) == 1

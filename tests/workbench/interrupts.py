@@ -1,0 +1,29 @@
+"""Ctrl+C, pressed only while something handles it: a late press would end the tests themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+
+def press_ctrl_c(
+    presses: int = 1, every_s: float = 0.3, after: threading.Event | None = None
+) -> None:
+    """From another thread: wait for a handler (and for ``after``), then press while there is one."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def press() -> None:
+        give_up = time.monotonic() + 60
+        while signal.getsignal(signal.SIGINT) is before and time.monotonic() < give_up:
+            time.sleep(0.01)
+        if after is not None:
+            after.wait(60)
+        for _ in range(presses):
+            time.sleep(every_s)
+            if signal.getsignal(signal.SIGINT) is before:
+                return
+            os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press, daemon=True).start()

@@ -1,0 +1,110 @@
+"""What the commands that drive a runner share: progress, what went wrong, saving, exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from sessions import hdf5
+from sessions.errors import SessionError
+from workbench import protocol
+from workbench.commands._command import DONE, FAILED, INTERRUPTED, Failed, Mistaken, say
+from workbench.headless import Outcome
+
+
+class Bar:
+    """A progress bar on stderr that follows the runner's messages, where a person reads it.
+
+    It goes by the runner's own word on its progress, or else by ``steps`` or ``seconds``.
+    """
+
+    def __init__(self, steps: int | None = None, seconds: float | None = None) -> None:
+        self._steps, self._seconds = steps, seconds
+        self._told = False
+        self._done = 0
+        self._first_s: float | None = None
+        console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description:<28}"),
+            BarColumn(),
+            TextColumn("{task.fields[shown]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("Starting the runner", total=None, shown="")
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def watch(self, message: protocol.AnyMessage) -> None:
+        """Show what one message tells."""
+        match message:
+            case protocol.State():
+                text = message.text or message.state.capitalize()
+                self._progress.update(self._task, description=text)
+            case protocol.Progress():
+                text = f"{message.task.capitalize()}: {message.text}"
+                self._progress.update(self._task, description=text)
+                if message.fraction is not None:
+                    self._told = True
+                    self._progress.update(self._task, total=1.0, completed=message.fraction)
+            case protocol.Steps() if not self._told:
+                self._advance(message)
+
+    def _advance(self, message: protocol.Steps) -> None:
+        times = [t_s for t_s in message.columns["t_s"] if t_s is not None]
+        if not times:
+            return
+        self._done += len(times)
+        if self._first_s is None:
+            self._first_s = times[0]
+        elapsed_s = times[-1] - self._first_s
+        total, completed = (self._steps, self._done) if self._steps else (self._seconds, elapsed_s)
+        self._progress.update(
+            self._task, total=total, completed=completed, shown=f"{self._done} steps"
+        )
+
+
+def settle(outcome: Outcome, output: Path | None) -> str | None:
+    """Tell what went wrong, save the session if asked, and remove a journal that nobody needs.
+
+    Returns the path of the file that was written. Raises ``Mistaken`` for what could not be run at
+    all, ``Failed`` for a file that could not be written.
+    """
+    session = outcome.session
+    if outcome.mistake:
+        outcome.journal.unlink(missing_ok=True)
+        raise Mistaken(outcome.mistake)
+    for failure in outcome.failures:
+        say(f"{failure.sentence} {failure.fix}".strip())
+        if failure.kind == "died" and failure.detail:
+            say(f"The last that it said:\n{failure.detail}")
+    saved = None
+    if output is not None and session.segments:
+        try:
+            hdf5.save(session, output)
+        except SessionError as error:
+            raise Failed(f"{error} {_kept(outcome.journal)}") from None
+        saved = str(output)
+    if saved is None and session.segments and outcome.reason == "died":
+        say(_kept(outcome.journal))
+    else:
+        outcome.journal.unlink(missing_ok=True)
+    return saved
+
+
+def exit_code(outcome: Outcome) -> int:
+    """The exit code that tells how the run ended."""
+    return {"done": DONE, "cancelled": INTERRUPTED}.get(outcome.reason, FAILED)
+
+
+def _kept(journal: Path) -> str:
+    return f"What was measured is kept: workbench recover {journal}"

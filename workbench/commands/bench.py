@@ -1,0 +1,68 @@
+"""Time the operators of the kernel library against PyTorch, torch.compile and installed peers."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import msgspec
+
+from sessions.kernels import kernels_table
+from workbench import headless, protocol
+from workbench.commands._command import Command, Mistaken, answer, answer_json, check_output
+from workbench.commands._headless import Bar, exit_code, settle
+from workbench.commands.run import summary
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("operators", nargs="*", metavar="OPERATOR", help="default: all")
+    parser.add_argument(
+        "--dtype",
+        default="",
+        help="bfloat16, float16 or float32; default: the fastest that the device computes well in",
+    )
+    parser.add_argument(
+        "--every-case",
+        action="store_true",
+        help="the small odd sizes too, and not only those that are worth timing",
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.output is not None:
+        check_output(arguments.output)
+
+    def begin(catalogue: protocol.Catalogue) -> protocol.Bench:
+        for name in arguments.operators:
+            if name not in catalogue.operators:
+                allowed = ", ".join(catalogue.operators)
+                raise Mistaken(f"unknown operator {name!r}; expected one of {allowed}")
+        return protocol.Bench(
+            operators=arguments.operators, dtype=arguments.dtype, every_case=arguments.every_case
+        )
+
+    with Bar() as bar:
+        outcome = headless.run(begin, watch=bar.watch)
+    session = outcome.session
+    session.title = " ".join(["kernels", *arguments.operators])
+    saved = settle(outcome, arguments.output)
+    if arguments.json:
+        answer_json(
+            {
+                "reason": outcome.reason,
+                "file": saved,
+                "failures": [msgspec.to_builtins(failure) for failure in outcome.failures],
+                "environment": session.environment,
+                "rows": [summary(segment) for segment in session.segments],
+            }
+        )
+    else:
+        answer(kernels_table(session).to_markdown())
+        if saved:
+            answer(f"saved {saved}")
+    return exit_code(outcome)
+
+
+COMMAND = Command(name="bench", help=__doc__, arguments=_arguments, run=_run)
