@@ -11,18 +11,20 @@ import time
 def press_ctrl_c(
     presses: int = 1, every_s: float = 0.3, after: threading.Event | None = None
 ) -> None:
-    """From another thread: wait for a handler (and for ``after``), then press while there is one."""
+    """From another thread: wait for a new handler (and for ``after``), then press while it is."""
     before = signal.getsignal(signal.SIGINT)
 
     def press() -> None:
         give_up = time.monotonic() + 60
-        while signal.getsignal(signal.SIGINT) is before and time.monotonic() < give_up:
+        while (handler := signal.getsignal(signal.SIGINT)) is before:
+            if time.monotonic() > give_up:
+                return
             time.sleep(0.01)
         if after is not None:
             after.wait(60)
         for _ in range(presses):
             time.sleep(every_s)
-            if signal.getsignal(signal.SIGINT) is before:
+            if signal.getsignal(signal.SIGINT) is not handler:
                 return
             os.kill(os.getpid(), signal.SIGINT)
 
