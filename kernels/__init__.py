@@ -31,6 +31,7 @@ for _module in pkgutil.iter_modules(__path__):
 from kernels.add_rms_norm import add_rms_norm  # noqa: E402
 from kernels.attention import attention  # noqa: E402
 from kernels.fourier_mix import fourier_mix  # noqa: E402
+from kernels.gated_rms_norm import gated_rms_norm  # noqa: E402
 from kernels.geglu import geglu  # noqa: E402
 from kernels.graph_diffusion import graph_diffusion  # noqa: E402
 from kernels.linear_cross_entropy import linear_cross_entropy  # noqa: E402
@@ -56,6 +57,7 @@ __all__ = [
     "choose",
     "chosen",
     "fourier_mix",
+    "gated_rms_norm",
     "geglu",
     "graph_diffusion",
     "hardware",

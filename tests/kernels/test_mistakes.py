@@ -83,6 +83,16 @@ MISTAKES = {
     "low_rank: rank must be from 1 to 6, the smaller dimension of x (2, 6, 8), but is 7": (
         lambda: kernels.low_rank(t(2, 6, 8), 7)
     ),
+    "gated_rms_norm: x and z must have one dtype and one shape of at least one dimension, but are "
+    "(3, 8) torch.float32 and (3, 7) torch.float32": (
+        lambda: kernels.gated_rms_norm(t(3, 8), t(3, 7))
+    ),
+    "gated_rms_norm: weight must have shape (8,), the last dimension of x (3, 8), but has (7,)": (
+        lambda: kernels.gated_rms_norm(t(3, 8), t(3, 8), t(7))
+    ),
+    "gated_rms_norm: group_size must divide the 8 channels, but is 3": (
+        lambda: kernels.gated_rms_norm(t(3, 8), t(3, 8), group_size=3)
+    ),
     "attention: the 2 key heads must divide the 3 query heads": (
         lambda: kernels.attention(t(1, 3, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8))
     ),

@@ -146,6 +146,24 @@ BUGS = {
     "graph_diffusion: slopes and states are paired in the same order": (
         "kernels.graph_diffusion", "slopes.flip(0)", "slopes", None,
     ),
+    "gated_rms_norm: the gate comes after the norm": (
+        "kernels.gated_rms_norm", "b_r = tl.rsqrt(tl.sum(b_h * b_h, axis=1) / E + EPS)",
+        "b_r = tl.rsqrt(tl.sum(b_x.to(tl.float32) * b_x, axis=1) / E + EPS)", None,
+    ),
+    "gated_rms_norm: every group is normalised by the first one's mean": (
+        "kernels.gated_rms_norm", "b_r = tl.load(r_ptr + o_n * n_groups + i_g, mask",
+        "b_r = tl.load(r_ptr + o_n * n_groups, mask", {"rows": 3, "dim": 12, "group": 4},
+    ),
+    "gated_rms_norm: the gate's slope lacks its second term": (
+        "kernels.gated_rms_norm", "b_dh * b_x * b_slope", "b_dh * b_x * tl.sigmoid(b_z.to(tl.float32))", None,
+    ),
+    "gated_rms_norm: the mean is missing from dx and dz": (
+        "kernels.gated_rms_norm", "(b_g - b_n * b_mean) * b_r", "b_g * b_r", None,
+    ),
+    "gated_rms_norm: only the last rows of a program reach dweight": (
+        "kernels.gated_rms_norm", "b_dw += b_g * b_n", "b_dw = b_g * b_n",
+        {"rows": 300, "dim": 70},
+    ),
 }  # fmt: skip
 
 
