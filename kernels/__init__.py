@@ -30,6 +30,7 @@ for _module in pkgutil.iter_modules(__path__):
 # After the discovery: importing a module also binds its name here, to be replaced by its function.
 from kernels.add_rms_norm import add_rms_norm  # noqa: E402
 from kernels.attention import attention  # noqa: E402
+from kernels.causal_conv1d import causal_conv1d  # noqa: E402
 from kernels.fourier_mix import fourier_mix  # noqa: E402
 from kernels.gated_rms_norm import gated_rms_norm  # noqa: E402
 from kernels.geglu import geglu  # noqa: E402
@@ -54,6 +55,7 @@ __all__ = [
     "Work",
     "add_rms_norm",
     "attention",
+    "causal_conv1d",
     "choose",
     "chosen",
     "fourier_mix",

@@ -93,6 +93,21 @@ MISTAKES = {
     "gated_rms_norm: group_size must divide the 8 channels, but is 3": (
         lambda: kernels.gated_rms_norm(t(3, 8), t(3, 8), group_size=3)
     ),
+    "causal_conv1d: expected x [B, L, D] and weight [D, W], but got (2, 5, 8) and (7, 4)": (
+        lambda: kernels.causal_conv1d(t(2, 5, 8), t(7, 4))
+    ),
+    "causal_conv1d: the width must be one of (2, 3, 4), but weight has 5 columns": (
+        lambda: kernels.causal_conv1d(t(2, 5, 8), t(8, 5))
+    ),
+    "causal_conv1d: bias must be [8], but is (7,)": (
+        lambda: kernels.causal_conv1d(t(2, 5, 8), t(8, 4), t(7))
+    ),
+    "causal_conv1d: initial_state must be [B, D, W], here (2, 8, 4), but is (2, 8, 3)": (
+        lambda: kernels.causal_conv1d(t(2, 5, 8), t(8, 4), None, t(2, 8, 3))
+    ),
+    "causal_conv1d: activation must be one of (None, 'silu'), not 'relu'": (
+        lambda: kernels.causal_conv1d(t(2, 5, 8), t(8, 4), activation="relu")
+    ),
     "attention: the 2 key heads must divide the 3 query heads": (
         lambda: kernels.attention(t(1, 3, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8))
     ),

@@ -20,6 +20,7 @@ ATTENTION = {
     "batch": 1, "length": 9, "heads": 2, "kv_heads": 1, "dim": 16, "keys": 9, "causal": True,
     "window": None,
 }  # fmt: skip
+CONV = {"batch": 1, "length": 5, "dim": 3, "width": 4}
 FLASH = "kernels.attention._flash_kernels"
 BUGS = {
     "rms_norm: eps outside the root": (
@@ -155,7 +156,8 @@ BUGS = {
         "b_r = tl.load(r_ptr + o_n * n_groups, mask", {"rows": 3, "dim": 12, "group": 4},
     ),
     "gated_rms_norm: the gate's slope lacks its second term": (
-        "kernels.gated_rms_norm", "b_dh * b_x * b_slope", "b_dh * b_x * tl.sigmoid(b_z.to(tl.float32))", None,
+        "kernels.gated_rms_norm", "b_dh * b_x * b_slope",
+        "b_dh * b_x * tl.sigmoid(b_z.to(tl.float32))", None,
     ),
     "gated_rms_norm: the mean is missing from dx and dz": (
         "kernels.gated_rms_norm", "(b_g - b_n * b_mean) * b_r", "b_g * b_r", None,
@@ -163,6 +165,31 @@ BUGS = {
     "gated_rms_norm: only the last rows of a program reach dweight": (
         "kernels.gated_rms_norm", "b_dw += b_g * b_n", "b_dw = b_g * b_n",
         {"rows": 300, "dim": 70},
+    ),
+    "causal_conv1d: the row before a stretch is forgotten": (
+        "kernels.causal_conv1d._kernels",
+        "b_p = b_3 * b_w3 + b_2 * b_w2 + b_1 * b_w1 + b_a * b_w0 + b_bias\n        _store",
+        "b_p = b_2 * b_w2 + b_1 * b_w1 + b_a * b_w0 + b_bias\n        _store", CONV,
+    ),
+    "causal_conv1d: the state is read one place too late": (
+        "kernels.causal_conv1d._kernels", "state_ptr + o_d * W + W + t, mask=m, other",
+        "state_ptr + o_d * W + W + t - 1, mask=m, other", CONV,
+    ),
+    "causal_conv1d: the slope of SiLU is forgotten": (
+        "kernels.causal_conv1d._kernels", "b_u *= b_slope", "b_u *= 1.0", CONV,
+    ),
+    "causal_conv1d: rows past the stretch count in dweight twice": (
+        "kernels.causal_conv1d._kernels", "if step < STRETCH:", "if step < STRETCH + 4:",
+        CONV | {"length": 18, "state": False},
+    ),
+    "causal_conv1d: the final state has no gradient": (
+        "kernels.causal_conv1d._kernels",
+        "b_dx += tl.load(dfinal_ptr + o_d * W + w, mask=m, other=0.0).to(tl.float32)",
+        "b_dx += 0.0", CONV,
+    ),
+    "causal_conv1d: the state's gradient is written one place too late": (
+        "kernels.causal_conv1d._kernels", "dstate_ptr + o_d * W + W + t, b_dx",
+        "dstate_ptr + o_d * W + W + t - 1, b_dx", CONV,
     ),
 }  # fmt: skip
 
