@@ -41,6 +41,8 @@ from kernels.qk_norm import qk_norm  # noqa: E402
 from kernels.qk_norm_rope import qk_norm_rope  # noqa: E402
 from kernels.rms_norm import rms_norm  # noqa: E402
 from kernels.rope import rope  # noqa: E402
+from kernels.ssd_scan import ssd_scan  # noqa: E402
+from kernels.ssd_step import ssd_step  # noqa: E402
 from kernels.swiglu import swiglu  # noqa: E402
 
 __all__ = [
@@ -71,6 +73,8 @@ __all__ = [
     "reset_usage",
     "rms_norm",
     "rope",
+    "ssd_scan",
+    "ssd_step",
     "status",
     "swiglu",
     "usage",

@@ -114,13 +114,14 @@ def reference(
     return y.to(x_BLD.dtype), state.to(x_BLD.dtype)
 
 
-def _grid(x: Tensor) -> tuple[int, int, tuple[int, int, int]]:
+def _grid(x: Tensor, thread_bytes: int) -> tuple[int, int, tuple[int, int, int]]:
     """Rows and channels of a program, and the grid.
 
-    A warp takes 16 bytes of each of its threads. A stretch is short, although that reads more rows
-    twice, until there are programs enough for every multiprocessor to hide its loads.
+    A program is one warp, of whose threads each takes that many bytes of a row. A stretch is short,
+    although that reads more rows twice, until there are programs enough for every multiprocessor to
+    hide its loads.
     """
-    block = 32 * 16 // x.element_size()
+    block = 32 * thread_bytes // x.element_size()
     batch, length, dim = x.shape
     columns = triton.cdiv(dim, block)
     long = batch * columns * triton.cdiv(length, STRETCH) >= 16 * sm_count(x.device.index)
@@ -144,7 +145,7 @@ class _CausalConv(torch.autograd.Function):
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         final = torch.empty(batch, dim, width, dtype=x.dtype, device=x.device)
         x, weight = unit_stride(x), unit_stride(weight)
-        stretch, block, grid = _grid(x)
+        stretch, block, grid = _grid(x, 16)
         with on_device(x):
             forward_kernel[grid](
                 x,
@@ -178,7 +179,7 @@ class _CausalConv(torch.autograd.Function):
         if state is not None:
             dstate = torch.empty(batch, dim, width, dtype=state.dtype, device=x.device)
         x, dy, weight = unit_stride(x), unit_stride(dy), unit_stride(weight)
-        stretch, block, grid = _grid(x)
+        stretch, block, grid = _grid(x, 8)  # it needs twice the registers
         partial = torch.empty(
             grid[1] * batch, (width + 1) * dim, dtype=torch.float32, device=x.device
         )
