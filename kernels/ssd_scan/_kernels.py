@@ -56,6 +56,11 @@ def _dot(b_a, b_b, PRECISE: tl.constexpr):
 
 
 @triton.jit
+def _add_dot(b_sum, b_a, b_b, PRECISE: tl.constexpr):
+    return tl.dot(b_a, b_b, acc=b_sum, input_precision="ieee" if PRECISE else "tf32")
+
+
+@triton.jit
 def scan_kernel(
     x_ptr,
     dt_ptr,
@@ -151,13 +156,14 @@ def scan_kernel(
             b_m = _dot(b_c, tl.trans(b_b), PRECISE) * _decays(b_sum, o_q, PRECISE) * b_dt[None, :]
             b_y = _dot(b_c, tl.trans(b_state.to(b_c.dtype)), PRECISE)
             b_y = b_y * tl.exp(b_sum.to(tl.float32))[:, None]
-            b_y += _dot(b_m.to(b_x.dtype), b_x, PRECISE)
+            b_y = _add_dot(b_y, b_m.to(b_x.dtype), b_x, PRECISE)
             if HAS_D:
                 b_y += b_x.to(tl.float32) * d
             tl.store(y_ptr + o_t[:, None] * (n_heads * P) + o_p[None, :], b_y, mask=m_x)
         b_left = b_dt * tl.exp((total - b_sum).to(tl.float32))
         b_u = (b_x.to(tl.float32) * b_left[:, None]).to(b_b.dtype)
-        b_state = b_state * tl.exp(total.to(tl.float32)) + _dot(tl.trans(b_u), b_b, PRECISE)
+        b_state *= tl.exp(total.to(tl.float32))
+        b_state = _add_dot(b_state, tl.trans(b_u), b_b, PRECISE)
         fallen += total
     if END:
         tl.store(end_ptr + i_state * (P * N) + o_state, b_state, mask=m_state)
@@ -298,61 +304,60 @@ def back_kernel(
         b_c = tl.load(c_ptr + o_t[:, None] * c_row + o_n[None, :], mask=m_b, other=0.0)
         b_since = tl.exp(b_sum.to(tl.float32))
         if OUTPUT:
-            b_x = tl.load(x_ptr + o_t[:, None] * x_row + o_p[None, :], mask=m_x, other=0.0)
-            b_b = tl.load(b_ptr + o_t[:, None] * b_row + o_n[None, :], mask=m_b, other=0.0)
+            o_row = (i_first + o_t * n_heads)[:, None]
+            b_narrow = b_dstate.to(b_c.dtype)
+            b_until = tl.exp((total - b_sum).to(tl.float32))
             i_start = (i_b * (n_segments * n_chunks) + i_c) * n_heads + i_h
             p_start = starts_ptr + i_start * (P * N) + o_state
             b_start = tl.load(p_start, mask=m_state, other=0.0)
-            b_until = tl.exp((total - b_sum).to(tl.float32))
-            b_narrow = b_dstate.to(b_x.dtype)
+            through = tl.sum(tl.sum(b_start.to(WIDE) * b_dstate, axis=1), axis=0)
+            b_dc = _dot(b_dy, b_start.to(b_dy.dtype), PRECISE) * b_since[:, None]
+            b_from = tl.sum(b_dc * b_c.to(WIDE), axis=1)
+
+            # One large tile after the other, since registers are what this kernel is short of.
+            b_x = tl.load(x_ptr + o_t[:, None] * x_row + o_p[None, :], mask=m_x, other=0.0)
+            b_b = tl.load(b_ptr + o_t[:, None] * b_row + o_n[None, :], mask=m_b, other=0.0)
             b_decay = _decays(b_sum, o_q, PRECISE)
-            b_scores = _dot(b_c, tl.trans(b_b), PRECISE)
             b_w = _dot(b_dy, tl.trans(b_x), PRECISE) * b_decay
+            b_u = (b_w * b_dt[None, :]).to(b_b.dtype)
+            b_dc = _add_dot(b_dc, b_u, b_b, PRECISE)
+            tl.store(dc_ptr + o_row * N + o_n[None, :], b_dc, mask=m_b)
+            b_db = _dot(b_x, b_narrow, PRECISE) * (b_dt * b_until)[:, None]
+            b_db = _add_dot(b_db, tl.trans(b_u), b_c, PRECISE)
+            tl.store(db_ptr + o_row * N + o_n[None, :], b_db, mask=m_b)
 
             # The gradient of dt x: from this chunk, and from those after it.
             b_after = _dot(b_b, tl.trans(b_narrow), PRECISE) * b_until[:, None]
+            b_into = tl.sum(b_after * b_x.to(WIDE), axis=1)
+            b_scores = _dot(b_c, tl.trans(b_b), PRECISE)
             b_m = (b_scores * b_decay).to(b_dy.dtype)
-            b_dx = _dot(tl.trans(b_m), b_dy, PRECISE) + b_after
-            b_dx = b_dx * b_dt[:, None]
+            b_dx = _add_dot(b_after, tl.trans(b_m), b_dy, PRECISE) * b_dt[:, None]
             if HAS_D:
                 b_dx += b_dy.to(tl.float32) * d
                 b_seen = tl.sum(b_dy.to(WIDE) * b_x.to(WIDE), axis=1)
                 dd += tl.sum(b_seen, axis=0)
-            o_row = (i_first + o_t * n_heads)[:, None]
             tl.store(dx_ptr + o_row * P + o_p[None, :], b_dx, mask=m_x)
-            b_into = tl.sum(b_after * b_x.to(WIDE), axis=1)
-
-            # [t, s]: what came in at s and left at t of the loss, but for dt.
-            b_pair = b_w * b_scores
-            b_direct = tl.sum(b_pair, axis=0) + b_into
-            b_w = b_w * b_dt[None, :]
-            b_dc = _dot(b_dy, b_start.to(b_dy.dtype), PRECISE) * b_since[:, None]
-            b_from = tl.sum(b_dc * b_c.to(WIDE), axis=1)
-            b_dc += _dot(b_w.to(b_b.dtype), b_b, PRECISE)
-            tl.store(dc_ptr + o_row * N + o_n[None, :], b_dc, mask=m_b)
-            b_db = _dot(b_x, b_narrow, PRECISE) * (b_dt * b_until)[:, None]
-            b_db += _dot(tl.trans(b_w.to(b_c.dtype)), b_c, PRECISE)
-            tl.store(db_ptr + o_row * N + o_n[None, :], b_db, mask=m_b)
 
             # The gradient of dt_k A: all that came in before k and left at k or later. With the
             # state before and after the chunk that is, beyond what passes through all of it and
             # what leaves of the state before it, a running sum of what came in less what left. The
             # same numbers are added and taken away, so that in FP64 nothing is lost.
+            b_pair = b_w * b_scores
             b_wide = (b_pair * b_dt[None, :]).to(tl.float64)
             b_left = tl.sum(b_wide, axis=1) + b_from.to(tl.float64)
-            b_net = tl.sum(b_wide, axis=0) + (b_dt * b_into).to(tl.float64) - b_left
-            through = tl.sum(tl.sum(b_start.to(WIDE) * b_dstate, axis=1), axis=0)
-            through = through * tl.exp(total.to(tl.float32))
+            b_came = tl.sum(b_wide, axis=0) + (b_dt * b_into).to(tl.float64)
+            b_net = b_came - b_left
             b_fall = tl.cumsum(b_net, axis=0) - b_net + tl.sum(b_from.to(tl.float64), axis=0)
-            b_fall += through
-            b_ddt = b_direct + b_fall * a
+            b_fall += through * tl.exp(total.to(tl.float32))
+            b_ddt = tl.sum(b_pair, axis=0) + b_into + b_fall * a
             if SOFTPLUS:
                 b_ddt *= 1.0 / (1.0 + tl.exp(-b_raw))
             tl.store(ddt_ptr + i_first + o_t * n_heads, b_ddt, mask=m_t)
             da += tl.sum(b_fall * b_dt, axis=0)
             dbias += tl.sum(tl.where(m_t, b_ddt, 0.0), axis=0)
         b_u = (b_dy.to(tl.float32) * b_since[:, None]).to(b_c.dtype)
-        b_dstate = b_dstate * tl.exp(total.to(tl.float32)) + _dot(tl.trans(b_u), b_c, PRECISE)
+        b_dstate *= tl.exp(total.to(tl.float32))
+        b_dstate = _add_dot(b_dstate, tl.trans(b_u), b_c, PRECISE)
     if BEGIN:
         tl.store(dbegin_ptr + i_state * (P * N) + o_state, b_dstate, mask=m_state)
     if OUTPUT:

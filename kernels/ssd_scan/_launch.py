@@ -12,13 +12,16 @@ from kernels._operator import unit_stride
 from kernels._triton import column_sum, on_device, power_of_two, sm_count, triton
 from kernels.ssd_scan._kernels import back_kernel, join_kernel, scan_kernel
 
+Plain = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 CHUNK = 64  # of the kernels; results do not depend on it
 
 
-def _segments(x: Tensor) -> tuple[int, int, int]:
+def _segments(x: Tensor, n_states: int) -> tuple[int, int, int]:
     """Chunk, chunks of a segment, and segments: enough for two programs a multiprocessor."""
-    batch, length, heads, _ = x.shape
-    chunk = max(16, min(CHUNK, power_of_two(length)))
+    batch, length, heads, dim = x.shape
+    # Products of FP32 are not for the matrix units: large ones take more registers than there are.
+    longest = 16 if x.dtype == torch.float32 and dim * n_states > 1024 else CHUNK
+    chunk = max(16, min(longest, power_of_two(length)))
     n_chunks = triton.cdiv(length, chunk)
     wanted = max(1, 2 * sm_count(x.device.index) // (batch * heads))
     per_segment = triton.cdiv(n_chunks, min(wanted, n_chunks))
@@ -58,7 +61,7 @@ def _walk(
 ) -> None:
     """One walk from the segments' ``begin``; fills what is given of the rest."""
     batch, length, heads, _ = x.shape
-    chunk, per_segment, n_segments = _segments(x)
+    chunk, per_segment, n_segments = _segments(x, b.shape[3])
     with on_device(x):
         scan_kernel[(heads, n_segments, batch)](
             x, dt, a, b, c, d, bias, begin, y, end, total, starts,
@@ -108,7 +111,7 @@ class Scan(torch.autograd.Function):
         final = torch.empty(batch, heads, dim, b.shape[3], **make)
         begin = None if initial is None else initial.contiguous()
         total = None
-        n_segments = _segments(x)[2]
+        n_segments = _segments(x, b.shape[3])[2]
         if n_segments == 1:
             _walk(*inputs, softplus, begin, y=y, end=final)
         else:
@@ -128,7 +131,7 @@ class Scan(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:
         x, dt, a, b, c, d, bias, begin, total = ctx.saved_tensors
         (batch, length, heads, dim), (groups, n_states) = x.shape, b.shape[2:]
-        chunk, per_segment, n_segments = _segments(x)
+        chunk, per_segment, n_segments = _segments(x, b.shape[3])
         inputs = _plain(x, dt, a, b, c, d, bias)
         make = {"dtype": torch.float32, "device": x.device}
         dy, dfinal = unit_stride(dy), dfinal.contiguous()
@@ -185,7 +188,7 @@ class Scan(torch.autograd.Function):
 
 def _plain(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, bias: Tensor | None
-) -> tuple[Any, ...]:
+) -> Plain:
     """The inputs with the strides that the kernels expect, copied only if they must be."""
     return (
         unit_stride(x),

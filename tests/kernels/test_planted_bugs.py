@@ -22,6 +22,7 @@ ATTENTION = {
 }  # fmt: skip
 CONV = {"batch": 1, "length": 5, "dim": 3, "width": 4}
 SSD = "kernels.ssd_scan._kernels"
+SCAN = {"batch": 1, "length": 70, "heads": 4, "dim": 3, "groups": 2, "states": 4}
 SEGMENTS = {"batch": 1, "length": 150, "heads": 1, "dim": 3, "groups": 1, "states": 4}
 FLASH = "kernels.attention._flash_kernels"
 BUGS = {
@@ -194,15 +195,14 @@ BUGS = {
         "dstate_ptr + o_d * W + W + t - 1, b_dx", CONV,
     ),
     "ssd_scan: a step does not see its own input": (
-        SSD, "o_q[:, None] >= o_q[None, :]", "o_q[:, None] > o_q[None, :]", None,
+        SSD, "o_q[:, None] >= o_q[None, :]", "o_q[:, None] > o_q[None, :]", SCAN,
     ),
     "ssd_scan: the state does not decay across a chunk": (
-        SSD, "b_state = b_state * tl.exp(total.to(tl.float32)) + _dot",
-        "b_state = b_state + _dot", None,
+        SSD, "b_state *= tl.exp(total.to(tl.float32))", "b_state *= 1.0", SCAN,
     ),
     "ssd_scan: all heads read the first group": (
         SSD, "c_ptr += i_b * c_batch + i_g * c_group\n    i_state",
-        "c_ptr += i_b * c_batch\n    i_state", None,
+        "c_ptr += i_b * c_batch\n    i_state", SCAN,
     ),
     "ssd_scan: segments are joined in the wrong order going back": (
         SSD, "n_segments - 1 - step if BACKWARD else step", "step", SEGMENTS,
@@ -212,19 +212,20 @@ BUGS = {
         "tl.store(states_ptr + i_state * SIZE + o_e, b_state + b_add, mask=m_e)", SEGMENTS,
     ),
     "ssd_scan: what passes through a chunk is missing from dA": (
-        SSD, "b_fall += through", "b_fall += 0.0", None,
+        SSD, "b_fall += through * tl.exp(total.to(tl.float32))",
+        "b_fall += 0.0", SCAN,
     ),
     "ssd_scan: what left of the state before is missing from dA": (
-        SSD, "- b_net + tl.sum(b_from.to(tl.float64), axis=0)", "- b_net", None,
+        SSD, "- b_net + tl.sum(b_from.to(tl.float64), axis=0)", "- b_net", SCAN,
     ),
     "ssd_scan: the slope of softplus is forgotten": (
-        SSD, "b_ddt *= 1.0 / (1.0 + tl.exp(-b_raw))", "b_ddt *= 1.0", None,
+        SSD, "b_ddt *= 1.0 / (1.0 + tl.exp(-b_raw))", "b_ddt *= 1.0", SCAN,
     ),
     "ssd_scan: chunks after this one are missing from dB": (
         SSD, "b_db = _dot(b_x, b_narrow, PRECISE) * (b_dt * b_until)[:, None]",
-        "b_db = _dot(b_x, b_narrow, PRECISE) * 0.0", None,
+        "b_db = _dot(b_x, b_narrow, PRECISE) * 0.0", SCAN,
     ),
-    "ssd_scan: dx lacks D": (SSD, "b_dx += b_dy.to(tl.float32) * d", "b_dx += 0.0", None),
+    "ssd_scan: dx lacks D": (SSD, "b_dx += b_dy.to(tl.float32) * d", "b_dx += 0.0", SCAN),
     "ssd_step: the state does not decay": (
         "kernels.ssd_step", "other=0.0).to(tl.float32) * fall", "other=0.0).to(tl.float32)", None,
     ),
