@@ -27,7 +27,7 @@ from kernels._operator import (
     tensor_bytes,
     unit_stride,
 )
-from kernels._triton import missing, no_fp64, on_device, power_of_two, tl, triton
+from kernels._triton import MAX_GRID, missing, no_fp64, on_device, power_of_two, tl, triton
 from kernels.ssd_scan import random_inputs, step_sizes, validate
 from kernels.ssd_scan._kernels import soft_step
 
@@ -192,6 +192,8 @@ def _triton(
 def _refuses(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *others: Any) -> str | None:
     if not x.numel() or not b.numel():
         return "takes no empty tensors"
+    if max(x.shape[:2]) > MAX_GRID:
+        return f"takes up to {MAX_GRID} samples and heads, not {x.shape[0]} and {x.shape[1]}"
     if b.shape[2] > TILE:
         return f"holds rows of at most {TILE} states, not {b.shape[2]}"
     if torch.is_grad_enabled():

@@ -42,7 +42,16 @@ from kernels._operator import (
     tensor_bytes,
     unit_stride,
 )
-from kernels._triton import column_sum, missing, no_fp64, on_device, power_of_two, sm_count, triton
+from kernels._triton import (
+    MAX_GRID,
+    column_sum,
+    missing,
+    no_fp64,
+    on_device,
+    power_of_two,
+    sm_count,
+    triton,
+)
 from kernels.causal_conv1d._kernels import backward_kernel, forward_kernel
 
 ACTIVATIONS = (None, "silu")
@@ -222,6 +231,11 @@ def _triton(
 
 
 def _refuses(x: Tensor, *_: Any) -> str | None:
+    batch, length, _ = x.shape
+    if max(batch, triton.cdiv(length, STRETCH)) > MAX_GRID:
+        return (
+            f"takes up to {MAX_GRID} samples of {MAX_GRID * STRETCH} rows, not {batch} of {length}"
+        )
     return no_fp64(x) if x.numel() else "takes no empty tensors"
 
 

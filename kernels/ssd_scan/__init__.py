@@ -39,7 +39,7 @@ from kernels._operator import (
     same_device,
     tensor_bytes,
 )
-from kernels._triton import missing, no_fp64, power_of_two
+from kernels._triton import MAX_GRID, missing, no_fp64, power_of_two
 from kernels.ssd_scan._launch import CHUNK, Scan
 
 MAX_STATE = 16384  # elements of one head's state, which one program holds
@@ -189,6 +189,8 @@ def _triton(*arguments: Any) -> tuple[Tensor, Tensor]:
 def _refuses(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *_: Any) -> str | None:
     if not x.numel() or not b.numel():
         return "takes no empty tensors"
+    if max(x.shape[0], x.shape[2]) > MAX_GRID:
+        return f"takes up to {MAX_GRID} samples and heads, not {x.shape[0]} and {x.shape[2]}"
     block = max(16, power_of_two(x.shape[3])) * max(16, power_of_two(b.shape[3]))
     if block > MAX_STATE:
         return (
@@ -311,6 +313,7 @@ OP = Operator(
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,
+    huge=_case((1 << 9) + 3, 4096, 16, 64, 1, 16, state=False),
     gradients=NAMES,
     cases=(
         Case("B1 L67 H8 P12 G2 N20", _case(1, 67, 8, 12, 2, 20)),
