@@ -123,7 +123,7 @@ def _step_kernel(
         dt += tl.load(bias_ptr + i_h).to(tl.float32)
     if SOFTPLUS:
         dt = soft_step(dt)
-    fall = tl.exp(dt * tl.load(a_ptr + i_h).to(tl.float32))
+    fall = tl.exp(dt.to(tl.float64) * tl.load(a_ptr + i_h).to(tl.float64)).to(tl.float32)
     b_x = tl.load(x_ptr + i_b * x_batch + i_h * x_head + o_p, mask=m_p, other=0.0).to(tl.float32)
     b_b = tl.load(b_ptr + i_b * b_batch + i_g * b_group + o_n, mask=m_n, other=0.0)
     b_c = tl.load(c_ptr + i_b * c_batch + i_g * c_group + o_n, mask=m_n, other=0.0)

@@ -139,6 +139,7 @@ def scan_kernel(
         p_begin = begin_ptr + i_state * (P * N) + o_state
         b_state += tl.load(p_begin, mask=m_state, other=0.0).to(tl.float32)
     fallen = tl.zeros([], dtype=tl.float64)
+    WIDE: tl.constexpr = tl.float64 if PRECISE else tl.float32
     for chunk in range(0, n_chunks):
         i_c = i_s * n_chunks + chunk
         o_t = i_c * Q + o_q
@@ -155,14 +156,14 @@ def scan_kernel(
             b_c = tl.load(c_ptr + o_t[:, None] * c_row + o_n[None, :], mask=m_b, other=0.0)
             b_m = _dot(b_c, tl.trans(b_b), PRECISE) * _decays(b_sum, o_q, PRECISE) * b_dt[None, :]
             b_y = _dot(b_c, tl.trans(b_state.to(b_c.dtype)), PRECISE)
-            b_y = b_y * tl.exp(b_sum.to(tl.float32))[:, None]
+            b_y = b_y * tl.exp(b_sum.to(WIDE)).to(tl.float32)[:, None]
             b_y = _add_dot(b_y, b_m.to(b_x.dtype), b_x, PRECISE)
             if HAS_D:
                 b_y += b_x.to(tl.float32) * d
             tl.store(y_ptr + o_t[:, None] * (n_heads * P) + o_p[None, :], b_y, mask=m_x)
-        b_left = b_dt * tl.exp((total - b_sum).to(tl.float32))
+        b_left = b_dt * tl.exp((total - b_sum).to(WIDE)).to(tl.float32)
         b_u = (b_x.to(tl.float32) * b_left[:, None]).to(b_b.dtype)
-        b_state *= tl.exp(total.to(tl.float32))
+        b_state *= tl.exp(total.to(WIDE)).to(tl.float32)
         b_state = _add_dot(b_state, tl.trans(b_u), b_b, PRECISE)
         fallen += total
     if END:
@@ -201,7 +202,7 @@ def join_kernel(
         i_state = (i_b * n_segments + i_s) * n_heads + i_h
         b_add = tl.load(states_ptr + i_state * SIZE + o_e, mask=m_e, other=0.0)
         tl.store(states_ptr + i_state * SIZE + o_e, b_state, mask=m_e)
-        b_state = b_state * tl.exp(tl.load(total_ptr + i_state).to(tl.float32)) + b_add
+        b_state = b_state * tl.exp(tl.load(total_ptr + i_state)).to(tl.float32) + b_add
     tl.store(last_ptr + o_first, b_state, mask=m_e)
 
 
@@ -302,11 +303,11 @@ def back_kernel(
         m_b = m_t[:, None] & m_n[None, :]
         b_dy = tl.load(dy_ptr + o_t[:, None] * dy_row + o_p[None, :], mask=m_x, other=0.0)
         b_c = tl.load(c_ptr + o_t[:, None] * c_row + o_n[None, :], mask=m_b, other=0.0)
-        b_since = tl.exp(b_sum.to(tl.float32))
+        b_since = tl.exp(b_sum.to(WIDE)).to(tl.float32)
         if OUTPUT:
             o_row = (i_first + o_t * n_heads)[:, None]
             b_narrow = b_dstate.to(b_c.dtype)
-            b_until = tl.exp((total - b_sum).to(tl.float32))
+            b_until = tl.exp((total - b_sum).to(WIDE)).to(tl.float32)
             i_start = (i_b * (n_segments * n_chunks) + i_c) * n_heads + i_h
             p_start = starts_ptr + i_start * (P * N) + o_state
             b_start = tl.load(p_start, mask=m_state, other=0.0)
@@ -348,7 +349,7 @@ def back_kernel(
             b_came = tl.sum(b_wide, axis=0) + (b_dt * b_into).to(tl.float64)
             b_net = b_came - b_left
             b_fall = tl.cumsum(b_net, axis=0) - b_net + tl.sum(b_from.to(tl.float64), axis=0)
-            b_fall += through * tl.exp(total.to(tl.float32))
+            b_fall += through * tl.exp(total.to(WIDE)).to(tl.float32)
             b_ddt = tl.sum(b_pair, axis=0) + b_into + b_fall * a
             if SOFTPLUS:
                 b_ddt *= 1.0 / (1.0 + tl.exp(-b_raw))
@@ -356,7 +357,7 @@ def back_kernel(
             da += tl.sum(b_fall * b_dt, axis=0)
             dbias += tl.sum(tl.where(m_t, b_ddt, 0.0), axis=0)
         b_u = (b_dy.to(tl.float32) * b_since[:, None]).to(b_c.dtype)
-        b_dstate *= tl.exp(total.to(tl.float32))
+        b_dstate *= tl.exp(total.to(WIDE)).to(tl.float32)
         b_dstate = _add_dot(b_dstate, tl.trans(b_u), b_c, PRECISE)
     if BEGIN:
         tl.store(dbegin_ptr + i_state * (P * N) + o_state, b_dstate, mask=m_state)

@@ -116,7 +116,7 @@ class Scan(torch.autograd.Function):
             _walk(*inputs, softplus, begin, y=y, end=final)
         else:
             states = torch.empty(batch, n_segments, *final.shape[1:], **make)
-            total = torch.empty(batch, n_segments, heads, **make)
+            total = torch.empty(batch, n_segments, heads, dtype=torch.float64, device=x.device)
             _walk(*inputs, softplus, None, end=states, total=total)
             _join(begin, states, total, final, back=False)
             _walk(*inputs, softplus, states, y=y)

@@ -198,7 +198,7 @@ BUGS = {
         SSD, "o_q[:, None] >= o_q[None, :]", "o_q[:, None] > o_q[None, :]", SCAN,
     ),
     "ssd_scan: the state does not decay across a chunk": (
-        SSD, "b_state *= tl.exp(total.to(tl.float32))", "b_state *= 1.0", SCAN,
+        SSD, "b_state *= tl.exp(total.to(WIDE)).to(tl.float32)", "b_state *= 1.0", SCAN,
     ),
     "ssd_scan: all heads read the first group": (
         SSD, "c_ptr += i_b * c_batch + i_g * c_group\n    i_state",
@@ -212,7 +212,7 @@ BUGS = {
         "tl.store(states_ptr + i_state * SIZE + o_e, b_state + b_add, mask=m_e)", SEGMENTS,
     ),
     "ssd_scan: what passes through a chunk is missing from dA": (
-        SSD, "b_fall += through * tl.exp(total.to(tl.float32))",
+        SSD, "b_fall += through * tl.exp(total.to(WIDE)).to(tl.float32)",
         "b_fall += 0.0", SCAN,
     ),
     "ssd_scan: what left of the state before is missing from dA": (
