@@ -3,7 +3,7 @@
     dt = softplus(dt + dt_bias),    h' = exp(dt A) h + dt x B^T,    y = h' C + D x
 
 for each head with its state h [P, N]: Dao and Gu, "Transformers are SSMs", 2024 (arXiv 2405.21060),
-equation 16. The new state is returned, and the old one is left as it was. The state is read and
+equation 2. The new state is returned, and the old one is left as it was. The state is read and
 written once and nothing else is large, so that memory bounds it. Arithmetic is in FP32.
 """
 

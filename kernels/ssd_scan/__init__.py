@@ -5,8 +5,8 @@ For each head, with one number A < 0 per head and the state h [P, N] (h_0 the in
     dt_t = softplus(dt_t + dt_bias),    h_t = exp(dt_t A) h_(t-1) + dt_t x_t B_t^T,
     y_t = h_t C_t + D x_t.
 
-Dao and Gu, "Transformers are SSMs", 2024 (arXiv 2405.21060), equation 16 with the discretisation of
-section 2, and the chunked algorithm of section 6: with a_t the running sum of dt A in a chunk,
+Dao and Gu, "Transformers are SSMs", 2024 (arXiv 2405.21060), equation 2 discretised, and the
+algorithm of section 6: with a_t the running sum of dt A in a chunk,
 
     y_t = sum over s <= t of exp(a_t - a_s) (C_t . B_s) dt_s x_s + exp(a_t) h C_t + D x_t,
     h' = exp(a_last) h + sum over s of exp(a_last - a_s) dt_s x_s B_s^T
