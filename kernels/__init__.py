@@ -39,7 +39,9 @@ for _module in pkgutil.iter_modules(__path__):
 # After the discovery: importing a module also binds its name here, to be replaced by its function.
 from kernels.add_rms_norm import add_rms_norm  # noqa: E402
 from kernels.attention import attention  # noqa: E402
+from kernels.causal_conv1d import causal_conv1d  # noqa: E402
 from kernels.fourier_mix import fourier_mix  # noqa: E402
+from kernels.gated_rms_norm import gated_rms_norm  # noqa: E402
 from kernels.geglu import geglu  # noqa: E402
 from kernels.graph_diffusion import graph_diffusion  # noqa: E402
 from kernels.linear_cross_entropy import linear_cross_entropy  # noqa: E402
@@ -48,6 +50,8 @@ from kernels.qk_norm import qk_norm  # noqa: E402
 from kernels.qk_norm_rope import qk_norm_rope  # noqa: E402
 from kernels.rms_norm import rms_norm  # noqa: E402
 from kernels.rope import rope  # noqa: E402
+from kernels.ssd_scan import ssd_scan  # noqa: E402
+from kernels.ssd_step import ssd_step  # noqa: E402
 from kernels.swiglu import swiglu  # noqa: E402
 
 __all__ = [
@@ -62,9 +66,11 @@ __all__ = [
     "Work",
     "add_rms_norm",
     "attention",
+    "causal_conv1d",
     "choose",
     "chosen",
     "fourier_mix",
+    "gated_rms_norm",
     "geglu",
     "graph_diffusion",
     "hardware",
@@ -77,6 +83,8 @@ __all__ = [
     "reset_usage",
     "rms_norm",
     "rope",
+    "ssd_scan",
+    "ssd_step",
     "status",
     "swiglu",
     "usage",

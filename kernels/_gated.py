@@ -54,7 +54,7 @@ def halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _activate(x, ACT: tl.constexpr):
+def activate(x, ACT: tl.constexpr):
     """``act(x)`` and its derivative."""
     if ACT == "silu":
         s = tl.sigmoid(x)
@@ -94,7 +94,7 @@ def _forward_kernel(
     m_c = o_c < n_columns - i_c
     b_gate = tl.load(gate_ptr + i_n * gate_stride + i_c + o_c, mask=m_c, other=0.0)
     b_up = tl.load(up_ptr + i_n * up_stride + i_c + o_c, mask=m_c, other=0.0)
-    b_s, _ = _activate(b_gate.to(tl.float32), ACT)
+    b_s, _ = activate(b_gate.to(tl.float32), ACT)
     tl.store(y_ptr + i_n * n_columns + i_c + o_c, b_s * b_up.to(tl.float32), mask=m_c)
 
 
@@ -126,7 +126,7 @@ def _backward_kernel(
     b_dy = tl.load(dy_ptr + i_n * dy_stride + i_c + o_c, mask=m_c, other=0.0).to(tl.float32)
     b_gate = tl.load(gate_ptr + i_n * gate_stride + i_c + o_c, mask=m_c, other=0.0)
     b_up = tl.load(up_ptr + i_n * up_stride + i_c + o_c, mask=m_c, other=0.0).to(tl.float32)
-    b_s, b_slope = _activate(b_gate.to(tl.float32), ACT)
+    b_s, b_slope = activate(b_gate.to(tl.float32), ACT)
     tl.store(dgate_ptr + i_n * d_stride + i_c + o_c, b_dy * b_up * b_slope, mask=m_c)
     tl.store(dup_ptr + i_n * d_stride + i_c + o_c, b_dy * b_s, mask=m_c)
 

@@ -58,10 +58,52 @@ def _liger_rope(
     return LigerRopeFunction.apply(q, k, *full)
 
 
+def _fla_causal_conv1d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, activation: str | None
+) -> Any:
+    from fla.modules.convolution import causal_conv1d
+
+    return causal_conv1d(
+        x, weight, bias, initial_state=state, output_final_state=True, activation=activation
+    )
+
+
+def _mamba_gated_rms_norm(
+    x: Tensor, z: Tensor, weight: Tensor | None, group_size: int | None, eps: float
+) -> Any:
+    from mamba_ssm.ops.triton.layernorm_gated import rmsnorm_fn
+
+    if weight is None:
+        return NotImplemented
+    return rmsnorm_fn(x, weight, None, z=z, eps=eps, group_size=group_size, norm_before_gate=False)
+
+
+def _mamba_ssd_scan(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None,
+    dt_bias: Tensor | None,
+    state: Tensor | None,
+    dt_softplus: bool,
+) -> Any:
+    from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+
+    return mamba_chunk_scan_combined(
+        x, dt, a, b, c, 256, D=d, dt_bias=dt_bias, initial_states=state, dt_softplus=dt_softplus,
+        return_final_states=True,
+    )  # fmt: skip
+
+
 PEERS: dict[str, dict[str, Peer]] = {
     "rms_norm": {"liger": _liger_rms_norm, "fla": _fla_rms_norm, "quack": _quack_rms_norm},
     "swiglu": {"liger": _liger_swiglu, "fla": _fla_swiglu},
     "rope": {"liger": _liger_rope},
+    "causal_conv1d": {"fla": _fla_causal_conv1d},
+    "gated_rms_norm": {"mamba": _mamba_gated_rms_norm},
+    "ssd_scan": {"mamba": _mamba_ssd_scan},
 }
 PACKAGES = {"liger": "liger_kernel", "fla": "fla", "quack": "quack", "mamba": "mamba_ssm"}
 

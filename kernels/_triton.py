@@ -21,6 +21,7 @@ __all__ = [
     "DISABLED",
     "INSTALLED",
     "INTERPRETED",
+    "MAX_GRID",
     "as_rows",
     "column_sum",
     "missing",
@@ -53,6 +54,9 @@ else:
 
 DISABLED = os.environ.get("WORKBENCH_DISABLE_TRITON", "") not in ("", "0")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+MAX_GRID = 65535  # programs along the second and third dimension of a grid
 
 
 def missing(device_type: str) -> str | None:

@@ -11,6 +11,18 @@ def t(*shape, dtype=torch.float32, device="cpu"):
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
+def ssd(**other):
+    """Inputs of a scan that go together but for those named."""
+    inputs = {
+        "x": t(2, 5, 8, 4),
+        "dt": t(2, 5, 8),
+        "A": t(8),
+        "B": t(2, 5, 1, 3),
+        "C": t(2, 5, 1, 3),
+    }
+    return (inputs | other).values()
+
+
 TABLE = t(16, 4), t(16, 4)
 MISTAKES = {
     "rms_norm: weight must have shape (8,), the last dimension of x (3, 8), but has (7,)": (
@@ -82,6 +94,54 @@ MISTAKES = {
     ),
     "low_rank: rank must be from 1 to 6, the smaller dimension of x (2, 6, 8), but is 7": (
         lambda: kernels.low_rank(t(2, 6, 8), 7)
+    ),
+    "gated_rms_norm: x and z must have one dtype and one shape of at least one dimension, but are "
+    "(3, 8) torch.float32 and (3, 7) torch.float32": (
+        lambda: kernels.gated_rms_norm(t(3, 8), t(3, 7))
+    ),
+    "gated_rms_norm: weight must have shape (8,), the last dimension of x (3, 8), but has (7,)": (
+        lambda: kernels.gated_rms_norm(t(3, 8), t(3, 8), t(7))
+    ),
+    "gated_rms_norm: group_size must divide the 8 channels, but is 3": (
+        lambda: kernels.gated_rms_norm(t(3, 8), t(3, 8), group_size=3)
+    ),
+    "causal_conv1d: expected x [B, L, D] and weight [D, W], but got (2, 5, 8) and (7, 4)": (
+        lambda: kernels.causal_conv1d(t(2, 5, 8), t(7, 4))
+    ),
+    "causal_conv1d: the width must be one of (2, 3, 4), but weight has 5 columns": (
+        lambda: kernels.causal_conv1d(t(2, 5, 8), t(8, 5))
+    ),
+    "causal_conv1d: bias must be [8], but is (7,)": (
+        lambda: kernels.causal_conv1d(t(2, 5, 8), t(8, 4), t(7))
+    ),
+    "causal_conv1d: initial_state must be [B, D, W], here (2, 8, 4), but is (2, 8, 3)": (
+        lambda: kernels.causal_conv1d(t(2, 5, 8), t(8, 4), None, t(2, 8, 3))
+    ),
+    "causal_conv1d: activation must be one of (None, 'silu'), not 'relu'": (
+        lambda: kernels.causal_conv1d(t(2, 5, 8), t(8, 4), activation="relu")
+    ),
+    "ssd_scan: expected x [B, L, H, P] and dt [B, L, H], but got (2, 5, 8, 4) and (2, 5, 7)": (
+        lambda: kernels.ssd_scan(*ssd(dt=t(2, 5, 7)))
+    ),
+    "ssd_scan: B and C must both be [B, L, G, N] with x's (2, 5) first, but are (2, 6, 1, 3) and "
+    "(2, 6, 1, 3)": (lambda: kernels.ssd_scan(*ssd(B=t(2, 6, 1, 3), C=t(2, 6, 1, 3)))),
+    "ssd_scan: the 3 groups of B must divide the 8 heads of x": (
+        lambda: kernels.ssd_scan(*ssd(B=t(2, 5, 3, 3), C=t(2, 5, 3, 3)))
+    ),
+    "ssd_scan: x, B and C must have one dtype, but are torch.float32, torch.float32, "
+    "torch.float16": (lambda: kernels.ssd_scan(*ssd(C=t(2, 5, 1, 3, dtype=torch.float16)))),
+    "ssd_scan: A must be [8], but is (8, 4)": lambda: kernels.ssd_scan(*ssd(A=t(8, 4))),
+    "ssd_scan: dt_bias must be [8], but is (1,)": (
+        lambda: kernels.ssd_scan(*ssd(), dt_bias_H=t(1))
+    ),
+    "ssd_scan: the state must be [B, H, P, N], here (2, 8, 4, 3), but is (2, 8, 3, 4)": (
+        lambda: kernels.ssd_scan(*ssd(), initial_state_BHPN=t(2, 8, 3, 4))
+    ),
+    "ssd_step: expected x [B, H, P] and dt [B, H], but got (2, 5, 8, 4) and (2, 5, 8)": (
+        lambda: kernels.ssd_step(*ssd(), t(2, 8, 4, 3))
+    ),
+    "ssd_step: the state must be [B, H, P, N], here (2, 8, 4, 3), but is (2, 8, 4, 4)": (
+        lambda: kernels.ssd_step(t(2, 8, 4), t(2, 8), t(8), t(2, 1, 3), t(2, 1, 3), t(2, 8, 4, 4))
     ),
     "attention: the 2 key heads must divide the 3 query heads": (
         lambda: kernels.attention(t(1, 3, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8))

@@ -20,6 +20,10 @@ ATTENTION = {
     "batch": 1, "length": 9, "heads": 2, "kv_heads": 1, "dim": 16, "keys": 9, "causal": True,
     "window": None,
 }  # fmt: skip
+CONV = {"batch": 1, "length": 5, "dim": 3, "width": 4}
+SSD = "kernels.ssd_scan._kernels"
+SCAN = {"batch": 1, "length": 70, "heads": 4, "dim": 3, "groups": 2, "states": 4}
+SEGMENTS = {"batch": 1, "length": 150, "heads": 1, "dim": 3, "groups": 1, "states": 4}
 FLASH = "kernels.attention._flash_kernels"
 BUGS = {
     "rms_norm: eps outside the root": (
@@ -145,6 +149,91 @@ BUGS = {
     ),
     "graph_diffusion: slopes and states are paired in the same order": (
         "kernels.graph_diffusion", "slopes.flip(0)", "slopes", None,
+    ),
+    "gated_rms_norm: the gate comes after the norm": (
+        "kernels.gated_rms_norm", "b_r = tl.rsqrt(tl.sum(b_h * b_h, axis=1) / E + EPS)",
+        "b_r = tl.rsqrt(tl.sum(b_x.to(tl.float32) * b_x, axis=1) / E + EPS)", None,
+    ),
+    "gated_rms_norm: every group is normalised by the first one's mean": (
+        "kernels.gated_rms_norm", "b_r = tl.load(r_ptr + o_n * n_groups + i_g, mask",
+        "b_r = tl.load(r_ptr + o_n * n_groups, mask", {"rows": 3, "dim": 12, "group": 4},
+    ),
+    "gated_rms_norm: the gate's slope lacks its second term": (
+        "kernels.gated_rms_norm", "b_dh * b_x * b_slope",
+        "b_dh * b_x * tl.sigmoid(b_z.to(tl.float32))", None,
+    ),
+    "gated_rms_norm: the mean is missing from dx and dz": (
+        "kernels.gated_rms_norm", "(b_g - b_n * b_mean) * b_r", "b_g * b_r", None,
+    ),
+    "gated_rms_norm: only the last rows of a program reach dweight": (
+        "kernels.gated_rms_norm", "b_dw += b_g * b_n", "b_dw = b_g * b_n",
+        {"rows": 300, "dim": 70},
+    ),
+    "causal_conv1d: the row before a stretch is forgotten": (
+        "kernels.causal_conv1d._kernels",
+        "b_p = b_3 * b_w3 + b_2 * b_w2 + b_1 * b_w1 + b_a * b_w0 + b_bias\n        _store",
+        "b_p = b_2 * b_w2 + b_1 * b_w1 + b_a * b_w0 + b_bias\n        _store", CONV,
+    ),
+    "causal_conv1d: the state is read one place too late": (
+        "kernels.causal_conv1d._kernels", "state_ptr + o_d * W + W + t, mask=m, other",
+        "state_ptr + o_d * W + W + t - 1, mask=m, other", CONV,
+    ),
+    "causal_conv1d: the slope of SiLU is forgotten": (
+        "kernels.causal_conv1d._kernels", "b_u *= b_slope", "b_u *= 1.0", CONV,
+    ),
+    "causal_conv1d: rows past the stretch count in dweight twice": (
+        "kernels.causal_conv1d._kernels", "if step < STRETCH:", "if step < STRETCH + 4:",
+        CONV | {"length": 18, "state": False},
+    ),
+    "causal_conv1d: the final state has no gradient": (
+        "kernels.causal_conv1d._kernels",
+        "b_dx += tl.load(dfinal_ptr + o_d * W + w, mask=m, other=0.0).to(tl.float32)",
+        "b_dx += 0.0", CONV,
+    ),
+    "causal_conv1d: the state's gradient is written one place too late": (
+        "kernels.causal_conv1d._kernels", "dstate_ptr + o_d * W + W + t, b_dx",
+        "dstate_ptr + o_d * W + W + t - 1, b_dx", CONV,
+    ),
+    "ssd_scan: a step does not see its own input": (
+        SSD, "o_q[:, None] >= o_q[None, :]", "o_q[:, None] > o_q[None, :]", SCAN,
+    ),
+    "ssd_scan: the state does not decay across a chunk": (
+        SSD, "b_state *= tl.exp(total.to(WIDE)).to(tl.float32)", "b_state *= 1.0", SCAN,
+    ),
+    "ssd_scan: all heads read the first group": (
+        SSD, "c_ptr += i_b * c_batch + i_g * c_group\n    i_state",
+        "c_ptr += i_b * c_batch\n    i_state", SCAN,
+    ),
+    "ssd_scan: segments are joined in the wrong order going back": (
+        SSD, "n_segments - 1 - step if BACKWARD else step", "step", SEGMENTS,
+    ),
+    "ssd_scan: a segment begins with what it ends with": (
+        SSD, "tl.store(states_ptr + i_state * SIZE + o_e, b_state, mask=m_e)",
+        "tl.store(states_ptr + i_state * SIZE + o_e, b_state + b_add, mask=m_e)", SEGMENTS,
+    ),
+    "ssd_scan: what passes through a chunk is missing from dA": (
+        SSD, "b_fall += through * tl.exp(total.to(WIDE)).to(tl.float32)",
+        "b_fall += 0.0", SCAN,
+    ),
+    "ssd_scan: what left of the state before is missing from dA": (
+        SSD, "- b_net + tl.sum(b_from.to(tl.float64), axis=0)", "- b_net", SCAN,
+    ),
+    "ssd_scan: the slope of softplus is forgotten": (
+        SSD, "b_ddt *= 1.0 / (1.0 + tl.exp(-b_raw))", "b_ddt *= 1.0", SCAN,
+    ),
+    "ssd_scan: chunks after this one are missing from dB": (
+        SSD, "b_db = _dot(b_x, b_narrow, PRECISE) * (b_dt * b_until)[:, None]",
+        "b_db = _dot(b_x, b_narrow, PRECISE) * 0.0", SCAN,
+    ),
+    "ssd_scan: dx lacks D": (SSD, "b_dx += b_dy.to(tl.float32) * d", "b_dx += 0.0", SCAN),
+    "ssd_step: the state does not decay": (
+        "kernels.ssd_step", "other=0.0).to(tl.float32) * fall", "other=0.0).to(tl.float32)", None,
+    ),
+    "ssd_step: dt is missing from the input": (
+        "kernels.ssd_step", "(b_x * dt)[:, None]", "b_x[:, None]", None,
+    ),
+    "ssd_step: softplus is forgotten for larger steps": (
+        SSD, "tl.where(raw > 20.0, raw, soft)", "tl.where(raw > -5.0, raw, soft)", None,
     ),
 }  # fmt: skip
 

@@ -1,0 +1,314 @@
+"""Depthwise causal convolution over the sequence, with state: the short convolution of Mamba.
+
+    y_t = act(bias + sum over k < W of weight_k xs_(t - W + 1 + k)),    act: identity or SiLU
+
+per channel, where xs is the sequence behind its initial state (zeros if there is none): Dao and Gu,
+"Transformers are SSMs", 2024 (arXiv 2405.21060), section 7.1; the layer of Gu and Dao, "Mamba",
+2023 (arXiv 2312.00752), section 3.4. The state holds the last W values of xs, oldest first: all
+that a later call needs (which is one less) and what the published models keep. A sequence taken in
+pieces, each with the state that the piece before it left, gives the results of the whole.
+
+With p the sum above and u = dy act'(p), the gradients are
+
+    dx_t = sum over k of weight_k u_(t + W - 1 - k),    dbias = sum of u_t,
+    dweight_k = sum over t of u_t xs_(t - W + 1 + k).
+
+A program walks along a stretch of the sequence with the last three rows in registers: what it needs
+is read once, and p is computed anew in the backward pass. Arithmetic is in FP32.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels._dispatch import run
+from kernels._operator import (
+    Case,
+    Cost,
+    Implementation,
+    Inputs,
+    Mistake,
+    Operator,
+    Work,
+    accumulator,
+    floating,
+    random_tensor,
+    same_device,
+    tensor_bytes,
+    unit_stride,
+)
+from kernels._triton import (
+    MAX_GRID,
+    column_sum,
+    missing,
+    no_fp64,
+    on_device,
+    power_of_two,
+    sm_count,
+    triton,
+)
+from kernels.causal_conv1d._kernels import backward_kernel, forward_kernel
+
+ACTIVATIONS = (None, "silu")
+WIDTHS = (2, 3, 4)
+STRETCH = 64  # rows of the sequence that one program walks along at most
+
+
+def causal_conv1d(
+    x_BLD: Tensor,
+    weight_DW: Tensor,
+    bias_D: Tensor | None = None,
+    initial_state_BDW: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    impl: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Convolve each channel of ``x_BLD`` with its W weights (2 to 4), the last one for time t.
+
+    ``bias_D`` and ``initial_state_BDW`` may be None for zeros; all may have other floating dtypes
+    than x. ``activation``: None or "silu". Returns y [B, L, D] and the final state [B, D, W], both
+    of x's dtype; the inputs are left as they were. For decoding, L is 1. ``impl``: auto, torch or
+    triton. Raises ``Mistake`` for what does not go together.
+    """
+    op = "causal_conv1d"
+    floating(op, x=x_BLD, weight=weight_DW, bias=bias_D, initial_state=initial_state_BDW)
+    same_device(op, x_BLD, weight=weight_DW, bias=bias_D, initial_state=initial_state_BDW)
+    if x_BLD.dim() != 3 or weight_DW.dim() != 2 or weight_DW.shape[0] != x_BLD.shape[2]:
+        raise Mistake(
+            f"{op}: expected x [B, L, D] and weight [D, W], but got {tuple(x_BLD.shape)} and "
+            f"{tuple(weight_DW.shape)}"
+        )
+    batch, _, dim = x_BLD.shape
+    width = weight_DW.shape[1]
+    if width not in WIDTHS:
+        raise Mistake(f"{op}: the width must be one of {WIDTHS}, but weight has {width} columns")
+    if bias_D is not None and bias_D.shape != (dim,):
+        raise Mistake(f"{op}: bias must be [{dim}], but is {tuple(bias_D.shape)}")
+    if initial_state_BDW is not None and initial_state_BDW.shape != (batch, dim, width):
+        raise Mistake(
+            f"{op}: initial_state must be [B, D, W], here {(batch, dim, width)}, but is "
+            f"{tuple(initial_state_BDW.shape)}"
+        )
+    if activation not in ACTIVATIONS:
+        raise Mistake(f"{op}: activation must be one of {ACTIVATIONS}, not {activation!r}")
+    return run(OP, impl, x_BLD, weight_DW, bias_D, initial_state_BDW, activation)
+
+
+def reference(
+    x_BLD: Tensor,
+    weight_DW: Tensor,
+    bias_D: Tensor | None = None,
+    initial_state_BDW: Tensor | None = None,
+    activation: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The definition."""
+    (batch, length, dim), width = x_BLD.shape, weight_DW.shape[1]
+    wide = accumulator(x_BLD.dtype)
+    if initial_state_BDW is None:
+        before = x_BLD.new_zeros(batch, width, dim, dtype=wide)
+    else:
+        before = initial_state_BDW.to(wide).transpose(1, 2)
+    sequence = torch.cat((before, x_BLD.to(wide)), dim=1)
+    weight = weight_DW.to(wide)
+    p = sum(sequence[:, k + 1 : k + 1 + length] * weight[:, k] for k in range(width))
+    if bias_D is not None:
+        p = p + bias_D.to(wide)
+    y = torch.nn.functional.silu(p) if activation == "silu" else p
+    state = sequence[:, length:].transpose(1, 2).contiguous()
+    return y.to(x_BLD.dtype), state.to(x_BLD.dtype)
+
+
+def _grid(x: Tensor, thread_bytes: int) -> tuple[int, int, tuple[int, int, int]]:
+    """Rows and channels of a program, and the grid.
+
+    A program is one warp, of whose threads each takes that many bytes of a row. A stretch is short,
+    although that reads more rows twice, until there are programs enough for every multiprocessor to
+    hide its loads.
+    """
+    block = 32 * thread_bytes // x.element_size()
+    batch, length, dim = x.shape
+    columns = triton.cdiv(dim, block)
+    long = batch * columns * triton.cdiv(length, STRETCH) >= 16 * sm_count(x.device.index)
+    stretch = STRETCH if long else max(4, min(STRETCH // 4, power_of_two(length)))
+    return stretch, block, (columns, triton.cdiv(length, stretch), batch)
+
+
+class _CausalConv(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor | None,
+        silu: bool,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, weight, bias, state)
+        ctx.silu = silu
+        (batch, length, dim), width = x.shape, weight.shape[1]
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        final = torch.empty(batch, dim, width, dtype=x.dtype, device=x.device)
+        x, weight = unit_stride(x), unit_stride(weight)
+        stretch, block, grid = _grid(x, 16)
+        with on_device(x):
+            forward_kernel[grid](
+                x,
+                weight,
+                bias if bias is None else bias.contiguous(),
+                state if state is None else state.contiguous(),
+                y,
+                final,
+                length,
+                dim,
+                x.stride(0),
+                x.stride(1),
+                weight.stride(0),
+                W=width,
+                SILU=silu,
+                HAS_BIAS=bias is not None,
+                HAS_STATE=state is not None,
+                STRETCH=stretch,
+                BLOCK_D=block,
+                num_warps=1,
+            )
+        return y, final
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, state = ctx.saved_tensors
+        (batch, length, dim), width = x.shape, weight.shape[1]
+        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        dstate = None
+        if state is not None:
+            dstate = torch.empty(batch, dim, width, dtype=state.dtype, device=x.device)
+        x, dy, weight = unit_stride(x), unit_stride(dy), unit_stride(weight)
+        stretch, block, grid = _grid(x, 8)  # it needs twice the registers
+        partial = torch.empty(
+            grid[1] * batch, (width + 1) * dim, dtype=torch.float32, device=x.device
+        )
+        with on_device(x):
+            backward_kernel[grid](
+                dy,
+                dfinal.contiguous(),
+                x,
+                weight,
+                bias if bias is None else bias.contiguous(),
+                state if state is None else state.contiguous(),
+                dx,
+                dstate,
+                partial,
+                length,
+                dim,
+                dy.stride(0),
+                dy.stride(1),
+                x.stride(0),
+                x.stride(1),
+                weight.stride(0),
+                W=width,
+                SILU=ctx.silu,
+                HAS_BIAS=bias is not None,
+                HAS_STATE=state is not None,
+                STRETCH=stretch,
+                BLOCK_D=block,
+                num_warps=1,
+            )
+            sums = column_sum(partial, torch.float32)
+        dweight = sums[: width * dim].view(dim, width).to(weight.dtype)
+        dbias = None if bias is None else sums[width * dim :].to(bias.dtype)
+        return dx, dweight, dbias, dstate, None
+
+
+def _triton(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, activation: str | None
+) -> tuple[Tensor, Tensor]:
+    return _CausalConv.apply(x, weight, bias, state, activation == "silu")
+
+
+def _refuses(x: Tensor, *_: Any) -> str | None:
+    batch, length, _ = x.shape
+    if max(batch, triton.cdiv(length, STRETCH)) > MAX_GRID:
+        return (
+            f"takes up to {MAX_GRID} samples of {MAX_GRID * STRETCH} rows, not {batch} of {length}"
+        )
+    return no_fp64(x) if x.numel() else "takes no empty tensors"
+
+
+def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
+    size = case.sizes
+    batch, length, dim, width = (size[n] for n in ("batch", "length", "dim", "width"))
+    make = {"device": device, "dtype": dtype}
+    wide = torch.float32 if size.get("wide") else dtype
+    bias = random_tensor(dim, seed=seed + 2, device=device, dtype=wide)
+    state = random_tensor(batch, dim, width, seed=seed + 3, device=device, dtype=wide)
+    return {
+        "x_BLD": random_tensor(batch, length, dim, seed=seed, **make),
+        "weight_DW": random_tensor(dim, width, seed=seed + 1, scale=0.5, device=device, dtype=wide),
+        "bias_D": bias if size.get("bias", True) else None,
+        "initial_state_BDW": state if size.get("state", True) else None,
+        "activation": size.get("activation", "silu"),
+    }
+
+
+def _cost(
+    x_BLD: Tensor,
+    weight_DW: Tensor,
+    bias_D: Tensor | None,
+    initial_state_BDW: Tensor | None,
+    activation: str | None,
+) -> Cost:
+    n, width, x_bytes = x_BLD.numel(), weight_DW.shape[1], tensor_bytes(x_BLD)
+    small = tensor_bytes(weight_DW, bias_D, initial_state_BDW)
+    small += x_BLD.shape[0] * weight_DW.numel() * x_BLD.element_size()
+    per = 2 * width + (4 if activation else 0)
+    return Cost(Work(2 * x_bytes + small, per * n), Work(3 * x_bytes + 2 * small, 3 * per * n))
+
+
+def _sizes(random: Random) -> dict[str, Any]:
+    return {
+        "batch": random.randint(1, 2),
+        "length": random.randint(1, 20),
+        "dim": random.randint(1, 140),
+        "width": random.choice(WIDTHS),
+        "bias": random.random() < 0.7,
+        "state": random.random() < 0.7,
+        "activation": random.choice(ACTIVATIONS),
+        "wide": random.random() < 0.3,
+    }
+
+
+def _case(batch: int, length: int, dim: int, width: int = 4, **more: Any) -> dict[str, Any]:
+    return {"batch": batch, "length": length, "dim": dim, "width": width} | more
+
+
+OP = Operator(
+    name="causal_conv1d",
+    function=causal_conv1d,
+    reference=reference,
+    implementations={
+        "triton": Implementation(_triton, missing, _refuses),
+        "torch": Implementation(reference),
+    },
+    inputs=_inputs,
+    cost=_cost,
+    sizes=_sizes,
+    huge=_case((1 << 9) + 3, 4096, 1024, bias=True, state=False),
+    gradients=("x_BLD", "weight_DW", "bias_D", "initial_state_BDW"),
+    cases=(
+        Case("B2 L17 D20 W4", _case(2, 17, 20)),
+        Case("B1 L1 D1 W2", _case(1, 1, 1, 2)),
+        Case("B2 L2 D130 W4 decode", _case(2, 2, 130, wide=True)),
+        Case(
+            "B1 L37 D9 W3 bare",
+            _case(1, 37, 9, 3, bias=False, state=False, activation=None, wide=True),
+        ),
+        Case("B2 L0 D5 W4", _case(2, 0, 5)),
+        Case("B8 S4096 D5376 W4", _case(8, 4096, 5376, state=False), bench=True),
+        Case("B1 S65536 D5376 W4", _case(1, 65536, 5376, state=False), bench=True),
+    ),
+)

@@ -1,0 +1,253 @@
+"""The Triton kernels of the causal convolution: one walk along a stretch of rows each way.
+
+Masks of a row under a condition are comparisons of channels with either all channels or none. Four
+rows are taken at a time and loaded before any is stored, because the compiler cannot move a load
+above a store; the three rows before them stay in registers.
+"""
+
+from __future__ import annotations
+
+from kernels._gated import activate
+from kernels._triton import tl, triton
+
+
+@triton.jit
+def _weights(weight_ptr, stride, o_d, m_d, W: tl.constexpr):
+    """The weights of the row itself and of the three before it; those past the width are 0."""
+    p_w = weight_ptr + o_d * stride + W - 1
+    b_w0 = tl.load(p_w, mask=m_d, other=0.0).to(tl.float32)
+    b_w1 = tl.load(p_w - 1, mask=m_d, other=0.0).to(tl.float32)
+    b_w2 = tl.zeros_like(b_w0)
+    b_w3 = tl.zeros_like(b_w0)
+    if W > 2:
+        b_w2 += tl.load(p_w - 2, mask=m_d, other=0.0).to(tl.float32)
+    if W > 3:
+        b_w3 += tl.load(p_w - 3, mask=m_d, other=0.0).to(tl.float32)
+    return b_w0, b_w1, b_w2, b_w3
+
+
+@triton.jit
+def _row(x_ptr, state_ptr, t, length, x_row, o_d, dim, W: tl.constexpr, HAS_STATE: tl.constexpr):
+    """Row ``t`` of the sequence behind its state; 0 before both and after the end."""
+    b_x = tl.load(
+        x_ptr + t * x_row + o_d, mask=o_d < tl.where((t >= 0) & (t < length), dim, 0), other=0.0
+    )
+    b_x = b_x.to(tl.float32)
+    if HAS_STATE:
+        m = o_d < tl.where((t < 0) & (t >= -W), dim, 0)
+        b_x += tl.load(state_ptr + o_d * W + W + t, mask=m, other=0.0).to(tl.float32)
+    return b_x
+
+
+@triton.jit
+def _store_row(y_ptr, b_p, t, length, y_row, o_d, dim, SILU: tl.constexpr):
+    if SILU:
+        b_p, _ = activate(b_p, "silu")
+    tl.store(y_ptr + t * y_row + o_d, b_p, mask=o_d < tl.where(t < length, dim, 0))
+
+
+@triton.jit
+def forward_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    state_ptr,
+    y_ptr,
+    final_ptr,
+    length,
+    dim,
+    x_batch,
+    x_row,
+    weight_row,
+    W: tl.constexpr,
+    SILU: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_STATE: tl.constexpr,
+    STRETCH: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    i_b = tl.program_id(2).to(tl.int64)
+    begin = tl.program_id(1).to(tl.int64) * STRETCH
+    o_d = tl.program_id(0).to(tl.int64) * BLOCK_D + tl.arange(0, BLOCK_D)
+    m_d = o_d < dim
+    x_ptr += i_b * x_batch
+    y_ptr += i_b * length * dim
+    if HAS_STATE:
+        state_ptr += i_b * dim * W
+    b_w0, b_w1, b_w2, b_w3 = _weights(weight_ptr, weight_row, o_d, m_d, W)
+    b_bias = tl.zeros([BLOCK_D], dtype=tl.float32)
+    if HAS_BIAS:
+        b_bias += tl.load(bias_ptr + o_d, mask=m_d, other=0.0).to(tl.float32)
+    b_1 = _row(x_ptr, state_ptr, begin - 1, length, x_row, o_d, dim, W, HAS_STATE)
+    b_2 = _row(x_ptr, state_ptr, begin - 2, length, x_row, o_d, dim, W, HAS_STATE)
+    b_3 = _row(x_ptr, state_ptr, begin - 3, length, x_row, o_d, dim, W, HAS_STATE)
+    for step in range(0, STRETCH, 4):
+        t = begin + step
+        b_a = _row(x_ptr, state_ptr, t, length, x_row, o_d, dim, W, False)
+        b_b = _row(x_ptr, state_ptr, t + 1, length, x_row, o_d, dim, W, False)
+        b_c = _row(x_ptr, state_ptr, t + 2, length, x_row, o_d, dim, W, False)
+        b_d = _row(x_ptr, state_ptr, t + 3, length, x_row, o_d, dim, W, False)
+        b_p = b_3 * b_w3 + b_2 * b_w2 + b_1 * b_w1 + b_a * b_w0 + b_bias
+        _store_row(y_ptr, b_p, t, length, dim, o_d, dim, SILU)
+        b_p = b_2 * b_w3 + b_1 * b_w2 + b_a * b_w1 + b_b * b_w0 + b_bias
+        _store_row(y_ptr, b_p, t + 1, length, dim, o_d, dim, SILU)
+        b_p = b_1 * b_w3 + b_a * b_w2 + b_b * b_w1 + b_c * b_w0 + b_bias
+        _store_row(y_ptr, b_p, t + 2, length, dim, o_d, dim, SILU)
+        b_p = b_a * b_w3 + b_b * b_w2 + b_c * b_w1 + b_d * b_w0 + b_bias
+        _store_row(y_ptr, b_p, t + 3, length, dim, o_d, dim, SILU)
+        b_1, b_2, b_3 = b_d, b_c, b_b
+    if tl.program_id(1) == 0:
+        for w in range(0, W):
+            b_x = _row(x_ptr, state_ptr, length - W + w, length, x_row, o_d, dim, W, HAS_STATE)
+            tl.store(final_ptr + (i_b * dim + o_d) * W + w, b_x, mask=m_d)
+
+
+@triton.jit
+def _slope(dy_ptr, b_p, t, length, dy_row, o_d, dim, SILU: tl.constexpr):
+    """The gradient of the sum ``b_p`` of row ``t``; 0 outside of the sequence."""
+    m = o_d < tl.where((t >= 0) & (t < length), dim, 0)
+    b_u = tl.load(dy_ptr + t * dy_row + o_d, mask=m, other=0.0).to(tl.float32)
+    if SILU:
+        _, b_slope = activate(b_p, "silu")
+        b_u *= b_slope
+    return b_u
+
+
+@triton.jit
+def _store_slope(
+    dx_ptr,
+    dstate_ptr,
+    dfinal_ptr,
+    b_dx,
+    t,
+    begin,
+    end,
+    length,
+    dx_row,
+    o_d,
+    dim,
+    W: tl.constexpr,
+    HAS_STATE: tl.constexpr,
+):
+    """The gradient of row ``t``, if it is from ``begin`` to ``end`` or one of the state's."""
+    w = t - length + W
+    m = o_d < tl.where((w >= 0) & (w < W), dim, 0)
+    b_dx += tl.load(dfinal_ptr + o_d * W + w, mask=m, other=0.0).to(tl.float32)
+    tl.store(dx_ptr + t * dx_row + o_d, b_dx, mask=o_d < tl.where((t >= begin) & (t < end), dim, 0))
+    if HAS_STATE:
+        m = o_d < tl.where((begin == 0) & (t < 0) & (t > -W), dim, 0)
+        tl.store(dstate_ptr + o_d * W + W + t, b_dx, mask=m)
+
+
+@triton.jit
+def backward_kernel(
+    dy_ptr,
+    dfinal_ptr,
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    state_ptr,
+    dx_ptr,
+    dstate_ptr,
+    partial_ptr,
+    length,
+    dim,
+    dy_batch,
+    dy_row,
+    x_batch,
+    x_row,
+    weight_row,
+    W: tl.constexpr,
+    SILU: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_STATE: tl.constexpr,
+    STRETCH: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Rows of the stretch and, of the partial sums, W of dweight and one of dbias."""
+    i_b = tl.program_id(2).to(tl.int64)
+    begin = tl.program_id(1).to(tl.int64) * STRETCH
+    end = tl.minimum(begin + STRETCH, length)
+    o_d = tl.program_id(0).to(tl.int64) * BLOCK_D + tl.arange(0, BLOCK_D)
+    m_d = o_d < dim
+    x_ptr += i_b * x_batch
+    dy_ptr += i_b * dy_batch
+    dx_ptr += i_b * length * dim
+    dfinal_ptr += i_b * dim * W
+    if HAS_STATE:
+        state_ptr += i_b * dim * W
+        dstate_ptr += i_b * dim * W
+    b_w0, b_w1, b_w2, b_w3 = _weights(weight_ptr, weight_row, o_d, m_d, W)
+    b_bias = tl.zeros([BLOCK_D], dtype=tl.float32)
+    if HAS_BIAS:
+        b_bias += tl.load(bias_ptr + o_d, mask=m_d, other=0.0).to(tl.float32)
+    b_1 = _row(x_ptr, state_ptr, begin - 1, length, x_row, o_d, dim, W, HAS_STATE)
+    b_2 = _row(x_ptr, state_ptr, begin - 2, length, x_row, o_d, dim, W, HAS_STATE)
+    b_3 = _row(x_ptr, state_ptr, begin - 3, length, x_row, o_d, dim, W, HAS_STATE)
+    b_u1 = tl.zeros([BLOCK_D], dtype=tl.float32)
+    b_u2 = tl.zeros([BLOCK_D], dtype=tl.float32)
+    b_u3 = tl.zeros([BLOCK_D], dtype=tl.float32)
+    b_dw0 = tl.zeros([BLOCK_D], dtype=tl.float32)
+    b_dw1 = tl.zeros([BLOCK_D], dtype=tl.float32)
+    b_dw2 = tl.zeros([BLOCK_D], dtype=tl.float32)
+    b_dw3 = tl.zeros([BLOCK_D], dtype=tl.float32)
+    b_dbias = tl.zeros([BLOCK_D], dtype=tl.float32)
+    # dx of a row needs the slopes of three rows after it: the walk goes on four rows past the end.
+    for step in range(0, STRETCH + 4, 4):
+        t = begin + step
+        b_a = _row(x_ptr, state_ptr, t, length, x_row, o_d, dim, W, False)
+        b_b = _row(x_ptr, state_ptr, t + 1, length, x_row, o_d, dim, W, False)
+        b_c = _row(x_ptr, state_ptr, t + 2, length, x_row, o_d, dim, W, False)
+        b_d = _row(x_ptr, state_ptr, t + 3, length, x_row, o_d, dim, W, False)
+        b_p = b_3 * b_w3 + b_2 * b_w2 + b_1 * b_w1 + b_a * b_w0 + b_bias
+        b_ua = _slope(dy_ptr, b_p, t, length, dy_row, o_d, dim, SILU)
+        b_p = b_2 * b_w3 + b_1 * b_w2 + b_a * b_w1 + b_b * b_w0 + b_bias
+        b_ub = _slope(dy_ptr, b_p, t + 1, length, dy_row, o_d, dim, SILU)
+        b_p = b_1 * b_w3 + b_a * b_w2 + b_b * b_w1 + b_c * b_w0 + b_bias
+        b_uc = _slope(dy_ptr, b_p, t + 2, length, dy_row, o_d, dim, SILU)
+        b_p = b_a * b_w3 + b_b * b_w2 + b_c * b_w1 + b_d * b_w0 + b_bias
+        b_ud = _slope(dy_ptr, b_p, t + 3, length, dy_row, o_d, dim, SILU)
+        if step < STRETCH:
+            b_dw0 += b_ua * b_a + b_ub * b_b + b_uc * b_c + b_ud * b_d
+            b_dw1 += b_ua * b_1 + b_ub * b_a + b_uc * b_b + b_ud * b_c
+            b_dw2 += b_ua * b_2 + b_ub * b_1 + b_uc * b_a + b_ud * b_b
+            b_dw3 += b_ua * b_3 + b_ub * b_2 + b_uc * b_1 + b_ud * b_a
+            b_dbias += b_ua + b_ub + b_uc + b_ud
+        b_dx = b_ua * b_w3 + b_u1 * b_w2 + b_u2 * b_w1 + b_u3 * b_w0
+        _store_slope(
+            dx_ptr, dstate_ptr, dfinal_ptr, b_dx, t - 3, begin, end, length, dim, o_d, dim, W,
+            HAS_STATE,
+        )  # fmt: skip
+        b_dx = b_ub * b_w3 + b_ua * b_w2 + b_u1 * b_w1 + b_u2 * b_w0
+        _store_slope(
+            dx_ptr, dstate_ptr, dfinal_ptr, b_dx, t - 2, begin, end, length, dim, o_d, dim, W,
+            HAS_STATE,
+        )  # fmt: skip
+        b_dx = b_uc * b_w3 + b_ub * b_w2 + b_ua * b_w1 + b_u1 * b_w0
+        _store_slope(
+            dx_ptr, dstate_ptr, dfinal_ptr, b_dx, t - 1, begin, end, length, dim, o_d, dim, W,
+            HAS_STATE,
+        )  # fmt: skip
+        b_dx = b_ud * b_w3 + b_uc * b_w2 + b_ub * b_w1 + b_ua * b_w0
+        _store_slope(
+            dx_ptr, dstate_ptr, dfinal_ptr, b_dx, t, begin, end, length, dim, o_d, dim, W,
+            HAS_STATE,
+        )  # fmt: skip
+        b_1, b_2, b_3 = b_d, b_c, b_b
+        b_u1, b_u2, b_u3 = b_ud, b_uc, b_ub
+    i_p = i_b * tl.num_programs(1) + tl.program_id(1)
+    p_partial = partial_ptr + i_p * (W + 1) * dim + o_d * W + W - 1
+    tl.store(p_partial, b_dw0, mask=m_d)
+    tl.store(p_partial - 1, b_dw1, mask=m_d)
+    if W > 2:
+        tl.store(p_partial - 2, b_dw2, mask=m_d)
+    if W > 3:
+        tl.store(p_partial - 3, b_dw3, mask=m_d)
+    tl.store(partial_ptr + (i_p * (W + 1) + W) * dim + o_d, b_dbias, mask=m_d)
+    if HAS_STATE:
+        # The oldest value of the state is seen by no row.
+        tl.store(
+            dstate_ptr + o_d * W,
+            tl.zeros([BLOCK_D], tl.float32),
+            mask=o_d < tl.where(begin == 0, dim, 0),
+        )

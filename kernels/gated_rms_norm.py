@@ -1,0 +1,355 @@
+"""Mamba-2's output norm: a gate, then root mean square normalisation over groups of channels.
+
+    h = x silu(z),    y = h / sqrt(mean(h^2) + eps) * weight,    silu(z) = z / (1 + exp(-z))
+
+Dao and Gu, "Transformers are SSMs", 2024 (arXiv 2405.21060): the norm stands after the gate
+(section 7.1), and its mean is over each group of channels by itself, so that groups can be on
+different devices (section 8.1). With r = 1 / sqrt(mean(h^2) + eps), n = h r and g = dy weight, the
+gradients are
+
+    dh = r (g - n mean(g n)),    dx = dh silu(z),    dz = dh x silu'(z),
+    dweight = sum over rows of dy n.
+
+Arithmetic is in FP32 whatever the inputs are; the result has x's dtype, under autocast too.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels._dispatch import run
+from kernels._gated import activate
+from kernels._operator import (
+    Case,
+    Cost,
+    Implementation,
+    Inputs,
+    Mistake,
+    Operator,
+    Work,
+    accumulator,
+    floating,
+    random_tensor,
+    same_device,
+    tensor_bytes,
+    unit_stride,
+)
+from kernels._triton import (
+    as_rows,
+    column_sum,
+    missing,
+    no_fp64,
+    on_device,
+    power_of_two,
+    sm_count,
+    tl,
+    triton,
+)
+
+MAX_GROUP = 16384  # the group of one row, of three tensors, is held in the registers of one program
+
+
+def gated_rms_norm(
+    x: Tensor,
+    z: Tensor,
+    weight: Tensor | None = None,
+    *,
+    group_size: int | None = None,
+    eps: float = 1e-5,
+    impl: str | None = None,
+) -> Tensor:
+    """Gate ``x`` with silu(``z``), then normalise each group of its channels.
+
+    ``x`` and ``z`` [..., D] of one floating dtype and any strides; ``weight`` [D], which may have
+    another dtype, or None for ones; ``group_size`` divides D, None for one group of all channels.
+    Returns a tensor of x's shape and dtype. ``impl``: auto, torch or triton. Raises ``Mistake`` if
+    the shapes, dtypes, devices or groups do not go together.
+    """
+    floating("gated_rms_norm", x=x, z=z, weight=weight)
+    same_device("gated_rms_norm", x, z=z, weight=weight)
+    if x.dim() == 0 or z.shape != x.shape or z.dtype != x.dtype:
+        raise Mistake(
+            f"gated_rms_norm: x and z must have one dtype and one shape of at least one dimension, "
+            f"but are {tuple(x.shape)} {x.dtype} and {tuple(z.shape)} {z.dtype}"
+        )
+    if weight is not None and weight.shape != x.shape[-1:]:
+        raise Mistake(
+            f"gated_rms_norm: weight must have shape {tuple(x.shape[-1:])}, the last dimension of "
+            f"x {tuple(x.shape)}, but has {tuple(weight.shape)}"
+        )
+    if group_size is not None and (group_size < 1 or x.shape[-1] % group_size):
+        raise Mistake(
+            f"gated_rms_norm: group_size must divide the {x.shape[-1]} channels, but is "
+            f"{group_size}"
+        )
+    return run(OP, impl, x, z, weight, group_size, eps)
+
+
+def reference(
+    x: Tensor,
+    z: Tensor,
+    weight: Tensor | None = None,
+    group_size: int | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """The definition."""
+    wide = accumulator(x.dtype)
+    h = x.to(wide) * torch.nn.functional.silu(z.to(wide))
+    group = group_size or x.shape[-1]
+    groups = h.unflatten(-1, (x.shape[-1] // max(group, 1), group))
+    y = (groups * torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + eps)).flatten(-2)
+    if weight is not None:
+        y = y * weight.to(wide)
+    return y.to(x.dtype)
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr,
+    z_ptr,
+    weight_ptr,
+    y_ptr,
+    r_ptr,
+    n_rows,
+    n_groups,
+    x_stride,
+    z_stride,
+    E: tl.constexpr,
+    EPS: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    i_g = (tl.program_id(0) % n_groups).to(tl.int64)
+    o_n = (tl.program_id(0) // n_groups).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    o_e = tl.arange(0, BLOCK_E)
+    o_c = i_g * E + o_e
+    m_n = o_n < n_rows
+    m = m_n[:, None] & (o_e < E)[None, :]
+    b_x = tl.load(x_ptr + o_n[:, None] * x_stride + o_c[None, :], mask=m, other=0.0)
+    b_z = tl.load(z_ptr + o_n[:, None] * z_stride + o_c[None, :], mask=m, other=0.0)
+    b_s, _ = activate(b_z.to(tl.float32), "silu")
+    b_h = b_x.to(tl.float32) * b_s
+    b_r = tl.rsqrt(tl.sum(b_h * b_h, axis=1) / E + EPS)
+    b_y = b_h * b_r[:, None]
+    if HAS_WEIGHT:
+        b_y *= tl.load(weight_ptr + o_c, mask=o_e < E, other=0.0).to(tl.float32)[None, :]
+    tl.store(r_ptr + o_n * n_groups + i_g, b_r, mask=m_n)
+    tl.store(y_ptr + o_n[:, None] * (E * n_groups) + o_c[None, :], b_y, mask=m)
+
+
+@triton.jit
+def _backward_kernel(
+    dy_ptr,
+    x_ptr,
+    z_ptr,
+    weight_ptr,
+    r_ptr,
+    dx_ptr,
+    dz_ptr,
+    partial_ptr,
+    n_rows,
+    n_groups,
+    dy_stride,
+    x_stride,
+    z_stride,
+    E: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    # Each program walks over rows of one group with the stride of the grid and keeps its share of
+    # dweight in registers, so that it is written once per program and not once per row.
+    i_p = tl.program_id(0)
+    i_g = tl.program_id(1).to(tl.int64)
+    o_e = tl.arange(0, BLOCK_E)
+    o_c = i_g * E + o_e
+    m_e = o_e < E
+    d_stride = tl.cast(E * n_groups, tl.int64)
+    if HAS_WEIGHT:
+        b_w = tl.load(weight_ptr + o_c, mask=m_e, other=0.0).to(tl.float32)[None, :]
+    b_dw = tl.zeros([ROWS, BLOCK_E], dtype=tl.float32)
+    for start in tl.range(i_p * ROWS, n_rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        o_n = start + tl.arange(0, ROWS).to(tl.int64)
+        m_n = o_n < n_rows
+        m = m_n[:, None] & m_e[None, :]
+        b_x = tl.load(x_ptr + o_n[:, None] * x_stride + o_c[None, :], mask=m, other=0.0)
+        b_z = tl.load(z_ptr + o_n[:, None] * z_stride + o_c[None, :], mask=m, other=0.0)
+        b_g = tl.load(dy_ptr + o_n[:, None] * dy_stride + o_c[None, :], mask=m, other=0.0)
+        b_x, b_g = b_x.to(tl.float32), b_g.to(tl.float32)
+        b_r = tl.load(r_ptr + o_n * n_groups + i_g, mask=m_n, other=0.0)[:, None]
+        b_s, b_slope = activate(b_z.to(tl.float32), "silu")
+        b_n = b_x * b_s * b_r
+        if HAS_WEIGHT:
+            b_dw += b_g * b_n
+            b_g *= b_w
+        b_mean = tl.sum(b_g * b_n, axis=1)[:, None] / E
+        b_dh = (b_g - b_n * b_mean) * b_r
+        tl.store(dx_ptr + o_n[:, None] * d_stride + o_c[None, :], b_dh * b_s, mask=m)
+        tl.store(dz_ptr + o_n[:, None] * d_stride + o_c[None, :], b_dh * b_x * b_slope, mask=m)
+    if HAS_WEIGHT:
+        tl.store(partial_ptr + i_p * d_stride + o_c, tl.sum(b_dw, axis=0), mask=m_e)
+
+
+def _tile(group: int, elements: int) -> tuple[int, int, int]:
+    """Rows at a time, block and warps for tiles of about that many elements."""
+    block = power_of_two(group)
+    rows = max(1, min(16, elements // block))
+    return rows, block, max(4, min(32, rows * block // 512))
+
+
+class _GatedRMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, z: Tensor, weight: Tensor | None, group: int, eps: float
+    ) -> Tensor:
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        n_groups = x.shape[-1] // max(group, 1)
+        n_rows = x.numel() // max(x.shape[-1], 1)
+        r = torch.empty(n_rows * n_groups, dtype=torch.float32, device=x.device)
+        ctx.save_for_backward(x, z, weight, r)
+        ctx.group = group
+        if not y.numel():
+            return y
+        x_ND, z_ND = as_rows(x), as_rows(z)
+        rows, block, warps = _tile(group, 2048)
+        with on_device(x):
+            _forward_kernel[(triton.cdiv(n_rows, rows) * n_groups,)](
+                x_ND,
+                z_ND,
+                weight if weight is None else unit_stride(weight),
+                y,
+                r,
+                n_rows,
+                n_groups,
+                x_ND.stride(0),
+                z_ND.stride(0),
+                E=group,
+                EPS=eps,
+                HAS_WEIGHT=weight is not None,
+                ROWS=rows,
+                BLOCK_E=block,
+                num_warps=warps,
+            )
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, z, weight, r = ctx.saved_tensors
+        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        dz = torch.empty(z.shape, dtype=z.dtype, device=z.device)
+        if not dy.numel():
+            return dx, dz, None if weight is None else torch.zeros_like(weight), None, None
+        dim, group = x.shape[-1], ctx.group
+        x_ND, z_ND, dy_ND = as_rows(x), as_rows(z), as_rows(dy)
+        n_rows, n_groups = x_ND.shape[0], dim // group
+        rows, block, warps = _tile(group, 4096)
+        per_group = max(1, 16 // warps * sm_count(x.device.index) // n_groups)
+        programs = min(triton.cdiv(n_rows, rows), per_group)
+        partial = dweight = None
+        if weight is not None:
+            weight = unit_stride(weight)
+            partial = torch.empty(programs, dim, dtype=torch.float32, device=x.device)
+        with on_device(x):
+            _backward_kernel[(programs, n_groups)](
+                dy_ND,
+                x_ND,
+                z_ND,
+                weight,
+                r,
+                dx,
+                dz,
+                partial,
+                n_rows,
+                n_groups,
+                dy_ND.stride(0),
+                x_ND.stride(0),
+                z_ND.stride(0),
+                E=group,
+                HAS_WEIGHT=weight is not None,
+                ROWS=rows,
+                BLOCK_E=block,
+                STAGES=2,
+                num_warps=warps,
+            )
+            if weight is not None and partial is not None:
+                dweight = column_sum(partial, weight.dtype)
+        return dx, dz, dweight, None, None
+
+
+def _triton(
+    x: Tensor, z: Tensor, weight: Tensor | None, group_size: int | None, eps: float
+) -> Tensor:
+    return _GatedRMSNorm.apply(x, z, weight, group_size or x.shape[-1], eps)
+
+
+def _refuses(
+    x: Tensor, z: Tensor, weight: Tensor | None, group_size: int | None, eps: float
+) -> str | None:
+    group = group_size or x.shape[-1]
+    if group > MAX_GROUP:
+        return f"holds groups of at most {MAX_GROUP} channels, not {group}"
+    return no_fp64(x)
+
+
+def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
+    rows, dim = case.sizes["rows"], case.sizes["dim"]
+    make = {"device": device, "dtype": dtype}
+    weight = 1 + random_tensor(dim, seed=seed + 2, scale=0.2, **make)
+    return {
+        "x": random_tensor(rows, dim, seed=seed, **make),
+        "z": random_tensor(rows, dim, seed=seed + 1, **make),
+        "weight": weight if case.sizes.get("weight", True) else None,
+        "group_size": case.sizes.get("group"),
+        "eps": case.sizes.get("eps", 1e-5),
+    }
+
+
+def _cost(x: Tensor, z: Tensor, weight: Tensor | None, **_: Any) -> Cost:
+    n, x_bytes, w_bytes = x.numel(), tensor_bytes(x), tensor_bytes(weight)
+    return Cost(Work(3 * x_bytes + w_bytes, 9 * n), Work(5 * x_bytes + 2 * w_bytes, 20 * n))
+
+
+def _sizes(random: Random) -> dict[str, Any]:
+    # In a narrow group with a small eps the gradient is a difference of equal terms: noise.
+    groups, group = random.randint(1, 4), random.randint(1, 300)
+    return {
+        "rows": random.randint(0, 40),
+        "dim": groups * group,
+        "group": group if groups > 1 else random.choice((None, group)),
+        "eps": 0.01,
+        "weight": random.random() < 0.8,
+    }
+
+
+OP = Operator(
+    name="gated_rms_norm",
+    function=gated_rms_norm,
+    reference=reference,
+    implementations={
+        "triton": Implementation(_triton, missing, _refuses),
+        "torch": Implementation(reference),
+    },
+    inputs=_inputs,
+    cost=_cost,
+    sizes=_sizes,
+    huge={"rows": (1 << 21) + 3, "dim": 1024, "group": 256},
+    gradients=("x", "z", "weight"),
+    cases=(
+        Case("63x100", {"rows": 63, "dim": 100}),
+        Case("1x1", {"rows": 1, "dim": 1, "eps": 0.1}),
+        Case("7x1002 3 groups", {"rows": 7, "dim": 1002, "group": 334}),
+        Case("130x24 no weight", {"rows": 130, "dim": 24, "group": 12, "weight": False}),
+        Case("0x64", {"rows": 0, "dim": 64}),
+        Case("32768x1536", {"rows": 32768, "dim": 1536}, bench=True),
+        Case("16384x5120", {"rows": 16384, "dim": 5120}, bench=True),
+        Case("16384x8192 8 groups", {"rows": 16384, "dim": 8192, "group": 1024}, bench=True),
+    ),
+)

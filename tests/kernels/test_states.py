@@ -1,0 +1,148 @@
+"""Operators with a state: pieces give the whole, and a step what the scan gives, by both ways."""
+
+import pytest
+import torch
+from subjects import DEVICE, implementations
+
+import kernels
+from kernels import OPS, Case
+from kernels._check import as_tuple
+
+SIZES = {"batch": 2, "length": 150, "heads": 4, "dim": 5, "groups": 2, "states": 6}
+
+
+def inputs_of(name, **sizes):
+    inputs = OPS[name].inputs(Case("state", sizes), DEVICE, torch.float32, 3)
+    return {n: x.double() if isinstance(x, torch.Tensor) else x for n, x in inputs.items()}
+
+
+def one_after_the_other(inputs):
+    """The scan as its equation has it: (y, final state)."""
+    x, dt, a, b, c, d, dt_bias, h, _ = inputs.values()
+    dt = torch.nn.functional.softplus(dt + dt_bias)
+    per_group = x.shape[2] // b.shape[2]
+    outputs = []
+    for t in range(x.shape[1]):
+        b_t, c_t = (m[:, t].repeat_interleave(per_group, 1)[:, :, None] for m in (b, c))
+        h = torch.exp(dt[:, t] * a)[..., None, None] * h
+        h = h + (dt[:, t, :, None] * x[:, t])[..., None] * b_t
+        outputs.append((h * c_t).sum(-1) + d[:, None] * x[:, t])
+    return torch.stack(outputs, 1), h
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 150])
+def test_the_scan_in_chunks_is_one_step_after_the_other_and_so_are_its_gradients(length):
+    inputs = inputs_of("ssd_scan", **SIZES | {"length": length})
+    leaves = {n: x.requires_grad_() for n, x in inputs.items() if isinstance(x, torch.Tensor)}
+    results = [one_after_the_other(inputs), kernels.ssd_scan(**inputs, impl="torch")]
+    upstream = [torch.randn_like(r) for r in results[0]]
+    gradients = [torch.autograd.grad(r, list(leaves.values()), upstream) for r in results]
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+    for name, one, other in zip(leaves, *gradients, strict=True):
+        torch.testing.assert_close(one, other, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("impl", implementations(OPS["ssd_scan"]))
+@pytest.mark.parametrize("cuts", [(0, 1, 30), (0, 64, 128), (0, 0, 149, 150)])
+def test_a_scan_in_pieces_is_the_whole_scan(impl, cuts):
+    inputs = inputs_of("ssd_scan", **SIZES)
+    if impl == "triton":
+        inputs = {n: x.float() if isinstance(x, torch.Tensor) else x for n, x in inputs.items()}
+    y, final = kernels.ssd_scan(**inputs, impl=impl)
+    state, pieces = inputs["initial_state_BHPN"], []
+    for begin, end in zip(cuts, (*cuts[1:], 150), strict=True):
+        part = {n: inputs[n][:, begin:end] for n in ("x_BLHP", "dt_BLH", "B_BLGN", "C_BLGN")}
+        way = impl if begin < end else "torch"
+        piece, state = kernels.ssd_scan(**inputs | part | {"initial_state_BHPN": state}, impl=way)
+        pieces.append(piece)
+    torch.testing.assert_close(torch.cat(pieces, 1), y)
+    torch.testing.assert_close(state, final)
+
+
+@pytest.mark.parametrize("impl", implementations(OPS["ssd_step"]))
+def test_steps_are_the_scan(impl):
+    inputs = inputs_of("ssd_scan", **SIZES | {"length": 7})
+    if impl == "triton":
+        inputs = {n: x.float() if isinstance(x, torch.Tensor) else x for n, x in inputs.items()}
+    y, final = kernels.ssd_scan(**inputs, impl=impl)
+    x, dt, a, b, c, d, dt_bias, state, _ = inputs.values()
+    for t in range(7):
+        y_t, state = kernels.ssd_step(
+            x[:, t], dt[:, t], a, b[:, t], c[:, t], state, d, dt_bias, impl=impl
+        )
+        torch.testing.assert_close(y_t, y[:, t])
+    torch.testing.assert_close(state, final)
+
+
+def test_steps_that_vanish_and_steps_that_are_huge_are_finite_and_exact():
+    raw = torch.tensor([-80.0, -30.0, -17.0, -15.0, 0.0, 15.0, 19.0, 25.0, 300.0], device=DEVICE)
+    one = torch.ones(1, 9, 1, 1, device=DEVICE)
+    dt = raw.view(1, 9, 1).requires_grad_()
+    expected = torch.nn.functional.softplus(raw.double())
+    for impl in implementations(OPS["ssd_scan"]):
+        y, _ = kernels.ssd_scan(one, dt, -1e9 * torch.ones(1, device=DEVICE), one, one, impl=impl)
+        # So steep a decay leaves of each step its own input dt x B alone.
+        torch.testing.assert_close(y.flatten()[2:].double(), expected[2:], rtol=1e-6, atol=0)
+        (slope,) = torch.autograd.grad(y.sum(), dt)
+        assert slope.isfinite().all()
+
+
+@pytest.mark.parametrize("impl", implementations(OPS["causal_conv1d"]))
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("cuts", [(0, 1, 2, 3), (0, 5, 18)])
+def test_a_convolution_in_pieces_is_the_whole_convolution(impl, width, cuts):
+    sizes = {"batch": 2, "length": 24, "dim": 3, "width": width}
+    inputs = inputs_of("causal_conv1d", **sizes)
+    if impl == "triton":
+        inputs = {n: x.float() if isinstance(x, torch.Tensor) else x for n, x in inputs.items()}
+    y, final = kernels.causal_conv1d(**inputs, impl=impl)
+    state, pieces = inputs["initial_state_BDW"], []
+    for begin, end in zip(cuts, (*cuts[1:], 24), strict=True):
+        part = {"x_BLD": inputs["x_BLD"][:, begin:end], "initial_state_BDW": state}
+        piece, state = kernels.causal_conv1d(**inputs | part, impl=impl)
+        pieces.append(piece)
+    torch.testing.assert_close(torch.cat(pieces, 1), y)
+    torch.testing.assert_close(state, final)
+    torch.testing.assert_close(final, inputs["x_BLD"][:, -width:].transpose(1, 2))
+
+
+def test_the_convolution_is_that_of_torch():
+    x, weight, bias, state, _ = inputs_of(
+        "causal_conv1d", batch=2, length=9, dim=3, width=4
+    ).values()
+    before = torch.cat((state[:, :, 1:], x.transpose(1, 2)), 2)
+    expected = torch.nn.functional.conv1d(before, weight[:, None], bias, groups=3).transpose(1, 2)
+    torch.testing.assert_close(kernels.causal_conv1d(x, weight, bias, state)[0], expected)
+
+
+def test_a_state_of_nothing_is_the_initial_one():
+    inputs = inputs_of("causal_conv1d", batch=2, length=0, dim=3, width=4)
+    assert torch.equal(kernels.causal_conv1d(**inputs)[1], inputs["initial_state_BDW"])
+    inputs = inputs_of("ssd_scan", **SIZES | {"length": 0})
+    y, final = kernels.ssd_scan(**inputs)
+    assert y.shape == (2, 0, 4, 5) and torch.equal(final, inputs["initial_state_BHPN"])
+
+
+@pytest.mark.parametrize("name", ["ssd_scan", "ssd_step", "causal_conv1d", "gated_rms_norm"])
+def test_autocast_changes_nothing(name):
+    op = OPS[name]
+    inputs = op.inputs(op.cases[0], DEVICE, torch.float32, 3)
+    for impl in implementations(op):
+        plain = op.function(**inputs, impl=impl)
+        with torch.autocast(DEVICE.type, torch.bfloat16):
+            cast = op.function(**inputs, impl=impl)
+        for one, other in zip(as_tuple(plain), as_tuple(cast), strict=True):
+            assert other.dtype == torch.float32 and torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["ssd_scan", "causal_conv1d", "gated_rms_norm"])
+def test_an_input_without_gradient_needs_none(name):
+    op = OPS[name]
+    inputs = op.inputs(op.cases[0], DEVICE, torch.float32, 3)
+    for impl in implementations(op):
+        first = next(iter(inputs))
+        leaf = inputs[first].clone().requires_grad_()
+        results = as_tuple(op.function(**inputs | {first: leaf}, impl=impl))
+        (gradient,) = torch.autograd.grad(results[0].sum(), leaf)
+        assert gradient.isfinite().all()
