@@ -37,6 +37,7 @@ from kernels.linear_cross_entropy import linear_cross_entropy  # noqa: E402
 from kernels.low_rank import low_rank  # noqa: E402
 from kernels.qk_norm import qk_norm  # noqa: E402
 from kernels.qk_norm_rope import qk_norm_rope  # noqa: E402
+from kernels.quantized_matmul import quantize_weight, quantized_matmul  # noqa: E402
 from kernels.rms_norm import rms_norm  # noqa: E402
 from kernels.rope import rope  # noqa: E402
 from kernels.swiglu import swiglu  # noqa: E402
@@ -63,6 +64,8 @@ __all__ = [
     "low_rank",
     "qk_norm",
     "qk_norm_rope",
+    "quantize_weight",
+    "quantized_matmul",
     "reasons",
     "reset_usage",
     "rms_norm",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,23 @@ def of(device: torch.device | str | int) -> Hardware:
         index = device.index if device.index is not None else torch.cuda.current_device()
         return _gpu(index)
     return _cpu()
+
+
+def needs(title: str, capability: tuple[int, int]) -> Callable[[str], str | None]:
+    """An ``Implementation.missing`` of something that needs a GPU of that compute capability."""
+
+    def missing(device_type: str) -> str | None:
+        if device_type != "cuda":
+            return f"{title} needs a CUDA GPU, not {device_type}"
+        if not torch.cuda.is_available():
+            return f"{title} needs a CUDA GPU, and torch finds none"
+        has = of("cuda").capability
+        if has < capability:
+            wanted = ".".join(map(str, capability))
+            return f"{title} needs compute capability {wanted}, not {'.'.join(map(str, has))}"
+        return None
+
+    return missing
 
 
 def budget_bytes(device: torch.device | str | int, fraction: float = 0.9) -> int:

@@ -83,23 +83,12 @@ def _call(backend: SDPBackend) -> Callable[..., Tensor]:
     return call
 
 
-def _needs(title: str, capability: tuple[int, int]) -> Callable[[str], str | None]:
-    def missing(device_type: str) -> str | None:
-        if device_type != "cuda":
-            return f"{title} needs a CUDA GPU, not {device_type}"
-        if not torch.cuda.is_available():
-            return f"{title} needs a CUDA GPU, and torch finds none"
-        has = hardware.of("cuda").capability
-        if has < capability:
-            wanted = ".".join(map(str, capability))
-            return f"{title} needs compute capability {wanted}, not {'.'.join(map(str, has))}"
-        return None
-
-    return missing
-
-
 def _flash_missing(device_type: str) -> str | None:
-    return None if device_type == "cpu" else _needs("SDPA's flash backend", (8, 0))(device_type)
+    return (
+        None
+        if device_type == "cpu"
+        else hardware.needs("SDPA's flash backend", (8, 0))(device_type)
+    )
 
 
 def _flash_refuses(
@@ -196,12 +185,14 @@ def _ask(
 
 BACKENDS = {
     "sdpa_cudnn": Implementation(
-        _call(SDPBackend.CUDNN_ATTENTION), _needs("SDPA's cuDNN backend", (8, 0)), _cudnn_refuses
+        _call(SDPBackend.CUDNN_ATTENTION),
+        hardware.needs("SDPA's cuDNN backend", (8, 0)),
+        _cudnn_refuses,
     ),
     "sdpa_flash": Implementation(_call(SDPBackend.FLASH_ATTENTION), _flash_missing, _flash_refuses),
     "sdpa_efficient": Implementation(
         _call(SDPBackend.EFFICIENT_ATTENTION),
-        _needs("SDPA's memory-efficient backend", (5, 0)),
+        hardware.needs("SDPA's memory-efficient backend", (5, 0)),
         _efficient_refuses,
         _efficient_avoid,
     ),
