@@ -28,6 +28,7 @@ for _module in pkgutil.iter_modules(__path__):
         OPS[_op.name] = _op
 
 # After the discovery: importing a module also binds its name here, to be replaced by its function.
+from kernels.adaptive_attention import adaptive_attention  # noqa: E402
 from kernels.add_rms_norm import add_rms_norm  # noqa: E402
 from kernels.attention import attention  # noqa: E402
 from kernels.fourier_mix import fourier_mix  # noqa: E402
@@ -52,6 +53,7 @@ __all__ = [
     "Status",
     "Unavailable",
     "Work",
+    "adaptive_attention",
     "add_rms_norm",
     "attention",
     "choose",

@@ -27,7 +27,7 @@ from kernels.attention._flash_kernels import (
 MAX_DIM = 256
 
 
-def _forward_tile(dim: int, rows: int, wide: bool) -> tuple[int, int, int, int]:
+def forward_tile(dim: int, rows: int, wide: bool) -> tuple[int, int, int, int]:
     """Rows, keys, warps and stages of the forward kernel."""
     if rows <= 64:
         return max(16, power_of_two(rows)), 64 if dim <= 128 else 32, 4, 2 if wide else 3
@@ -38,7 +38,7 @@ def _forward_tile(dim: int, rows: int, wide: bool) -> tuple[int, int, int, int]:
     return (128, 128, 8, 2) if dim <= 128 else (128, 64, 8, 2)
 
 
-def _backward_tile(dim: int, wide: bool) -> tuple[int, int, int, int]:
+def backward_tile(dim: int, wide: bool) -> tuple[int, int, int, int]:
     """Rows, keys, warps and stages of the backward kernels."""
     if wide:
         return 32, 32, 4, 1
@@ -57,7 +57,8 @@ def _splits(q: Tensor, k: Tensor, rows: int, m: int, n: int) -> int:
 
 
 @torch.compiler.assume_constant_result
-def _precision() -> str:
+def precision() -> str:
+    """How products of FP32 are computed: as torch's setting of that says."""
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
@@ -77,7 +78,7 @@ class _Flash(torch.autograd.Function):
         batch, heads, length, dim = q.shape
         groups, keys = k.shape[1:3]
         rows = length * (heads // groups)
-        m, n, warps, stages = _forward_tile(dim, rows, q.dtype == torch.float32)
+        m, n, warps, stages = forward_tile(dim, rows, q.dtype == torch.float32)
         splits = _splits(q, k, rows, m, n)
         out = torch.empty_like(q)
         lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
@@ -96,7 +97,7 @@ class _Flash(torch.autograd.Function):
                 strides[0], strides[1], strides[2], strides[3],
                 GROUPS=groups, R=heads // groups, D=dim, SCALE=scale, CAUSAL=causal,
                 WINDOW=window is not None, LENGTHS=lengths, SPLIT=splits > 1, M=m, N=n,
-                BLOCK_D=max(16, power_of_two(dim)), PRECISION=_precision(),
+                BLOCK_D=max(16, power_of_two(dim)), PRECISION=precision(),
                 num_warps=warps, num_stages=stages,
             )  # fmt: skip
             if splits > 1:
@@ -120,11 +121,11 @@ class _Flash(torch.autograd.Function):
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         delta = torch.empty_like(lse)
         n_rows, block_d = batch * heads * length, max(16, power_of_two(dim))
-        m, n, warps, stages = _backward_tile(dim, q.dtype == torch.float32)
+        m, n, warps, stages = backward_tile(dim, q.dtype == torch.float32)
         options = {
             "GROUPS": groups, "R": heads // groups, "D": dim, "SCALE": scale, "CAUSAL": causal,
             "WINDOW": window is not None, "LENGTHS": lengths, "BLOCK_D": block_d,
-            "PRECISION": _precision(), "num_warps": warps, "num_stages": stages,
+            "PRECISION": precision(), "num_warps": warps, "num_stages": stages,
         }  # fmt: skip
         with on_device(q):
             delta_kernel[(triton.cdiv(n_rows, 32),)](

@@ -118,6 +118,34 @@ MISTAKES = {
             t(1, 2, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8), kv_length=t(3, dtype=torch.int64)
         )
     ),
+    "adaptive_attention: expected q [B, H, S, D] and k, v [B, G, T, D] with G dividing H, but got "
+    "q (1, 3, 4, 8), k (1, 2, 4, 8), v (1, 2, 4, 8)": (
+        lambda: kernels.adaptive_attention(t(1, 3, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8))
+    ),
+    "adaptive_attention: q, k and v must have one dtype, but are torch.float32, torch.float16, "
+    "torch.float32": (
+        lambda: kernels.adaptive_attention(
+            t(1, 2, 4, 8), t(1, 2, 4, 8, dtype=torch.float16), t(1, 2, 4, 8)
+        )
+    ),
+    "adaptive_attention: with a causal mask 5 queries need at least as many keys, but there are "
+    "4": (lambda: kernels.adaptive_attention(t(1, 2, 5, 8), t(1, 2, 4, 8), t(1, 2, 4, 8))),
+    "adaptive_attention: rank must be an integer tensor [2], one number per key head, but is (3,) "
+    "torch.int64": (
+        lambda: kernels.adaptive_attention(
+            t(1, 2, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8), t(3, dtype=torch.int64)
+        )
+    ),
+    "adaptive_attention: precision must be an integer tensor [2], one number per key head, but is "
+    "(2,) torch.float32": (
+        lambda: kernels.adaptive_attention(t(1, 2, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8), None, t(2))
+    ),
+    "adaptive_attention: all tensors must be on one device, but the first is on cpu and rank on "
+    "meta": (
+        lambda: kernels.adaptive_attention(
+            t(1, 2, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8), t(2, dtype=torch.int64, device="meta")
+        )
+    ),
     "attention: expected q [B, H, S, D] and k, v [B, G, T, D], but got q (2, 4, 8), "
     "k (2, 4, 8), v (2, 4, 8)": (lambda: kernels.attention(t(2, 4, 8), t(2, 4, 8), t(2, 4, 8))),
 }
