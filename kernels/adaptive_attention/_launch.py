@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels import hardware
-from kernels._operator import Implementation, unit_stride
-from kernels._triton import missing, no_fp64, on_device, power_of_two, triton
+from kernels._operator import Implementation, traced_as_constant, unit_stride
+from kernels._triton import INTERPRETED, missing, no_fp64, on_device, power_of_two, triton
 from kernels.adaptive_attention._kernels import (
     dkdv_kernel,
     dq_kernel,
@@ -21,6 +21,22 @@ from kernels.attention._flash import MAX_DIM, backward_tile, forward_tile, preci
 from kernels.attention._flash_kernels import delta_kernel
 
 _FP8_UNITS = hardware.needs("FP8", (8, 9))
+
+
+@traced_as_constant
+def _fitting(
+    tile: tuple[int, int, int, int], device_index: int | None
+) -> tuple[int, int, int, int]:
+    """Attention's tile, or a smaller one where shared memory is not Hopper's or Ampere's largest.
+
+    Branches take somewhat more of it than attention's one loop.
+    """
+    if INTERPRETED or not torch.cuda.is_available():
+        return tile
+    if hardware.of(torch.device("cuda", device_index)).shared_bytes > 128 << 10:
+        return tile
+    m, n, warps, _ = tile
+    return m, n // 2, warps, 1
 
 
 def _narrowed(
@@ -72,7 +88,8 @@ class _Adaptive(torch.autograd.Function):
         }  # fmt: skip
         out = torch.empty_like(q)
         lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
-        m, n, warps, stages = forward_tile(dim, rows, q.dtype == torch.float32)
+        tile = forward_tile(dim, rows, q.dtype == torch.float32)
+        m, n, warps, stages = _fitting(tile, q.device.index)
         q_low = q_unit = k_low = k_unit = None
         with on_device(q):
             if bits is not None:
@@ -101,7 +118,8 @@ class _Adaptive(torch.autograd.Function):
         dq, dk, dv = new(q), new(k), torch.empty_like(v)
         delta = torch.empty_like(lse)
         n_rows = batch * heads * length
-        m, n, warps, stages = backward_tile(dim, q.dtype == torch.float32)
+        tile = backward_tile(dim, q.dtype == torch.float32)
+        m, n, warps, stages = _fitting(tile, q.device.index)
         strides = (
             q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
             v.stride(0), v.stride(1), v.stride(2),
