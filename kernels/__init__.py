@@ -37,6 +37,7 @@ for _module in pkgutil.iter_modules(__path__):
         OPS[_op.name] = _op
 
 # After the discovery: importing a module also binds its name here, to be replaced by its function.
+from kernels.adaptive_attention import adaptive_attention  # noqa: E402
 from kernels.add_rms_norm import add_rms_norm  # noqa: E402
 from kernels.attention import attention  # noqa: E402
 from kernels.causal_conv1d import causal_conv1d  # noqa: E402
@@ -48,6 +49,7 @@ from kernels.linear_cross_entropy import linear_cross_entropy  # noqa: E402
 from kernels.low_rank import low_rank  # noqa: E402
 from kernels.qk_norm import qk_norm  # noqa: E402
 from kernels.qk_norm_rope import qk_norm_rope  # noqa: E402
+from kernels.quantized_matmul import quantize_weight, quantized_matmul  # noqa: E402
 from kernels.rms_norm import rms_norm  # noqa: E402
 from kernels.rope import rope  # noqa: E402
 from kernels.ssd_scan import ssd_scan  # noqa: E402
@@ -64,6 +66,7 @@ __all__ = [
     "Status",
     "Unavailable",
     "Work",
+    "adaptive_attention",
     "add_rms_norm",
     "attention",
     "causal_conv1d",
@@ -79,6 +82,8 @@ __all__ = [
     "own_code",
     "qk_norm",
     "qk_norm_rope",
+    "quantize_weight",
+    "quantized_matmul",
     "reasons",
     "reset_usage",
     "rms_norm",

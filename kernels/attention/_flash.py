@@ -34,13 +34,12 @@ from kernels.attention._flash_kernels import (
 
 MAX_DIM = 256
 MAX_DIM_FP32 = 128
-LARGE_BYTES = (
-    160 << 10
-)  # of shared memory, as data-centre GPUs have; the tiles for less are smaller
+LARGE_BYTES = 160 << 10  # of shared memory, as data-centre GPUs have; others get smaller tiles
 
 
-def _forward_tile(dim: int, rows: int, wide: bool, large: bool) -> tuple[int, int, int, int]:
+def forward_tile(q: Tensor, rows: int) -> tuple[int, int, int, int]:
     """Rows, keys, warps and stages of the forward kernel."""
+    dim, wide, large = q.shape[-1], q.dtype == torch.float32, has_large_memory(q)
     if rows <= 64:
         return max(16, power_of_two(rows)), 64 if dim <= 128 and large else 32, 4, 2
     if wide:
@@ -52,8 +51,9 @@ def _forward_tile(dim: int, rows: int, wide: bool, large: bool) -> tuple[int, in
     return (128, 64, 8, 2) if dim <= 128 else (64, 32, 4, 2)
 
 
-def _backward_tile(dim: int, wide: bool, large: bool) -> tuple[int, int, int, int]:
+def backward_tile(q: Tensor) -> tuple[int, int, int, int]:
     """Rows, keys, warps and stages of the backward kernels."""
+    dim, wide, large = q.shape[-1], q.dtype == torch.float32, has_large_memory(q)
     if wide:
         return 32, 32, 4, 1
     if dim <= 64:
@@ -72,12 +72,14 @@ def _splits(q: Tensor, k: Tensor, rows: int, m: int, n: int) -> int:
     return max(1, min(wanted, 64, triton.cdiv(k.shape[2], 2 * n)))
 
 
-def _large(q: Tensor) -> bool:
+def has_large_memory(q: Tensor) -> bool:
+    """Whether q's GPU has as much shared memory as the large tiles take."""
     return shared_bytes(q.device.index) >= LARGE_BYTES
 
 
 @traced_as_constant
-def _precision() -> str:
+def precision() -> str:
+    """How products of FP32 are computed: as torch's setting of that says."""
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
@@ -97,8 +99,7 @@ class _Flash(torch.autograd.Function):
         batch, heads, length, dim = q.shape
         groups, keys = k.shape[1:3]
         rows = length * (heads // groups)
-        wide, large = q.dtype == torch.float32, _large(q)
-        m, n, warps, stages = _forward_tile(dim, rows, wide, large)
+        m, n, warps, stages = forward_tile(q, rows)
         splits = _splits(q, k, rows, m, n)
         out = torch.empty_like(q)
         lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
@@ -117,7 +118,7 @@ class _Flash(torch.autograd.Function):
                 strides[0], strides[1], strides[2], strides[3],
                 GROUPS=groups, R=heads // groups, D=dim, SCALE=scale, CAUSAL=causal,
                 WINDOW=window is not None, LENGTHS=lengths, SPLIT=splits > 1, M=m, N=n,
-                BLOCK_D=max(16, power_of_two(dim)), PRECISION=_precision(),
+                BLOCK_D=max(16, power_of_two(dim)), PRECISION=precision(),
                 num_warps=warps, num_stages=stages,
             )  # fmt: skip
             if splits > 1:
@@ -141,11 +142,11 @@ class _Flash(torch.autograd.Function):
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         delta = torch.empty_like(lse)
         n_rows, block_d = batch * heads * length, max(16, power_of_two(dim))
-        m, n, warps, stages = _backward_tile(dim, q.dtype == torch.float32, _large(q))
+        m, n, warps, stages = backward_tile(q)
         options = {
             "GROUPS": groups, "R": heads // groups, "D": dim, "SCALE": scale, "CAUSAL": causal,
             "WINDOW": window is not None, "LENGTHS": lengths, "BLOCK_D": block_d,
-            "PRECISION": _precision(), "num_warps": warps, "num_stages": stages,
+            "PRECISION": precision(), "num_warps": warps, "num_stages": stages,
         }  # fmt: skip
         with on_device(q):
             delta_kernel[(triton.cdiv(n_rows, 32),)](
@@ -188,7 +189,8 @@ def _call(
     return _Flash.apply(q, k, v, causal, window, scale, kv_length)
 
 
-def _refuses(q: Tensor, k: Tensor, *_: Any) -> str | None:
+def refuses(q: Tensor, k: Tensor, *_: Any) -> str | None:
+    """Why the kernels cannot take these queries and keys."""
     most = MAX_DIM_FP32 if q.dtype == torch.float32 else MAX_DIM
     if q.shape[-1] > most:
         return f"takes head dimensions up to {most} in {q.dtype}, not {q.shape[-1]}"
@@ -197,4 +199,4 @@ def _refuses(q: Tensor, k: Tensor, *_: Any) -> str | None:
     return no_fp64(q)
 
 
-BACKENDS = {"triton": Implementation(_call, missing, _refuses)}
+BACKENDS = {"triton": Implementation(_call, missing, refuses)}

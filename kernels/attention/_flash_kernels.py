@@ -20,7 +20,7 @@ def _extent(kv_length_ptr, i_b, keys, LENGTHS: tl.constexpr):
 
 
 @triton.jit
-def _seen(o_p, o_k, end, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+def seen(o_p, o_k, end, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
     """Which of the keys ``o_k`` [1, N] the positions ``o_p`` [M, 1] see."""
     m = (o_k < end) & (o_p >= o_p)
     if CAUSAL:
@@ -33,20 +33,30 @@ def _seen(o_p, o_k, end, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def _attend(
-    b_acc, b_l, b_m, b_q, k_ptr, v_ptr, k_token, v_token, o_p, o_d, low, high, end, window,
-    D: tl.constexpr, SCALE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    MASKED: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+def attend(
+    b_acc, b_l, b_m, b_q, k_ptr, k_unit_ptr, v_ptr, k_token, v_token, o_p, o_c, o_d,
+    low, high, end, window, columns, scale,
+    D: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
+    UNITS: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Go on with the online softmax over the keys from ``low`` to ``high``."""
+    """Go on with the online softmax over the keys from ``low`` to ``high``.
+
+    ``o_c`` are the columns of queries and keys, of which ``columns`` count; ``o_d`` those of
+    values. ``UNITS``: a key is to be multiplied by its unit, and ``scale`` is one per row.
+    """
     for start in range(low, high, N):
         o_k = start + tl.arange(0, N)
-        m_kd = (o_k < end)[:, None] & (o_d < D)[None, :]
-        p_k = k_ptr + o_k.to(tl.int64)[:, None] * k_token + o_d[None, :]
-        b_k = tl.load(p_k, mask=m_kd, other=0.0)
-        b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * (SCALE * 1.4426950408889634)
+        m_k = o_k < end
+        p_k = k_ptr + o_k.to(tl.int64)[:, None] * k_token + o_c[None, :]
+        b_k = tl.load(p_k, mask=m_k[:, None] & (o_c < columns)[None, :], other=0.0)
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+        if UNITS:
+            b_unit = tl.load(k_unit_ptr + o_k, mask=m_k, other=0.0)
+            b_s *= (scale * 1.4426950408889634)[:, None] * b_unit[None, :]
+        else:
+            b_s *= scale * 1.4426950408889634
         if MASKED:
-            m_s = _seen(o_p[:, None], o_k[None, :], end, window, CAUSAL, WINDOW)
+            m_s = seen(o_p[:, None], o_k[None, :], end, window, CAUSAL, WINDOW)
             b_s = tl.where(m_s, b_s, float("-inf"))
         b_top = tl.maximum(b_m, tl.max(b_s, axis=1))
         # A row that has seen nothing yet must not subtract infinities.
@@ -54,7 +64,7 @@ def _attend(
         b_p = tl.exp2(b_s - b_safe[:, None])
         b_shrink = tl.exp2(b_m - b_safe)
         p_v = v_ptr + o_k.to(tl.int64)[:, None] * v_token + o_d[None, :]
-        b_v = tl.load(p_v, mask=m_kd, other=0.0)
+        b_v = tl.load(p_v, mask=m_k[:, None] & (o_d < D)[None, :], other=0.0)
         b_acc = tl.dot(
             b_p.to(b_v.dtype), b_v, acc=b_acc * b_shrink[:, None], input_precision=PRECISION
         )
@@ -64,7 +74,7 @@ def _attend(
 
 
 @triton.jit
-def _key_range(
+def key_range(
     first, last, end, window,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
@@ -121,7 +131,7 @@ def forward_kernel(
     v_ptr += i_b * v_batch + i_g * v_head
     first = shift + (i_m * M) // R
     last = shift + tl.minimum((i_m * M + M - 1) // R, length - 1)
-    low, full, edge, high = _key_range(first, last, end, window, CAUSAL, WINDOW, N)
+    low, full, edge, high = key_range(first, last, end, window, CAUSAL, WINDOW, N)
     if SPLIT:
         share = tl.cdiv(tl.cdiv(high - low, N), splits) * N
         low, high = low + i_split * share, tl.minimum(high, low + (i_split + 1) * share)
@@ -131,17 +141,17 @@ def forward_kernel(
     b_l = tl.zeros([M], dtype=tl.float32)
     b_m = tl.full([M], float("-inf"), dtype=tl.float32)
     if WINDOW:
-        b_acc, b_l, b_m = _attend(
-            b_acc, b_l, b_m, b_q, k_ptr, v_ptr, k_token, v_token, o_p, o_d, low, full, end, window,
-            D, SCALE, CAUSAL, WINDOW, True, N, PRECISION,
+        b_acc, b_l, b_m = attend(
+            b_acc, b_l, b_m, b_q, k_ptr, k_ptr, v_ptr, k_token, v_token, o_p, o_d, o_d,
+            low, full, end, window, D, SCALE, D, CAUSAL, WINDOW, True, False, N, PRECISION,
         )  # fmt: skip
-    b_acc, b_l, b_m = _attend(
-        b_acc, b_l, b_m, b_q, k_ptr, v_ptr, k_token, v_token, o_p, o_d, full, edge, end, window,
-        D, SCALE, CAUSAL, WINDOW, False, N, PRECISION,
+    b_acc, b_l, b_m = attend(
+        b_acc, b_l, b_m, b_q, k_ptr, k_ptr, v_ptr, k_token, v_token, o_p, o_d, o_d,
+        full, edge, end, window, D, SCALE, D, CAUSAL, WINDOW, False, False, N, PRECISION,
     )  # fmt: skip
-    b_acc, b_l, b_m = _attend(
-        b_acc, b_l, b_m, b_q, k_ptr, v_ptr, k_token, v_token, o_p, o_d, edge, high, end, window,
-        D, SCALE, CAUSAL, WINDOW, True, N, PRECISION,
+    b_acc, b_l, b_m = attend(
+        b_acc, b_l, b_m, b_q, k_ptr, k_ptr, v_ptr, k_token, v_token, o_p, o_d, o_d,
+        edge, high, end, window, D, SCALE, D, CAUSAL, WINDOW, True, False, N, PRECISION,
     )  # fmt: skip
     b_some = b_l > 0
     b_acc = b_acc / tl.where(b_some, b_l, 1.0)[:, None]
@@ -200,34 +210,59 @@ def delta_kernel(
 
 
 @triton.jit
-def _add_to_dkdv(
+def add_to_dkdv(
     b_dk, b_dv, b_k, b_v, q_ptr, dout_ptr, lse_ptr, delta_ptr,
-    q_head, q_token, dout_head, dout_token, o_k, o_d, low, high, length, shift, end, window,
-    R: tl.constexpr, D: tl.constexpr, SCALE: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, MASKED: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr,
+    q_head, q_token, dout_head, dout_token, o_k, o_c, o_d, low, high, length, shift, end, window,
+    columns, scale,
+    R: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    MASKED: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Add what the rows from ``low`` to ``high`` give to the keys and values ``o_k``."""
     for start in range(low, high, M):
         o_m = start + tl.arange(0, M)
         o_s = o_m // R
         o_r = (o_m % R).to(tl.int64)
         m_m = o_s < length
-        m_md = m_m[:, None] & (o_d < D)[None, :]
-        p_q = q_ptr + o_r[:, None] * q_head + o_s.to(tl.int64)[:, None] * q_token + o_d[None, :]
-        b_q = tl.load(p_q, mask=m_md, other=0.0)
+        p_q = q_ptr + o_r[:, None] * q_head + o_s.to(tl.int64)[:, None] * q_token + o_c[None, :]
+        b_q = tl.load(p_q, mask=m_m[:, None] & (o_c < columns)[None, :], other=0.0)
         b_lse = tl.load(lse_ptr + o_r * length + o_s, mask=m_m, other=float("inf"))
-        b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION) * (SCALE * 1.4426950408889634)
+        b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION) * (scale * 1.4426950408889634)
         b_p = tl.exp2(b_s - b_lse[None, :])
         if MASKED:
-            m_s = _seen((shift + o_s)[None, :], o_k[:, None], end, window, CAUSAL, WINDOW)
+            m_s = seen((shift + o_s)[None, :], o_k[:, None], end, window, CAUSAL, WINDOW)
             b_p = tl.where(m_s, b_p, 0.0)
         p_do = dout_ptr + o_r[:, None] * dout_head + o_s.to(tl.int64)[:, None] * dout_token
-        b_do = tl.load(p_do + o_d[None, :], mask=m_md, other=0.0)
+        b_do = tl.load(p_do + o_d[None, :], mask=m_m[:, None] & (o_d < D)[None, :], other=0.0)
         b_dv = tl.dot(b_p.to(b_do.dtype), b_do, acc=b_dv, input_precision=PRECISION)
         b_dp = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION)
         b_delta = tl.load(delta_ptr + o_r * length + o_s, mask=m_m, other=0.0)
         b_ds = b_p * (b_dp - b_delta[None, :])
         b_dk = tl.dot(b_ds.to(b_q.dtype), b_q, acc=b_dk, input_precision=PRECISION)
     return b_dk, b_dv
+
+
+@triton.jit
+def row_range(
+    k_first, n_rows, shift, window,
+    R: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """Rows that see the ``N`` keys from ``k_first``, in blocks: [low, full) need the mask, [full,
+    edge) see them all, [edge, high) need it again."""
+    k_last = k_first + N - 1
+    low = k_first * 0
+    full = low
+    high = n_rows
+    edge = n_rows
+    if CAUSAL:
+        low = (tl.maximum(k_first - shift, 0) * R // M) * M
+        full = tl.cdiv(tl.maximum(k_last - shift, 0) * R, M) * M
+    if WINDOW:
+        high = tl.minimum(n_rows, tl.maximum(k_last + window - shift, 0) * R)
+        edge = (tl.minimum(n_rows, tl.maximum(k_first + window - shift, 0) * R) // M) * M
+        if not CAUSAL:
+            low = (tl.maximum(k_first - window + 1 - shift, 0) * R // M) * M
+            full = tl.cdiv(tl.maximum(k_last - window + 1 - shift, 0) * R, M) * M
+    return low, full, edge, high
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -261,46 +296,32 @@ def dkdv_kernel(
     dout_ptr += i_b * dout_batch + i_g * R * dout_head
     lse_ptr += (i_b * GROUPS + i_g) * R * length
     delta_ptr += (i_b * GROUPS + i_g) * R * length
-    # Rows [low, full) need the mask, [full, edge) see the whole block, [edge, high) need it again.
-    k_first = i_n * N
-    k_last = i_n * N + N - 1
-    n_rows = length * R
-    low = k_first * 0
-    full = low
-    high = n_rows
-    edge = n_rows
-    if CAUSAL:
-        low = (tl.maximum(k_first - shift, 0) * R // M) * M
-        full = tl.cdiv(tl.maximum(k_last - shift, 0) * R, M) * M
-    if WINDOW:
-        high = tl.minimum(n_rows, tl.maximum(k_last + window - shift, 0) * R)
-        edge = (tl.minimum(n_rows, tl.maximum(k_first + window - shift, 0) * R) // M) * M
-        if not CAUSAL:
-            low = (tl.maximum(k_first - window + 1 - shift, 0) * R // M) * M
-            full = tl.cdiv(tl.maximum(k_last - window + 1 - shift, 0) * R, M) * M
+    low, full, edge, high = row_range(
+        i_n * N, length * R, shift, window, R, CAUSAL, WINDOW, M, N
+    )  # fmt: skip
     if LENGTHS != 0:
-        high = tl.where(k_first < end, high, 0)
+        high = tl.where(i_n * N < end, high, 0)
     high = tl.maximum(high, low)
     full = tl.minimum(full, high)
     edge = tl.minimum(tl.maximum(edge, full), high)
     b_dk = tl.zeros([N, BLOCK_D], dtype=tl.float32)
     b_dv = tl.zeros([N, BLOCK_D], dtype=tl.float32)
     if CAUSAL or WINDOW:
-        b_dk, b_dv = _add_to_dkdv(
+        b_dk, b_dv = add_to_dkdv(
             b_dk, b_dv, b_k, b_v, q_ptr, dout_ptr, lse_ptr, delta_ptr, q_head, q_token,
-            dout_head, dout_token, o_k, o_d, low, full, length, shift, end, window,
-            R, D, SCALE, CAUSAL, WINDOW, True, M, PRECISION,
+            dout_head, dout_token, o_k, o_d, o_d, low, full, length, shift, end, window,
+            D, SCALE, R, D, CAUSAL, WINDOW, True, M, PRECISION,
         )  # fmt: skip
-    b_dk, b_dv = _add_to_dkdv(
+    b_dk, b_dv = add_to_dkdv(
         b_dk, b_dv, b_k, b_v, q_ptr, dout_ptr, lse_ptr, delta_ptr, q_head, q_token,
-        dout_head, dout_token, o_k, o_d, full, edge, length, shift, end, window,
-        R, D, SCALE, CAUSAL, WINDOW, False, M, PRECISION,
+        dout_head, dout_token, o_k, o_d, o_d, full, edge, length, shift, end, window,
+        D, SCALE, R, D, CAUSAL, WINDOW, False, M, PRECISION,
     )  # fmt: skip
     if WINDOW:
-        b_dk, b_dv = _add_to_dkdv(
+        b_dk, b_dv = add_to_dkdv(
             b_dk, b_dv, b_k, b_v, q_ptr, dout_ptr, lse_ptr, delta_ptr, q_head, q_token,
-            dout_head, dout_token, o_k, o_d, edge, high, length, shift, end, window,
-            R, D, SCALE, CAUSAL, WINDOW, True, M, PRECISION,
+            dout_head, dout_token, o_k, o_d, o_d, edge, high, length, shift, end, window,
+            D, SCALE, R, D, CAUSAL, WINDOW, True, M, PRECISION,
         )  # fmt: skip
     b_dk = tl.where((o_k < end)[:, None], b_dk * SCALE, 0.0)
     b_dv = tl.where((o_k < end)[:, None], b_dv, 0.0)
@@ -312,22 +333,25 @@ def dkdv_kernel(
 
 
 @triton.jit
-def _add_to_dq(
-    b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, k_token, v_token, o_p, o_d, low, high, end,
-    window,
-    D: tl.constexpr, SCALE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    MASKED: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+def add_to_dq(
+    b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, k_token, v_token, o_p, o_c, o_d, low, high, end,
+    window, columns, scale,
+    D: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
+    N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Add what the keys from ``low`` to ``high`` give to the rows at ``o_p``."""
     for start in range(low, high, N):
         o_k = start + tl.arange(0, N)
-        m_kd = (o_k < end)[:, None] & (o_d < D)[None, :]
+        m_k = (o_k < end)[:, None]
         o_kt = o_k.to(tl.int64)[:, None]
-        b_k = tl.load(k_ptr + o_kt * k_token + o_d[None, :], mask=m_kd, other=0.0)
+        m_kc = m_k & (o_c < columns)[None, :]
+        b_k = tl.load(k_ptr + o_kt * k_token + o_c[None, :], mask=m_kc, other=0.0)
+        m_kd = m_k & (o_d < D)[None, :]
         b_v = tl.load(v_ptr + o_kt * v_token + o_d[None, :], mask=m_kd, other=0.0)
-        b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * (SCALE * 1.4426950408889634)
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * (scale * 1.4426950408889634)
         b_p = tl.exp2(b_s - b_lse[:, None])
         if MASKED:
-            m_s = _seen(o_p[:, None], o_k[None, :], end, window, CAUSAL, WINDOW)
+            m_s = seen(o_p[:, None], o_k[None, :], end, window, CAUSAL, WINDOW)
             b_p = tl.where(m_s, b_p, 0.0)
         b_dp = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
         b_ds = b_p * (b_dp - b_delta[:, None])
@@ -372,20 +396,20 @@ def dq_kernel(
     v_ptr += i_b * v_batch + i_g * v_head
     first = shift + (i_m * M) // R
     last = shift + tl.minimum((i_m * M + M - 1) // R, length - 1)
-    low, full, edge, high = _key_range(first, last, end, window, CAUSAL, WINDOW, N)
+    low, full, edge, high = key_range(first, last, end, window, CAUSAL, WINDOW, N)
     b_dq = tl.zeros([M, BLOCK_D], dtype=tl.float32)
     if WINDOW:
-        b_dq = _add_to_dq(
-            b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, k_token, v_token, o_p, o_d, low, full,
-            end, window, D, SCALE, CAUSAL, WINDOW, True, N, PRECISION,
+        b_dq = add_to_dq(
+            b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, k_token, v_token, o_p, o_d, o_d,
+            low, full, end, window, D, SCALE, D, CAUSAL, WINDOW, True, N, PRECISION,
         )  # fmt: skip
-    b_dq = _add_to_dq(
-        b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, k_token, v_token, o_p, o_d, full, edge,
-        end, window, D, SCALE, CAUSAL, WINDOW, False, N, PRECISION,
+    b_dq = add_to_dq(
+        b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, k_token, v_token, o_p, o_d, o_d,
+        full, edge, end, window, D, SCALE, D, CAUSAL, WINDOW, False, N, PRECISION,
     )  # fmt: skip
-    b_dq = _add_to_dq(
-        b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, k_token, v_token, o_p, o_d, edge, high,
-        end, window, D, SCALE, CAUSAL, WINDOW, True, N, PRECISION,
+    b_dq = add_to_dq(
+        b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, k_token, v_token, o_p, o_d, o_d, edge, high,
+        end, window, D, SCALE, D, CAUSAL, WINDOW, True, N, PRECISION,
     )  # fmt: skip
     p_dq = dq_ptr + i_b * dq_batch + o_h[:, None] * dq_head + o_st[:, None] * dq_token
     tl.store(p_dq + o_d[None, :], b_dq * SCALE, mask=m_md)

@@ -62,10 +62,13 @@ def reference(
     v_BGTD: Tensor,
     causal: bool = True,
     window: int | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     kv_length: Tensor | None = None,
 ) -> Tensor:
-    """The definition; the query heads of a group are stacked, so keys and values are not copied."""
+    """The definition; the query heads of a group are stacked, so keys and values are not copied.
+
+    ``scale`` may also be a tensor that broadcasts to the scores, [B, H, S, T].
+    """
     batch, heads, length, dim = q_BHSD.shape
     groups, keys = k_BGTD.shape[1:3]
     scale = dim**-0.5 if scale is None else scale

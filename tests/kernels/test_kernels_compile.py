@@ -137,6 +137,12 @@ def test_attention_s_tiles_fit_every_head_dimension(compiled, capability, dim, d
     assert_fit(compiled(capability, OPS["attention"], case, dtype), capability)
 
 
+def test_adaptive_attention_s_branches_fit_small_shared_memory(compiled):
+    op = OPS["adaptive_attention"]
+    case = next(case for case in op.cases if case.bench)
+    assert_fit(compiled(ADA, op, case, torch.bfloat16), ADA)
+
+
 @pytest.mark.parametrize("capability", [HOPPER, ADA])
 @pytest.mark.parametrize("dim", [64, 768, 4096, 8192, 32768])
 def test_the_pipelined_rows_of_a_norm_s_backward_pass_fit(compiled, capability, dim):

@@ -146,6 +146,23 @@ MISTAKES = {
     "attention: the 2 key heads must divide the 3 query heads": (
         lambda: kernels.attention(t(1, 3, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8))
     ),
+    "quantized_matmul: scheme must be one of ('int8_dynamic', 'int8_weight_only', 'fp8_tensor', "
+    "'fp8_row'), not 'int4'": (
+        lambda: kernels.quantized_matmul(t(3, 8), t(5, 8, dtype=torch.int8), t(5), "int4")
+    ),
+    "quantized_matmul: fp8_row takes a torch.float8_e4m3fn weight with torch.float32 scales, as "
+    "quantize_weight makes them, not torch.int8 and torch.float32": (
+        lambda: kernels.quantized_matmul(t(3, 8), t(5, 8, dtype=torch.int8), t(5), "fp8_row")
+    ),
+    "quantized_matmul: expected x [..., K] and a weight [N, K] that is not empty, but got (3, 7) "
+    "and (5, 8)": (lambda: kernels.quantized_matmul(t(3, 7), t(5, 8, dtype=torch.int8), t(5))),
+    "quantized_matmul: with int8_dynamic and a weight (5, 8) scale must be (5,), but is ()": (
+        lambda: kernels.quantized_matmul(t(3, 8), t(5, 8, dtype=torch.int8), t())
+    ),
+    "quantized_matmul: weight and scale get no gradient, but one of them requires it; detach "
+    "them": (
+        lambda: kernels.quantized_matmul(t(3, 8), t(5, 8, dtype=torch.int8), t(5).requires_grad_())
+    ),
     "attention: q, k and v must have one dtype, but are torch.float32, torch.float16, "
     "torch.float32": (
         lambda: kernels.attention(t(1, 2, 4, 8), t(1, 2, 4, 8, dtype=torch.float16), t(1, 2, 4, 8))
@@ -159,6 +176,34 @@ MISTAKES = {
     "attention: kv_length must be an integer tensor, [] or [1], but is (3,) torch.int64": (
         lambda: kernels.attention(
             t(1, 2, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8), kv_length=t(3, dtype=torch.int64)
+        )
+    ),
+    "adaptive_attention: expected q [B, H, S, D] and k, v [B, G, T, D] with G dividing H, but got "
+    "q (1, 3, 4, 8), k (1, 2, 4, 8), v (1, 2, 4, 8)": (
+        lambda: kernels.adaptive_attention(t(1, 3, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8))
+    ),
+    "adaptive_attention: q, k and v must have one dtype, but are torch.float32, torch.float16, "
+    "torch.float32": (
+        lambda: kernels.adaptive_attention(
+            t(1, 2, 4, 8), t(1, 2, 4, 8, dtype=torch.float16), t(1, 2, 4, 8)
+        )
+    ),
+    "adaptive_attention: with a causal mask 5 queries need at least as many keys, but there are "
+    "4": (lambda: kernels.adaptive_attention(t(1, 2, 5, 8), t(1, 2, 4, 8), t(1, 2, 4, 8))),
+    "adaptive_attention: rank must be an integer tensor [2], one number per key head, but is (3,) "
+    "torch.int64": (
+        lambda: kernels.adaptive_attention(
+            t(1, 2, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8), t(3, dtype=torch.int64)
+        )
+    ),
+    "adaptive_attention: precision must be an integer tensor [2], one number per key head, but is "
+    "(2,) torch.float32": (
+        lambda: kernels.adaptive_attention(t(1, 2, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8), None, t(2))
+    ),
+    "adaptive_attention: all tensors must be on one device, but the first is on cpu and rank on "
+    "meta": (
+        lambda: kernels.adaptive_attention(
+            t(1, 2, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8), t(2, dtype=torch.int64, device="meta")
         )
     ),
     "attention: expected q [B, H, S, D] and k, v [B, G, T, D], but got q (2, 4, 8), "

@@ -25,6 +25,9 @@ SSD = "kernels.ssd_scan._kernels"
 SCAN = {"batch": 1, "length": 70, "heads": 4, "dim": 3, "groups": 2, "states": 4}
 SEGMENTS = {"batch": 1, "length": 150, "heads": 1, "dim": 3, "groups": 1, "states": 4}
 FLASH = "kernels.attention._flash_kernels"
+RANKS = ATTENTION | {"heads": 4, "kv_heads": 2, "ranks": [5, 9], "bits": None, "allow_fp8": False}
+FP8 = RANKS | {"bits": [8, 32], "allow_fp8": True}
+ADAPTIVE = "kernels.adaptive_attention._kernels"
 BUGS = {
     "rms_norm: eps outside the root": (
         "kernels.rms_norm", "tl.rsqrt(tl.sum(b_x * b_x, axis=1) / D + EPS)",
@@ -125,6 +128,40 @@ BUGS = {
     "attention: shares of split keys are merged unweighted": (
         FLASH, "tl.sum(b_part * b_w[:, None], axis=0)", "tl.sum(b_part, axis=0)",
         ATTENTION | {"length": 1, "keys": 600},
+    ),
+    "adaptive_attention: one column too many": (
+        ADAPTIVE, "tl.load(rank_ptr + i_g)", "(tl.load(rank_ptr + i_g) + 1)", RANKS,
+    ),
+    "adaptive_attention: all heads have the first one's rank": (
+        ADAPTIVE, "tl.load(rank_ptr + i_g)", "tl.load(rank_ptr)", RANKS,
+    ),
+    "adaptive_attention: all heads have the first one's precision": (
+        ADAPTIVE, "bits = tl.load(bits_ptr + i_g)", "bits = tl.load(bits_ptr)", FP8,
+    ),
+    "adaptive_attention: the scale does not follow the rank": (
+        ADAPTIVE, "tl.rsqrt(rank.to(tl.float32))", "tl.rsqrt(tl.cast(9, tl.float32))", RANKS,
+    ),
+    "adaptive_attention: ranks past half the width are forgotten": (
+        ADAPTIVE, "            b_acc, b_l, b_m = _attend_at(",
+        "            b_acc, b_l, b_m = b_acc, b_l + i, b_m + i\n"
+        "        if rank <= BLOCK_D // 2:\n            b_acc, b_l, b_m = _attend_at(",
+        RANKS | {"dim": 64, "ranks": [5, 60]},
+    ),
+    "adaptive_attention: FP8 has a bit less": (ADAPTIVE, "b_ey + 20", "b_ey + 21", FP8),
+    "adaptive_attention: keys are not multiplied by their units": (
+        FLASH, " * b_unit[None, :]", " * (b_unit[None, :] * 0 + 1)", FP8,
+    ),
+    "adaptive_attention: the backward pass sees what was not rounded": (
+        ADAPTIVE, "b_low.to(tl.float32) * b_unit[:, None], b_x)", "b_x, b_x)", FP8,
+    ),
+    "adaptive_attention: dq is not scaled": (ADAPTIVE, "b_dq * scale", "b_dq * 1.0", RANKS),
+    "adaptive_attention: dk is that of another width": (
+        ADAPTIVE, "b_dk * scale, mask=m_kc", "b_dk * scale, mask=m_kc & (o_c < 4)[None, :]", RANKS,
+    ),
+    "adaptive_attention: gradients past the rank are what memory held": (
+        "kernels.adaptive_attention._launch",
+        "new = torch.empty_like if rank is None else torch.zeros_like", "new = torch.empty_like",
+        RANKS,
     ),
     "linear_cross_entropy: the target is not subtracted": (
         "kernels.linear_cross_entropy", "tl.where(start + o_v == target, 1.0, 0.0)", "0.0", None,
