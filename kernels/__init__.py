@@ -40,6 +40,8 @@ from kernels.qk_norm_rope import qk_norm_rope  # noqa: E402
 from kernels.rms_norm import rms_norm  # noqa: E402
 from kernels.rope import rope  # noqa: E402
 from kernels.swiglu import swiglu  # noqa: E402
+from kernels.token_router import token_router  # noqa: E402
+from kernels.token_scatter import token_scatter  # noqa: E402
 
 __all__ = [
     "OPS",
@@ -69,6 +71,8 @@ __all__ = [
     "rope",
     "status",
     "swiglu",
+    "token_router",
+    "token_scatter",
     "usage",
     "using",
 ]

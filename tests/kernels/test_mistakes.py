@@ -103,6 +103,23 @@ MISTAKES = {
     ),
     "attention: expected q [B, H, S, D] and k, v [B, G, T, D], but got q (2, 4, 8), "
     "k (2, 4, 8), v (2, 4, 8)": (lambda: kernels.attention(t(2, 4, 8), t(2, 4, 8), t(2, 4, 8))),
+    "token_router: expected x [B, S, D] and score [B, S], but got (2, 9, 8) and (2, 8)": (
+        lambda: kernels.token_router(t(2, 9, 8), t(2, 8), 3)
+    ),
+    "token_router: k must be from 1 to the 9 tokens of a sequence, but is 10": (
+        lambda: kernels.token_router(t(2, 9, 8), t(2, 9), 10)
+    ),
+    "token_router: score must be float16, bfloat16, float32 or float64, not torch.int64": (
+        lambda: kernels.token_router(t(2, 9, 8), t(2, 9, dtype=torch.int64), 3)
+    ),
+    "token_scatter: expected x [B, S, D] and update [B, K, D] with K up to S, but got (2, 9, 8) "
+    "and (2, 10, 8)": (lambda: kernels.token_scatter(t(2, 9, 8), t(2, 10, 8), t(2, 10), t(2, 10))),
+    "token_scatter: weight and index must be [B, K] = (2, 3), but are (2, 3) and (2, 4)": (
+        lambda: kernels.token_scatter(t(2, 9, 8), t(2, 3, 8), t(2, 3), t(2, 4))
+    ),
+    "token_scatter: index must be torch.int64, not torch.float32": (
+        lambda: kernels.token_scatter(t(2, 9, 8), t(2, 3, 8), t(2, 3), t(2, 3))
+    ),
 }
 
 

@@ -21,6 +21,8 @@ ATTENTION = {
     "window": None,
 }  # fmt: skip
 FLASH = "kernels.attention._flash_kernels"
+ROUTER = "kernels.token_router"
+TOKENS = {"batch": 2, "length": 9, "dim": 5, "k": 4}
 BUGS = {
     "rms_norm: eps outside the root": (
         "kernels.rms_norm", "tl.rsqrt(tl.sum(b_x * b_x, axis=1) / D + EPS)",
@@ -145,6 +147,38 @@ BUGS = {
     ),
     "graph_diffusion: slopes and states are paired in the same order": (
         "kernels.graph_diffusion", "slopes.flip(0)", "slopes", None,
+    ),
+    "token_router: of equal scores the last are chosen": (
+        ROUTER, "(tl.cumsum(equal, axis=0) <= left)",
+        "(tl.cumsum(equal, axis=0) > tl.sum(equal, axis=0) - left)", TOKENS | {"ties": True},
+    ),
+    "token_router: negative scores are in the order of their magnitude": (
+        ROUTER, "b_bits ^ ((b_bits >> 31) & 0x7FFFFFFF)", "b_bits", TOKENS | {"k": 7},
+    ),
+    "token_router: every sequence gives tokens of the first": (
+        ROUTER, "(i_b * source_batch + b_place * source_row)", "(b_place * source_row)", TOKENS,
+    ),
+    "token_router: tokens left out get the gradient of the first one chosen": (
+        ROUTER, "tl.where(m, b_slot, -1)", "tl.where(m, b_slot, 0)", TOKENS,
+    ),
+    "token_router: the gradient of the scores goes to the first places": (
+        ROUTER, "scatter_(1, index, dchosen)", "scatter_(1, index.argsort(-1), dchosen)", TOKENS,
+    ),
+    "token_scatter: the rest does not pass through": (
+        ROUTER, "b_x += tl.load(p_base, mask=m, other=0.0).to(tl.float32)", "b_x += 0.0", TOKENS,
+    ),
+    "token_scatter: the weight is not multiplied in": (
+        ROUTER, "b_x *= b_w.to(tl.float32)[:, None]", "b_x *= 1.0", TOKENS,
+    ),
+    "token_scatter: the gradient of the update is not weighted": (
+        "kernels.token_scatter", "b_w * b_dy, mask", "b_dy, mask", TOKENS,
+    ),
+    "token_scatter: only the last block of columns reaches the weight's gradient": (
+        "kernels.token_scatter", "b_sum += b_update * b_dy", "b_sum = b_update * b_dy",
+        TOKENS | {"dim": 1030},
+    ),
+    "token_scatter: the gradient comes from the first places": (
+        "kernels.token_scatter", "b_place * dy_row", "i_k * dy_row", TOKENS,
     ),
 }  # fmt: skip
 
