@@ -23,6 +23,7 @@ __all__ = [
     "INTERPRETED",
     "as_rows",
     "column_sum",
+    "dot_precision",
     "missing",
     "no_fp64",
     "on_device",
@@ -100,6 +101,18 @@ def sm_count(device_index: int | None) -> int:
     if INTERPRETED or not torch.cuda.is_available():
         return hardware.of("cpu").sm_count
     return hardware.of(torch.device("cuda", device_index)).sm_count
+
+
+@traced_as_constant
+def dot_precision(exact: bool = False) -> str:
+    """How ``tl.dot`` multiplies FP32: as torch's own products are set to, in TF32 or not.
+
+    ``exact``: by three TF32 products where the GPU has them, nearly as exact as FP32 and faster;
+    for FP32 times what was FP16 or BF16.
+    """
+    if exact and not INTERPRETED and torch.cuda.is_available() and hardware.of("cuda").tf32:
+        return "tf32x3"
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def as_rows(x: Tensor) -> Tensor:

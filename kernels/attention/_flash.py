@@ -15,7 +15,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels._operator import Implementation, unit_stride
-from kernels._triton import missing, no_fp64, on_device, power_of_two, sm_count, triton
+from kernels._triton import (
+    dot_precision,
+    missing,
+    no_fp64,
+    on_device,
+    power_of_two,
+    sm_count,
+    triton,
+)
 from kernels.attention._flash_kernels import (
     delta_kernel,
     dkdv_kernel,
@@ -56,11 +64,6 @@ def _splits(q: Tensor, k: Tensor, rows: int, m: int, n: int) -> int:
     return max(1, min(wanted, 64, triton.cdiv(k.shape[2], 2 * n)))
 
 
-@torch.compiler.assume_constant_result
-def _precision() -> str:
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-
-
 class _Flash(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -96,7 +99,7 @@ class _Flash(torch.autograd.Function):
                 strides[0], strides[1], strides[2], strides[3],
                 GROUPS=groups, R=heads // groups, D=dim, SCALE=scale, CAUSAL=causal,
                 WINDOW=window is not None, LENGTHS=lengths, SPLIT=splits > 1, M=m, N=n,
-                BLOCK_D=max(16, power_of_two(dim)), PRECISION=_precision(),
+                BLOCK_D=max(16, power_of_two(dim)), PRECISION=dot_precision(),
                 num_warps=warps, num_stages=stages,
             )  # fmt: skip
             if splits > 1:
@@ -124,7 +127,7 @@ class _Flash(torch.autograd.Function):
         options = {
             "GROUPS": groups, "R": heads // groups, "D": dim, "SCALE": scale, "CAUSAL": causal,
             "WINDOW": window is not None, "LENGTHS": lengths, "BLOCK_D": block_d,
-            "PRECISION": _precision(), "num_warps": warps, "num_stages": stages,
+            "PRECISION": dot_precision(), "num_warps": warps, "num_stages": stages,
         }  # fmt: skip
         with on_device(q):
             delta_kernel[(triton.cdiv(n_rows, 32),)](

@@ -120,6 +120,18 @@ MISTAKES = {
     "token_scatter: index must be torch.int64, not torch.float32": (
         lambda: kernels.token_scatter(t(2, 9, 8), t(2, 3, 8), t(2, 3), t(2, 3))
     ),
+    "moe_gating: k must be from 1 to the 4 experts, but is 5": (
+        lambda: kernels.moe_gating(t(3, 8), t(4, 8), 5)
+    ),
+    "moe_gating: k must be from 1 to the 4 experts, but is 0": (
+        lambda: kernels.moe_gating(t(3, 8), t(4, 8), 0)
+    ),
+    "moe_gating: expected x [..., H] and weight [E, H], but got (3, 8) and (4, 7)": (
+        lambda: kernels.moe_gating(t(3, 8), t(4, 7), 2)
+    ),
+    "moe_gating: weight must be float16, bfloat16, float32 or float64, not torch.int64": (
+        lambda: kernels.moe_gating(t(3, 8), t(4, 8, dtype=torch.int64), 2)
+    ),
 }
 
 

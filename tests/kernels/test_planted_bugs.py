@@ -22,6 +22,7 @@ ATTENTION = {
 }  # fmt: skip
 FLASH = "kernels.attention._flash_kernels"
 ROUTER = "kernels.token_router"
+GATING = "kernels.moe_gating"
 TOKENS = {"batch": 2, "length": 9, "dim": 5, "k": 4}
 BUGS = {
     "rms_norm: eps outside the root": (
@@ -179,6 +180,28 @@ BUGS = {
     ),
     "token_scatter: the gradient comes from the first places": (
         "kernels.token_scatter", "b_place * dy_row", "i_k * dy_row", TOKENS,
+    ),
+    "moe_gating: half of the dimensions are read twice": (
+        GATING, "start + half * BLOCK_H", "start", None,
+    ),
+    "moe_gating: an expert is chosen twice": (
+        GATING, "b_left = tl.where(o_e[None, :] == b_at[:, None], float(\"-inf\"), b_left)",
+        "b_left = b_left", None,
+    ),
+    "moe_gating: weights are not renormalised": (
+        GATING, "b_weight / tl.sum(b_weight, axis=1)[:, None]", "b_weight / b_sum[:, None]", None,
+    ),
+    "moe_gating: tokens past the last are counted": (
+        GATING, "& m).to(tl.int32)", "& m_e[None, :]).to(tl.int32)", None,
+    ),
+    "moe_gating: the gradient of the mean is lost": (
+        GATING, "dtype=tl.float32) + b_dmean[None, :]", "dtype=tl.float32)", None,
+    ),
+    "moe_gating: the gradient takes the renormalised weights for independent": (
+        GATING, "(b_dw - b_dot) / b_total", "b_dw / b_total", None,
+    ),
+    "moe_gating: the softmax's gradient lacks its sum": (
+        GATING, "b_p * (b_dp - tl.sum(b_p * b_dp, axis=1)[:, None])", "b_p * b_dp", None,
     ),
 }  # fmt: skip
 

@@ -48,3 +48,24 @@ def test_what_was_not_chosen_passes_through_bit_for_bit(scatter):
     rest = torch.ones(2, 50, dtype=torch.bool, device=DEVICE).scatter_(1, index, False)
     assert torch.equal(y[rest], x[rest])
     assert not torch.equal(y[~rest], x[~rest])
+
+
+@pytest.mark.parametrize("gate", each("moe_gating"))
+def test_of_equal_logits_the_expert_of_lower_number_is_chosen(gate):
+    rows = torch.tensor([1.0, 2.0, 1.0, 2.0, 2.0, -1.0, 0.0], device=DEVICE)
+    x = torch.ones(5, 4, device=DEVICE)
+    weight, index, counts, _ = gate(x, rows[:, None].expand(-1, 4).contiguous(), 5, True)
+    assert index.tolist() == [[1, 3, 4, 0, 2]] * 5
+    assert counts.tolist() == [5, 5, 5, 5, 5, 0, 0]
+    assert torch.equal(weight[:, 0], weight[:, 2]) and torch.equal(weight[:, 3], weight[:, 4])
+
+
+@pytest.mark.parametrize("gate", each("moe_gating"))
+def test_the_statistics_are_those_of_all_tokens(gate):
+    """Their shares come from 79 programs of the kernel, more than are summed at once."""
+    torch.manual_seed(0)
+    x, router = torch.randn(5000, 6, device=DEVICE), torch.randn(9, 6, device=DEVICE)
+    _, index, counts, mean = gate(x, router, 2, False)
+    assert counts.tolist() == torch.bincount(index.flatten(), minlength=9).tolist()
+    torch.testing.assert_close(mean, (x @ router.T).softmax(-1).mean(0))
+    assert float(mean.sum()) == pytest.approx(1.0, abs=1e-5)
