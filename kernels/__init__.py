@@ -35,6 +35,7 @@ from kernels.geglu import geglu  # noqa: E402
 from kernels.graph_diffusion import graph_diffusion  # noqa: E402
 from kernels.linear_cross_entropy import linear_cross_entropy  # noqa: E402
 from kernels.low_rank import low_rank  # noqa: E402
+from kernels.moe_experts import moe_experts  # noqa: E402
 from kernels.moe_gating import moe_gating  # noqa: E402
 from kernels.qk_norm import qk_norm  # noqa: E402
 from kernels.qk_norm_rope import qk_norm_rope  # noqa: E402
@@ -64,6 +65,7 @@ __all__ = [
     "hardware",
     "linear_cross_entropy",
     "low_rank",
+    "moe_experts",
     "moe_gating",
     "qk_norm",
     "qk_norm_rope",

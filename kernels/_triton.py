@@ -28,6 +28,7 @@ __all__ = [
     "no_fp64",
     "on_device",
     "power_of_two",
+    "shared_bytes",
     "sm_count",
     "tl",
     "triton",
@@ -101,6 +102,14 @@ def sm_count(device_index: int | None) -> int:
     if INTERPRETED or not torch.cuda.is_available():
         return hardware.of("cpu").sm_count
     return hardware.of(torch.device("cuda", device_index)).sm_count
+
+
+@traced_as_constant
+def shared_bytes(device_index: int | None) -> int:
+    """Shared memory that one block of a GPU (None: the current one) can have; 99 KiB without."""
+    if INTERPRETED or not torch.cuda.is_available():
+        return 99 << 10
+    return hardware.of(torch.device("cuda", device_index)).shared_bytes
 
 
 @traced_as_constant

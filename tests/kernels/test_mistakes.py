@@ -12,6 +12,13 @@ def t(*shape, dtype=torch.float32, device="cpu"):
 
 
 TABLE = t(16, 4), t(16, 4)
+GATE, DOWN = t(4, 6, 8), t(4, 8, 6)  # of four experts, 8 wide, 6 inside
+
+
+def chosen(*shape):
+    return t(*shape, dtype=torch.int64), t(*shape)
+
+
 MISTAKES = {
     "rms_norm: weight must have shape (8,), the last dimension of x (3, 8), but has (7,)": (
         lambda: kernels.rms_norm(t(3, 8), t(7))
@@ -131,6 +138,26 @@ MISTAKES = {
     ),
     "moe_gating: weight must be float16, bfloat16, float32 or float64, not torch.int64": (
         lambda: kernels.moe_gating(t(3, 8), t(4, 8, dtype=torch.int64), 2)
+    ),
+    "moe_experts: expected x [..., D] and index [..., K], but got (3, 8) and (4, 2)": (
+        lambda: kernels.moe_experts(t(3, 8), *chosen(4, 2), GATE, GATE, DOWN)
+    ),
+    "moe_experts: index must be torch.int64 and weight of its shape, but are (3, 2) torch.float32 "
+    "and (3, 2)": lambda: kernels.moe_experts(t(3, 8), t(3, 2), t(3, 2), GATE, GATE, DOWN),
+    "moe_experts: for x [..., 8] expected gate [E, F, 8] and down [E, 8, F], but got (4, 6, 8) and "
+    "(4, 6, 8)": lambda: kernels.moe_experts(t(3, 8), *chosen(3, 2), GATE, GATE, GATE),
+    "moe_experts: for x [..., 8] expected gate [E, 2 F, 8] and down [E, 8, F], but got (4, 6, 8) "
+    "and (4, 8, 6)": lambda: kernels.moe_experts(t(3, 8), *chosen(3, 2), GATE, None, DOWN),
+    "moe_experts: gate and up must have one shape, but are (4, 6, 8) and (4, 12, 8); pass None for "
+    "up if both are in gate": (
+        lambda: kernels.moe_experts(t(3, 8), *chosen(3, 2), GATE, t(4, 12, 8), DOWN)
+    ),
+    "moe_experts: a token must choose from 1 to the 4 experts, but index has 5": (
+        lambda: kernels.moe_experts(t(3, 8), *chosen(3, 5), GATE, GATE, DOWN)
+    ),
+    "moe_experts: x and the experts must have one dtype, but have torch.float16, torch.float32, "
+    "torch.float32, torch.float32": (
+        lambda: kernels.moe_experts(t(3, 8).half(), *chosen(3, 2), GATE, GATE, DOWN)
     ),
 }
 

@@ -5,6 +5,8 @@ import torch
 from subjects import DEVICE, implementations
 
 from kernels import OPS
+from kernels._triton import missing
+from kernels.moe_experts._order import by_expert
 
 NAN, INF = float("nan"), float("inf")
 
@@ -69,3 +71,88 @@ def test_the_statistics_are_those_of_all_tokens(gate):
     assert counts.tolist() == torch.bincount(index.flatten(), minlength=9).tolist()
     torch.testing.assert_close(mean, (x @ router.T).softmax(-1).mean(0))
     assert float(mean.sum()) == pytest.approx(1.0, abs=1e-5)
+
+
+def loop_over_experts(x, index, weight, gate, up, down):
+    """A mixture as one would write it down, a token and a choice at a time."""
+    rows = []
+    for n, token in enumerate(x):
+        row = torch.zeros_like(token)
+        for e, share in zip(index[n].tolist(), weight[n], strict=True):
+            if 0 <= e < len(down):
+                inside = torch.nn.functional.silu(gate[e] @ token) * (up[e] @ token)
+                row = row + share * (down[e] @ inside)
+        rows.append(row)
+    return torch.stack(rows)
+
+
+def ways(n_experts, k):
+    """Where 30 tokens may go."""
+    torch.manual_seed(3)
+    return {
+        "anywhere": torch.rand(30, n_experts).argsort(-1)[:, :k],
+        "to the last": torch.arange(n_experts - k, n_experts).expand(30, k),
+        "twice to one": torch.full((30, k), 1),
+        "nowhere, some": torch.where(torch.rand(30, k) < 0.5, -1, 2),
+        "nowhere": torch.full((30, k), n_experts),
+    }
+
+
+@pytest.mark.parametrize("mix", each("moe_experts"))
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("n_experts", "k", "way"),
+    [
+        (6, 2, "anywhere"),
+        (3, 3, "anywhere"),
+        (6, 1, "to the last"),
+        (6, 2, "twice to one"),
+        (6, 2, "nowhere, some"),
+        (6, 2, "nowhere"),
+    ],
+)
+def test_a_mixture_is_a_loop_over_its_experts_with_its_gradients(mix, packed, n_experts, k, way):
+    index = ways(n_experts, k)[way]
+    x, weight = torch.randn(30, 9), torch.rand(30, k)
+    gate, up = torch.randn(n_experts, 7, 9), torch.randn(n_experts, 7, 9)
+    down, dy = torch.randn(n_experts, 9, 7), torch.randn(30, 9)
+    leaves = [t.to(DEVICE).requires_grad_() for t in (x, weight, gate, up, down)]
+    x, weight, gate, up, down = leaves
+    index, dy = index.to(DEVICE), dy.to(DEVICE)
+    experts = (torch.cat((gate, up), 1), None, down) if packed else (gate, up, down)
+    found = mix(x, index, weight, *experts)
+    expected = loop_over_experts(x, index, weight, gate, up, down)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    if way == "nowhere":
+        assert not found.any()
+        expected = expected + 0 * sum(t.sum() for t in leaves)
+    pairs = zip(
+        torch.autograd.grad(found, leaves, dy),
+        torch.autograd.grad(expected, leaves, dy, materialize_grads=True),
+        strict=True,
+    )
+    for a, b in pairs:
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(missing(DEVICE.type) is not None, reason="needs Triton to run")
+def test_the_order_by_expert_is_that_of_a_stable_sort():
+    """Of more choices than one chunk, one tile of chunks and one turn of a chunk hold."""
+    torch.manual_seed(0)
+    n_experts, m = 40, 16
+    index = torch.randint(-1, n_experts - 1, (10_000, 2), device=DEVICE)  # the last gets none
+    order = by_expert(index, n_experts, m)
+    flat = index.flatten()
+    kept = int((flat >= 0).sum())
+    expected = flat.argsort(stable=True)[len(flat) - kept :]
+    assert torch.equal(order.choice[:kept].long(), expected)
+    assert torch.equal(order.row[expected].long(), torch.arange(kept, device=DEVICE))
+    assert bool((order.row[flat < 0] == -1).all())
+    ends = torch.bincount(flat[flat >= 0], minlength=n_experts).cumsum(0)
+    assert order.first.tolist() == [0, *ends.tolist()]
+    rows = []
+    for expert, first, end in order.block.T.tolist():
+        if expert >= 0:
+            assert end == ends[expert]
+            rows += [(row, expert) for row in range(first, min(first + m, end))]
+    assert rows == list(enumerate(flat[expected].tolist()))
