@@ -155,6 +155,8 @@ def _weight_gradient(
     a, b = (tokens, rows) if tokens_first else (rows, tokens)
     wide = a.dtype == torch.float32
     tile = _tile(a, max(16, min(64 if wide else 128, power_of_two(p))), 64 if wide else 256, q)
+    # Two stages more, in which it is loaded which tokens the next rows are of.
+    tile = tile._replace(stages=tile.stages + 2)
     weight_kernel[(experts * triton.cdiv(p, tile.m) * triton.cdiv(q, tile.n),)](
         a, b, order.choice, order.first, out, a.stride(0), b.stride(0), out.stride(0),
         out.stride(1), P=p, Q=q, K=k, TOKENS_A=tokens_first, **tile.options,
@@ -211,16 +213,20 @@ class Experts(torch.autograd.Function):
         sizes = _sizes(x_ND, weight, down)
         gate_EFD, up_EFD = _halves(gate, up)
         k, width = sizes.k, sizes.width
+        need_x, _, _, need_gate, need_up, need_down, _ = ctx.needs_input_grad
+        dx = dgate = dup = ddown = None
         with on_device(x):
             hidden = _product(dy_ND, order, unit_stride(down), m, k=k)
             dboth, dweight = _slope(hidden, order, weight, both, sizes.experts)
-            rows = _product(dboth, order, gate_EFD, m, second=up_EFD)
-            dx = _combine(rows, order, None, sizes.tokens, k)
             # From here on hidden is what was computed forward, times the routing weight.
-            ddown = _weight_gradient(dy_ND, hidden, order, down, k, True)
-            if up is None:
-                dgate, dup = _weight_gradient(x_ND, dboth, order, gate, k, False), None
-            else:
-                dgate = _weight_gradient(x_ND, dboth[:, :width], order, gate, k, False)
+            if need_x:
+                rows = _product(dboth, order, gate_EFD, m, second=up_EFD)
+                dx = _combine(rows, order, None, sizes.tokens, k).view(x.shape)
+            if need_down:
+                ddown = _weight_gradient(dy_ND, hidden, order, down, k, True)
+            if need_gate:
+                dgates = dboth if up is None else dboth[:, :width]
+                dgate = _weight_gradient(x_ND, dgates, order, gate, k, False)
+            if need_up:
                 dup = _weight_gradient(x_ND, dboth[:, width:], order, up, k, False)
-        return dx.view(x.shape), None, dweight, dgate, dup, ddown, None
+        return dx, None, dweight, dgate, dup, ddown, None

@@ -135,6 +135,20 @@ def test_a_mixture_is_a_loop_over_its_experts_with_its_gradients(mix, packed, n_
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("mix", each("moe_experts"))
+@pytest.mark.parametrize("learned", ["x", "weight", "gate_EFD", "up_EFD", "down_EDF"])
+def test_one_gradient_alone_is_what_it_is_beside_the_others(mix, learned):
+    op = OPS["moe_experts"]
+    inputs = op.inputs(op.cases[0], DEVICE, torch.float32, 0)
+    alone, beside = (
+        {n: x.detach().requires_grad_(n in names) for n, x in inputs.items()}
+        for names in ((learned,), op.gradients)
+    )
+    found = torch.autograd.grad(mix(*alone.values()).sum(), alone[learned])
+    expected = torch.autograd.grad(mix(*beside.values()).sum(), beside[learned])
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.skipif(missing(DEVICE.type) is not None, reason="needs Triton to run")
 def test_the_order_by_expert_is_that_of_a_stable_sort():
     """Of more choices than one chunk, one tile of chunks and one turn of a chunk hold."""
