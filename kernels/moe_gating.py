@@ -100,21 +100,9 @@ def reference(
 
 @triton.jit
 def _add_product(
-    b_acc,
-    x_ptr,
-    w_ptr,
-    o_n,
-    o_e,
-    m_n,
-    m_e,
-    start,
-    x_stride,
-    w_stride,
-    H: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    b_acc, x_ptr, w_ptr, o_n, o_e, m_n, m_e, start, x_stride, w_stride,
+    H: tl.constexpr, WIDE: tl.constexpr, BLOCK_H: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     o_h = start + tl.arange(0, BLOCK_H)
     m_h = (o_h < H)[None, :]
     p_x = x_ptr + o_n[:, None] * x_stride + o_h[None, :]
@@ -128,28 +116,11 @@ def _add_product(
 
 @triton.jit
 def _forward_kernel(
-    x_ptr,
-    w_ptr,
-    weight_ptr,
-    index_ptr,
-    p_ptr,
-    share_ptr,
-    count_ptr,
-    n_rows,
-    x_stride,
-    w_stride,
-    H: tl.constexpr,
-    E: tl.constexpr,
-    K: tl.constexpr,
-    RENORMALISE: tl.constexpr,
-    KEEP: tl.constexpr,
-    WIDE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x_ptr, w_ptr, weight_ptr, index_ptr, p_ptr, share_ptr, count_ptr, n_rows, x_stride, w_stride,
+    H: tl.constexpr, E: tl.constexpr, K: tl.constexpr, RENORMALISE: tl.constexpr,
+    KEEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK_H: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Some tokens: their weights and experts, and their share [programs, E] of the statistics."""
     i_p = tl.program_id(0).to(tl.int64)
     o_n = i_p * ROWS + tl.arange(0, ROWS)
@@ -196,16 +167,9 @@ def _forward_kernel(
 
 @triton.jit
 def _statistics_kernel(
-    share_ptr,
-    count_ptr,
-    mean_ptr,
-    total_ptr,
-    n_shares,
-    n_rows,
-    E: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    share_ptr, count_ptr, mean_ptr, total_ptr, n_shares, n_rows,
+    E: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     o_e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_e = o_e < E
     b_sum = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
@@ -222,19 +186,10 @@ def _statistics_kernel(
 
 @triton.jit
 def _backward_kernel(
-    p_ptr,
-    weight_ptr,
-    index_ptr,
-    dweight_ptr,
-    dmean_ptr,
-    dlogits_ptr,
-    n_rows,
-    E: tl.constexpr,
-    K: tl.constexpr,
-    RENORMALISE: tl.constexpr,
-    ROWS: tl.constexpr,
+    p_ptr, weight_ptr, index_ptr, dweight_ptr, dmean_ptr, dlogits_ptr, n_rows,
+    E: tl.constexpr, K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_E: tl.constexpr,
-):
+):  # fmt: skip
     o_n = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     o_e = tl.arange(0, BLOCK_E)
     m_n, m_e = o_n < n_rows, o_e < E
@@ -290,30 +245,13 @@ class _Gate(torch.autograd.Function):
         block_h = 64 if x.element_size() == 2 and not mixed else 32
         with on_device(x):
             _forward_kernel[(programs,)](
-                x_NH,
-                matrix,
-                weight,
-                index,
-                p_NE,
-                share,
-                count,
-                n_rows,
-                x_NH.stride(0),
-                matrix.stride(0),
-                H=dim,
-                E=n_experts,
-                K=k,
-                RENORMALISE=renormalise,
-                KEEP=keep,
-                WIDE=mixed,
-                ROWS=rows,
-                BLOCK_H=block_h if block <= 256 else block_h // 2,
-                BLOCK_E=block,
-                BLOCK_K=power_of_two(k),
-                PRECISION=dot_precision(mixed),
-                num_warps=warps,
-                num_stages=3 if block <= 64 else 2,
-            )
+                x_NH, matrix, weight, index, p_NE, share, count,
+                n_rows, x_NH.stride(0), matrix.stride(0),
+                H=dim, E=n_experts, K=k, RENORMALISE=renormalise, KEEP=keep, WIDE=mixed,
+                ROWS=rows, BLOCK_H=block_h if block <= 256 else block_h // 2, BLOCK_E=block,
+                BLOCK_K=power_of_two(k), PRECISION=dot_precision(mixed),
+                num_warps=warps, num_stages=3 if block <= 64 else 2,
+            )  # fmt: skip
             _statistics_kernel[(triton.cdiv(n_experts, 32),)](
                 share, count, mean, total, programs, n_rows, E=n_experts, ROWS=64, BLOCK=32
             )

@@ -24,6 +24,7 @@ FLASH = "kernels.attention._flash_kernels"
 ROUTER = "kernels.token_router"
 GATING = "kernels.moe_gating"
 EXPERTS = "kernels.moe_experts._products"
+MIXTURE = {"rows": 9, "dim": 5, "width": 6, "experts": 2, "k": 2}
 TOKENS = {"batch": 2, "length": 9, "dim": 5, "k": 4}
 BUGS = {
     "rms_norm: eps outside the root": (
@@ -205,31 +206,31 @@ BUGS = {
         GATING, "b_p * (b_dp - tl.sum(b_p * b_dp, axis=1)[:, None])", "b_p * b_dp", None,
     ),
     "moe_experts: the gate is not activated": (
-        EXPERTS, "b_gate * tl.sigmoid(b_gate) * b_up", "b_gate * b_up", None,
+        EXPERTS, "b_gate * tl.sigmoid(b_gate) * b_up", "b_gate * b_up", MIXTURE,
     ),
     "moe_experts: choices are taken for tokens": (
         EXPERTS, "o_n = (tl.load(choice_ptr + o_m) // K)", "o_n = (tl.load(choice_ptr + o_m) % K)",
-        None,
+        MIXTURE,
     ),
     "moe_experts: only the last choice of a token counts": (
-        EXPERTS, "b_sum += b_w[:, None] * b_here", "b_sum = b_w[:, None] * b_here", None,
+        EXPERTS, "b_sum += b_w[:, None] * b_here", "b_sum = b_w[:, None] * b_here", MIXTURE,
     ),
     "moe_experts: dx comes back through the gate only": (
-        EXPERTS, "tl.static_range(2 if TWO else 1)", "tl.static_range(1)", None,
+        EXPERTS, "tl.static_range(2 if TWO else 1)", "tl.static_range(1)", MIXTURE,
     ),
     "moe_experts: the gradient before the activation is not weighted": (
-        EXPERTS, "b_dh *= b_weight", "b_dh *= 1.0", None,
+        EXPERTS, "b_dh *= b_weight", "b_dh *= 1.0", MIXTURE,
     ),
     "moe_experts: the weight's gradient is weighted": (
-        EXPERTS, "b_sum += b_y * b_up * b_dh", "b_sum += b_weight * b_y * b_up * b_dh", None,
+        EXPERTS, "b_sum += b_y * b_up * b_dh", "b_sum += b_weight * b_y * b_up * b_dh", MIXTURE,
     ),
     "moe_experts: the slope of the activation lacks a term": (
-        EXPERTS, "(b_s + b_y * (1 - b_s))", "b_s", None,
+        EXPERTS, "(b_s + b_y * (1 - b_s))", "b_s", MIXTURE,
     ),
     "moe_experts: only the first rows of an expert reach its gradient": (
         EXPERTS, "for start in range(first, end, BLOCK)",
         "for start in range(first, first + 1, BLOCK)",
-        {"rows": 40, "dim": 5, "width": 6, "experts": 2, "k": 2},
+        MIXTURE | {"rows": 40},
     ),
 }  # fmt: skip
 
