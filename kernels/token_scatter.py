@@ -13,6 +13,7 @@ Arithmetic is in FP32.
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import torch
@@ -195,6 +196,18 @@ def _cost(x_BSD: Tensor, update_BKD: Tensor, weight_BK: Tensor, index_BK: Tensor
     )
 
 
+def _sizes(random: Random) -> dict[str, Any]:
+    # Each weight's gradient is a sum that may cancel: of a few, all may be noise by chance.
+    batch, length = random.randint(1, 3), random.randint(30, 90)
+    return {
+        "batch": batch,
+        "length": length,
+        "dim": random.randint(1, 70),
+        "k": random.choice((length, random.randint(30, length))),
+        "wide": random.random() < 0.3,
+    }
+
+
 OP = Operator(
     name="token_scatter",
     function=token_scatter,
@@ -205,7 +218,7 @@ OP = Operator(
     },
     inputs=_inputs,
     cost=_cost,
-    sizes=TOKEN_ROUTER.sizes,
+    sizes=_sizes,
     huge=TOKEN_ROUTER.huge,
     gradients=("x_BSD", "update_BKD", "weight_BK"),
     cases=TOKEN_ROUTER.cases,
