@@ -241,8 +241,8 @@ def _sizes(random: Random) -> dict[str, Any]:
     experts = random.randint(1, 7)
     return {
         "rows": random.randint(30, 60),
-        "dim": random.randint(1, 70),
-        "width": random.randint(1, 40),
+        "dim": random.randint(8, 70),
+        "width": random.randint(8, 40),
         "experts": experts,
         "k": random.randint(1, min(experts, 4)),
         "packed": random.random() < 0.5,
