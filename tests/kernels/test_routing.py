@@ -20,7 +20,6 @@ def each(*names):
     ]
 
 
-@pytest.mark.parametrize("route", each("token_router"))
 @pytest.mark.parametrize(
     ("scores", "k", "chosen"),
     [
@@ -32,6 +31,7 @@ def each(*names):
         ([1e-42, 2e-42, 0.0, -1e-42], 2, [0, 1]),
     ],
 )
+@pytest.mark.parametrize("route", each("token_router"))
 def test_the_highest_are_chosen_and_of_equals_the_first(route, scores, k, chosen):
     score = torch.tensor([scores], device=DEVICE)
     x = torch.arange(float(len(scores)), device=DEVICE)[None, :, None].expand(1, -1, 3)
@@ -98,7 +98,6 @@ def ways(n_experts, k):
     }
 
 
-@pytest.mark.parametrize("mix", each("moe_experts"))
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
     ("n_experts", "k", "way"),
@@ -111,6 +110,7 @@ def ways(n_experts, k):
         (6, 2, "nowhere"),
     ],
 )
+@pytest.mark.parametrize("mix", each("moe_experts"))
 def test_a_mixture_is_a_loop_over_its_experts_with_its_gradients(mix, packed, n_experts, k, way):
     index = ways(n_experts, k)[way]
     x, weight = torch.randn(30, 9), torch.rand(30, k)
