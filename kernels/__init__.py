@@ -47,6 +47,8 @@ from kernels.geglu import geglu  # noqa: E402
 from kernels.graph_diffusion import graph_diffusion  # noqa: E402
 from kernels.linear_cross_entropy import linear_cross_entropy  # noqa: E402
 from kernels.low_rank import low_rank  # noqa: E402
+from kernels.moe_experts import moe_experts  # noqa: E402
+from kernels.moe_gating import moe_gating  # noqa: E402
 from kernels.qk_norm import qk_norm  # noqa: E402
 from kernels.qk_norm_rope import qk_norm_rope  # noqa: E402
 from kernels.quantized_matmul import quantize_weight, quantized_matmul  # noqa: E402
@@ -55,6 +57,8 @@ from kernels.rope import rope  # noqa: E402
 from kernels.ssd_scan import ssd_scan  # noqa: E402
 from kernels.ssd_step import ssd_step  # noqa: E402
 from kernels.swiglu import swiglu  # noqa: E402
+from kernels.token_router import token_router  # noqa: E402
+from kernels.token_scatter import token_scatter  # noqa: E402
 
 __all__ = [
     "OPS",
@@ -79,6 +83,8 @@ __all__ = [
     "hardware",
     "linear_cross_entropy",
     "low_rank",
+    "moe_experts",
+    "moe_gating",
     "own_code",
     "qk_norm",
     "qk_norm_rope",
@@ -92,6 +98,8 @@ __all__ = [
     "ssd_step",
     "status",
     "swiglu",
+    "token_router",
+    "token_scatter",
     "usage",
     "using",
 ]

@@ -24,6 +24,7 @@ __all__ = [
     "MAX_GRID",
     "as_rows",
     "column_sum",
+    "dot_precision",
     "missing",
     "no_fp64",
     "on_device",
@@ -113,6 +114,19 @@ def shared_bytes(device_index: int | None) -> int:
     if INTERPRETED or not torch.cuda.is_available():
         return 227 << 10
     return hardware.of(torch.device("cuda", device_index)).shared_bytes
+
+
+@traced_as_constant
+def dot_precision(exact: bool = False) -> str:
+    """How ``tl.dot`` multiplies FP32: as exactly as torch's own products are set to, or ``exact``.
+
+    Exact is by three TF32 products, whose error is about FP32's own, where the GPU has them:
+    products in software take more registers than there are.
+    """
+    if not exact and torch.get_float32_matmul_precision() != "highest":
+        return "tf32"
+    on_gpu = torch.cuda.is_available() and not INTERPRETED
+    return "tf32x3" if not on_gpu or hardware.of("cuda").tf32 else "ieee"
 
 
 def as_rows(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from kernels import hardware
 from kernels._operator import Implementation, unit_stride
-from kernels._triton import missing, on_device, power_of_two, triton
+from kernels._triton import dot_precision, missing, on_device, power_of_two, triton
 from kernels.adaptive_attention._kernels import (
     dkdv_kernel,
     dq_kernel,
@@ -21,7 +21,6 @@ from kernels.attention._flash import (
     backward_tile,
     forward_tile,
     has_large_memory,
-    precision,
     refuses,
 )
 from kernels.attention._flash_kernels import delta_kernel
@@ -80,7 +79,7 @@ class _Adaptive(torch.autograd.Function):
         ctx.options = {
             "GROUPS": groups, "R": heads // groups, "D": dim, "SCALE": scale, "CAUSAL": causal,
             "RANKED": rank is not None, "WIDTHS": widths, "BLOCK_D": block_d,
-            "PRECISION": precision(),
+            "PRECISION": dot_precision(),
         }  # fmt: skip
         out = torch.empty_like(q)
         lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels._operator import Implementation, traced_as_constant, unit_stride
+from kernels._operator import Implementation, unit_stride
 from kernels._triton import (
+    dot_precision,
     missing,
     no_fp64,
     on_device,
@@ -77,12 +78,6 @@ def has_large_memory(q: Tensor) -> bool:
     return shared_bytes(q.device.index) >= LARGE_BYTES
 
 
-@traced_as_constant
-def precision() -> str:
-    """How products of FP32 are computed: as torch's setting of that says."""
-    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-
-
 class _Flash(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -118,7 +113,7 @@ class _Flash(torch.autograd.Function):
                 strides[0], strides[1], strides[2], strides[3],
                 GROUPS=groups, R=heads // groups, D=dim, SCALE=scale, CAUSAL=causal,
                 WINDOW=window is not None, LENGTHS=lengths, SPLIT=splits > 1, M=m, N=n,
-                BLOCK_D=max(16, power_of_two(dim)), PRECISION=precision(),
+                BLOCK_D=max(16, power_of_two(dim)), PRECISION=dot_precision(),
                 num_warps=warps, num_stages=stages,
             )  # fmt: skip
             if splits > 1:
@@ -146,7 +141,7 @@ class _Flash(torch.autograd.Function):
         options = {
             "GROUPS": groups, "R": heads // groups, "D": dim, "SCALE": scale, "CAUSAL": causal,
             "WINDOW": window is not None, "LENGTHS": lengths, "BLOCK_D": block_d,
-            "PRECISION": precision(), "num_warps": warps, "num_stages": stages,
+            "PRECISION": dot_precision(), "num_warps": warps, "num_stages": stages,
         }  # fmt: skip
         with on_device(q):
             delta_kernel[(triton.cdiv(n_rows, 32),)](

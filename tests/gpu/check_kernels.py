@@ -249,7 +249,10 @@ def _step(op: Operator, inputs: dict[str, Any], call: Callable[..., Any]) -> Cal
     """Forward and backward as one function of nothing, on fixed tensors."""
     names = [n for n in op.gradients if inputs.get(n) is not None]
     arguments = {n: x.detach().requires_grad_() if n in names else x for n, x in inputs.items()}
-    upstream = [torch.randn_like(y) for y in as_tuple(call(*arguments.values()))]
+    upstream = [
+        torch.randn_like(y) if y.is_floating_point() else y
+        for y in as_tuple(call(*arguments.values()))
+    ]
 
     def step() -> tuple[torch.Tensor, ...]:
         outputs = as_tuple(call(*arguments.values()))
@@ -277,7 +280,7 @@ def _captured(op: Operator, case: Case) -> list[str]:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             captured = step()
         for tensor in captured:
-            tensor.detach().fill_(torch.nan)
+            tensor.detach().fill_(torch.nan if tensor.is_floating_point() else -1)
         graph.replay()
         torch.cuda.synchronize()
         if not all(torch.equal(a, b) for a, b in zip(eager, captured, strict=True)):

@@ -17,7 +17,12 @@ import torch
 from kernels import OPS
 
 HERE = Path(__file__).parent
-FILES = ("test_operators_are_right.py", "test_planted_bugs.py", "test_states.py")
+FILES = (
+    "test_operators_are_right.py",
+    "test_planted_bugs.py",
+    "test_routing.py",
+    "test_states.py",
+)
 WITH_TRITON = sorted(name for name, op in OPS.items() if "triton" in op.implementations)
 
 pytestmark = [

@@ -24,6 +24,13 @@ def ssd(**other):
 
 
 TABLE = t(16, 4), t(16, 4)
+GATE, DOWN = t(4, 6, 8), t(4, 8, 6)  # of four experts, 8 wide, 6 inside
+
+
+def chosen(*shape):
+    return t(*shape, dtype=torch.int64), t(*shape)
+
+
 MISTAKES = {
     "rms_norm: weight must have shape (8,), the last dimension of x (3, 8), but has (7,)": (
         lambda: kernels.rms_norm(t(3, 8), t(7))
@@ -208,6 +215,55 @@ MISTAKES = {
     ),
     "attention: expected q [B, H, S, D] and k, v [B, G, T, D], but got q (2, 4, 8), "
     "k (2, 4, 8), v (2, 4, 8)": (lambda: kernels.attention(t(2, 4, 8), t(2, 4, 8), t(2, 4, 8))),
+    "token_router: expected x [B, S, D] and score [B, S], but got (2, 9, 8) and (2, 8)": (
+        lambda: kernels.token_router(t(2, 9, 8), t(2, 8), 3)
+    ),
+    "token_router: k must be from 1 to the 9 tokens of a sequence, but is 10": (
+        lambda: kernels.token_router(t(2, 9, 8), t(2, 9), 10)
+    ),
+    "token_router: score must be float16, bfloat16, float32 or float64, not torch.int64": (
+        lambda: kernels.token_router(t(2, 9, 8), t(2, 9, dtype=torch.int64), 3)
+    ),
+    "token_scatter: expected x [B, S, D] and update [B, K, D] with K up to S, but got (2, 9, 8) "
+    "and (2, 10, 8)": (lambda: kernels.token_scatter(t(2, 9, 8), t(2, 10, 8), t(2, 10), t(2, 10))),
+    "token_scatter: weight and index must be [B, K] = (2, 3), but are (2, 3) and (2, 4)": (
+        lambda: kernels.token_scatter(t(2, 9, 8), t(2, 3, 8), t(2, 3), t(2, 4))
+    ),
+    "token_scatter: index must be torch.int64, not torch.float32": (
+        lambda: kernels.token_scatter(t(2, 9, 8), t(2, 3, 8), t(2, 3), t(2, 3))
+    ),
+    "moe_gating: k must be from 1 to the 4 experts, but is 5": (
+        lambda: kernels.moe_gating(t(3, 8), t(4, 8), 5)
+    ),
+    "moe_gating: k must be from 1 to the 4 experts, but is 0": (
+        lambda: kernels.moe_gating(t(3, 8), t(4, 8), 0)
+    ),
+    "moe_gating: expected x [..., H] and weight [E, H], but got (3, 8) and (4, 7)": (
+        lambda: kernels.moe_gating(t(3, 8), t(4, 7), 2)
+    ),
+    "moe_gating: weight must be float16, bfloat16, float32 or float64, not torch.int64": (
+        lambda: kernels.moe_gating(t(3, 8), t(4, 8, dtype=torch.int64), 2)
+    ),
+    "moe_experts: expected x [..., D] and index [..., K], but got (3, 8) and (4, 2)": (
+        lambda: kernels.moe_experts(t(3, 8), *chosen(4, 2), GATE, GATE, DOWN)
+    ),
+    "moe_experts: index must be torch.int64 and weight of its shape, but are (3, 2) torch.float32 "
+    "and (3, 2)": lambda: kernels.moe_experts(t(3, 8), t(3, 2), t(3, 2), GATE, GATE, DOWN),
+    "moe_experts: for x [..., 8] expected gate [E, F, 8] and down [E, 8, F], but got (4, 6, 8) and "
+    "(4, 6, 8)": lambda: kernels.moe_experts(t(3, 8), *chosen(3, 2), GATE, GATE, GATE),
+    "moe_experts: for x [..., 8] expected gate [E, 2 F, 8] and down [E, 8, F], but got (4, 6, 8) "
+    "and (4, 8, 6)": lambda: kernels.moe_experts(t(3, 8), *chosen(3, 2), GATE, None, DOWN),
+    "moe_experts: gate and up must have one shape, but are (4, 6, 8) and (4, 12, 8); pass None for "
+    "up if both are in gate": (
+        lambda: kernels.moe_experts(t(3, 8), *chosen(3, 2), GATE, t(4, 12, 8), DOWN)
+    ),
+    "moe_experts: a token must choose from 1 to the 4 experts, but index has 5": (
+        lambda: kernels.moe_experts(t(3, 8), *chosen(3, 5), GATE, GATE, DOWN)
+    ),
+    "moe_experts: x and the experts must have one dtype, but have torch.float16, torch.float32, "
+    "torch.float32, torch.float32": (
+        lambda: kernels.moe_experts(t(3, 8).half(), *chosen(3, 2), GATE, GATE, DOWN)
+    ),
 }
 
 

@@ -28,6 +28,11 @@ FLASH = "kernels.attention._flash_kernels"
 RANKS = ATTENTION | {"heads": 4, "kv_heads": 2, "ranks": [5, 9], "bits": None, "allow_fp8": False}
 FP8 = RANKS | {"bits": [8, 32], "allow_fp8": True}
 ADAPTIVE = "kernels.adaptive_attention._kernels"
+ROUTER = "kernels.token_router"
+GATING = "kernels.moe_gating"
+EXPERTS = "kernels.moe_experts._products"
+MIXTURE = {"rows": 9, "dim": 5, "width": 6, "experts": 2, "k": 2}
+TOKENS = {"batch": 2, "length": 9, "dim": 5, "k": 4}
 BUGS = {
     "rms_norm: eps outside the root": (
         "kernels.rms_norm", "tl.rsqrt(tl.sum(b_x * b_x, axis=1) / D + EPS)",
@@ -271,6 +276,87 @@ BUGS = {
     ),
     "ssd_step: softplus is forgotten for larger steps": (
         SSD, "tl.where(raw > 20.0, raw, soft)", "tl.where(raw > -5.0, raw, soft)", None,
+    ),
+    "token_router: of equal scores the last are chosen": (
+        ROUTER, "(tl.cumsum(equal, axis=0) <= left)",
+        "(tl.cumsum(equal, axis=0) > tl.sum(equal, axis=0) - left)", TOKENS | {"ties": True},
+    ),
+    "token_router: negative scores are in the order of their magnitude": (
+        ROUTER, "b_bits ^ ((b_bits >> 31) & 0x7FFFFFFF)", "b_bits", TOKENS | {"k": 7},
+    ),
+    "token_router: every sequence gives tokens of the first": (
+        ROUTER, "(i_b * source_batch + b_place * source_row)", "(b_place * source_row)", TOKENS,
+    ),
+    "token_router: tokens left out get the gradient of the first one chosen": (
+        ROUTER, "tl.where(m, b_slot, -1)", "tl.where(m, b_slot, 0)", TOKENS,
+    ),
+    "token_router: the gradient of the scores goes to the first places": (
+        ROUTER, "scatter_(1, index, dchosen)", "scatter_(1, index.argsort(-1), dchosen)", TOKENS,
+    ),
+    "token_scatter: the rest does not pass through": (
+        ROUTER, "b_x += tl.load(p_base, mask=m, other=0.0).to(tl.float32)", "b_x += 0.0", TOKENS,
+    ),
+    "token_scatter: the weight is not multiplied in": (
+        ROUTER, "b_x *= b_w.to(tl.float32)[:, None]", "b_x *= 1.0", TOKENS,
+    ),
+    "token_scatter: the gradient of the update is not weighted": (
+        "kernels.token_scatter", "b_w * b_dy, mask", "b_dy, mask", TOKENS,
+    ),
+    "token_scatter: only the last block of columns reaches the weight's gradient": (
+        "kernels.token_scatter", "b_sum += b_update * b_dy", "b_sum = b_update * b_dy",
+        TOKENS | {"dim": 1030},
+    ),
+    "token_scatter: the gradient comes from the first places": (
+        "kernels.token_scatter", "b_place * dy_row", "i_k * dy_row", TOKENS,
+    ),
+    "moe_gating: half of the dimensions are read twice": (
+        GATING, "start + half * BLOCK_H", "start", None,
+    ),
+    "moe_gating: an expert is chosen twice": (
+        GATING, "b_left = tl.where(o_e[None, :] == b_at[:, None], float(\"-inf\"), b_left)",
+        "b_left = b_left", None,
+    ),
+    "moe_gating: weights are not renormalised": (
+        GATING, "b_weight / tl.sum(b_weight, axis=1)[:, None]", "b_weight / b_sum[:, None]", None,
+    ),
+    "moe_gating: tokens past the last are counted": (
+        GATING, "& m).to(tl.int32)", "& m_e[None, :]).to(tl.int32)", None,
+    ),
+    "moe_gating: the gradient of the mean is lost": (
+        GATING, "dtype=tl.float32) + b_dmean[None, :]", "dtype=tl.float32)", None,
+    ),
+    "moe_gating: the gradient takes the renormalised weights for independent": (
+        GATING, "(b_dw - b_dot) / b_total", "b_dw / b_total", None,
+    ),
+    "moe_gating: the softmax's gradient lacks its sum": (
+        GATING, "b_p * (b_dp - tl.sum(b_p * b_dp, axis=1)[:, None])", "b_p * b_dp", None,
+    ),
+    "moe_experts: the gate is not activated": (
+        EXPERTS, "b_gate * tl.sigmoid(b_gate) * b_up", "b_gate * b_up", MIXTURE,
+    ),
+    "moe_experts: choices are taken for tokens": (
+        EXPERTS, "o_n = (tl.load(choice_ptr + o_m) // K)", "o_n = (tl.load(choice_ptr + o_m) % K)",
+        MIXTURE,
+    ),
+    "moe_experts: only the last choice of a token counts": (
+        EXPERTS, "b_sum += b_w[:, None] * b_here", "b_sum = b_w[:, None] * b_here", MIXTURE,
+    ),
+    "moe_experts: dx comes back through the gate only": (
+        EXPERTS, "tl.static_range(2 if TWO else 1)", "tl.static_range(1)", MIXTURE,
+    ),
+    "moe_experts: the gradient before the activation is not weighted": (
+        EXPERTS, "b_dh *= b_weight", "b_dh *= 1.0", MIXTURE,
+    ),
+    "moe_experts: the weight's gradient is weighted": (
+        EXPERTS, "b_sum += b_y * b_up * b_dh", "b_sum += b_weight * b_y * b_up * b_dh", MIXTURE,
+    ),
+    "moe_experts: the slope of the activation lacks a term": (
+        EXPERTS, "(b_s + b_y * (1 - b_s))", "b_s", MIXTURE,
+    ),
+    "moe_experts: only the first rows of an expert reach its gradient": (
+        EXPERTS, "for start in range(first, end, BLOCK)",
+        "for start in range(first, first + 1, BLOCK)",
+        MIXTURE | {"rows": 40},
     ),
 }  # fmt: skip
 

@@ -1,0 +1,293 @@
+"""The experts of a mixture: each token goes through the k feed-forward networks chosen for it.
+
+    y_n = sum over j of weight[n, j] FFN_e(x_n),    e = index[n, j]
+    FFN_e(x) = down_e (silu(gate_e x) * (up_e x))
+
+Shazeer et al., "Outrageously Large Neural Networks", 2017 (arXiv 1701.06538), equation 1, with
+SwiGLU experts as in Mixtral (Jiang et al. 2024, arXiv 2401.04088, section 2.1), and no capacity: no
+token is dropped unless its index says so (MegaBlocks, Gale et al. 2022, arXiv 2211.15841). With
+h = silu(g) * u of a choice, s = sigmoid(g) and dh = down^T dy, each choice gives
+
+    dweight = h . dh,    ddown += (weight dy) h^T,    dg = weight dh u (s + g s (1 - s))
+    du = weight dh g s,    dgate += dg x^T,    dup += du x^T,    dx += gate^T dg + up^T du.
+
+The kernels sort the choices by expert on the GPU (``_order``), multiply blocks of rows of one
+expert (``_products``) and add each token's rows up again. How many rows an expert has is never
+asked by the host: the launches are sized for the most blocks that there can be.
+Products are in the inputs' dtype and accumulate in FP32.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels._dispatch import run
+from kernels._operator import (
+    Case,
+    Cost,
+    Implementation,
+    Inputs,
+    Mistake,
+    Operator,
+    Work,
+    accumulator,
+    floating,
+    random_tensor,
+    same_device,
+    tensor_bytes,
+)
+from kernels._triton import missing, no_fp64
+from kernels.moe_experts._autograd import Experts
+from kernels.swiglu import reference as swiglu
+
+MAX_EXPERTS = 512  # the sort holds one column per expert in the registers of one program
+
+
+def moe_experts(
+    x: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    gate_EFD: Tensor,
+    up_EFD: Tensor | None,
+    down_EDF: Tensor,
+    *,
+    impl: str | None = None,
+) -> Tensor:
+    """Returns [..., D] in x's dtype.
+
+    ``x`` [..., D]; ``index`` [..., K] int64, the experts chosen, of which one outside [0, E) drops
+    that choice; ``weight`` [..., K], the routing weights, of any floating dtype. ``gate_EFD``,
+    ``up_EFD`` and ``down_EDF`` are laid out as ``torch.nn.Linear`` has them; with ``up_EFD`` None
+    the first is [E, 2 F, D], the gates above the ups. All floating tensors get gradients. Under
+    autocast x and the experts are in its dtype. ``impl``: auto, torch or triton. Raises ``Mistake``
+    if shapes, dtypes or devices do not go together.
+    """
+    _validate(x, index, weight, gate_EFD, up_EFD, down_EDF)
+    device_type = x.device.type
+    if torch.is_autocast_enabled(device_type) and x.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device_type)
+        x, gate_EFD, down_EDF = x.to(dtype), gate_EFD.to(dtype), down_EDF.to(dtype)
+        up_EFD = up_EFD if up_EFD is None else up_EFD.to(dtype)
+    dtypes = [x.dtype, gate_EFD.dtype, down_EDF.dtype]
+    if up_EFD is not None:
+        dtypes.append(up_EFD.dtype)
+    if len(set(dtypes)) > 1:
+        raise Mistake(
+            f"moe_experts: x and the experts must have one dtype, but have "
+            f"{', '.join(str(dtype) for dtype in dtypes)}"
+        )
+    return run(OP, impl, x, index, weight, gate_EFD, up_EFD, down_EDF)
+
+
+def _validate(
+    x: Tensor, index: Tensor, weight: Tensor, gate: Tensor, up: Tensor | None, down: Tensor
+) -> None:
+    floating("moe_experts", x=x, weight=weight, gate=gate, up=up, down=down)
+    same_device("moe_experts", x, index=index, weight=weight, gate=gate, up=up, down=down)
+    if x.dim() == 0 or index.shape[:-1] != x.shape[:-1] or index.dim() != x.dim():
+        raise Mistake(
+            f"moe_experts: expected x [..., D] and index [..., K], but got {tuple(x.shape)} and "
+            f"{tuple(index.shape)}"
+        )
+    if weight.shape != index.shape or index.dtype != torch.int64:
+        raise Mistake(
+            f"moe_experts: index must be torch.int64 and weight of its shape, but are "
+            f"{tuple(index.shape)} {index.dtype} and {tuple(weight.shape)}"
+        )
+    packed = 2 if up is None else 1
+    experts, dim, width = down.shape if down.dim() == 3 else (0, 0, 0)
+    if dim != x.shape[-1] or gate.shape != (experts, packed * width, dim):
+        raise Mistake(
+            f"moe_experts: for x [..., {x.shape[-1]}] expected gate "
+            f"[E, {'2 F' if up is None else 'F'}, {x.shape[-1]}] and down [E, {x.shape[-1]}, F], "
+            f"but got {tuple(gate.shape)} and {tuple(down.shape)}"
+        )
+    if up is not None and up.shape != gate.shape:
+        raise Mistake(
+            f"moe_experts: gate and up must have one shape, but are {tuple(gate.shape)} and "
+            f"{tuple(up.shape)}; pass None for up if both are in gate"
+        )
+    if not 1 <= index.shape[-1] <= experts:
+        raise Mistake(
+            f"moe_experts: a token must choose from 1 to the {experts} experts, but index has "
+            f"{index.shape[-1]}"
+        )
+
+
+def reference(
+    x: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    gate_EFD: Tensor,
+    up_EFD: Tensor | None,
+    down_EDF: Tensor,
+) -> Tensor:
+    """The definition: every token through every expert, times the weight, which is mostly zero."""
+    wide = accumulator(x.dtype)
+    gate_EFD, up_EFD = _halves(gate_EFD, up_EFD)
+    experts = torch.arange(down_EDF.shape[0], device=x.device)
+    x_ND = x.reshape(-1, x.shape[-1])
+    chosen = index.reshape(-1, index.shape[-1])[..., None] == experts
+    weight_NE = (chosen * weight.reshape(-1, weight.shape[-1], 1).to(wide)).sum(1)
+    hidden_ENF = swiglu(x_ND @ gate_EFD.transpose(1, 2), x_ND @ up_EFD.transpose(1, 2))
+    out_END = hidden_ENF @ down_EDF.transpose(1, 2)
+    with torch.autocast(x.device.type, enabled=False):
+        y = torch.einsum("ne,end->nd", weight_NE, out_END.to(wide))
+    return y.to(x.dtype).view(x.shape)
+
+
+def _by_expert(
+    x: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    gate_EFD: Tensor,
+    up_EFD: Tensor | None,
+    down_EDF: Tensor,
+) -> Tensor:
+    """The same, each expert with its own tokens only: the host has to know which those are."""
+    wide = accumulator(x.dtype)
+    gate_EFD, up_EFD = _halves(gate_EFD, up_EFD)
+    x_ND = x.reshape(-1, x.shape[-1])
+    index_NK, weight_NK = (t.reshape(-1, t.shape[-1]) for t in (index, weight))
+    y = torch.zeros(x_ND.shape, dtype=wide, device=x.device)
+    for e in range(down_EDF.shape[0]):
+        token, choice = (index_NK == e).nonzero(as_tuple=True)
+        rows = x_ND[token]
+        out = swiglu(rows @ gate_EFD[e].T, rows @ up_EFD[e].T) @ down_EDF[e].T
+        y = y.index_add(0, token, weight_NK[token, choice, None].to(wide) * out.to(wide))
+    return y.to(x.dtype).view(x.shape)
+
+
+def _halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
+    if up is not None:
+        return gate, up
+    return gate.chunk(2, 1)
+
+
+def _torch(x: Tensor, *rest: Any) -> Tensor:
+    # On a GPU the loop would wait for it, and no graph can hold tensors of unknown size.
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+        return _by_expert(x, *rest)
+    return reference(x, *rest)
+
+
+def _triton(x: Tensor, index: Tensor, weight: Tensor, *experts: Tensor | None) -> Tensor:
+    learned = [t.requires_grad for t in (x, weight, *experts) if t is not None]
+    return Experts.apply(x, index, weight, *experts, torch.is_grad_enabled() and any(learned))
+
+
+def _refuses(
+    x: Tensor, index: Tensor, weight: Tensor, gate: Tensor, up: Tensor | None, down: Tensor
+) -> str | None:
+    if down.shape[0] > MAX_EXPERTS:
+        return f"takes up to {MAX_EXPERTS} experts, not {down.shape[0]}"
+    if not index.numel() or not down.numel():
+        return "takes no empty tensors"
+    return no_fp64(x) or no_fp64(weight)
+
+
+def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
+    rows, dim, width = (case.sizes[n] for n in ("rows", "dim", "width"))
+    experts, k = case.sizes["experts"], case.sizes["k"]
+    generator = torch.Generator("cpu").manual_seed(seed + 4)
+    index = torch.rand(rows, experts, generator=generator).argsort(-1)[:, :k]
+    if case.sizes.get("routing") == "first":  # all to the same; most experts are empty
+        index = torch.arange(k).expand(rows, k).contiguous()
+    if case.sizes.get("routing") == "dropped":
+        index[torch.rand(rows, k, generator=generator) < 0.3] = -1
+    make = {"device": device, "dtype": dtype}
+    packed = case.sizes.get("packed", False)
+    scale = dim**-0.5
+    gate = random_tensor(
+        experts, 2 * width if packed else width, dim, seed=seed + 1, scale=scale, **make
+    )
+    weight = random_tensor(rows, k, device=device, dtype=torch.float32, seed=seed + 3).softmax(-1)
+    return {
+        "x": random_tensor(rows, dim, seed=seed, **make),
+        "index": index.to(device),
+        "weight": weight if case.sizes.get("wide") else weight.to(dtype),
+        "gate_EFD": gate,
+        "up_EFD": None
+        if packed
+        else random_tensor(experts, width, dim, seed=seed + 5, scale=scale, **make),
+        "down_EDF": random_tensor(experts, dim, width, seed=seed + 2, scale=width**-0.5, **make),
+    }
+
+
+def _cost(
+    x: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    gate_EFD: Tensor,
+    up_EFD: Tensor | None,
+    down_EDF: Tensor,
+) -> Cost:
+    experts = tensor_bytes(gate_EFD, up_EFD, down_EDF)
+    routing = tensor_bytes(index, weight)
+    product = 2 * index.numel() * down_EDF.shape[1] * down_EDF.shape[2]
+    return Cost(
+        Work(2 * tensor_bytes(x) + routing + experts, 3 * product),
+        Work(3 * tensor_bytes(x) + routing + tensor_bytes(weight) + 2 * experts, 6 * product),
+    )
+
+
+def _sizes(random: Random) -> dict[str, Any]:
+    # Each weight's gradient is a sum that may cancel, and in FP32 beside halves all noise: of few
+    # numbers the errors are luck.
+    experts = random.randint(1, 7)
+    return {
+        "rows": random.randint(30, 60),
+        "dim": random.randint(8, 70),
+        "width": random.randint(8, 40),
+        "experts": experts,
+        "k": random.randint(1, min(experts, 4)),
+        "packed": random.random() < 0.5,
+        "routing": random.choice(("", "", "first", "dropped")),
+    }
+
+
+OP = Operator(
+    name="moe_experts",
+    function=moe_experts,
+    reference=reference,
+    implementations={
+        "triton": Implementation(_triton, missing, _refuses),
+        "torch": Implementation(_torch),
+    },
+    inputs=_inputs,
+    cost=_cost,
+    sizes=_sizes,
+    gradients=("x", "weight", "gate_EFD", "up_EFD", "down_EDF"),
+    large_reference=_by_expert,
+    cases=(
+        Case("63x20x36 E5 k2", {"rows": 63, "dim": 20, "width": 36, "experts": 5, "k": 2}),
+        Case("1x1x1 E1 k1", {"rows": 1, "dim": 1, "width": 1, "experts": 1, "k": 1}),
+        Case(
+            "19x70x80 E3 k3 packed",
+            {"rows": 19, "dim": 70, "width": 80, "experts": 3, "k": 3, "packed": True},
+        ),
+        Case(
+            "40x33x17 E20 k3 to the first",
+            {"rows": 40, "dim": 33, "width": 17, "experts": 20, "k": 3, "routing": "first"},
+        ),
+        Case(
+            "50x16x16 E4 k2 dropped",
+            {
+                "rows": 50, "dim": 16, "width": 16, "experts": 4, "k": 2, "routing": "dropped",
+                "packed": True, "wide": True,
+            },
+        ),
+        Case("0x8x8 E4 k2", {"rows": 0, "dim": 8, "width": 8, "experts": 4, "k": 2}),
+        Case(
+            "16384x2048x1024 E64 k8",
+            {
+                "rows": 16384, "dim": 2048, "width": 1024, "experts": 64, "k": 8, "packed": True,
+            },
+            bench=True,
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,232 @@
+"""The mixture's forward and backward pass in Triton: launches and the autograd function."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels._operator import unit_stride
+from kernels._triton import (
+    as_rows,
+    dot_precision,
+    on_device,
+    power_of_two,
+    shared_bytes,
+    triton,
+)
+from kernels.moe_experts._order import Order, by_expert
+from kernels.moe_experts._products import (
+    combine_kernel,
+    hidden_kernel,
+    product_kernel,
+    slope_kernel,
+    weight_kernel,
+)
+
+
+class _Tile(NamedTuple):
+    """What one program of a product computes (m x n) in steps of ``block``, with how much."""
+
+    m: int
+    n: int
+    block: int
+    warps: int
+    stages: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {
+            "M": self.m, "N": self.n, "BLOCK": self.block, "PRECISION": dot_precision(),
+            "num_warps": self.warps, "num_stages": self.stages,
+        }  # fmt: skip
+
+
+def _rows_per_block(n_choices: int, n_experts: int, wide: bool) -> int:
+    """At most what an expert has on average, so that few rows of a block are not there."""
+    average = power_of_two(n_choices // n_experts + 1) // 2
+    return max(16, min(64 if wide else 128, average))
+
+
+def _tile(like: Tensor, m: int, n: int, columns: int, operands: int = 1) -> _Tile:
+    """For ``operands`` right sides of ``n`` columns each, but no more than there are."""
+    n = max(16, min(n, power_of_two(columns)))
+    block = 32 if like.dtype == torch.float32 else 64
+    step_bytes = (m + operands * n) * block * like.element_size()
+    stages = max(1, min(4, (shared_bytes(like.device.index) - 2048) // step_bytes))
+    return _Tile(m, n, block, 8 if m * n * operands > 8192 else 4, stages)
+
+
+class _Sizes(NamedTuple):
+    """The sizes of one call: tokens, their width D, choices K of each, experts E, their width F."""
+
+    tokens: int
+    dim: int
+    k: int
+    experts: int
+    width: int
+
+
+def _sizes(x_ND: Tensor, index: Tensor, down: Tensor) -> _Sizes:
+    tokens, dim = x_ND.shape
+    return _Sizes(tokens, dim, index.shape[-1], down.shape[0], down.shape[2])
+
+
+def _halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Gate and up [E, F, D] with contiguous rows, from two tensors or from the packed one."""
+    gate = unit_stride(gate)
+    if up is not None:
+        return gate, unit_stride(up)
+    width = gate.shape[1] // 2
+    return gate[:, :width], gate[:, width:]
+
+
+def _hidden(
+    x: Tensor, order: Order, gate: Tensor, up: Tensor, sizes: _Sizes, m: int, keep: bool
+) -> tuple[Tensor, Tensor | None]:
+    hidden = torch.empty(len(order.choice), sizes.width, dtype=x.dtype, device=x.device)
+    both = torch.empty(len(hidden), 2 * sizes.width, **_like(x)) if keep else None
+    tile = _tile(x, m, 32 if x.dtype == torch.float32 else 128, sizes.width, operands=2)
+    n_blocks = order.block.shape[1]
+    hidden_kernel[(n_blocks * triton.cdiv(sizes.width, tile.n),)](
+        x, order.choice, order.block, gate, up, hidden, both, n_blocks,
+        x.stride(0), gate.stride(0), gate.stride(1), up.stride(0), up.stride(1),
+        D=sizes.dim, F=sizes.width, K=sizes.k, KEEP=keep, **tile.options,
+    )  # fmt: skip
+    return hidden, both
+
+
+def _like(x: Tensor) -> dict[str, Any]:
+    return {"dtype": x.dtype, "device": x.device}
+
+
+def _product(
+    a: Tensor,
+    order: Order,
+    b: Tensor,
+    m: int,
+    *,
+    second: Tensor | None = None,
+    transposed: bool = False,
+    k: int = 0,
+) -> Tensor:
+    """The rows ``a``, or with ``k`` the tokens, times their experts' ``b`` [E, R, columns].
+
+    ``transposed``: b is [E, columns, R]. ``second``: plus the next R columns of a times that.
+    """
+    depth, columns = (b.shape[2], b.shape[1]) if transposed else (b.shape[1], b.shape[2])
+    out = torch.empty(len(order.choice), columns, **_like(a))
+    tile = _tile(a, m, 64 if a.dtype == torch.float32 else 256, columns)
+    n_blocks = order.block.shape[1]
+    other = b if second is None else second
+    product_kernel[(n_blocks * triton.cdiv(columns, tile.n),)](
+        a, b, second, order.choice, order.block, out, n_blocks, a.stride(0),
+        b.stride(0), b.stride(1), other.stride(0), other.stride(1),
+        J=columns, R=depth, K=k, TRANSPOSED=transposed, TOKENS=k > 0, TWO=second is not None,
+        **tile.options,
+    )  # fmt: skip
+    return out
+
+
+def _slope(
+    dhidden: Tensor, order: Order, weight: Tensor, both: Tensor, experts: int
+) -> tuple[Tensor, Tensor]:
+    """The gradients of both halves before the activation and of the routing weights."""
+    n_rows, width = dhidden.shape
+    dboth = torch.empty(both.shape, **_like(both))
+    dweight = torch.zeros(weight.shape, **_like(weight))  # of a dropped choice it stays zero
+    block = min(1024, power_of_two(width))
+    rows = max(1, min(16, 2048 // block))
+    slope_kernel[(triton.cdiv(n_rows, rows),)](
+        dhidden, both, order.choice, order.first, weight, dboth, dweight,
+        E=experts, F=width, ROWS=rows, BLOCK=block, num_warps=4,
+    )  # fmt: skip
+    return dboth, dweight
+
+
+def _weight_gradient(
+    tokens: Tensor, rows: Tensor, order: Order, like: Tensor, k: int, tokens_first: bool
+) -> Tensor:
+    """Of the weights [E, P, Q]: tokens^T rows of each expert, or rows^T tokens."""
+    out = torch.empty(like.shape, **_like(like))
+    experts, p, q = like.shape
+    a, b = (tokens, rows) if tokens_first else (rows, tokens)
+    wide = a.dtype == torch.float32
+    tile = _tile(a, max(16, min(64 if wide else 128, power_of_two(p))), 64 if wide else 256, q)
+    # Two stages more, in which it is loaded which tokens the next rows are of.
+    tile = tile._replace(stages=tile.stages + 2)
+    weight_kernel[(experts * triton.cdiv(p, tile.m) * triton.cdiv(q, tile.n),)](
+        a, b, order.choice, order.first, out, a.stride(0), b.stride(0), out.stride(0),
+        out.stride(1), P=p, Q=q, K=k, TOKENS_A=tokens_first, **tile.options,
+    )  # fmt: skip
+    return out
+
+
+def _combine(rows: Tensor, order: Order, weight: Tensor | None, n_tokens: int, k: int) -> Tensor:
+    dim = rows.shape[1]
+    out = torch.empty(n_tokens, dim, **_like(rows))
+    block = min(1024, power_of_two(dim))
+    n_rows = max(1, min(16, 2048 // block))
+    combine_kernel[(triton.cdiv(n_tokens, n_rows), triton.cdiv(dim, block))](
+        rows, order.row, weight, out, n_tokens,
+        D=dim, K=k, WEIGHTED=weight is not None, ROWS=n_rows, BLOCK=block, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+class Experts(torch.autograd.Function):
+    """Of x, index, weight, gate, up, down as in ``moe_experts``, and whether gradients follow."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        index: Tensor,
+        weight: Tensor,
+        gate: Tensor,
+        up: Tensor | None,
+        down: Tensor,
+        keep: bool,
+    ) -> Tensor:
+        """The mixture."""
+        x_ND, weight = as_rows(x), weight.contiguous()
+        sizes = _sizes(x_ND, index, down)
+        m = _rows_per_block(index.numel(), sizes.experts, x.dtype == torch.float32)
+        with on_device(x):
+            order = by_expert(index, sizes.experts, m)
+            hidden, both = _hidden(x_ND, order, *_halves(gate, up), sizes, m, keep)
+            rows = _product(hidden, order, unit_stride(down), m, transposed=True)
+            y = _combine(rows, order, weight, sizes.tokens, sizes.k)
+        ctx.save_for_backward(x, weight, gate, up, down, both, *order)
+        ctx.m = m
+        return y.view(x.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients."""
+        x, weight, gate, up, down, both, *tensors = ctx.saved_tensors
+        order, m = Order(*tensors), ctx.m
+        x_ND, dy_ND = as_rows(x), as_rows(dy)
+        sizes = _sizes(x_ND, weight, down)
+        gate_EFD, up_EFD = _halves(gate, up)
+        k, width = sizes.k, sizes.width
+        need_x, _, _, need_gate, need_up, need_down, _ = ctx.needs_input_grad
+        dx = dgate = dup = ddown = None
+        with on_device(x):
+            hidden = _product(dy_ND, order, unit_stride(down), m, k=k)
+            dboth, dweight = _slope(hidden, order, weight, both, sizes.experts)
+            # From here on hidden is what was computed forward, times the routing weight.
+            if need_x:
+                rows = _product(dboth, order, gate_EFD, m, second=up_EFD)
+                dx = _combine(rows, order, None, sizes.tokens, k).view(x.shape)
+            if need_down:
+                ddown = _weight_gradient(dy_ND, hidden, order, down, k, True)
+            if need_gate:
+                dgates = dboth if up is None else dboth[:, :width]
+                dgate = _weight_gradient(x_ND, dgates, order, gate, k, False)
+            if need_up:
+                dup = _weight_gradient(x_ND, dboth[:, width:], order, up, k, False)
+        return dx, None, dweight, dgate, dup, ddown, None

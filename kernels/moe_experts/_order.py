@@ -1,0 +1,141 @@
+"""The tokens' choices in the order of their experts, by a counting sort that never leaves the GPU.
+
+Choice a = n K + j is the j-th of token n. Those of one expert stand together, in their own order,
+and are cut into blocks of M rows, the last of which is not full. How many blocks there are is known
+to the GPU only: the table of blocks has room for the most that there can be, and says -1 for the
+rest.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels._triton import on_device, power_of_two, tl, triton
+
+
+class Order(NamedTuple):
+    """Where the choices stand, int32; ``rows`` of what the experts compute are in this order.
+
+    ``choice`` [rows]: which choice a row is. ``row`` [choices]: which row a choice is, -1 if it is
+    dropped. ``first`` [E + 1]: the first row of each expert, and the end. ``block`` [3, blocks]:
+    each block's expert, first row, and the end of its expert's rows.
+    """
+
+    choice: Tensor
+    row: Tensor
+    first: Tensor
+    block: Tensor
+
+
+@triton.jit
+def _one_hot(index_ptr, o_a, n_choices, o_e, E: tl.constexpr):
+    """Which expert each choice is of, as ones and zeros [choices, experts]."""
+    b_index = tl.load(index_ptr + o_a, mask=o_a < n_choices, other=-1)
+    return ((b_index[:, None] == o_e[None, :]) & (o_e < E)[None, :]).to(tl.int32)
+
+
+@triton.jit
+def _count_kernel(
+    index_ptr, count_ptr, n_choices, chunk,
+    E: tl.constexpr, SUB: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """How many of one chunk of choices each expert has."""
+    i_p = tl.program_id(0).to(tl.int64)
+    o_e = tl.arange(0, BLOCK_E)
+    b_count = tl.zeros([BLOCK_E], dtype=tl.int32)
+    for start in range(0, chunk, SUB):
+        o_a = i_p * chunk + start + tl.arange(0, SUB)
+        b_count += tl.sum(_one_hot(index_ptr, o_a, n_choices, o_e, E), axis=0)
+    tl.store(count_ptr + i_p * E + o_e, b_count, mask=o_e < E)
+
+
+@triton.jit
+def _table_kernel(
+    count_ptr, first_ptr, block_ptr, n_chunks, n_blocks,
+    E: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """One program: counts of the chunks become first rows of the chunks; then the blocks."""
+    o_e = tl.arange(0, BLOCK_E)
+    m_e = o_e < E
+    b_count = tl.zeros([BLOCK_E], dtype=tl.int32)
+    for start in range(0, n_chunks, ROWS):
+        o_c = start + tl.arange(0, ROWS)
+        m = (o_c < n_chunks)[:, None] & m_e[None, :]
+        b_count += tl.sum(tl.load(count_ptr + o_c[:, None] * E + o_e[None, :], mask=m, other=0), 0)
+    b_end = tl.cumsum(b_count, axis=0)
+    b_first = b_end - b_count
+    tl.store(first_ptr + o_e, b_first, mask=m_e)
+    tl.store(first_ptr + E, tl.sum(b_count, axis=0))
+    b_next = b_first
+    for start in range(0, n_chunks, ROWS):
+        o_c = start + tl.arange(0, ROWS)
+        m = (o_c < n_chunks)[:, None] & m_e[None, :]
+        p_count = count_ptr + o_c[:, None] * E + o_e[None, :]
+        b_here = tl.load(p_count, mask=m, other=0)
+        tl.store(p_count, b_next[None, :] + tl.cumsum(b_here, axis=0) - b_here, mask=m)
+        b_next += tl.sum(b_here, axis=0)
+    b_blocks = (b_count + M - 1) // M
+    b_last = tl.cumsum(b_blocks, axis=0)
+    b_before = b_last - b_blocks
+    for start in range(0, n_blocks, ROWS):
+        o_b = start + tl.arange(0, ROWS)
+        m_b = o_b < n_blocks
+        b_expert = tl.sum((b_last[None, :] <= o_b[:, None]).to(tl.int32), axis=1)
+        b_is = o_e[None, :] == b_expert[:, None]
+        b_row = b_first[None, :] + (o_b[:, None] - b_before[None, :]) * M
+        b_row = tl.sum(tl.where(b_is, b_row, 0), axis=1)
+        b_until = tl.sum(tl.where(b_is, b_end[None, :], 0), axis=1)
+        tl.store(block_ptr + o_b, tl.where(b_expert < E, b_expert, -1), mask=m_b)
+        tl.store(block_ptr + n_blocks + o_b, b_row, mask=m_b)
+        tl.store(block_ptr + 2 * n_blocks + o_b, b_until, mask=m_b)
+
+
+@triton.jit
+def _place_kernel(
+    index_ptr, next_ptr, choice_ptr, row_ptr, n_choices, chunk,
+    E: tl.constexpr, SUB: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """The row of each choice of one chunk: its expert's next, counted on within the chunk."""
+    i_p = tl.program_id(0).to(tl.int64)
+    o_e = tl.arange(0, BLOCK_E)
+    b_next = tl.load(next_ptr + i_p * E + o_e, mask=o_e < E, other=0)
+    for start in range(0, chunk, SUB):
+        o_a = i_p * chunk + start + tl.arange(0, SUB)
+        b_is = _one_hot(index_ptr, o_a, n_choices, o_e, E)
+        b_row = tl.sum(b_is * (b_next[None, :] + tl.cumsum(b_is, axis=0) - 1), axis=1)
+        m_some = tl.sum(b_is, axis=1) > 0
+        tl.store(choice_ptr + b_row, o_a.to(tl.int32), mask=m_some)
+        tl.store(row_ptr + o_a, tl.where(m_some, b_row, -1), mask=o_a < n_choices)
+        b_next += tl.sum(b_is, axis=0)
+
+
+def by_expert(index: Tensor, n_experts: int, m: int) -> Order:
+    """The order of the choices ``index`` (any shape), in blocks of ``m`` rows."""
+    n_choices, device = index.numel(), index.device
+    block_e = max(16, power_of_two(n_experts))
+    sub = max(16, 4096 // block_e)
+    chunk = sub * triton.cdiv(n_choices, 256 * sub)
+    n_chunks = triton.cdiv(n_choices, chunk)
+    n_blocks = (n_choices + min(n_experts, n_choices) * (m - 1)) // m
+    make = {"dtype": torch.int32, "device": device}
+    count = torch.empty(n_chunks, n_experts, **make)
+    order = Order(
+        choice=torch.empty(n_choices, **make),
+        row=torch.empty(n_choices, **make),
+        first=torch.empty(n_experts + 1, **make),
+        block=torch.empty(3, n_blocks, **make),
+    )
+    index = index.contiguous()
+    tile = {"E": n_experts, "BLOCK_E": block_e, "num_warps": 4}
+    with on_device(index):
+        _count_kernel[(n_chunks,)](index, count, n_choices, chunk, SUB=sub, **tile)
+        _table_kernel[(1,)](
+            count, order.first, order.block, n_chunks, n_blocks, M=m, ROWS=sub, **tile
+        )
+        _place_kernel[(n_chunks,)](
+            index, count, order.choice, order.row, n_choices, chunk, SUB=sub, **tile
+        )
+    return order

@@ -1,0 +1,387 @@
+"""The router of a mixture of experts: which k experts each token goes to, and with what weights.
+
+    logits = x weight^T,    p = softmax(logits),    index = the k highest logits, highest first
+    w_j = p[index_j], or p[index_j] / sum over j of p[index_j] if renormalised
+
+Shazeer et al., "Outrageously Large Neural Networks", 2017 (arXiv 1701.06538), section 2.1, with the
+softmax before the choice as in Fedus et al., "Switch Transformers", 2021 (arXiv 2101.03961), whose
+balancing loss (equations 4 to 6) is formed of the statistics returned: E sum over e of
+counts_e / (tokens k) mean_e. Of equal logits the expert of lower number is chosen. With s_j =
+p[index_j] and T = sum of s_j,
+
+    ds_j = dw_j, or (dw_j - sum over i of dw_i w_i) / T if renormalised
+    dp = ds at index, plus dmean / tokens,    dlogits = p (dp - sum over e of dp_e p_e)
+    dx = dlogits weight,    dweight = dlogits^T x.
+
+Logits, softmax and results are in FP32 whatever the inputs are, under autocast too.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels._dispatch import run
+from kernels._operator import (
+    Case,
+    Cost,
+    Implementation,
+    Inputs,
+    Mistake,
+    Operator,
+    Work,
+    accumulator,
+    floating,
+    random_tensor,
+    same_device,
+    tensor_bytes,
+    unit_stride,
+)
+from kernels._triton import (
+    as_rows,
+    dot_precision,
+    missing,
+    no_fp64,
+    on_device,
+    power_of_two,
+    tl,
+    triton,
+)
+
+MAX_EXPERTS = 512  # the logits of some tokens are held in the registers of one program
+
+
+def moe_gating(
+    x: Tensor, weight_EH: Tensor, k: int, *, renormalise: bool = True, impl: str | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns weights [..., K], experts [..., K] int64, and of each expert, [E], two statistics.
+
+    These are the number of tokens that chose it, int64, and the mean over tokens of its
+    probability. Weights and means are FP32 and differentiable. ``x`` [..., H] and ``weight_EH``,
+    which may have another dtype, get gradients. ``k`` is from 1 to E; ``renormalise``: a token's
+    weights sum to 1. ``impl``: auto, torch or triton. Raises ``Mistake`` if shapes, dtypes, devices
+    or k do not go together.
+    """
+    floating("moe_gating", x=x, weight=weight_EH)
+    same_device("moe_gating", x, weight=weight_EH)
+    if x.dim() == 0 or weight_EH.dim() != 2 or x.shape[-1] != weight_EH.shape[1]:
+        raise Mistake(
+            f"moe_gating: expected x [..., H] and weight [E, H], but got {tuple(x.shape)} and "
+            f"{tuple(weight_EH.shape)}"
+        )
+    if not 1 <= k <= weight_EH.shape[0]:
+        raise Mistake(
+            f"moe_gating: k must be from 1 to the {weight_EH.shape[0]} experts, but is {k}"
+        )
+    return run(OP, impl, x, weight_EH, k, renormalise)
+
+
+def reference(
+    x: Tensor, weight_EH: Tensor, k: int, renormalise: bool = True
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The definition."""
+    wide = accumulator(x.dtype)
+    n_experts, dim = weight_EH.shape
+    with torch.autocast(x.device.type, enabled=False):
+        logits = x.to(wide).reshape(-1, dim) @ weight_EH.to(wide).T
+    p_NE = logits.softmax(-1)
+    index = logits.sort(stable=True, dim=-1, descending=True).indices[:, :k]
+    weight = p_NE.gather(-1, index)
+    if renormalise:
+        weight = weight / weight.sum(-1, keepdim=True)
+    counts = (index[..., None] == torch.arange(n_experts, device=x.device)).sum((0, 1))
+    shape = (*x.shape[:-1], k)
+    return weight.view(shape), index.view(shape), counts, p_NE.sum(0) / max(p_NE.shape[0], 1)
+
+
+@triton.jit
+def _add_product(
+    b_acc, x_ptr, w_ptr, o_n, o_e, m_n, m_e, start, x_stride, w_stride,
+    H: tl.constexpr, WIDE: tl.constexpr, BLOCK_H: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    o_h = start + tl.arange(0, BLOCK_H)
+    m_h = (o_h < H)[None, :]
+    p_x = x_ptr + o_n[:, None] * x_stride + o_h[None, :]
+    p_w = w_ptr + o_e[:, None] * w_stride + o_h[None, :]
+    b_x = tl.load(p_x, mask=m_n[:, None] & m_h, other=0.0)
+    b_w = tl.load(p_w, mask=m_e[:, None] & m_h, other=0.0)
+    if WIDE:
+        b_x, b_w = b_x.to(tl.float32), b_w.to(tl.float32)
+    return tl.dot(b_x, tl.trans(b_w), acc=b_acc, input_precision=PRECISION)
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr, w_ptr, weight_ptr, index_ptr, p_ptr, share_ptr, count_ptr, n_rows, x_stride, w_stride,
+    H: tl.constexpr, E: tl.constexpr, K: tl.constexpr, RENORMALISE: tl.constexpr,
+    KEEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK_H: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Some tokens: their weights and experts, and their share [programs, E] of the statistics."""
+    i_p = tl.program_id(0).to(tl.int64)
+    o_n = i_p * ROWS + tl.arange(0, ROWS)
+    o_e = tl.arange(0, BLOCK_E)
+    o_k = tl.arange(0, BLOCK_K)
+    m_n, m_e = o_n < n_rows, o_e < E
+    b_logits = tl.zeros([ROWS, BLOCK_E], dtype=tl.float32)
+    for start in range(0, H, 2 * BLOCK_H):
+        # Matrix units truncate as they accumulate: no more than two products before a true sum.
+        b_part = tl.zeros([ROWS, BLOCK_E], dtype=tl.float32)
+        for half in tl.static_range(2):
+            b_part = _add_product(
+                b_part, x_ptr, w_ptr, o_n, o_e, m_n, m_e, start + half * BLOCK_H, x_stride,
+                w_stride, H, WIDE, BLOCK_H, PRECISION,
+            )  # fmt: skip
+        b_logits += b_part
+    b_left = tl.where(m_e[None, :], b_logits, float("-inf"))
+    b_top = tl.max(b_left, axis=1)
+    b_p = tl.exp(b_left - b_top[:, None])
+    b_sum = tl.sum(b_p, axis=1)
+    b_weight = tl.zeros([ROWS, BLOCK_K], dtype=tl.float32)
+    b_index = tl.zeros([ROWS, BLOCK_K], dtype=tl.int32)
+    for j in range(K):
+        b_high, b_at = tl.max(b_left, axis=1, return_indices=True)
+        b_at = tl.minimum(b_at, E - 1)  # also where nothing compares, as with NaN
+        b_weight = tl.where(o_k[None, :] == j, tl.exp(b_high - b_top)[:, None], b_weight)
+        b_index = tl.where(o_k[None, :] == j, b_at[:, None], b_index)
+        b_left = tl.where(o_e[None, :] == b_at[:, None], float("-inf"), b_left)
+    if RENORMALISE:
+        b_weight = b_weight / tl.sum(b_weight, axis=1)[:, None]
+    else:
+        b_weight = b_weight / b_sum[:, None]
+    m_nk = m_n[:, None] & (o_k < K)[None, :]
+    tl.store(weight_ptr + o_n[:, None] * K + o_k[None, :], b_weight, mask=m_nk)
+    tl.store(index_ptr + o_n[:, None] * K + o_k[None, :], b_index.to(tl.int64), mask=m_nk)
+    m = m_n[:, None] & m_e[None, :]
+    b_p = tl.where(m, b_p / b_sum[:, None], 0.0)
+    if KEEP:
+        tl.store(p_ptr + o_n[:, None] * E + o_e[None, :], b_p, mask=m)
+    tl.store(share_ptr + i_p * E + o_e, tl.sum(b_p, axis=0), mask=m_e)
+    b_taken = ((b_left == float("-inf")) & m).to(tl.int32)
+    tl.store(count_ptr + i_p * E + o_e, tl.sum(b_taken, axis=0), mask=m_e)
+
+
+@triton.jit
+def _statistics_kernel(
+    share_ptr, count_ptr, mean_ptr, total_ptr, n_shares, n_rows,
+    E: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    o_e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_e = o_e < E
+    b_sum = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+    b_total = tl.zeros([ROWS, BLOCK], dtype=tl.int32)
+    for start in range(0, n_shares, ROWS):
+        o_r = start + tl.arange(0, ROWS)
+        m = (o_r < n_shares)[:, None] & m_e[None, :]
+        o = o_r.to(tl.int64)[:, None] * E + o_e[None, :]
+        b_sum += tl.load(share_ptr + o, mask=m, other=0.0)
+        b_total += tl.load(count_ptr + o, mask=m, other=0)
+    tl.store(mean_ptr + o_e, tl.sum(b_sum, axis=0) / n_rows, mask=m_e)
+    tl.store(total_ptr + o_e, tl.sum(b_total, axis=0).to(tl.int64), mask=m_e)
+
+
+@triton.jit
+def _backward_kernel(
+    p_ptr, weight_ptr, index_ptr, dweight_ptr, dmean_ptr, dlogits_ptr, n_rows,
+    E: tl.constexpr, K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    o_n = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    o_e = tl.arange(0, BLOCK_E)
+    m_n, m_e = o_n < n_rows, o_e < E
+    m = m_n[:, None] & m_e[None, :]
+    b_dot = tl.zeros([ROWS], dtype=tl.float32)
+    b_total = tl.zeros([ROWS], dtype=tl.float32)
+    if RENORMALISE:
+        for j in range(K):
+            b_at = tl.load(index_ptr + o_n * K + j, mask=m_n, other=0)
+            b_total += tl.load(p_ptr + o_n * E + b_at, mask=m_n, other=1.0)
+            b_w = tl.load(weight_ptr + o_n * K + j, mask=m_n, other=0.0)
+            b_dot += b_w * tl.load(dweight_ptr + o_n * K + j, mask=m_n, other=0.0)
+    else:
+        b_total += 1.0
+    b_dmean = tl.load(dmean_ptr + o_e, mask=m_e, other=0.0) / n_rows
+    b_dp = tl.zeros([ROWS, BLOCK_E], dtype=tl.float32) + b_dmean[None, :]
+    for j in range(K):
+        b_at = tl.load(index_ptr + o_n * K + j, mask=m_n, other=0)
+        b_dw = tl.load(dweight_ptr + o_n * K + j, mask=m_n, other=0.0)
+        b_ds = (b_dw - b_dot) / b_total
+        b_dp += tl.where(o_e[None, :] == b_at[:, None], b_ds[:, None], 0.0)
+    b_p = tl.load(p_ptr + o_n[:, None] * E + o_e[None, :], mask=m, other=0.0)
+    b_dlogits = b_p * (b_dp - tl.sum(b_p * b_dp, axis=1)[:, None])
+    tl.store(dlogits_ptr + o_n[:, None] * E + o_e[None, :], b_dlogits, mask=m)
+
+
+def _tile(n_rows: int, n_experts: int) -> tuple[int, int, int]:
+    """Tokens and experts of a program's tile, and its warps."""
+    block = max(16, power_of_two(n_experts))
+    rows = max(16, min(64, 4096 // block, power_of_two(n_rows)))
+    return rows, block, 4 if rows * block <= 4096 else 8
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight_EH: Tensor, k: int, renormalise: bool, keep: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        x_NH, matrix = as_rows(x), unit_stride(weight_EH)
+        n_rows, dim = x_NH.shape
+        n_experts = matrix.shape[0]
+        shape = (*x.shape[:-1], k)
+        make = {"dtype": torch.float32, "device": x.device}
+        weight = torch.empty(shape, **make)
+        index = torch.empty(shape, dtype=torch.int64, device=x.device)
+        p_NE = torch.empty(n_rows, n_experts, **make) if keep else None
+        rows, block, warps = _tile(n_rows, n_experts)
+        programs = triton.cdiv(n_rows, rows)
+        share, mean = torch.empty(programs, n_experts, **make), torch.empty(n_experts, **make)
+        count = torch.empty(programs, n_experts, dtype=torch.int32, device=x.device)
+        total = torch.empty(n_experts, dtype=torch.int64, device=x.device)
+        mixed = x.dtype != matrix.dtype
+        block_h = 64 if x.element_size() == 2 and not mixed else 32
+        with on_device(x):
+            _forward_kernel[(programs,)](
+                x_NH, matrix, weight, index, p_NE, share, count,
+                n_rows, x_NH.stride(0), matrix.stride(0),
+                H=dim, E=n_experts, K=k, RENORMALISE=renormalise, KEEP=keep, WIDE=mixed,
+                ROWS=rows, BLOCK_H=block_h if block <= 256 else block_h // 2, BLOCK_E=block,
+                BLOCK_K=power_of_two(k), PRECISION=dot_precision(mixed),
+                num_warps=warps, num_stages=3 if block <= 64 else 2,
+            )  # fmt: skip
+            _statistics_kernel[(triton.cdiv(n_experts, 32),)](
+                share, count, mean, total, programs, n_rows, E=n_experts, ROWS=64, BLOCK=32
+            )
+        ctx.save_for_backward(x, weight_EH, p_NE, weight, index)
+        ctx.renormalise = renormalise
+        ctx.mark_non_differentiable(index, total)
+        return weight, index, total, mean
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, dweight: Tensor, dindex: Tensor, dtotal: Tensor, dmean: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        x, weight_EH, p_NE, weight, index = ctx.saved_tensors
+        n_rows, n_experts = p_NE.shape
+        # FP16 has too small a range for a gradient of this size before it is scaled.
+        narrow = x.dtype == weight_EH.dtype == torch.bfloat16
+        dtype = torch.bfloat16 if narrow else torch.float32
+        dlogits = torch.empty(n_rows, n_experts, dtype=dtype, device=x.device)
+        block = max(16, power_of_two(n_experts))
+        rows = max(1, 2048 // block)
+        with on_device(x):
+            _backward_kernel[(triton.cdiv(n_rows, rows),)](
+                p_NE,
+                weight,
+                index,
+                dweight.contiguous(),
+                dmean.contiguous(),
+                dlogits,
+                n_rows,
+                E=n_experts,
+                K=weight.shape[-1],
+                RENORMALISE=ctx.renormalise,
+                ROWS=rows,
+                BLOCK_E=block,
+                num_warps=4,
+            )
+        with torch.autocast(x.device.type, enabled=False):
+            dx = (dlogits @ weight_EH.to(dtype)).to(x.dtype).view(x.shape)
+            x_NH = x.reshape(n_rows, x.shape[-1]).to(dtype)
+            return dx, (dlogits.T @ x_NH).to(weight_EH.dtype), None, None, None
+
+
+def _triton(
+    x: Tensor, weight_EH: Tensor, k: int, renormalise: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    keep = torch.is_grad_enabled() and (x.requires_grad or weight_EH.requires_grad)
+    return _Gate.apply(x, weight_EH, k, renormalise, keep)
+
+
+def _refuses(x: Tensor, weight_EH: Tensor, k: int, renormalise: bool) -> str | None:
+    if weight_EH.shape[0] > MAX_EXPERTS:
+        return f"takes up to {MAX_EXPERTS} experts, not {weight_EH.shape[0]}"
+    if not x.numel():
+        return "takes no empty tensors"
+    return no_fp64(x) or no_fp64(weight_EH)
+
+
+def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
+    rows, dim, experts, k = (case.sizes[n] for n in ("rows", "dim", "experts", "k"))
+    wide = torch.float32 if case.sizes.get("wide") else dtype
+    make = {"device": device, "dtype": wide}
+    weight = random_tensor(experts, dim, seed=seed + 1, scale=2 * dim**-0.5, **make)
+    x = random_tensor(rows, dim, device=device, dtype=dtype, seed=seed)
+    # Tokens whose choice rounding could turn are drawn again.
+    for attempt in range(1, 100):
+        logits = x.double() @ weight.double().T
+        ranked = logits.sort(-1, descending=True).values[:, : k + 1]
+        close = ((ranked[:, :-1] - ranked[:, 1:]) < 2e-3).any(-1)
+        if not bool(close.any()):
+            break
+        again = random_tensor(rows, dim, device=device, dtype=dtype, seed=seed + 1000 * attempt)
+        x = torch.where(close[:, None], again, x)
+    return {
+        "x": x,
+        "weight_EH": weight,
+        "k": k,
+        "renormalise": case.sizes.get("renormalise", True),
+    }
+
+
+def _cost(x: Tensor, weight_EH: Tensor, k: int, renormalise: bool) -> Cost:
+    n_experts, dim = weight_EH.shape
+    n_rows = x.numel() // max(dim, 1)
+    inputs, chosen = tensor_bytes(x, weight_EH), n_rows * k
+    product = 2 * x.numel() * n_experts
+    return Cost(
+        Work(inputs + 12 * chosen + 12 * n_experts, product),
+        Work(2 * inputs + 12 * chosen + 4 * n_experts, 2 * product),
+    )
+
+
+def _sizes(random: Random) -> dict[str, Any]:
+    # Of two experts the means err alike, and what is left of them is one number's luck.
+    experts = random.choice((1, random.randint(4, 40), random.randint(4, 40)))
+    return {
+        "rows": random.randint(1, 70),
+        "dim": random.randint(1, 200),
+        "experts": experts,
+        "k": random.randint(1, min(experts, 6)),
+        "renormalise": random.random() < 0.5,
+        "wide": random.random() < 0.3,
+    }
+
+
+OP = Operator(
+    name="moe_gating",
+    function=moe_gating,
+    reference=reference,
+    implementations={
+        "triton": Implementation(_triton, missing, _refuses),
+        "torch": Implementation(reference),
+    },
+    inputs=_inputs,
+    cost=_cost,
+    sizes=_sizes,
+    gradients=("x", "weight_EH"),
+    cases=(
+        Case("63x100 E20 k3", {"rows": 63, "dim": 100, "experts": 20, "k": 3}),
+        Case("1x1 E1 k1", {"rows": 1, "dim": 1, "experts": 1, "k": 1}),
+        Case(
+            "130x33 E5 k5 not renormalised",
+            {"rows": 130, "dim": 33, "experts": 5, "k": 5, "renormalise": False},
+        ),
+        Case(
+            "17x300 E100 k7 wide router",
+            {"rows": 17, "dim": 300, "experts": 100, "k": 7, "wide": True},
+        ),
+        Case("9x12 E2 k1", {"rows": 9, "dim": 12, "experts": 2, "k": 1}),
+        Case("0x8 E4 k2", {"rows": 0, "dim": 8, "experts": 4, "k": 2}),
+        Case("16384x2048 E64 k8", {"rows": 16384, "dim": 2048, "experts": 64, "k": 8}, bench=True),
+    ),
+)

@@ -1,0 +1,225 @@
+"""Add weighted updates to the tokens that were chosen; the rest passes through unchanged.
+
+    y_b = x_b,    y_b[index_b[j]] += weight_b[j] update_b[j]
+
+The way back of ``token_router``: mixture of depths' equation 1 (Raposo et al. 2024, arXiv
+2404.02258) with the router's weight, and each step of mixture of recursions (Bae et al. 2025, arXiv
+2507.10524, section 2.2). With g_j = dy_b[index_b[j]], the gradients are
+
+    dx = dy,    dupdate_b[j] = weight_b[j] g_j,    dweight_b[j] = sum over D of update_b[j] g_j.
+
+Arithmetic is in FP32.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels._dispatch import run
+from kernels._operator import (
+    Case,
+    Cost,
+    Implementation,
+    Inputs,
+    Mistake,
+    Operator,
+    Work,
+    accumulator,
+    floating,
+    random_tensor,
+    same_device,
+    tensor_bytes,
+    unit_stride,
+)
+from kernels._triton import missing, no_fp64, on_device, tl, triton
+from kernels.token_router import OP as TOKEN_ROUTER
+from kernels.token_router import pull, shuffled_scores, tile
+
+
+def token_scatter(
+    x_BSD: Tensor,
+    update_BKD: Tensor,
+    weight_BK: Tensor,
+    index_BK: Tensor,
+    *,
+    impl: str | None = None,
+) -> Tensor:
+    """Returns [B, S, D] in x's dtype.
+
+    ``update_BKD`` and ``weight_BK`` may have other floating dtypes; they and ``x_BSD`` get
+    gradients. ``index_BK`` int64 holds places of x, each at most once in a sequence, in any order
+    (not checked, since that would wait for the GPU). ``impl``: auto, torch or triton. Raises
+    ``Mistake`` if shapes, dtypes or devices do not go together.
+    """
+    floating("token_scatter", x=x_BSD, update=update_BKD, weight=weight_BK)
+    same_device("token_scatter", x_BSD, update=update_BKD, weight=weight_BK, index=index_BK)
+    if (
+        x_BSD.dim() != 3
+        or update_BKD.dim() != 3
+        or update_BKD.shape[::2] != x_BSD.shape[::2]
+        or update_BKD.shape[1] > x_BSD.shape[1]
+    ):
+        raise Mistake(
+            f"token_scatter: expected x [B, S, D] and update [B, K, D] with K up to S, but got "
+            f"{tuple(x_BSD.shape)} and {tuple(update_BKD.shape)}"
+        )
+    if weight_BK.shape != update_BKD.shape[:2] or index_BK.shape != update_BKD.shape[:2]:
+        raise Mistake(
+            f"token_scatter: weight and index must be [B, K] = {tuple(update_BKD.shape[:2])}, but "
+            f"are {tuple(weight_BK.shape)} and {tuple(index_BK.shape)}"
+        )
+    if index_BK.dtype != torch.int64:
+        raise Mistake(f"token_scatter: index must be torch.int64, not {index_BK.dtype}")
+    return run(OP, impl, x_BSD, update_BKD, weight_BK, index_BK)
+
+
+def reference(x_BSD: Tensor, update_BKD: Tensor, weight_BK: Tensor, index_BK: Tensor) -> Tensor:
+    """The definition."""
+    wide = accumulator(x_BSD.dtype)
+    weighted = weight_BK.to(wide)[..., None] * update_BKD.to(wide)
+    index_BKD = index_BK[..., None].expand(update_BKD.shape)
+    return x_BSD.to(wide).scatter_add(1, index_BKD, weighted).to(x_BSD.dtype)
+
+
+@triton.jit
+def _backward_kernel(
+    dy_ptr,
+    update_ptr,
+    weight_ptr,
+    index_ptr,
+    dupdate_ptr,
+    dweight_ptr,
+    n_rows,
+    chosen,
+    dy_batch,
+    dy_row,
+    update_batch,
+    update_row,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    o_n = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    m_n = o_n < n_rows
+    i_b, i_k = o_n // chosen, o_n % chosen
+    b_place = tl.load(index_ptr + o_n, mask=m_n, other=0)
+    b_w = tl.load(weight_ptr + o_n, mask=m_n, other=0.0).to(tl.float32)[:, None]
+    p_dy = dy_ptr + (i_b * dy_batch + b_place * dy_row)[:, None]
+    p_update = update_ptr + (i_b * update_batch + i_k * update_row)[:, None]
+    b_sum = tl.zeros([ROWS, BLOCK_D], dtype=tl.float32)
+    for start in range(0, D, BLOCK_D):
+        o_d = start + tl.arange(0, BLOCK_D)
+        m = m_n[:, None] & (o_d < D)[None, :]
+        b_dy = tl.load(p_dy + o_d[None, :], mask=m, other=0.0).to(tl.float32)
+        b_update = tl.load(p_update + o_d[None, :], mask=m, other=0.0).to(tl.float32)
+        b_sum += b_update * b_dy
+        tl.store(dupdate_ptr + o_n[:, None] * D + o_d[None, :], b_w * b_dy, mask=m)
+    tl.store(dweight_ptr + o_n, tl.sum(b_sum, axis=1), mask=m_n)
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, update: Tensor, weight: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(update, weight, index)
+        batch, chosen = index.shape
+        slot = torch.full((batch, x.shape[1]), -1, dtype=torch.int32, device=x.device)
+        numbers = torch.arange(chosen, dtype=torch.int32, device=x.device)
+        slot.scatter_(1, index, numbers.expand(batch, chosen))
+        return pull(update, slot, weight, x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        update, weight, index = ctx.saved_tensors
+        update, dy = unit_stride(update), unit_stride(dy)
+        batch, chosen, dim = update.shape
+        dupdate = torch.empty(update.shape, dtype=update.dtype, device=dy.device)
+        dweight = torch.empty(weight.shape, dtype=weight.dtype, device=dy.device)
+        rows, block = tile(dim)
+        with on_device(dy):
+            _backward_kernel[(triton.cdiv(batch * chosen, rows),)](
+                dy,
+                update,
+                weight.contiguous(),
+                index.contiguous(),
+                dupdate,
+                dweight,
+                batch * chosen,
+                chosen,
+                dy.stride(0),
+                dy.stride(1),
+                update.stride(0),
+                update.stride(1),
+                D=dim,
+                ROWS=rows,
+                BLOCK_D=block,
+                num_warps=4,
+            )
+        return dy, dupdate, dweight, None
+
+
+def _triton(x: Tensor, update: Tensor, weight: Tensor, index: Tensor) -> Tensor:
+    return _Scatter.apply(x, update, weight, index)
+
+
+def _refuses(x: Tensor, update: Tensor, weight: Tensor, index: Tensor) -> str | None:
+    if not update.numel():
+        return "takes no empty tensors"
+    return no_fp64(x) or no_fp64(update) or no_fp64(weight)
+
+
+def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
+    batch, length, dim, k = (case.sizes[n] for n in ("batch", "length", "dim", "k"))
+    index = shuffled_scores(batch, length, seed + 3, device).argsort(-1)[:, :k]
+    make = {"device": device, "dtype": dtype}
+    weight = torch.float32 if case.sizes.get("wide") else dtype
+    return {
+        "x_BSD": random_tensor(batch, length, dim, seed=seed, **make),
+        "update_BKD": random_tensor(batch, k, dim, seed=seed + 1, **make),
+        "weight_BK": random_tensor(batch, k, device=device, dtype=weight, seed=seed + 2),
+        "index_BK": index.contiguous(),
+    }
+
+
+def _cost(x_BSD: Tensor, update_BKD: Tensor, weight_BK: Tensor, index_BK: Tensor) -> Cost:
+    x, update = tensor_bytes(x_BSD), tensor_bytes(update_BKD)
+    small = tensor_bytes(weight_BK, index_BK)
+    rows = update_BKD.numel() * x_BSD.element_size()  # of dy, at the places chosen
+    return Cost(
+        Work(2 * x + update + small, 2 * update_BKD.numel()),
+        Work(2 * update + rows + small + tensor_bytes(weight_BK), 3 * update_BKD.numel()),
+    )
+
+
+def _sizes(random: Random) -> dict[str, Any]:
+    # Each weight's gradient is a sum that may cancel: of a few, all may be noise by chance.
+    batch, length = random.randint(1, 3), random.randint(30, 90)
+    return {
+        "batch": batch,
+        "length": length,
+        "dim": random.randint(1, 70),
+        "k": random.choice((length, random.randint(30, length))),
+        "wide": random.random() < 0.3,
+    }
+
+
+OP = Operator(
+    name="token_scatter",
+    function=token_scatter,
+    reference=reference,
+    implementations={
+        "triton": Implementation(_triton, missing, _refuses),
+        "torch": Implementation(reference),
+    },
+    inputs=_inputs,
+    cost=_cost,
+    sizes=_sizes,
+    huge=TOKEN_ROUTER.huge,
+    gradients=("x_BSD", "update_BKD", "weight_BK"),
+    cases=TOKEN_ROUTER.cases,
+)

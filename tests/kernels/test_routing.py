@@ -1,0 +1,172 @@
+"""What routing promises beyond its reference: ties, order, and the way there and back."""
+
+import pytest
+import torch
+from subjects import DEVICE, implementations
+
+from kernels import OPS, Case
+from kernels._triton import missing
+from kernels.moe_experts._order import by_expert
+
+NAN, INF = float("nan"), float("inf")
+
+
+def each(*names):
+    """Every implementation of these operators; the operator's name stands first in the id."""
+    return [
+        pytest.param(OPS[name].implementations[impl], id=f"{name}-{impl}")
+        for name in names
+        for impl in implementations(OPS[name])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scores", "k", "chosen"),
+    [
+        ([1.0, 2.0, 2.0, 2.0, 0.0], 2, [1, 2]),
+        ([0.0, -0.0, 0.0, -0.0], 3, [0, 1, 2]),
+        ([-1.0, -2.0, -0.5, -3.0], 2, [0, 2]),
+        ([-INF, 1.0, -INF, INF, -INF], 3, [0, 1, 3]),
+        ([1.0, NAN, 3.0, 2.0], 2, [1, 2]),
+        ([1e-42, 2e-42, 0.0, -1e-42], 2, [0, 1]),
+    ],
+)
+@pytest.mark.parametrize("route", each("token_router"))
+def test_the_highest_are_chosen_and_of_equals_the_first(route, scores, k, chosen):
+    score = torch.tensor([scores], device=DEVICE)
+    x = torch.arange(float(len(scores)), device=DEVICE)[None, :, None].expand(1, -1, 3)
+    tokens, values, index = route(x, score, k)
+    assert index.tolist() == [chosen]
+    assert tokens[0, :, 0].tolist() == chosen
+    torch.testing.assert_close(values, score[:, chosen], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("scatter", each("token_scatter"))
+def test_what_was_not_chosen_passes_through_bit_for_bit(scatter):
+    x = torch.randn(2, 50, 33, device=DEVICE).half()
+    index = torch.tensor([[3, 8, 49], [0, 1, 2]], device=DEVICE)
+    update, weight = torch.randn(2, 3, 33, device=DEVICE), torch.ones(2, 3, device=DEVICE)
+    y = scatter(x, update, weight, index)
+    rest = torch.ones(2, 50, dtype=torch.bool, device=DEVICE).scatter_(1, index, False)
+    assert torch.equal(y[rest], x[rest])
+    assert not torch.equal(y[~rest], x[~rest])
+
+
+@pytest.mark.parametrize("gate", each("moe_gating"))
+def test_of_equal_logits_the_expert_of_lower_number_is_chosen(gate):
+    rows = torch.tensor([1.0, 2.0, 1.0, 2.0, 2.0, -1.0, 0.0], device=DEVICE)
+    x = torch.ones(5, 4, device=DEVICE)
+    weight, index, counts, _ = gate(x, rows[:, None].expand(-1, 4).contiguous(), 5, True)
+    assert index.tolist() == [[1, 3, 4, 0, 2]] * 5
+    assert counts.tolist() == [5, 5, 5, 5, 5, 0, 0]
+    assert torch.equal(weight[:, 0], weight[:, 2]) and torch.equal(weight[:, 3], weight[:, 4])
+
+
+@pytest.mark.parametrize("gate", each("moe_gating"))
+def test_the_statistics_are_those_of_all_tokens(gate):
+    """Their shares come from 79 programs of the kernel, more than are summed at once."""
+    torch.manual_seed(0)
+    x, router = torch.randn(5000, 6, device=DEVICE), torch.randn(9, 6, device=DEVICE)
+    _, index, counts, mean = gate(x, router, 2, False)
+    assert counts.tolist() == torch.bincount(index.flatten(), minlength=9).tolist()
+    torch.testing.assert_close(mean, (x @ router.T).softmax(-1).mean(0))
+    assert float(mean.sum()) == pytest.approx(1.0, abs=1e-5)
+
+
+def loop_over_experts(x, index, weight, gate, up, down):
+    """A mixture as one would write it down, a token and a choice at a time."""
+    rows = []
+    for n, token in enumerate(x):
+        row = torch.zeros_like(token)
+        for e, share in zip(index[n].tolist(), weight[n], strict=True):
+            if 0 <= e < len(down):
+                inside = torch.nn.functional.silu(gate[e] @ token) * (up[e] @ token)
+                row = row + share * (down[e] @ inside)
+        rows.append(row)
+    return torch.stack(rows)
+
+
+def ways(n_experts, k):
+    """Where 30 tokens may go."""
+    torch.manual_seed(3)
+    return {
+        "anywhere": torch.rand(30, n_experts).argsort(-1)[:, :k],
+        "to the last": torch.arange(n_experts - k, n_experts).expand(30, k),
+        "twice to one": torch.full((30, k), 1),
+        "nowhere, some": torch.where(torch.rand(30, k) < 0.5, -1, 2),
+        "nowhere": torch.full((30, k), n_experts),
+    }
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("n_experts", "k", "way"),
+    [
+        (6, 2, "anywhere"),
+        (3, 3, "anywhere"),
+        (6, 1, "to the last"),
+        (6, 2, "twice to one"),
+        (6, 2, "nowhere, some"),
+        (6, 2, "nowhere"),
+    ],
+)
+@pytest.mark.parametrize("mix", each("moe_experts"))
+def test_a_mixture_is_a_loop_over_its_experts_with_its_gradients(mix, packed, n_experts, k, way):
+    index = ways(n_experts, k)[way]
+    x, weight = torch.randn(30, 9), torch.rand(30, k)
+    gate, up = torch.randn(n_experts, 7, 9), torch.randn(n_experts, 7, 9)
+    down, dy = torch.randn(n_experts, 9, 7), torch.randn(30, 9)
+    leaves = [t.to(DEVICE).requires_grad_() for t in (x, weight, gate, up, down)]
+    x, weight, gate, up, down = leaves
+    index, dy = index.to(DEVICE), dy.to(DEVICE)
+    experts = (torch.cat((gate, up), 1), None, down) if packed else (gate, up, down)
+    found = mix(x, index, weight, *experts)
+    expected = loop_over_experts(x, index, weight, gate, up, down)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    if way == "nowhere":
+        assert not found.any()
+        expected = expected + 0 * sum(t.sum() for t in leaves)
+    pairs = zip(
+        torch.autograd.grad(found, leaves, dy),
+        torch.autograd.grad(expected, leaves, dy, materialize_grads=True),
+        strict=True,
+    )
+    for a, b in pairs:
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mix", each("moe_experts"))
+def test_one_gradient_alone_is_what_it_is_beside_the_others(mix):
+    op = OPS["moe_experts"]
+    case = Case("small", {"rows": 9, "dim": 5, "width": 6, "experts": 2, "k": 2})
+    inputs = op.inputs(case, DEVICE, torch.float32, 0)
+
+    def gradients(*names):
+        leaves = {n: x.detach().requires_grad_(n in names) for n, x in inputs.items()}
+        return torch.autograd.grad(mix(*leaves.values()).sum(), [leaves[n] for n in names])
+
+    for name, expected in zip(op.gradients, gradients(*op.gradients), strict=True):
+        torch.testing.assert_close(gradients(name), (expected,))
+
+
+@pytest.mark.skipif(missing(DEVICE.type) is not None, reason="needs Triton to run")
+def test_the_order_by_expert_is_that_of_a_stable_sort():
+    """Of more choices than one chunk, one tile of chunks and one turn of a chunk hold."""
+    torch.manual_seed(0)
+    n_experts, m = 40, 16
+    index = torch.randint(-1, n_experts - 1, (10_000, 2), device=DEVICE)  # the last gets none
+    order = by_expert(index, n_experts, m)
+    flat = index.flatten()
+    kept = int((flat >= 0).sum())
+    expected = flat.argsort(stable=True)[len(flat) - kept :]
+    assert torch.equal(order.choice[:kept].long(), expected)
+    assert torch.equal(order.row[expected].long(), torch.arange(kept, device=DEVICE))
+    assert bool((order.row[flat < 0] == -1).all())
+    ends = torch.bincount(flat[flat >= 0], minlength=n_experts).cumsum(0)
+    assert order.first.tolist() == [0, *ends.tolist()]
+    rows = []
+    for expert, first, end in order.block.T.tolist():
+        if expert >= 0:
+            assert end == ends[expert]
+            rows += [(row, expert) for row in range(first, min(first + m, end))]
+    assert rows == list(enumerate(flat[expected].tolist()))
