@@ -292,7 +292,8 @@ def _case(
 
 
 def _sizes(random: Random) -> dict[str, Any]:
-    length, kv_heads, dim = random.randint(1, 40), random.randint(1, 3), 8 * random.randint(1, 9)
+    # From 2 tokens on: of one, which has a case, all gradients but v's are rounding errors alone.
+    length, kv_heads, dim = random.randint(2, 40), random.randint(1, 3), 8 * random.randint(1, 9)
     some = range(kv_heads)
     return {
         "batch": random.randint(1, 2),
@@ -304,7 +305,7 @@ def _sizes(random: Random) -> dict[str, Any]:
         "causal": random.random() < 0.7,
         "ranks": random.choice((None, [random.randint(1, dim) for _ in some])),
         "bits": random.choice((None, [random.choice((8, 16, 32)) for _ in some])),
-        "scale": random.choice((None, 0.2)),
+        "scale": random.choice((None, 0.1)),
         "allow_fp8": random.random() < 0.5,
     }
 
