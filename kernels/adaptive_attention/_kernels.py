@@ -46,8 +46,12 @@ def narrow_kernel(
         b_ey = tl.maximum((b_y.to(tl.int32, bitcast=True) >> 23) & 255, 121)
         b_big = ((b_ey + 20) << 23).to(tl.float32, bitcast=True) * 1.5
         b_y = (b_y + b_big) - b_big
+    else:
+        b_y = b_y.to(tl.float16).to(tl.float32)
+    # From here on b_y is exact in low's dtype. It is not read back from there: on an H200 that gave
+    # the elements of FP8 in another order.
     b_low = b_y.to(low_ptr.dtype.element_ty)
-    b_near = tl.where((b_bits <= BITS)[:, None], b_low.to(tl.float32) * b_unit[:, None], b_x)
+    b_near = tl.where((b_bits <= BITS)[:, None], b_y * b_unit[:, None], b_x)
     o_near = o_b * near_batch + o_h * near_head + o_t * near_token
     tl.store(near_ptr + o_near[:, None] + o_d[None, :], b_near, mask=m)
     tl.store(low_ptr + o_n[:, None] * D + o_d[None, :], b_low, mask=m)

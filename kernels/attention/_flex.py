@@ -102,6 +102,8 @@ def _refuses(
         return "flex takes no empty tensors"
     if q.dtype == torch.float64:
         return "flex takes no float64"
+    if q.is_cuda and q.shape[-1] < 16:
+        return f"flex takes head dimensions of at least 16 on a GPU, not {q.shape[-1]}"
     if not q.is_cuda and torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
         return "flex has no backward pass on the CPU"
     return None
