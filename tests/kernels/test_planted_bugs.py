@@ -157,7 +157,7 @@ BUGS = {
         FLASH, " * b_unit[None, :]", " * (b_unit[None, :] * 0 + 1)", FP8,
     ),
     "adaptive_attention: the backward pass sees what was not rounded": (
-        ADAPTIVE, "b_low.to(tl.float32) * b_unit[:, None], b_x)", "b_x, b_x)", FP8,
+        ADAPTIVE, "b_y * b_unit[:, None], b_x)", "b_x, b_x)", FP8,
     ),
     "adaptive_attention: dq is not scaled": (ADAPTIVE, "b_dq * scale", "b_dq * 1.0", RANKS),
     "adaptive_attention: dk is that of another width": (
