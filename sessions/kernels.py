@@ -1,6 +1,6 @@
 """Sessions of timed kernels: each segment is one implementation at one case in one direction.
 
-Their configurations name the family ``FAMILY``, the operator as preset, the direction as workload,
+Their configurations name the family ``model.KERNELS``, the operator as preset, the direction as workload,
 the case and the dtype as settings, the implementation as a toggle.
 """
 
@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sessions import statistics
-from sessions.model import Segment, Session
+from sessions.model import KERNELS, Segment, Session
 from sessions.tables import Cell, Column, Measured, Table
 
-FAMILY = "kernels"
 EAGER, COMPILED = "torch", "torch.compile"
 
 _COLUMNS = [
@@ -41,7 +40,7 @@ def kernels_table(session: Session) -> Table:
     large copy and a large matrix product, measured in the same run, over the time taken. Speed-ups
     above 1 are faster.
     """
-    segments = [s for s in session.segments if s.configuration.family == FAMILY]
+    segments = [s for s in session.segments if s.configuration.family == KERNELS]
     return Table(session.title, _COLUMNS, [_row(segment, segments) for segment in segments])
 
 

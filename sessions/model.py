@@ -39,6 +39,7 @@ class Phase(enum.IntEnum):
 
 
 Scalar = bool | int | float | str
+KERNELS = "kernels"  # the family of a segment that timed a kernel, and no model
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):

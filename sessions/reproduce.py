@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from sessions.columns import row_count
 from sessions.errors import SessionError
-from sessions.kernels import FAMILY
-from sessions.model import Configuration, Scalar, Segment, Session
+from sessions.model import KERNELS, Configuration, Scalar, Segment, Session
 
 _DEFAULT_DATA = "synthetic"
 
@@ -20,7 +19,7 @@ def arguments(
     output: str | os.PathLike[str] | None = None,
 ) -> list[str]:
     """The arguments after ``workbench`` that run this configuration."""
-    if configuration.family == FAMILY:
+    if configuration.family == KERNELS:
         found = ["bench", configuration.preset, "--every-case"]
         found += _option("--dtype", str(configuration.settings["dtype"]))
         return found + (_option("-o", os.fspath(output)) if output is not None else [])
@@ -88,7 +87,7 @@ def _calls(session: Session, stem: str) -> list[list[str]]:
         steps = row_count(segment.steps) or None
         call = arguments(segment.configuration, steps, f"{stem}-{len(calls):04d}.h5")
         # One call times all contenders of an operator, each of which is a segment.
-        if segment.configuration.family != FAMILY or all(call[:-1] != c[:-1] for c in calls):
+        if segment.configuration.family != KERNELS or all(call[:-1] != c[:-1] for c in calls):
             calls.append(call)
     return calls
 

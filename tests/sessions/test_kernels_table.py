@@ -7,15 +7,15 @@ import pytest
 
 from sessions import reproduce
 from sessions.columns import Columns
-from sessions.kernels import FAMILY, kernels_table
-from sessions.model import STEP_COLUMNS, Configuration, Phase, Segment, Session
+from sessions.kernels import kernels_table
+from sessions.model import KERNELS, STEP_COLUMNS, Configuration, Phase, Segment, Session
 
 LEDGER = {"floor_us": 8.0, "bytes": 40_000, "flops": 2_000_000, "error": 0.25, "first_s": 1.5}
 
 
 def segment(implementation, us, direction="forward", case="3x5", **ledger):
     configuration = Configuration(
-        family=FAMILY,
+        family=KERNELS,
         preset="swiglu",
         workload=direction,
         settings={"case": case, "dtype": "bfloat16"},

@@ -9,8 +9,7 @@ import torch
 import kernels
 from kernels import hardware
 from kernels._bench import Row, bench, host_times_us
-from sessions.kernels import FAMILY
-from sessions.model import Configuration, Phase, Scalar
+from sessions.model import KERNELS, Configuration, Phase, Scalar
 from workbench import protocol
 from workbench.runner.failures import Cancelled, Mistake
 from workbench.runner.rig import Rig
@@ -67,7 +66,7 @@ class BenchRun:
         index, rig.segments = rig.segments, rig.segments + 1
         self._segments[id(row)] = index
         configuration = Configuration(
-            family=FAMILY,
+            family=KERNELS,
             preset=row.op,
             workload=row.direction,
             settings={"case": row.case, "dtype": row.dtype},

@@ -7,8 +7,7 @@ import json
 import wire_samples
 
 from sessions import hdf5
-from sessions.kernels import FAMILY
-from sessions.model import Configuration, Phase
+from sessions.model import KERNELS, Configuration, Phase
 from workbench import protocol
 from workbench.cli import main
 
@@ -19,7 +18,7 @@ def answers(reason="done"):
     catalogue = wire_samples.catalogue()
     catalogue.operators = OPERATORS
     configuration = Configuration(
-        family=FAMILY,
+        family=KERNELS,
         preset="swiglu",
         settings={"case": "3x5", "dtype": "float32"},
         toggles={"implementation": "torch"},
@@ -59,7 +58,7 @@ def test_the_session_is_saved_and_the_rows_are_json(sent, tmp_path, capsys):
     assert row["ledger"]["error"] == 0.5
     session = hdf5.load(path)
     assert session.title == "kernels"
-    assert session.segments[0].configuration.family == FAMILY
+    assert session.segments[0].configuration.family == KERNELS
 
 
 def test_an_unknown_operator_is_a_mistake_that_names_what_there_is(sent, capsys):
