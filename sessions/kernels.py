@@ -1,7 +1,7 @@
 """Sessions of timed kernels: each segment is one implementation at one case in one direction.
 
-Their configurations name the family ``model.KERNELS``, the operator as preset, the direction as workload,
-the case and the dtype as settings, the implementation as a toggle.
+Their configurations name the family ``model.KERNELS``, the operator as preset, the direction as
+workload, the case and the dtype as settings, the implementation as a toggle.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ configuration neither builds nor compiles it again.
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from workbench.runner.training import Trainer, Weights
 from workbench.runner.workloads import Bench, Compute, Step
 
 KEPT_ARMS = 24
+FREE_SHARE = 0.3  # of a GPU's memory, for the next arm
 
 
 @dataclass
@@ -112,12 +114,26 @@ class Arm:
         return self.evidence
 
 
+def is_short(device: torch.device) -> bool:
+    """Whether so little of a GPU's memory is free that arms that are not in use should go."""
+    if device.type != "cuda":
+        return False
+    free, total = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + held < FREE_SHARE * total
+
+
 class Arms:
     """Builds arms and keeps them, least recently used first to go."""
 
     def __init__(self) -> None:
         self._arms: dict[bytes, Arm] = {}
         self._weights: dict[bytes, Weights] = {}
+
+    @property
+    def count(self) -> int:
+        """How many arms are kept."""
+        return len(self._arms)
 
     def has(self, situation: Situation) -> bool:
         """Whether the situation's arm is built already."""
@@ -128,8 +144,9 @@ class Arms:
         key = msgspec.json.encode(situation.configuration)
         arm = self._arms.pop(key, None)
         if arm is None:
-            while len(self._arms) >= KEPT_ARMS:
+            while len(self._arms) >= KEPT_ARMS or (self._arms and is_short(situation.device)):
                 self._arms.pop(next(iter(self._arms)))
+                gc.collect()  # what was compiled holds its model in a cycle
             arm = self._build(situation, phases)
         self._arms[key] = arm
         return arm
@@ -139,6 +156,15 @@ class Arms:
         self._arms.pop(msgspec.json.encode(situation.configuration), None)
         for weights in self._weights.values():
             weights.drop_gradients()
+
+    def forget_arms(self) -> int:
+        """Free all arms and return how many there were; the weights stay."""
+        count = len(self._arms)
+        self._arms.clear()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return count
 
     def forget_all(self) -> None:
         """Free all arms and weights."""

@@ -108,6 +108,23 @@ class Run:
         rig.watchdog.active = True
         if not reused:
             rig.state("building", "Building the model")
+        arm = self._enter(situation, reused)
+        if arm is None:
+            count = rig.arms.forget_arms()
+            self._note("info", f"freed what was built before ({count}): memory was short")
+            arm = self._enter(situation, reused, again=True)
+            assert arm is not None
+        rig.memory.replayed_bytes = getattr(arm.step, "replayed_bytes", 0)
+        self._arm, self._situation, self._steady = arm, situation, 0
+        self._shown = False
+        rig.state("running")
+
+    def _enter(self, situation: Situation, reused: bool, *, again: bool = False) -> Arm | None:
+        """Build an arm and take its first step; None if it can be tried ``again`` with more memory.
+
+        A capture that fails hides what it failed of, which may have been memory.
+        """
+        rig = self._rig
         try:
             with rig.phases.during(Phase.BUILD):
                 arm = rig.arms.get(situation, rig.phases)
@@ -117,15 +134,15 @@ class Run:
             rig.phases.restart()
             if not reused:
                 self._first_step(arm)
+            return arm
         except Exception as error:
             self._entered.close()
             rig.arms.forget(situation)
-            self._facts(failure=explain(error).sentence)
-            raise
-        rig.memory.replayed_bytes = getattr(arm.step, "replayed_bytes", 0)
-        self._arm, self._situation, self._steady = arm, situation, 0
-        self._shown = False
-        rig.state("running")
+            failure = explain(error)
+            if again or failure.kind not in ("out-of-memory", "capture") or not rig.arms.count:
+                self._facts(failure=failure.sentence)
+                raise
+        return None
 
     def _first_step(self, arm: Arm) -> None:
         """The step in which all that is lazy happens: compiles, captures, allocations."""

@@ -85,6 +85,7 @@ FAULTS = {
     "deaf": _hang_deafly,
     "exit": lambda: os._exit(7),
     "later": _raise,  # of a model that is not the first of its configuration
+    "tight": _out_of_gpu_memory,  # of the second such model, and of no other
     "segfault": faulthandler._sigsegv,
     "slow": lambda: time.sleep(0.05),
 }
@@ -104,13 +105,14 @@ class FaultyConfig(hydra.HydraConfig):
 def _construct(config: FaultyConfig) -> LanguageModel:
     model = hydra.construct(config)
     _constructed[config] += 1
-    first = _constructed[config] <= 2  # one for the weights, one around them
+    number = _constructed[config]  # the first is for the weights, the second around them
+    wrong = {"later": number > 2, "tight": number == 3}.get(config.fault, True)
     calls = 0
 
     def misbehave(*_: object) -> None:
         nonlocal calls
         calls += 1
-        if calls >= config.call and not (first and config.fault == "later"):
+        if calls >= config.call and wrong:
             FAULTS[config.fault]()
 
     model.register_forward_pre_hook(misbehave)

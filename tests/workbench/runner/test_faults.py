@@ -108,6 +108,20 @@ def test_a_toggle_that_fails_goes_back_to_the_configuration_before(survivor, cal
     assert survivor.finish(protocol.Stop()).reason == "stopped"
 
 
+def test_a_build_that_lacks_memory_is_tried_again_without_the_earlier_ones(survivor):
+    survivor.start(faulty("tight", 1))
+    survivor.until_steps(1)
+    since = len(survivor.messages)
+    survivor.send(protocol.Apply(toggles={"attention": "manual"}))
+    survivor.until(protocol.SegmentStarted)
+    survivor.until_steps(2)
+    notes = [m.text for m in survivor.messages[since:] if isinstance(m, protocol.Note)]
+    assert "freed what was built before (1): memory was short" in notes
+    assert not [m for m in survivor.messages[since:] if isinstance(m, protocol.Failure)]
+    assert survivor.session.segments[-1].configuration.toggles["attention"] == "manual"
+    assert survivor.finish(protocol.Stop()).reason == "stopped"
+
+
 @pytest.fixture(scope="module")
 def sitting(tmp_path_factory) -> Iterator[tuple[Journal, Recorder]]:
     """One session that outlives its runners."""
