@@ -48,6 +48,16 @@ def test_a_failing_implementation_is_told_and_the_next_is_timed():
     assert [row.impl for row in rest] == ["plain", "plain"]
 
 
+def test_one_that_writes_into_its_inputs_spoils_nothing_for_the_next():
+    def greedy(gate, up):
+        result = OPS["swiglu"].reference(gate, up)
+        gate.detach().fill_(7.0)
+        return result
+
+    rows = timed(with_implementations(greedy=greedy, plain=OPS["swiglu"].reference))
+    assert [row.problem for row in rows if row.impl == "plain"] == ["", ""]
+
+
 def test_what_is_not_begun_by_the_deadline_says_so():
     rows = timed(with_implementations(plain=OPS["swiglu"].reference), deadline=0.0)
     assert [row.problem for row in rows] == ["not timed: out of time"]

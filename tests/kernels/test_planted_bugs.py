@@ -397,12 +397,18 @@ def check(operator: str, sizes) -> bool:
     return all(c.right for c in exact.compare(op.implementations["triton"]))
 
 
+right: set[tuple[str, str]] = set()
+
+
 @pytest.mark.skipif(not INTERPRETED and DEVICE.type == "cpu", reason="needs Triton to run")
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.replace(": ", "-"))
 def test_a_planted_bug_turns_the_generic_check_red(bug, monkeypatch):
     module_name, old, new, sizes = BUGS[bug]
     operator = bug.partition(":")[0]
-    assert check(operator, sizes), "right before"
+    before = (operator, repr(sizes))
+    if before not in right:  # of several bugs that the same sizes show, it is asked once
+        assert check(operator, sizes), "right before"
+        right.add(before)
     plant(monkeypatch, module_name, old, new)
     assert not check(operator, sizes), "and wrong with the bug"
 
