@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
+import signal
 import time
 from pathlib import Path
 
@@ -29,11 +31,27 @@ def leftovers(path: Path) -> set[Path]:
     return set(path.parent.glob(".s.h5.*.partial"))
 
 
-def wait_for_a_write(path: Path) -> None:
-    before = leftovers(path)
-    give_up = time.monotonic() + 20
-    while leftovers(path) <= before and time.monotonic() < give_up:
-        pass
+def save_and_die(path: Path, half: bool) -> None:
+    """Save, and be killed with half of the content written, or with all of it before it counts."""
+
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if half:
+        opened = Path.open
+
+        def open_and_die(self, *arguments):
+            stream = opened(self, *arguments)
+            content = memoryview(hdf5.image(changed))
+            stream.write(content[: len(content) // 2])
+            stream.flush()
+            die()
+
+        Path.open = open_and_die
+    else:
+        os.fsync = die
+    changed = samples.session(n=ROWS // 2, segments=1, title=str(ROWS // 2))
+    hdf5.save(changed, path)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -42,17 +60,21 @@ def test_file_is_whole_after_every_kill_of_the_process_that_saves_it(tmp_path):
     hdf5.save(samples.session(n=ROWS, segments=1, title=str(ROWS)), path)
     moments = random.Random(0)
     context = multiprocessing.get_context("fork")
-    titles, torn = set(), 0
+    titles = set()
     for kill in range(KILLS):
-        process = context.Process(target=save_for_ever, args=(path,))
-        process.start()
+        before = leftovers(path)
         if kill % 2:
-            wait_for_a_write(path)
-        time.sleep(moments.uniform(0.0, 0.002 if kill % 2 else 0.3))
-        process.kill()
+            process = context.Process(target=save_and_die, args=(path, kill % 4 == 1))
+            process.start()
+        else:
+            process = context.Process(target=save_for_ever, args=(path,))
+            process.start()
+            time.sleep(moments.uniform(0.0, 0.3))
+            process.kill()
         process.join()
         assert process.exitcode == -9
-        torn += bool(leftovers(path))  # the next save clears them away
+        if kill % 2:
+            assert leftovers(path) - before, "it did not die in the write, so nothing was tested"
         session = hdf5.load(path)
         steps = session.segments[0].steps
         rows = int(session.title)
@@ -60,4 +82,3 @@ def test_file_is_whole_after_every_kill_of_the_process_that_saves_it(tmp_path):
         np.testing.assert_array_equal(steps["wall_ms"], samples.steps(rows)["wall_ms"])
         titles.add(rows)
     assert len(titles) > 1, "no save was ever finished, so nothing was tested"
-    assert torn, "no kill fell into a write, so nothing was tested"
