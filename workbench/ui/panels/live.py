@@ -246,13 +246,18 @@ class LivePanel(QWidget):
             if self._window is not None and self._state.live:
                 start = stop - self._window
             self._spread(*self._range(start, stop), pull=False)
+        again_ms = 0.0
         for chart in shown:
             if chart.reason is not None:
-                self._dirty |= not chart.refresh()
-                if chart.reason is None:
+                if not chart.refresh():
+                    again_ms = again_ms or 1e3 * EMPTY_CHECK_S
+                elif chart.reason is None:
+                    again_ms = FRAME_MS  # it has data now, which the range does not know of yet
                     self._stack_up()
-        if self._dirty and not self._timer.isActive():
-            self._timer.start(round(1e3 * EMPTY_CHECK_S))
+        if again_ms:
+            self._dirty = True
+            if not self._timer.isActive():
+                self._timer.start(round(again_ms))
         self._align()
 
     def _range(self, start: float, stop: float) -> tuple[float, float]:
