@@ -22,6 +22,7 @@ from kernels._timing import ceilings, gpu_times_us, host_us, kernel_us
 
 COMPILED = "torch.compile"  # the reference, compiled
 REFERENCE = "reference"
+BOTH = "forward and backward"
 _WHOLE_MATRIX = ("manual", "sdpa_math")  # attention backends that hold every weight at once
 _WHOLE_LIMIT = 1 << 25  # queries times keys up to which they are timed
 
@@ -40,7 +41,7 @@ class Row:
     op: str
     case: str
     impl: str
-    direction: str  # "forward" or "backward"
+    direction: str  # "forward", "backward", or BOTH where the operator has gradients_in_forward
     dtype: str
     work: Work
     floor_us: float
@@ -195,6 +196,17 @@ def _directions(
     if not live:
         return
     upstream = [torch.randn_like(y) for y in live]
+    if op.gradients_in_forward:
+        work = Work(
+            cost.forward.bytes + cost.backward.bytes, cost.forward.flops + cost.backward.flops
+        )
+
+        def both() -> Any:
+            again = [y for y in as_tuple(call(*leaves.values())) if y.requires_grad]
+            return torch.autograd.grad(again, wanted, upstream)
+
+        yield BOTH, work, both
+        return
     yield (
         "backward",
         cost.backward,

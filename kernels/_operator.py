@@ -89,7 +89,9 @@ class Operator:
     gradient, and ``cost(**inputs)`` counts the work. ``sizes(random)`` draws valid small sizes for
     ``inputs``. ``large_reference`` stands in for the reference where that would not fit in memory.
     ``comparable`` turns results that are unique only up to a choice into ones that can be compared.
-    ``huge`` are sizes whose first tensor has over 2^31 elements, along its first dimension.
+    ``gradients_in_forward``: they are computed there where they will be asked for, so that the
+    backward pass by itself says nothing. ``huge`` are sizes whose first tensor has over 2^31
+    elements, along its first dimension.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Operator:
     gradients: tuple[str, ...] = ()
     large_reference: Callable[..., Any] | None = None
     comparable: Callable[[Any], Any] | None = None
+    gradients_in_forward: bool = False
     huge: Mapping[str, Any] | None = None
 
     def unavailable(self, impl: str, device_type: str) -> str | None:

@@ -251,6 +251,7 @@ def _sizes(random: Random) -> dict[str, Any]:
 
 OP = Operator(
     name="linear_cross_entropy",
+    gradients_in_forward=True,
     function=linear_cross_entropy,
     reference=reference,
     implementations={

@@ -32,6 +32,15 @@ def test_each_direction_of_a_right_implementation_is_timed():
     assert backward.work.flops > forward.work.flops > 0
 
 
+def test_gradients_of_the_forward_pass_are_timed_together_with_it():
+    op = with_implementations(plain=OPS["swiglu"].reference)
+    forward, both = timed(dataclasses.replace(op, gradients_in_forward=True))
+    assert (forward.direction, both.direction) == ("forward", "forward and backward")
+    _, backward = timed(op)
+    assert both.work.flops == forward.work.flops + backward.work.flops
+    assert OPS["linear_cross_entropy"].gradients_in_forward
+
+
 def test_a_wrong_implementation_is_told_and_not_timed():
     rows = timed(with_implementations(wrong=lambda gate, up: gate * up))
     (row,) = rows

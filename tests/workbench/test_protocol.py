@@ -42,7 +42,7 @@ def strategy(kind) -> st.SearchStrategy:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = typing.get_type_hints(kind)
         return st.builds(kind, **{name: strategy(hints[name]) for name in kind.__struct_fields__})
-    raise NotImplementedError(f"no strategy for {kind}")
+    raise TypeError(f"no strategy for {kind}")
 
 
 def assert_refused(decode, line: bytes) -> None:
