@@ -7,12 +7,14 @@ import pkgutil
 
 from models._costs import Costs, Footprint
 from models._family import ConfigField, Family
-from models._language_model import CHECKPOINTING, Cache, LanguageModel
+from models._language_model import BlockOutput, Cache, LanguageModel
 from models._mistake import ConfigurationError
+from models._model import CHECKPOINTING, Metric, Model
 
 __all__ = [
     "CHECKPOINTING",
     "FAMILIES",
+    "BlockOutput",
     "Cache",
     "ConfigField",
     "ConfigurationError",
@@ -20,6 +22,8 @@ __all__ = [
     "Family",
     "Footprint",
     "LanguageModel",
+    "Metric",
+    "Model",
 ]
 
 

@@ -25,6 +25,9 @@ class Costs:
     saved_fp32_per_token: int  # FP32 numbers one block saves a token whatever the precision
     unfused_per_token: int  # compute-dtype numbers one block saves more without fused kernels
     tables_bytes: int  # rotary tables and other constants, shared
+    cached_per_sequence: int = 0  # numbers kept a sequence while decoding, whatever its length
+    cached_fp32_per_sequence: int = 0  # FP32 numbers of the same kind
+    scan_per_token: int = 0  # multiply-adds a token beside linears and scores, all layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +82,7 @@ def flops(
     pairs = sequence * context + sequence * (sequence + 1) // 2
     head_tokens = 1 if last_only else sequence
     forward = 2 * (
-        costs.matmul_per_token * sequence
+        (costs.matmul_per_token + costs.scan_per_token) * sequence
         + 2 * costs.score_width * pairs
         + costs.dim * costs.rows * head_tokens
     )
@@ -132,7 +135,9 @@ def footprint(
         # One block's temporaries live at a time; a decode step has one token a sequence.
         live = block // sequence if workload == "decode" else block
         logits = batch * (1 if decoding else sequence) * costs.rows * size.compute
-        cache = tokens * costs.cached_per_token * size.compute if decoding else 0
+        if decoding:
+            held = sequence * costs.cached_per_token + costs.cached_per_sequence
+            cache = batch * (held * size.compute + costs.cached_fp32_per_sequence * 4)
         activations = max(live, logits) + block_copies + head_copy
     return Footprint(
         weights=weights,

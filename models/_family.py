@@ -19,9 +19,10 @@ from torch import nn
 
 from models._costs import Costs, Footprint, flops, footprint
 from models._initialise import initialise
-from models._language_model import LanguageModel
 from models._mistake import ConfigurationError
+from models._model import Metric, Model
 
+Batch = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]  # inputs, targets
 WORKLOADS = ("forward", "train", "prefill", "decode")
 
 
@@ -69,11 +70,15 @@ class Family:
     config: type[Any]  # a frozen dataclass made of ``setting`` fields
     presets: Mapping[str, Any]  # from small to large
     suggestions: Mapping[str, Mapping[str, tuple[int, int]]]  # preset: device: batch, sequence
-    construct: Callable[[Any], LanguageModel]
+    construct: Callable[[Any], Model]
     check: Callable[[Any], None]  # raises ConfigurationError for what no single field shows
     costs: Callable[[Any], Costs]
     workloads: tuple[str, ...] = WORKLOADS
     first_choice: str = "base"  # the largest preset that is chosen unasked
+    metrics: tuple[Metric, ...] = ()  # what its models measure of themselves
+    # Of a family whose inputs are no tokens: (config, batch, sequence, generator) to a random batch
+    # of inputs and targets on the CPU.
+    draw: Callable[[Any, int, int, torch.Generator], Batch] | None = None
 
     def fields(self) -> list[ConfigField]:
         """The configuration's fields, for forms and for the command line."""
@@ -211,7 +216,7 @@ class Family:
         config: Any,
         device: torch.device | str = "meta",
         dtype: torch.dtype = torch.float32,
-    ) -> LanguageModel:
+    ) -> Model:
         """The structure alone: parameters without values, on ``device``."""
         self.validate(config)
         with torch.device("meta"):
@@ -225,13 +230,13 @@ class Family:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
-    ) -> LanguageModel:
+    ) -> Model:
         """A model with weights drawn from ``seed``: the same ones on every device."""
         model = self.build(config)
         initialise(model, torch.device(device), dtype, seed)
         return _with_buffers(model)
 
-    def share(self, config: Any, weights: Mapping[str, nn.Parameter]) -> LanguageModel:
+    def share(self, config: Any, weights: Mapping[str, nn.Parameter]) -> Model:
         """Another model around the very ``weights`` of one: ``model.weights()`` of the first."""
         model = self.build(config)
         model.load_state_dict(weights, assign=True)
@@ -301,7 +306,7 @@ def _gigabytes(count: int) -> str:
     return f"{count / 1e9:,.1f} GB"
 
 
-def _with_buffers(model: LanguageModel) -> LanguageModel:
+def _with_buffers(model: Model) -> Model:
     """Compute the constants that are no weights where the weights are; none may stay behind."""
     device = next(model.parameters()).device
     for module in model.modules():

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from models._attention import RotaryCache
 from models._layers import Embedding, Linear, RMSNorm
 from models._mistake import ConfigurationError
-
-CHECKPOINTING = ("none", "full", "selective")
+from models._model import Model
 
 
 class State(Protocol):
@@ -61,11 +59,25 @@ class Cache:
             tensor.zero_()
 
 
-class LanguageModel(nn.Module):
+class BlockOutput(NamedTuple):
+    """What a block returns that has more to say than the residual stream.
+
+    ``loss`` ([], FP32, or None) is added to the training loss; ``measured`` are rows of metrics.
+    They are returned, not written by the block, so that a block stays a pure function: only then
+    may it be compiled inside of a checkpoint.
+    """
+
+    x: Tensor  # (B, S, E)
+    loss: Tensor | None
+    measured: dict[str, Tensor]
+
+
+class LanguageModel(Model):
     """A causal language model over the blocks that a family supplies.
 
-    A block is a module with ``forward(x_BSE, state, position) -> x_BSE`` and
-    ``new_state(batch, length, device, dtype) -> State``.
+    A block is a module with ``forward(x_BSE, state, position) -> x_BSE | BlockOutput`` and
+    ``new_state(batch, length, device, dtype) -> State``. One that measures says so in
+    ``measures``, the number of columns by metric; each such block is one row of the metric.
     """
 
     def __init__(
@@ -84,8 +96,15 @@ class LanguageModel(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.norm = RMSNorm(dim, norm_eps)
         self.head = None if tie_embeddings else Linear(dim, rows)
-        self.checkpointing = "none"
-        self.checkpointed_blocks = 0
+        columns: dict[str, int] = {}
+        self._rows: list[dict[str, int]] = []  # by block: its row in each metric
+        counts: dict[str, int] = {}
+        for block in blocks:
+            measures: dict[str, int] = getattr(block, "measures", {})
+            columns |= measures
+            self._rows.append({name: counts.get(name, 0) for name in measures})
+            counts |= {name: row + 1 for name, row in self._rows[-1].items()}
+        self.declare_metrics({name: (counts[name], columns[name]) for name in columns})
 
     def forward(
         self,
@@ -103,17 +122,22 @@ class LanguageModel(nn.Module):
         synchronization. ``last_only`` gives (B, 1, V): only what a prefill needs.
         """
         self._check_length(tokens_BS, cache, position)
-        x_BSE = self._run_blocks(self.embedding(tokens_BS), cache, position)
+        x_BSE, _ = self._run_blocks(self.embedding(tokens_BS), cache, position)
         if last_only:
             x_BSE = x_BSE[:, -1:]
-        weight_VE = self.embedding.weight if self.head is None else self.head.weight
-        return functional.linear(self.norm(x_BSE), weight_VE)
+        return self._logits(x_BSE)
 
     def loss(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
-        """Mean cross-entropy of ``targets_BS`` in nats, [], computed in FP32 (FP64 for FP64)."""
-        logits_NV = self(tokens_BS).flatten(0, 1)
+        """Mean cross-entropy of ``targets_BS`` in nats, [], computed in FP32 (FP64 for FP64).
+
+        The blocks' own losses are added.
+        """
+        self._check_length(tokens_BS, None, None)
+        x_BSE, auxiliary = self._run_blocks(self.embedding(tokens_BS), None, None)
+        logits_NV = self._logits(x_BSE).flatten(0, 1)
         wide = torch.promote_types(logits_NV.dtype, torch.float32)
-        return functional.cross_entropy(logits_NV.to(wide), targets_BS.flatten())
+        loss = functional.cross_entropy(logits_NV.to(wide), targets_BS.flatten())
+        return loss if auxiliary is None else loss + auxiliary
 
     def new_cache(self, batch: int, length: int, dtype: torch.dtype | None = None) -> Cache:
         """An empty decode state on the model's device for ``length`` positions.
@@ -134,57 +158,35 @@ class LanguageModel(nn.Module):
         ]
         return Cache(batch, length, states)
 
-    def weights(self) -> dict[str, nn.Parameter]:
-        """The parameters themselves by name, for ``Family.share``."""
-        weights: dict[str, nn.Parameter] = self.state_dict(keep_vars=True)
-        return weights
+    def _logits(self, x_BSE: Tensor) -> Tensor:
+        weight_VE = self.embedding.weight if self.head is None else self.head.weight
+        return functional.linear(self.norm(x_BSE), weight_VE)
 
-    def set_checkpointing(self, mode: str) -> None:
-        """Which blocks keep their inputs only and compute again in backward.
-
-        "none"; "full": every block; "selective": every second one, which halves the saving and
-        the recomputation, and unlike a policy per operator means the same for eager, compiled and
-        captured steps. Raises ``ValueError`` for another mode.
-        """
-        if mode not in CHECKPOINTING:
-            raise ValueError(f"set_checkpointing: unknown mode {mode!r}; allowed: {CHECKPOINTING}")
-        self.checkpointing = mode
-
-    def share_rope_cache(self, shared: bool) -> None:
-        """Let all layers hold one rotary table, or each one of its own; the results are the same.
-
-        Tables that differ in head width, length or base are never merged.
-        """
-        first: dict[tuple[int, int, float], RotaryCache] = {}
-        for module in list(self.modules()):
-            for name, child in list(module.named_children()):
-                if not isinstance(child, RotaryCache):
-                    continue
-                key = (child.head_dim, child.max_sequence, child.theta)
-                if not shared:
-                    with child.cos_SR.device:
-                        setattr(module, name, RotaryCache(*key))
-                else:
-                    setattr(module, name, first.setdefault(key, child))
-
-    def rope_cache_bytes(self) -> int:
-        """Bytes of all rotary tables, a shared one counted once."""
-        tables = [module for module in self.modules() if isinstance(module, RotaryCache)]
-        return sum(table.cos_SR.nbytes + table.sin_SR.nbytes for table in tables)
-
-    def _run_blocks(self, x_BSE: Tensor, cache: Cache | None, position: Tensor | None) -> Tensor:
+    def _run_blocks(
+        self, x_BSE: Tensor, cache: Cache | None, position: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The stream after all blocks, and the sum of their own losses, if any has one."""
         stride = {"none": 0, "full": 1, "selective": 2}[self.checkpointing]
         if cache is not None or not torch.is_grad_enabled():
             stride = 0
         self.checkpointed_blocks = 0 if stride == 0 else len(range(0, len(self.blocks), stride))
+        total: Tensor | None = None
         for index, block in enumerate(self.blocks):
             if stride and index % stride == 0:
                 # There is no dropout, and saving the generator's state would end graph capture.
-                x_BSE = checkpoint(block, x_BSE, use_reentrant=False, preserve_rng_state=False)
+                found = checkpoint(block, x_BSE, use_reentrant=False, preserve_rng_state=False)
             else:
                 state = None if cache is None else cache.layers[index]
-                x_BSE = block(x_BSE, state, position)
-        return x_BSE
+                found = block(x_BSE, state, position)
+            if not isinstance(found, BlockOutput):
+                x_BSE = found
+                continue
+            x_BSE = found.x
+            if found.loss is not None:
+                total = found.loss if total is None else total + found.loss
+            for name, row in self._rows[index].items():
+                self.record(name, row, found.measured[name])
+        return x_BSE, total
 
     def _check_length(
         self, tokens_BS: Tensor, cache: Cache | None, position: Tensor | None

@@ -1,0 +1,106 @@
+"""The frame of every model here: what the runner may ask of one, whatever it computes.
+
+A model is called with its inputs and gives one tensor; ``loss`` takes the targets too. What a model
+can tell of itself while it runs (routing load, ranks, gates) stands in *metrics*: FP32 tensors
+on the device that a step overwrites, so that reading them now and then makes no step wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from models._attention import RotaryCache
+
+CHECKPOINTING = ("none", "full", "selective")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One metric of a family: a matrix of numbers, a row for each part that measures it."""
+
+    name: str
+    title: str
+    unit: str  # "" for a share or a plain number
+    help: str  # one sentence: what it is, and what a good value looks like
+    rows: str = "block"  # what a row is
+    columns: str = ""  # what a column is ("expert", "head"); empty where there is one
+
+
+class Model(nn.Module):
+    """A model that the runner can step, share, checkpoint and ask for its metrics.
+
+    A subclass defines ``forward(*inputs) -> Tensor`` and ``loss(*inputs, *targets) -> Tensor []``
+    (FP32, differentiable), honours ``self.checkpointing`` where it has blocks, and counts in
+    ``self.checkpointed_blocks`` how many the last call checkpointed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.checkpointing = "none"
+        self.checkpointed_blocks = 0
+        self._metrics: dict[str, tuple[int, ...]] = {}
+
+    def loss(self, *batch: Tensor) -> Tensor:
+        """The mean loss of a batch, inputs first, then targets: [], in FP32 at least."""
+        raise NotImplementedError
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        """The parameters themselves by name, for ``Family.share``."""
+        weights: dict[str, nn.Parameter] = self.state_dict(keep_vars=True)
+        return weights
+
+    def set_checkpointing(self, mode: str) -> None:
+        """Which blocks keep their inputs only and compute again in backward.
+
+        "none"; "full": every block; "selective": every second one, which halves the saving and
+        the recomputation, and unlike a policy per operator means the same for eager, compiled and
+        captured steps. Raises ``ValueError`` for another mode.
+        """
+        if mode not in CHECKPOINTING:
+            raise ValueError(f"set_checkpointing: unknown mode {mode!r}; allowed: {CHECKPOINTING}")
+        self.checkpointing = mode
+
+    def share_rope_cache(self, shared: bool) -> None:
+        """Let all layers hold one rotary table, or each one of its own; the results are the same.
+
+        Tables that differ in head width, length or base are never merged.
+        """
+        first: dict[tuple[int, int, float], RotaryCache] = {}
+        for module in list(self.modules()):
+            for name, child in list(module.named_children()):
+                if not isinstance(child, RotaryCache):
+                    continue
+                key = (child.head_dim, child.max_sequence, child.theta)
+                if not shared:
+                    with child.cos_SR.device:
+                        setattr(module, name, RotaryCache(*key))
+                else:
+                    setattr(module, name, first.setdefault(key, child))
+
+    def rope_cache_bytes(self) -> int:
+        """Bytes of all rotary tables, a shared one counted once."""
+        tables = [module for module in self.modules() if isinstance(module, RotaryCache)]
+        return sum(table.cos_SR.nbytes + table.sin_SR.nbytes for table in tables)
+
+    def declare_metrics(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Make room for metrics, zeros at first: shape (rows, columns) by name."""
+        self._metrics |= shapes
+        self.rebuild_buffers(torch.empty(0).device)
+
+    def rebuild_buffers(self, device: torch.device) -> None:
+        """Make the metrics on ``device``: no weights, and always FP32."""
+        for name, shape in self._metrics.items():
+            values = torch.zeros(shape, dtype=torch.float32, device=device)
+            self.register_buffer(f"metric_{name}", values, persistent=False)
+
+    def record(self, name: str, row: int, values: Tensor) -> None:
+        """Overwrite one row of a metric; nothing waits for the device."""
+        getattr(self, f"metric_{name}")[row].copy_(values.detach())
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Every declared metric: the live tensor (rows, columns), FP32."""
+        return {name: getattr(self, f"metric_{name}") for name in self._metrics}
