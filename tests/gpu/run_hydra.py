@@ -91,6 +91,8 @@ INFERENCE: list[dict[str, str]] = [
     {"precision": "bf16", "cuda_graphs": "on"},
     {"precision": "bf16", "triton": "on", "cuda_graphs": "on"},
     {"precision": "bf16", "compile": "default"},
+    {"precision": "bf16", "compile": "max-autotune-no-cudagraphs"},
+    {"precision": "bf16", "compile": "max-autotune"},
 ]
 SECONDS = 1.5  # of steady steps for each configuration
 LIMIT_S = 150.0  # for one configuration, compile included
