@@ -253,7 +253,7 @@ BUGS = {
         "b_state = add_dot(b_state, tl.trans(b_u), b_w, PRECISE)", SCAN,
     ),
     "ssd_scan: only a program's last head reaches dC": (
-        SSD_BACK, "b_dc += b_out", "b_dc = b_out", SCAN | {"batch": 8, "length": 400},
+        SSD_BACK, "b_u += (b_w", "b_u = (b_w", SCAN | {"batch": 8, "length": 400},
     ),
     "ssd_scan: all heads read the first group": (
         SSD, "c_ptr += i_b * c_batch + i_g * c_group\n    o_steps",
@@ -267,7 +267,7 @@ BUGS = {
         "tl.store(states_ptr + i_state * SIZE + o_e, b_state + b_add, mask=m_e)", SEGMENTS,
     ),
     "ssd_scan: what passes through a chunk is missing from dA": (
-        SSD_BACK, "b_fall += tl.load(through_ptr + i_state) * tl.exp(total", "b_fall += 0.0 * (total",
+        SSD_BACK, "b_fall += through * tl.exp(total", "b_fall += 0.0 * tl.exp(total",
         SCAN,
     ),
     "ssd_scan: what left of the state before is missing from dA": (
