@@ -10,7 +10,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels._operator import unit_stride
-from kernels._triton import column_sum, on_device, power_of_two, sm_count, triton
+from kernels._triton import (
+    INTERPRETED,
+    column_sum,
+    has_large_memory,
+    on_device,
+    power_of_two,
+    sm_count,
+    triton,
+)
 from kernels.ssd_scan._gradient_kernels import (
     head_gradients_kernel,
     outputs_gradient_kernel,
@@ -22,21 +30,39 @@ CHUNK = 64  # of the kernels; results do not depend on it
 
 
 def _segments(x: Tensor, n_states: int) -> tuple[int, int, int]:
-    """Chunk, chunks of a segment, and segments: enough for two programs a multiprocessor."""
+    """Chunk, chunks of a segment, and segments: one if the heads occupy all multiprocessors."""
     batch, length, heads, dim = x.shape
     # Products of FP32 are not for the matrix units: large ones take more registers than there are.
     longest = 16 if x.dtype == torch.float32 and dim * n_states > 1024 else CHUNK
-    chunk = max(16, min(longest, power_of_two(length)))
+    chunk = max(_least(x.element_size()), min(longest, power_of_two(length)))
     n_chunks = triton.cdiv(length, chunk)
-    wanted = max(1, 2 * sm_count(x.device.index) // (batch * heads))
+    # Cutting costs a walk more. Eight programs a multiprocessor, measured, then make up for it.
+    idle = batch * heads < sm_count(x.device.index)
+    wanted = triton.cdiv(8 * sm_count(x.device.index), batch * heads) if idle else 1
     per_segment = triton.cdiv(n_chunks, min(wanted, n_chunks))
     return chunk, per_segment, triton.cdiv(n_chunks, per_segment)
+
+
+def _least(element_size: int) -> int:
+    """The least size of a tile.
+
+    Triton 3.6 makes wrong products of 16-bit tiles narrower than 64 on Hopper, or reads out of
+    bounds (seen with 64 x 16 and 64 x 32; triton-lang/triton#11366).
+    """
+    return 16 if element_size == 4 or INTERPRETED else 64
+
+
+def tile(dim: int, n_states: int, element_size: int) -> tuple[int, int]:
+    """The tile that holds one head's state."""
+    least = _least(element_size)
+    return max(least, power_of_two(dim)), max(least, power_of_two(n_states))
 
 
 def _blocks(x: Tensor, b: Tensor, chunk: int) -> dict[str, Any]:
     """Constants of a launch that follow from the sizes."""
     dim, n_states = x.shape[3], b.shape[3]
-    block_p, block_n = max(16, power_of_two(dim)), max(16, power_of_two(n_states))
+    block_p, block_n = tile(dim, n_states, x.element_size())
+    state_bytes = block_p * block_n * x.element_size()
     return {
         "P": dim,
         "N": n_states,
@@ -44,9 +70,9 @@ def _blocks(x: Tensor, b: Tensor, chunk: int) -> dict[str, Any]:
         "Q": chunk,
         "BLOCK_P": block_p,
         "BLOCK_N": block_n,
-        # On an H200 with P = 64 and N = 128, 8 warps make every kernel 1.1 to 1.9 times slower;
-        # 4 hold tiles of FP32 only up to half as large without spilling.
-        "num_warps": 4 if block_p * block_n * x.element_size() <= 16384 else 8,
+        # On an H200 with P = 64 and N = 128, 8 warps make every kernel 1.1 to 1.9 times slower. But
+        # with larger tiles, or before Hopper, where operands stand in registers, 4 of them spill.
+        "num_warps": 4 if state_bytes <= (16384 if has_large_memory(x) else 8192) else 8,
         "num_stages": 2 if x.element_size() == 2 else 1,
     }
 
