@@ -116,6 +116,11 @@ def shared_bytes(device_index: int | None) -> int:
     return hardware.of(torch.device("cuda", device_index)).shared_bytes
 
 
+def has_large_memory(x: Tensor) -> bool:
+    """Whether x's GPU has as much shared memory as data-centre GPUs, which large tiles take."""
+    return shared_bytes(x.device.index) >= 160 << 10
+
+
 @traced_as_constant
 def dot_precision(exact: bool = False) -> str:
     """How ``tl.dot`` multiplies FP32: as exactly as torch's own products are set to, or ``exact``.

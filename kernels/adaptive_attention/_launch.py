@@ -10,7 +10,14 @@ from torch.autograd.function import once_differentiable
 
 from kernels import hardware
 from kernels._operator import Implementation, unit_stride
-from kernels._triton import dot_precision, missing, on_device, power_of_two, triton
+from kernels._triton import (
+    dot_precision,
+    has_large_memory,
+    missing,
+    on_device,
+    power_of_two,
+    triton,
+)
 from kernels.adaptive_attention._kernels import (
     dkdv_kernel,
     dq_kernel,
@@ -20,7 +27,6 @@ from kernels.adaptive_attention._kernels import (
 from kernels.attention._flash import (
     backward_tile,
     forward_tile,
-    has_large_memory,
     refuses,
 )
 from kernels.attention._flash_kernels import delta_kernel

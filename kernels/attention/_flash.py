@@ -17,11 +17,11 @@ from torch.autograd.function import once_differentiable
 from kernels._operator import Implementation, unit_stride
 from kernels._triton import (
     dot_precision,
+    has_large_memory,
     missing,
     no_fp64,
     on_device,
     power_of_two,
-    shared_bytes,
     sm_count,
     triton,
 )
@@ -35,7 +35,6 @@ from kernels.attention._flash_kernels import (
 
 MAX_DIM = 256
 MAX_DIM_FP32 = 128
-LARGE_BYTES = 160 << 10  # of shared memory, as data-centre GPUs have; others get smaller tiles
 
 
 def forward_tile(q: Tensor, rows: int) -> tuple[int, int, int, int]:
@@ -44,7 +43,7 @@ def forward_tile(q: Tensor, rows: int) -> tuple[int, int, int, int]:
     if rows <= 64:
         return max(16, power_of_two(rows)), 64 if dim <= 128 and large else 32, 4, 2
     if wide:
-        return 64, 32, 4, 2 if large else 1
+        return (64, 32, 4, 2) if large else (32, 32, 4, 1)
     if dim <= 64:
         return 128, 64, 4, 3
     if large:
@@ -71,11 +70,6 @@ def _splits(q: Tensor, k: Tensor, rows: int, m: int, n: int) -> int:
         return 1
     wanted = triton.cdiv(2 * sm_count(q.device.index), programs)
     return max(1, min(wanted, 64, triton.cdiv(k.shape[2], 2 * n)))
-
-
-def has_large_memory(q: Tensor) -> bool:
-    """Whether q's GPU has as much shared memory as the large tiles take."""
-    return shared_bytes(q.device.index) >= LARGE_BYTES
 
 
 class _Flash(torch.autograd.Function):

@@ -39,10 +39,10 @@ from kernels._operator import (
     same_device,
     tensor_bytes,
 )
-from kernels._triton import MAX_GRID, missing, no_fp64, power_of_two
-from kernels.ssd_scan._launch import CHUNK, Scan
+from kernels._triton import MAX_GRID, has_large_memory, missing, no_fp64
+from kernels.ssd_scan._launch import CHUNK, Scan, tile
 
-MAX_STATE = 16384  # elements of one head's state, which one program holds
+MAX_STATE = 16384  # elements of one head's state, which a program holds; half with little memory
 
 
 def ssd_scan(
@@ -191,11 +191,12 @@ def _refuses(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *_: Any) -> str | None
         return "takes no empty tensors"
     if max(x.shape[0], x.shape[2]) > MAX_GRID:
         return f"takes up to {MAX_GRID} samples and heads, not {x.shape[0]} and {x.shape[2]}"
-    block = max(16, power_of_two(x.shape[3])) * max(16, power_of_two(b.shape[3]))
-    if block > MAX_STATE:
+    block_p, block_n = tile(x.shape[3], b.shape[3], x.element_size())
+    most = MAX_STATE if has_large_memory(x) else MAX_STATE // 2
+    if block_p * block_n > most:
         return (
-            f"holds states of at most {MAX_STATE} elements a head in powers of two, not "
-            f"{x.shape[3]} x {b.shape[3]}"
+            f"holds states of at most {most} elements a head in powers of two, not "
+            f"{x.shape[3]} x {b.shape[3]} in tiles of {block_p} x {block_n}"
         )
     return no_fp64(x)
 
@@ -317,6 +318,7 @@ OP = Operator(
     gradients=NAMES,
     cases=(
         Case("B1 L67 H8 P12 G2 N20", _case(1, 67, 8, 12, 2, 20)),
+        Case("B4 L70 H8 P5 N6 heads together", _case(4, 70, 8, 5, 1, 6, wide=False)),
         Case("B1 L1 H8 P1 N1", _case(1, 1, 8, 1, 1, 1, wide=False)),
         Case("B1 L150 H1 P17 N33 segments", _case(1, 150, 1, 17, 1, 33, wide=False)),
         Case(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,83 +10,214 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels._operator import unit_stride
-from kernels._triton import column_sum, on_device, power_of_two, sm_count, triton
-from kernels.ssd_scan._kernels import back_kernel, join_kernel, scan_kernel
+from kernels._triton import (
+    INTERPRETED,
+    column_sum,
+    has_large_memory,
+    on_device,
+    power_of_two,
+    sm_count,
+    triton,
+)
+from kernels.ssd_scan._gradient_kernels import (
+    head_gradients_kernel,
+    outputs_gradient_kernel,
+    states_gradient_kernel,
+)
+from kernels.ssd_scan._kernels import join_kernel, scan_kernel, steps_kernel, walk_kernel
 
-Plain = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 CHUNK = 64  # of the kernels; results do not depend on it
 
 
 def _segments(x: Tensor, n_states: int) -> tuple[int, int, int]:
-    """Chunk, chunks of a segment, and segments: enough for two programs a multiprocessor."""
+    """Chunk, chunks of a segment, and segments: one if the heads occupy all multiprocessors."""
     batch, length, heads, dim = x.shape
     # Products of FP32 are not for the matrix units: large ones take more registers than there are.
     longest = 16 if x.dtype == torch.float32 and dim * n_states > 1024 else CHUNK
-    chunk = max(16, min(longest, power_of_two(length)))
+    chunk = max(_least(x.element_size()), min(longest, power_of_two(length)))
     n_chunks = triton.cdiv(length, chunk)
-    wanted = max(1, 2 * sm_count(x.device.index) // (batch * heads))
+    # Cutting costs a walk more. Eight programs a multiprocessor, measured, then make up for it.
+    idle = batch * heads < sm_count(x.device.index)
+    wanted = triton.cdiv(8 * sm_count(x.device.index), batch * heads) if idle else 1
     per_segment = triton.cdiv(n_chunks, min(wanted, n_chunks))
     return chunk, per_segment, triton.cdiv(n_chunks, per_segment)
 
 
-def _blocks(x: Tensor, b: Tensor) -> dict[str, int]:
+def _least(element_size: int) -> int:
+    """The least size of a tile.
+
+    Triton 3.6 makes wrong products of 16-bit tiles narrower than 64 on Hopper, or reads out of
+    bounds (seen with 64 x 16 and 64 x 32; triton-lang/triton#11366).
+    """
+    return 16 if element_size == 4 or INTERPRETED else 64
+
+
+def tile(dim: int, n_states: int, element_size: int) -> tuple[int, int]:
+    """The tile that holds one head's state."""
+    least = _least(element_size)
+    return max(least, power_of_two(dim)), max(least, power_of_two(n_states))
+
+
+def _blocks(x: Tensor, b: Tensor, chunk: int) -> dict[str, Any]:
     """Constants of a launch that follow from the sizes."""
     dim, n_states = x.shape[3], b.shape[3]
-    block_p, block_n = max(16, power_of_two(dim)), max(16, power_of_two(n_states))
+    block_p, block_n = tile(dim, n_states, x.element_size())
+    state_bytes = block_p * block_n * x.element_size()
     return {
         "P": dim,
         "N": n_states,
         "PRECISE": x.dtype == torch.float32,
+        "Q": chunk,
         "BLOCK_P": block_p,
         "BLOCK_N": block_n,
-        "num_warps": 4 if block_p * block_n <= 4096 else 8,
+        # On an H200 with P = 64 and N = 128, 8 warps make every kernel 1.1 to 1.9 times slower. But
+        # with larger tiles, or before Hopper, where operands stand in registers, 4 of them spill.
+        "num_warps": 4 if state_bytes <= (16384 if has_large_memory(x) else 8192) else 8,
         "num_stages": 2 if x.element_size() == 2 else 1,
     }
 
 
-def _walk(
-    x: Tensor,
-    dt: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    d: Tensor | None,
-    bias: Tensor | None,
-    softplus: bool,
-    begin: Tensor | None,
-    *,
-    y: Tensor | None = None,
-    end: Tensor | None = None,
-    total: Tensor | None = None,
-    starts: Tensor | None = None,
-) -> None:
-    """One walk from the segments' ``begin``; fills what is given of the rest."""
-    batch, length, heads, _ = x.shape
-    chunk, per_segment, n_segments = _segments(x, b.shape[3])
-    with on_device(x):
-        scan_kernel[(heads, n_segments, batch)](
-            x, dt, a, b, c, d, bias, begin, y, end, total, starts,
-            length, per_segment, heads // b.shape[2],
-            x.stride(0), x.stride(1), x.stride(2),
-            dt.stride(0), dt.stride(1), dt.stride(2),
-            b.stride(0), b.stride(1), b.stride(2),
-            c.stride(0), c.stride(1), c.stride(2),
-            SOFTPLUS=softplus, HAS_D=d is not None, HAS_BIAS=bias is not None,
-            HAS_BEGIN=begin is not None, OUTPUT=y is not None, END=end is not None,
-            TOTAL=total is not None, KEEP=starts is not None, Q=chunk, **_blocks(x, b),
-        )  # fmt: skip
+@dataclass(frozen=True)
+class _Scan:
+    """One scan's inputs with the strides that the kernels expect, its cutting and its decays."""
+
+    x: Tensor
+    dt: Tensor
+    a: Tensor
+    b: Tensor
+    c: Tensor
+    d: Tensor | None
+    bias: Tensor | None
+    softplus: bool
+    chunk: int
+    per_segment: int  # chunks
+    n_segments: int
+    step: Tensor  # [B, H, chunks Q] FP32
+    sums: Tensor  # the same in FP64
+
+    @classmethod
+    def of(
+        cls,
+        x: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor | None,
+        bias: Tensor | None,
+        softplus: bool,
+    ) -> _Scan:
+        """Copies an input only if it must, and prepares the decays."""
+        batch, length, heads, _ = x.shape
+        a = a.contiguous()
+        bias = None if bias is None else bias.contiguous()
+        chunk, per_segment, n_segments = _segments(x, b.shape[3])
+        n_chunks = per_segment * n_segments
+        step = torch.empty(batch, heads, n_chunks * chunk, dtype=torch.float32, device=x.device)
+        sums = torch.empty_like(step, dtype=torch.float64)
+        block = min(16, power_of_two(heads))
+        with on_device(x):
+            steps_kernel[(n_chunks, triton.cdiv(heads, block), batch)](
+                dt, a, bias, step, sums, length, heads, dt.stride(0), dt.stride(1), dt.stride(2),
+                SOFTPLUS=softplus, HAS_BIAS=bias is not None, Q=chunk, BLOCK_H=block, num_warps=4,
+            )  # fmt: skip
+        return cls(
+            unit_stride(x),
+            dt,
+            a,
+            unit_stride(b),
+            unit_stride(c),
+            None if d is None else d.contiguous(),
+            bias,
+            softplus,
+            chunk,
+            per_segment,
+            n_segments,
+            step,
+            sums,
+        )
+
+    @property
+    def n_chunks(self) -> int:
+        """Chunks of all segments; the last ones may lie past the end."""
+        return self.per_segment * self.n_segments
+
+    def new(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """An uninitialised tensor beside x."""
+        return torch.empty(shape, dtype=dtype, device=self.x.device)
+
+    def new_states(self, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Room for ``count`` states of each sample: [B, count, H, P, N]."""
+        batch, _, heads, dim = self.x.shape
+        return self.new(batch, count, heads, dim, self.b.shape[3], dtype=dtype)
+
+    def outputs(self, begin: Tensor | None, y: Tensor, end: Tensor | None) -> None:
+        """Fill y, and the states at the segments' ends, from the states at their begins."""
+        x, b, c = self.x, self.b, self.c
+        batch, length, heads, _ = x.shape
+        with on_device(x):
+            scan_kernel[(heads, self.n_segments, batch)](
+                x, b, c, self.d, self.step, self.sums, begin, y, end,
+                length, self.per_segment, heads // b.shape[2],
+                x.stride(0), x.stride(1), x.stride(2),
+                b.stride(0), b.stride(1), b.stride(2),
+                c.stride(0), c.stride(1), c.stride(2),
+                HAS_D=self.d is not None, HAS_BEGIN=begin is not None, END=end is not None,
+                **_blocks(x, b, self.chunk),
+            )  # fmt: skip
+
+    def walk(
+        self,
+        v: Tensor,
+        w: Tensor,
+        first: Tensor | None,
+        *,
+        backward: bool,
+        kept: Tensor | None = None,
+        last: Tensor | None = None,
+        total: Tensor | None = None,
+    ) -> None:
+        """The states along all segments, of x and B, or backward their gradients, of dy and C."""
+        batch, length, heads, _ = self.x.shape
+        with on_device(v):
+            walk_kernel[(heads, self.n_segments, batch)](
+                v, w, self.step, self.sums, first, kept, last, total,
+                length, self.per_segment, heads // w.shape[2],
+                v.stride(0), v.stride(1), v.stride(2),
+                w.stride(0), w.stride(1), w.stride(2),
+                HAS_FIRST=first is not None, KEEP=kept is not None, LAST=last is not None,
+                TOTAL=total is not None, BACKWARD=backward, **_blocks(self.x, w, self.chunk),
+            )  # fmt: skip
+
+    def begins(
+        self, v: Tensor, w: Tensor, first: Tensor | None, last: Tensor, *, backward: bool
+    ) -> Tensor:
+        """What each segment begins with, from ``first`` on; fills ``last``, where the last ends."""
+        batch, _, heads, _ = self.x.shape
+        states = self.new_states(self.n_segments)
+        total = self.new(batch, self.n_segments, heads, dtype=torch.float64)
+        self.walk(v, w, None, backward=backward, last=states, total=total)
+        size = states[0, 0, 0].numel()
+        block = min(1024, power_of_two(size))
+        with on_device(v):
+            join_kernel[(triton.cdiv(size, block), heads, batch)](
+                first, states, total, last, self.n_segments, heads,
+                SIZE=size, HAS_FIRST=first is not None, BACKWARD=backward, BLOCK=block,
+                num_warps=4,
+            )  # fmt: skip
+        return states
 
 
-def _join(first: Tensor | None, states: Tensor, total: Tensor, last: Tensor, back: bool) -> None:
-    """Turn what the segments add, in place, into what they begin with."""
-    batch, n_segments, heads, dim, n_states = states.shape
-    size = dim * n_states
-    block = min(1024, power_of_two(size))
-    with on_device(states):
-        join_kernel[(triton.cdiv(size, block), heads, batch)](
-            first, states, total, last, n_segments, heads,
-            SIZE=size, HAS_FIRST=first is not None, BACKWARD=back, BLOCK=block, num_warps=4,
-        )  # fmt: skip
+def _heads_together(heads: int, groups: int, programs: int, device: int | None) -> int:
+    """Heads whose dB and dC one program adds up: as many as leave enough programs."""
+    together = 1
+    while (
+        (heads // groups) % (2 * together) == 0
+        and programs // (2 * together) >= 8 * sm_count(device)
+        and together < 16
+    ):
+        together *= 2
+    return together
 
 
 class Scan(torch.autograd.Function):
@@ -104,24 +236,16 @@ class Scan(torch.autograd.Function):
         initial: Tensor | None,
         softplus: bool,
     ) -> tuple[Tensor, Tensor]:
-        batch, _, heads, dim = x.shape
-        inputs = _plain(x, dt, a, b, c, d, bias)
+        scan = _Scan.of(x, dt, a, b, c, d, bias, softplus)
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        make = {"dtype": torch.float32, "device": x.device}
-        final = torch.empty(batch, heads, dim, b.shape[3], **make)
+        final = scan.new_states(1).squeeze(1)
         begin = None if initial is None else initial.contiguous()
-        total = None
-        n_segments = _segments(x, b.shape[3])[2]
-        if n_segments == 1:
-            _walk(*inputs, softplus, begin, y=y, end=final)
+        if scan.n_segments == 1:
+            scan.outputs(begin, y, final)
         else:
-            states = torch.empty(batch, n_segments, *final.shape[1:], **make)
-            total = torch.empty(batch, n_segments, heads, dtype=torch.float64, device=x.device)
-            _walk(*inputs, softplus, None, end=states, total=total)
-            _join(begin, states, total, final, back=False)
-            _walk(*inputs, softplus, states, y=y)
-            begin = states
-        ctx.save_for_backward(x, dt, a, b, c, d, bias, begin, total)
+            begin = scan.begins(scan.x, scan.b, begin, final, backward=False)
+            scan.outputs(begin, y, None)
+        ctx.save_for_backward(x, dt, a, b, c, d, bias, begin)
         ctx.softplus = softplus
         ctx.initial = None if initial is None else initial.dtype
         return y, final
@@ -129,49 +253,57 @@ class Scan(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:
-        x, dt, a, b, c, d, bias, begin, total = ctx.saved_tensors
-        (batch, length, heads, dim), (groups, n_states) = x.shape, b.shape[2:]
-        chunk, per_segment, n_segments = _segments(x, b.shape[3])
-        inputs = _plain(x, dt, a, b, c, d, bias)
-        make = {"dtype": torch.float32, "device": x.device}
+        x, dt, a, b, c, d, bias, begin = ctx.saved_tensors
+        (batch, length, heads, _), (groups, n_states) = x.shape, b.shape[2:]
+        scan = _Scan.of(x, dt, a, b, c, d, bias, ctx.softplus)
         dy, dfinal = unit_stride(dy), dfinal.contiguous()
-        starts = torch.empty(batch, n_segments * per_segment, heads, dim, n_states, **make)
-        _walk(*inputs, ctx.softplus, begin, starts=starts)
-
-        def back(dend: Tensor | None, dbegin: Tensor | None, *results: Tensor | None) -> None:
-            x, dt, a, b, c, d, bias = inputs
-            with on_device(x):
-                back_kernel[(heads, n_segments, batch)](
-                    dy, dend, x, dt, a, b, c, d, bias, starts, *results[:4], dbegin, results[4],
-                    length, per_segment, heads // groups,
-                    dy.stride(0), dy.stride(1), dy.stride(2),
-                    x.stride(0), x.stride(1), x.stride(2),
-                    dt.stride(0), dt.stride(1), dt.stride(2),
-                    b.stride(0), b.stride(1), b.stride(2),
-                    c.stride(0), c.stride(1), c.stride(2),
-                    SOFTPLUS=ctx.softplus, HAS_D=d is not None, HAS_BIAS=bias is not None,
-                    HAS_END=dend is not None, OUTPUT=results[0] is not None,
-                    BEGIN=dbegin is not None, Q=chunk, **_blocks(x, b),
-                )  # fmt: skip
+        # In the products that take these, they are rounded to x's dtype in any case.
+        starts, ends = (scan.new_states(scan.n_chunks, x.dtype) for _ in range(2))
+        scan.walk(scan.x, scan.b, begin, backward=False, kept=starts)
+        dinitial = None
+        if ctx.initial is not None or scan.n_segments > 1:
+            dinitial = scan.new_states(1, ctx.initial or torch.float32).squeeze(1)
+        if scan.n_segments == 1:
+            scan.walk(dy, scan.c, dfinal, backward=True, kept=ends, last=dinitial)
+        else:
+            assert dinitial is not None
+            dend = scan.begins(dy, scan.c, dfinal, dinitial, backward=True)
+            scan.walk(dy, scan.c, dend, backward=True, kept=ends)
 
         dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         ddt = torch.empty(dt.shape, dtype=dt.dtype, device=x.device)
-        db = torch.empty(batch, length, heads, n_states, dtype=b.dtype, device=x.device)
-        dc = torch.empty(batch, length, heads, n_states, dtype=c.dtype, device=x.device)
-        partial = torch.empty(batch * n_segments, 3 * heads, **make)
-        dinitial = None
-        if ctx.initial is not None or n_segments > 1:
-            dinitial = torch.empty(
-                batch, heads, dim, n_states, dtype=ctx.initial or torch.float32, device=x.device
-            )
-        if n_segments == 1:
-            back(dfinal, dinitial, dx, ddt, db, dc, partial)
-        else:
-            dstates = torch.empty(batch, n_segments, heads, dim, n_states, **make)
-            back(None, dstates, None, None, None, None, None)
-            _join(dfinal, dstates, total, dinitial, back=True)
-            back(dstates, None, dx, ddt, db, dc, partial)
+        together = _heads_together(heads, groups, batch * scan.n_chunks * heads, x.device.index)
+        parts = heads // together
+        n_chunks = scan.n_chunks
+        db, dc = (scan.new(batch, length, parts, n_states, dtype=x.dtype) for _ in range(2))
+        partial = scan.new(batch * n_chunks, 3 * heads)
+        x, b, c = scan.x, scan.b, scan.c
+        blocks = _blocks(x, b, scan.chunk)
         with on_device(x):
+            outputs_gradient_kernel[(n_chunks, parts, batch)](
+                dy, x, b, c, scan.step, scan.sums, starts, db, dc,
+                length, heads, heads // groups,
+                dy.stride(0), dy.stride(1), dy.stride(2),
+                x.stride(0), x.stride(1), x.stride(2),
+                b.stride(0), b.stride(1), b.stride(2),
+                c.stride(0), c.stride(1), c.stride(2),
+                HEADS=together, **blocks,
+            )  # fmt: skip
+            states_gradient_kernel[(n_chunks, parts, batch)](
+                x, scan.step, scan.sums, ends, db, length, heads,
+                x.stride(0), x.stride(1), x.stride(2), HEADS=together, **blocks,
+            )  # fmt: skip
+            head_gradients_kernel[(n_chunks, heads, batch)](
+                dy, x, dt, scan.a, b, c, scan.d, scan.bias, scan.step, scan.sums, starts, ends,
+                dx, ddt, partial,
+                length, heads // groups,
+                dy.stride(0), dy.stride(1), dy.stride(2),
+                x.stride(0), x.stride(1), x.stride(2),
+                dt.stride(0), dt.stride(1), dt.stride(2),
+                b.stride(0), b.stride(1), b.stride(2),
+                c.stride(0), c.stride(1), c.stride(2),
+                SOFTPLUS=ctx.softplus, HAS_D=d is not None, HAS_BIAS=bias is not None, **blocks,
+            )  # fmt: skip
             sums = column_sum(partial, torch.float32).view(3, heads)
         return (
             dx,
@@ -184,21 +316,6 @@ class Scan(torch.autograd.Function):
             None if ctx.initial is None else dinitial,
             None,
         )
-
-
-def _plain(
-    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, bias: Tensor | None
-) -> Plain:
-    """The inputs with the strides that the kernels expect, copied only if they must be."""
-    return (
-        unit_stride(x),
-        dt,
-        a.contiguous(),
-        unit_stride(b),
-        unit_stride(c),
-        None if d is None else d.contiguous(),
-        None if bias is None else bias.contiguous(),
-    )
 
 
 def _over_heads(g: Tensor, groups: int) -> Tensor:

@@ -26,9 +26,9 @@ pytestmark = [
 ]
 HOPPER, ADA = 90, 89
 SHARED_BYTES = {HOPPER: 227 << 10, ADA: 99 << 10}
-MOST_STACK = 512  # bytes a thread; more is not a few spilled registers but a tile that cannot work
-# The scan's backward pass holds the state and five tiles of a chunk at once.
-KNOWN_STACK = {"ssd_scan": 2048}
+MOST_STACK = 640  # bytes a thread; more is not a few spilled registers but a tile that cannot work
+# Ada's matrix units take both operands from registers, and this kernel has five products.
+KNOWN_STACK = {(ADA, "head_gradients_kernel"): 1280}
 WITH_TRITON = sorted(name for name, op in OPS.items() if "triton" in op.implementations)
 HEADS = {"batch": 1, "length": 512, "keys": 512, "heads": 4, "kv_heads": 2, "causal": True,
          "window": None}  # fmt: skip
@@ -46,7 +46,7 @@ class NoDriver:
         return self.target
 
     def get_current_device(self):
-        return 0
+        return self.target.arch  # what was compiled for one is not taken for another
 
     def get_current_stream(self, device=None):
         return 0
@@ -135,12 +135,16 @@ def largest(op: Operator, dtype) -> Case:
     raise AssertionError(f"{op.name} takes no case in {dtype}")
 
 
-def assert_fit(launches, capability, most_stack=MOST_STACK) -> None:
+def assert_fit(launches, capability) -> None:
     assert launches, "nothing was launched"
     limit = SHARED_BYTES[capability]
     greedy = [f"{name}: {shared} bytes" for name, shared, _ in launches if shared > limit]
     assert not greedy, f"more than the {limit} bytes of shared memory that there are: {greedy}"
-    spilled = [f"{name}: {stack} bytes" for name, _, stack in launches if stack > most_stack]
+    spilled = [
+        f"{name}: {stack} bytes"
+        for name, _, stack in launches
+        if stack > KNOWN_STACK.get((capability, name), MOST_STACK)
+    ]
     assert not spilled, f"registers spilled: {spilled}"
 
 
@@ -149,7 +153,7 @@ def assert_fit(launches, capability, most_stack=MOST_STACK) -> None:
 def test_the_kernels_of_an_operator_compile_for_hopper(compiled, name, dtype):
     op = OPS[name]
     launches = compiled(HOPPER, op, largest(op, dtype), dtype)
-    assert_fit(launches, HOPPER, KNOWN_STACK.get(name, MOST_STACK))
+    assert_fit(launches, HOPPER)
 
 
 @pytest.mark.parametrize("capability", [HOPPER, ADA])
@@ -160,6 +164,14 @@ def test_the_kernels_of_an_operator_compile_for_hopper(compiled, name, dtype):
 def test_attention_s_tiles_fit_every_head_dimension(compiled, capability, dim, dtype):
     case = Case(f"D{dim}", HEADS | {"dim": dim})
     assert_fit(compiled(capability, OPS["attention"], case, dtype), capability)
+
+
+@pytest.mark.parametrize("capability", [HOPPER, ADA])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def test_the_scan_s_tiles_fit(compiled, capability, dtype):
+    sizes = {"batch": 2, "length": 512, "heads": 8, "dim": 64, "groups": 1, "states": 128}
+    case = Case("P64 N128", sizes | {"state": False})
+    assert_fit(compiled(capability, OPS["ssd_scan"], case, dtype), capability)
 
 
 def test_adaptive_attention_s_branches_fit_small_shared_memory(compiled):

@@ -22,6 +22,7 @@ ATTENTION = {
 }  # fmt: skip
 CONV = {"batch": 1, "length": 5, "dim": 3, "width": 4}
 SSD = "kernels.ssd_scan._kernels"
+SSD_BACK = "kernels.ssd_scan._gradient_kernels"
 SCAN = {"batch": 1, "length": 70, "heads": 4, "dim": 3, "groups": 2, "states": 4}
 SEGMENTS = {"batch": 1, "length": 150, "heads": 1, "dim": 3, "groups": 1, "states": 4}
 FLASH = "kernels.attention._flash_kernels"
@@ -240,11 +241,23 @@ BUGS = {
         SSD, "o_q[:, None] >= o_q[None, :]", "o_q[:, None] > o_q[None, :]", SCAN,
     ),
     "ssd_scan: the state does not decay across a chunk": (
-        SSD, "b_state *= tl.exp(total.to(WIDE)).to(tl.float32)", "b_state *= 1.0", SCAN,
+        SSD,
+        "b_state *= tl.exp(total.to(WIDE)).to(tl.float32)\n"
+        "        b_state = add_dot(b_state, tl.trans(b_u), b_b, PRECISE)",
+        "b_state = add_dot(b_state, tl.trans(b_u), b_b, PRECISE)", SCAN,
+    ),
+    "ssd_scan: the state's gradient does not decay across a chunk": (
+        SSD,
+        "b_state *= tl.exp(total.to(WIDE)).to(tl.float32)\n"
+        "        b_state = add_dot(b_state, tl.trans(b_u), b_w, PRECISE)",
+        "b_state = add_dot(b_state, tl.trans(b_u), b_w, PRECISE)", SCAN,
+    ),
+    "ssd_scan: only a program's last head reaches dC": (
+        SSD_BACK, "b_u += (b_w", "b_u = (b_w", SCAN | {"batch": 8, "length": 400},
     ),
     "ssd_scan: all heads read the first group": (
-        SSD, "c_ptr += i_b * c_batch + i_g * c_group\n    i_state",
-        "c_ptr += i_b * c_batch\n    i_state", SCAN,
+        SSD, "c_ptr += i_b * c_batch + i_g * c_group\n    o_steps",
+        "c_ptr += i_b * c_batch\n    o_steps", SCAN,
     ),
     "ssd_scan: segments are joined in the wrong order going back": (
         SSD, "n_segments - 1 - step if BACKWARD else step", "step", SEGMENTS,
@@ -254,20 +267,22 @@ BUGS = {
         "tl.store(states_ptr + i_state * SIZE + o_e, b_state + b_add, mask=m_e)", SEGMENTS,
     ),
     "ssd_scan: what passes through a chunk is missing from dA": (
-        SSD, "b_fall += through * tl.exp(total.to(WIDE)).to(tl.float32)",
-        "b_fall += 0.0", SCAN,
+        SSD_BACK, "b_fall += through * tl.exp(total", "b_fall += 0.0 * tl.exp(total",
+        SCAN,
     ),
     "ssd_scan: what left of the state before is missing from dA": (
-        SSD, "- b_net + tl.sum(b_from.to(tl.float64), axis=0)", "- b_net", SCAN,
+        SSD_BACK, "- b_net + tl.sum(b_from, axis=0)", "- b_net", SCAN,
     ),
     "ssd_scan: the slope of softplus is forgotten": (
-        SSD, "b_ddt *= 1.0 / (1.0 + tl.exp(-b_raw))", "b_ddt *= 1.0", SCAN,
+        SSD_BACK, "b_ddt *= 1.0 / (1.0 + tl.exp(-b_raw))", "b_ddt *= 1.0", SCAN,
     ),
     "ssd_scan: chunks after this one are missing from dB": (
-        SSD, "b_db = _dot(b_x, b_narrow, PRECISE) * (b_dt * b_until)[:, None]",
-        "b_db = _dot(b_x, b_narrow, PRECISE) * 0.0", SCAN,
+        SSD_BACK, "b_db = add_dot(b_db, b_late, b_end, PRECISE)", "b_db += 0.0", SCAN,
     ),
-    "ssd_scan: dx lacks D": (SSD, "b_dx += b_dy.to(tl.float32) * d", "b_dx += 0.0", SCAN),
+    "ssd_scan: dx lacks D": (
+        SSD_BACK, "b_dx += b_dy.to(tl.float32) * tl.load(d_ptr + i_h)",
+        "b_dx += 0.0 * tl.load(d_ptr + i_h)", SCAN,
+    ),
     "ssd_step: the state does not decay": (
         "kernels.ssd_step", "other=0.0).to(tl.float32) * fall", "other=0.0).to(tl.float32)", None,
     ),
