@@ -41,7 +41,7 @@ def compiled(
         if result.requires_grad:
             torch.autograd.grad(result.sum(), list(model.parameters()), allow_unused=True)
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
+        reason = " ".join(str(error).strip().partition("\n\n")[0].split())
         raise CompilationFailed(
             f"torch.compile: mode {mode!r} failed with {type(error).__name__}: {reason}; {fallback}"
         ) from error

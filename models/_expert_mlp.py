@@ -34,6 +34,6 @@ class ExpertMLP(nn.Module):
     def forward(self, x_BSE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The result, the balancing loss ([], 1 where balanced), each expert's share of tokens."""
         weight, expert, count_X, mean_X = kernels.moe_gating(x_BSE, self.router.weight, self.top_k)
-        share_X = count_X / expert.numel()
+        share_X = count_X.to(mean_X.dtype) / expert.numel()
         y_BSE = kernels.moe_experts(x_BSE, expert, weight, self.gate_up, None, self.down)
         return y_BSE, len(share_X) * (share_X * mean_X).sum(), share_X
