@@ -43,6 +43,7 @@ class MetaAttentionKernel(nn.Module):
     ``n_heads`` does not divide ``dim``.
     """
 
+    # What kernels.using takes to choose a path by hand; left alone, each operator chooses.
     FUSED: ClassVar[dict[str, str]] = {"attention": "triton", "fourier_mix": "matmul"}
     STANDARD: ClassVar[dict[str, str]] = {"attention": "manual", "fourier_mix": "torch"}
 

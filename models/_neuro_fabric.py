@@ -6,8 +6,8 @@
 Expert choice as in mixture of depths (Raposo et al. 2024, arXiv 2404.02258): k is known beforehand,
 the chosen are gathered, run and scattered back, and the work is k rows and not n. What competes are
 the n samples of a batch (B, E), or the n tokens of each sequence of (B, S, E): there sequences are
-independent of each other, while a sample of a batch takes those layers that the others leave to it,
-and through these is computed by itself.
+independent of each other, while a sample of a batch takes those layers that the others leave to it
+(alone, all of them), and through these is computed by itself.
 """
 
 # Shapes: B batch (1 for a batch of vectors), S samples that compete, E width, K chosen.
@@ -58,6 +58,7 @@ class DynamicNeuroFabric(nn.Module):
     ``ConfigurationError`` for sizes that cannot be.
     """
 
+    # What kernels.using takes to choose a path by hand; left alone, each operator chooses.
     FUSED: ClassVar[dict[str, str]] = dict.fromkeys(
         ("token_router", "token_scatter", "rms_norm", "swiglu"), "triton"
     )

@@ -372,6 +372,7 @@ def test_variants_share_one_set_of_weights_and_the_memory_with_it():
     with torch.no_grad():
         model.memory.update(model.query(*inputs), rate=1.0)
         assert torch.equal(model(*inputs), other(*inputs))
+    assert MAHIA.build(SMALL).memory.memory_ME.no_weight_decay  # or what was written would fade
     other.share_rope_cache(False)
     assert other.rope_cache_bytes() == 2 * model.rope_cache_bytes()
     assert torch.equal(model(*inputs), other(*inputs))
