@@ -100,7 +100,8 @@ def _response(
 ) -> Tensor:
     """h at the n // 2 + 1 frequencies of a real transform."""
     frequency = torch.arange(n // 2 + 1, device=device)
-    return torch.where(frequency <= cutoff * n, 1.0, damping).to(dtype)
+    damped = torch.full(frequency.shape, damping, device=device, dtype=dtype)
+    return damped.masked_fill(frequency <= cutoff * n, 1.0)
 
 
 def _matmul(x: Tensor, cutoff: float, damping: float, over: str, causal: bool) -> Tensor:

@@ -1,0 +1,53 @@
+"""Compilation that either happened or is an error, whose sentence names the way around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models._mistake import ConfigurationError
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+class CompilationFailed(RuntimeError):  # noqa: N818
+    """A model could not be compiled: one sentence with the reason and the fallback."""
+
+
+def compiled(
+    model: nn.Module,
+    forward: Callable[..., Tensor],
+    example: tuple[Tensor, ...],
+    mode: str,
+    backend: str | Callable[..., Any],
+) -> Callable[..., Tensor]:
+    """``forward`` compiled whole, and proved by a call on ``example``.
+
+    Where gradients are on, the backward pass is compiled too. ``forward`` must have a code object
+    that nothing else compiles. Raises ``ConfigurationError`` for an unknown mode,
+    ``CompilationFailed`` if anything goes wrong or nothing was compiled.
+    """
+    if mode not in MODES:
+        raise ConfigurationError(f"torch.compile: unknown mode {mode!r}; expected one of {MODES}")
+    fallback = "the model itself is as it was: call it for the uncompiled path"
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    try:
+        # Only whole graphs: else Dynamo may leave out what fails, and run it uncompiled.
+        function = torch.compile(forward, mode=mode, backend=backend, fullgraph=True)
+        result = function(*example)
+        if result.requires_grad:
+            torch.autograd.grad(result.sum(), list(model.parameters()), allow_unused=True)
+    except Exception as error:
+        reason = " ".join(str(error).strip().partition("\n\n")[0].split())
+        raise CompilationFailed(
+            f"torch.compile: mode {mode!r} failed with {type(error).__name__}: {reason}; {fallback}"
+        ) from error
+    if torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs:
+        raise CompilationFailed(
+            f"torch.compile: mode {mode!r} compiled nothing, since compilation is switched off in "
+            f"this process; {fallback}"
+        )
+    return function

@@ -1,0 +1,39 @@
+"""A feed-forward layer of experts: each token goes through the k that its router prefers.
+
+The balancing loss is that of Fedus et al. 2021 (arXiv 2101.03961), equations 4 to 6.
+"""
+
+# Shapes: B batch, S sequence, E model width, X experts, F expert width.
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor, nn
+
+import kernels
+from models._layers import INIT_STD, Linear
+
+
+class ExpertMLP(nn.Module):
+    """SwiGLU experts behind a top-k router with renormalised weights, (B, S, E) -> (B, S, E)."""
+
+    def __init__(
+        self, dim: int, hidden: int, n_experts: int, top_k: int, std_out: float = INIT_STD
+    ) -> None:
+        super().__init__()
+        self.top_k, self.std_out = top_k, std_out
+        self.router = Linear(dim, n_experts)
+        self.gate_up = nn.Parameter(torch.empty(n_experts, 2 * hidden, dim))
+        self.down = nn.Parameter(torch.empty(n_experts, dim, hidden))
+
+    def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
+        """The starting value of parameter ``name``, in FP32 on the CPU."""
+        std = INIT_STD if name == "gate_up" else self.std_out
+        return torch.empty(shape).normal_(0.0, std, generator=generator)
+
+    def forward(self, x_BSE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The result, the balancing loss ([], 1 where balanced), each expert's share of tokens."""
+        weight, expert, count_X, mean_X = kernels.moe_gating(x_BSE, self.router.weight, self.top_k)
+        share_X = count_X.to(mean_X.dtype) / expert.numel()
+        y_BSE = kernels.moe_experts(x_BSE, expert, weight, self.gate_up, None, self.down)
+        return y_BSE, len(share_X) * (share_X * mean_X).sum(), share_X

@@ -1,0 +1,376 @@
+"""MAHIA-X: a classifier of text with tabular data, as four parts of which each can be used alone.
+
+Tokens go through blocks of ``MetaAttentionKernel`` and are averaged, the table through two linears;
+the fused vector retrieves from a ``GraphDiffusionMemory`` and runs through a ``DynamicNeuroFabric``
+as deep as its gates let it. Which layers of the fabric a sample runs depends on its batch (see
+there); with capacity 1 nothing does. A part's fused and standard paths are chosen by the kernel
+library on its own; ``with kernels.using(**MetaAttentionKernel.STANDARD)`` chooses by hand.
+"""
+
+# Shapes: B batch, S tokens, E text width, F tabular features, D fused width, C outputs.
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+import kernels
+from models._attention import RotaryCache
+from models._compiled import CompilationFailed, compiled
+from models._expert_mlp import ExpertMLP
+from models._family import Batch, Family
+from models._graph_memory import GraphDiffusionMemory, normalised_entropy
+from models._hybrid_task import draw_hybrid
+from models._initialise import started
+from models._language_model import BlockOutput
+from models._layers import Embedding, Linear, RMSNorm, SwiGLUMLP, mlp_width, residual_std
+from models._mahia_config import MahiaConfig, check, costs
+from models._meta_attention import MetaAttentionKernel
+from models._mistake import ConfigurationError
+from models._model import Metric, Model, recomputed
+from models._neuro_fabric import DynamicNeuroFabric, depth_shares
+
+__all__ = [
+    "FAMILY",
+    "CompilationFailed",
+    "DynamicNeuroFabric",
+    "GraphDiffusionMemory",
+    "HybridEfficientModel",
+    "MahiaConfig",
+    "MetaAttentionKernel",
+]
+
+BALANCE_WEIGHT = 0.01  # arXiv 2101.03961, section 2.2
+
+
+class TextBlock(nn.Module):
+    """``x += meta_attention(norm(x)); x += mlp(norm(x))``, (B, S, E) -> (B, S, E)."""
+
+    def __init__(self, config: MahiaConfig, rotary: RotaryCache) -> None:
+        super().__init__()
+        dim, hidden = config.embed_dim, mlp_width(config.embed_dim, config.mlp_ratio)
+        std_out = residual_std(config.n_layers)
+        self.attention_norm = RMSNorm(dim, config.norm_eps)
+        self.attention = MetaAttentionKernel(
+            dim,
+            config.use_fourier,
+            n_heads=config.n_heads,
+            causal=config.causal,
+            rotary=rotary,
+            std_out=std_out,
+        )
+        self.mlp_norm = RMSNorm(dim, config.norm_eps)
+        self.mlp: nn.Module
+        if config.use_moe:
+            self.mlp = ExpertMLP(dim, hidden, config.n_experts, config.expert_top_k, std_out)
+        else:
+            self.mlp = SwiGLUMLP(dim, hidden, std_out)
+
+    def forward(self, x_BSE: Tensor) -> BlockOutput:
+        """The stream, the experts' balancing loss, the mean Fourier gate of each head."""
+        y_BSE, gate_BSH = self.attention.gated(self.attention_norm(x_BSE))
+        x_BSE = x_BSE + y_BSE
+        loss, measured = None, {}
+        if gate_BSH is not None:
+            measured["fourier_gate"] = gate_BSH.detach().float().mean((0, 1))
+        found = self.mlp(self.mlp_norm(x_BSE))
+        if isinstance(self.mlp, ExpertMLP):
+            found, balance, measured["expert_share"] = found
+            loss = BALANCE_WEIGHT * balance
+        return BlockOutput(x_BSE + found, loss, measured)
+
+
+class HybridEfficientModel(Model):
+    """Text and table to outputs; see the module. Parameters are the fields of ``MahiaConfig``.
+
+    Built by itself it draws its weights from torch's global seed. Raises ``ConfigurationError``.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        text_seq_len: int,
+        tab_dim: int,
+        output_dim: int,
+        embed_dim: int,
+        tab_hidden_dim: int,
+        fused_dim: int,
+        use_moe: bool = False,
+        **more: Any,
+    ) -> None:
+        super().__init__()
+        self.config = config = MahiaConfig(
+            vocab_size=vocab_size,
+            text_seq_len=text_seq_len,
+            tab_dim=tab_dim,
+            output_dim=output_dim,
+            embed_dim=embed_dim,
+            tab_hidden_dim=tab_hidden_dim,
+            fused_dim=fused_dim,
+            use_moe=use_moe,
+            **more,
+        )
+        FAMILY.validate(config)
+        eps = config.norm_eps
+        rotary = RotaryCache(embed_dim // config.n_heads, text_seq_len, config.rope_theta)
+        self.embedding = Embedding(vocab_size, embed_dim)
+        self.blocks = nn.ModuleList(TextBlock(config, rotary) for _ in range(config.n_layers))
+        self.text_norm = RMSNorm(embed_dim, eps)
+        # Unlike the blocks' input, a table's numbers are not normalised: its towers keep variance.
+        self.table_in = Linear(tab_dim, tab_hidden_dim, tab_dim**-0.5, bias=True)
+        self.table_out = Linear(tab_hidden_dim, tab_hidden_dim, tab_hidden_dim**-0.5, bias=True)
+        self.table_norm = RMSNorm(tab_hidden_dim, eps)
+        joined = embed_dim + tab_hidden_dim
+        self.fuse = Linear(joined, fused_dim, joined**-0.5, bias=True)
+        self.memory_norm = RMSNorm(fused_dim, eps)
+        self.memory = GraphDiffusionMemory(
+            fused_dim,
+            config.memory_size,
+            steps=config.diffusion_steps,
+            alpha=config.diffusion_alpha,
+            top_k=config.memory_top_k,
+        )
+        self.fabric = DynamicNeuroFabric(
+            fused_dim,
+            config.max_layers,
+            capacity=config.capacity,
+            mlp_ratio=config.mlp_ratio,
+            norm_eps=eps,
+        )
+        self.norm = RMSNorm(fused_dim, eps)
+        self.head = Linear(fused_dim, output_dim, bias=True)
+        shapes = {
+            "layers_used": (1, config.max_layers + 1),
+            "fabric_gate": (1, config.max_layers),
+            "memory_entropy": (1, 1),
+        }
+        if config.use_fourier:
+            shapes["fourier_gate"] = (config.n_layers, config.n_heads)
+        if config.use_moe:
+            shapes["expert_share"] = (config.n_layers, config.n_experts)
+        self.declare_metrics(shapes)
+        started(self)
+
+    def forward(self, tokens_BS: Tensor, tabular_BF: Tensor) -> Tensor:
+        """(B, S) int64 and (B, F) -> logits of the classes, or the numbers predicted: (B, C)."""
+        return self._outputs(tokens_BS, tabular_BF)[0]
+
+    def loss(self, tokens_BS: Tensor, tabular_BF: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss, [], in FP32 (FP64 for FP64), with the experts' balancing loss.
+
+        Classification: cross-entropy of ``targets`` (B,) int64 in nats; regression: mean squared
+        error of (B, C).
+        """
+        outputs_BC, balance = self._outputs(tokens_BS, tabular_BF)
+        outputs_BC = outputs_BC.to(torch.promote_types(outputs_BC.dtype, torch.float32))
+        if self.config.task == "classification":
+            loss = functional.cross_entropy(outputs_BC, targets)
+        else:
+            loss = functional.mse_loss(outputs_BC, targets.to(outputs_BC.dtype))
+        return loss if balance is None else loss + balance
+
+    def query(self, tokens_BS: Tensor, tabular_BF: Tensor) -> Tensor:
+        """(B, S) int64 and (B, F) -> (B, D): what the memory is asked with.
+
+        ``model.memory.update(model.query(tokens, tabular))`` writes a batch into the memory.
+        """
+        return self._towers(tokens_BS, tabular_BF)[1]
+
+    def enable_torch_compile(
+        self,
+        mode: str = "max-autotune",
+        *,
+        batch: int = 2,
+        backend: str | Callable[..., Any] = "inductor",
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        """The forward pass compiled whole: a function of tokens (B, S) and features (B, F).
+
+        It is compiled here, for ``batch`` texts of full length, backward pass included where
+        gradients are on, so that a failure is raised here: ``CompilationFailed``, whose sentence
+        names the fallback. The model itself stays uncompiled. Raises ``ConfigurationError`` for an
+        unknown mode.
+        """
+        weight, config = self.head.weight, self.config
+        shape, device = (batch, config.text_seq_len), weight.device
+        tokens_BS = torch.zeros(shape, dtype=torch.int64, device=device)
+        tabular_BF = torch.zeros(batch, config.tab_dim, dtype=weight.dtype, device=device)
+        forward = types.MethodType(kernels.own_code(HybridEfficientModel.forward), self)
+        return compiled(self, forward, (tokens_BS, tabular_BF), mode, backend)
+
+    def _outputs(self, tokens_BS: Tensor, tabular_BF: Tensor) -> tuple[Tensor, Tensor | None]:
+        x_BD, asked_BD, balance = self._towers(tokens_BS, tabular_BF)
+        y_BD, retrieval_BM = self.memory.read(asked_BD)
+        self.record("memory_entropy", 0, normalised_entropy(retrieval_BM))
+        x_1BD, depth_1B, weights_L = self.fabric.routed((x_BD + y_BD)[None])
+        self.record("layers_used", 0, depth_shares(depth_1B, self.config.max_layers))
+        self.record("fabric_gate", 0, weights_L)
+        return self.head(self.norm(x_1BD[0])), balance
+
+    def _towers(
+        self, tokens_BS: Tensor, tabular_BF: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The fused vector, the same normalised, and the experts' balancing loss."""
+        self._check_shapes(tokens_BS, tabular_BF)
+        x_BSE, balance = self._text(tokens_BS)
+        text_BE = self.text_norm(x_BSE.mean(1))
+        hidden = functional.silu(self.table_in(tabular_BF.to(self.table_in.weight.dtype)))
+        table_BH = self.table_norm(self.table_out(hidden).to(text_BE.dtype))
+        x_BD = self.fuse(torch.cat([text_BE, table_BH], -1)).to(text_BE.dtype)
+        return x_BD, self.memory_norm(x_BD), balance
+
+    def _text(self, tokens_BS: Tensor) -> tuple[Tensor, Tensor | None]:
+        x_BSE, balance = self.embedding(tokens_BS), None
+        checkpointed = self.choose_checkpointed(len(self.blocks))
+        for index, block in enumerate(self.blocks):
+            found = recomputed(block, x_BSE) if checkpointed[index] else block(x_BSE)
+            x_BSE = found.x
+            if found.loss is not None:
+                balance = found.loss if balance is None else balance + found.loss
+            for name, values in found.measured.items():
+                self.record(name, index, values)
+        return x_BSE, balance
+
+    def _check_shapes(self, tokens_BS: Tensor, tabular_BF: Tensor) -> None:
+        config = self.config
+        if (
+            tokens_BS.dim() != 2
+            or not 1 <= tokens_BS.shape[1] <= config.text_seq_len
+            or tabular_BF.shape != (tokens_BS.shape[0], config.tab_dim)
+        ):
+            raise ConfigurationError(
+                f"mahia: expected tokens (B, T) with T from 1 to text_seq_len = "
+                f"{config.text_seq_len} and features (B, {config.tab_dim}), got "
+                f"{tuple(tokens_BS.shape)} and {tuple(tabular_BF.shape)}"
+            )
+
+
+def construct(config: MahiaConfig) -> HybridEfficientModel:
+    """The model's structure, on the current default device."""
+    return HybridEfficientModel(**dataclasses.asdict(config))
+
+
+def draw(config: MahiaConfig, batch: int, sequence: int, generator: Generator) -> Batch:
+    """A batch of the synthetic task of ``models._hybrid_task``, on the CPU."""
+    classify = config.task == "classification"
+    sizes = config.vocab_size, config.tab_dim, config.output_dim
+    return draw_hybrid(*sizes, batch, sequence, classify, generator)
+
+
+PRESETS = {
+    # The document measures nothing larger than its tests: width 32, 64 slots, 8 fabric layers.
+    "tiny": MahiaConfig(
+        vocab_size=1000,
+        text_seq_len=32,
+        tab_dim=20,
+        embed_dim=32,
+        tab_hidden_dim=32,
+        fused_dim=64,
+        n_layers=2,
+    ),
+    "small": MahiaConfig(),
+    "base": MahiaConfig(
+        vocab_size=32_000,
+        text_seq_len=256,
+        output_dim=16,
+        embed_dim=512,
+        tab_hidden_dim=512,
+        fused_dim=512,
+        n_layers=8,
+        n_heads=8,
+    ),
+    "medium": MahiaConfig(
+        vocab_size=32_000,
+        text_seq_len=512,
+        output_dim=16,
+        embed_dim=768,
+        tab_hidden_dim=1024,
+        fused_dim=1024,
+        n_layers=12,
+        n_heads=12,
+        memory_size=128,
+    ),
+    "large": MahiaConfig(
+        vocab_size=32_000,
+        text_seq_len=1024,
+        tab_dim=256,
+        output_dim=64,
+        embed_dim=1024,
+        tab_hidden_dim=2048,
+        fused_dim=2048,
+        n_layers=24,
+        n_heads=16,
+        memory_size=128,
+        max_layers=16,
+    ),
+}
+
+SUGGESTIONS = {
+    "tiny": {"cuda": (256, 32), "cpu": (16, 32)},
+    "small": {"cuda": (256, 128), "cpu": (4, 64)},
+    "base": {"cuda": (64, 256), "cpu": (2, 32)},
+    "medium": {"cuda": (32, 512), "cpu": (2, 32)},
+    "large": {"cuda": (8, 1024), "cpu": (2, 16)},
+}
+
+METRICS = (
+    Metric(
+        name="layers_used",
+        title="Fabric layers used",
+        unit="",
+        help="Share of the samples that ran so many layers of the fabric; spread out where depth "
+        "depends on the input.",
+        rows="fabric",
+        columns="depth",
+    ),
+    Metric(
+        name="fabric_gate",
+        title="Fabric gate",
+        unit="",
+        help="Mean weight that a fabric layer gives the samples it serves; near 0 it does nothing.",
+        rows="fabric",
+        columns="layer",
+    ),
+    Metric(
+        name="memory_entropy",
+        title="Memory retrieval entropy",
+        unit="",
+        help="Entropy of the retrieval over that of equal weights; at 1 no slot is preferred.",
+        rows="memory",
+    ),
+    Metric(
+        name="fourier_gate",
+        title="Fourier gate",
+        unit="",
+        help="Mean share that a head takes from the Fourier branch; at 0 it is attention alone.",
+        columns="head",
+    ),
+    Metric(
+        name="expert_share",
+        title="Expert share",
+        unit="",
+        help="Share of the choices that went to an expert; equal where the load is balanced.",
+        columns="expert",
+    ),
+)
+
+FAMILY = Family(
+    name="mahia",
+    title="MAHIA-X",
+    help=__doc__,
+    config=MahiaConfig,
+    presets=PRESETS,
+    suggestions=SUGGESTIONS,
+    construct=construct,
+    check=check,
+    costs=costs,
+    workloads=("forward", "train"),
+    length_field="text_seq_len",
+    metrics=METRICS,
+    draw=draw,
+)
