@@ -100,7 +100,10 @@ def _groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
     distinct = list(_distinct(parameters))
     spared = [each for each in distinct if getattr(each, "no_weight_decay", False)]
     decaying = [each for each in distinct if not getattr(each, "no_weight_decay", False)]
-    groups = [{"params": decaying}, {"params": spared, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [
+        {"params": decaying},
+        {"params": spared, "weight_decay": 0.0},
+    ]
     return [group for group in groups if group["params"]]
 
 
