@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,12 +48,7 @@ def write(
 
 def read(path: str | Path, batch: int, length: int, tensors: Sequence[Tensor]) -> int:
     """Fill ``tensors`` in place and return the position; see ``Cache.load``."""
-    try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise ConfigurationError(f"load: cannot read {str(path)!r}: {error.strerror}") from None
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError):
-        content = None
+    content = _content(path)
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise ConfigurationError(f"load: {str(path)!r} is not a saved decode state, or is damaged")
     if content.get("version") != VERSION:
@@ -81,3 +77,16 @@ def read(path: str | Path, batch: int, length: int, tensors: Sequence[Tensor]) -
     for one, other in zip(saved, tensors, strict=True):
         other.copy_(one)
     return int(content["position"])
+
+
+def _content(path: str | Path) -> Any:
+    """What the file holds; None if it is of another kind or its checksums are wrong."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if archive.testzip() is None:
+                return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise ConfigurationError(f"load: cannot read {str(path)!r}: {error.strerror}") from None
+    except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, ValueError, LookupError):
+        pass
+    return None

@@ -45,7 +45,8 @@ def generate(
     batch, length = _checked_tokens("generate", prompt_BS)
     if new_tokens < 1:
         raise ConfigurationError(f"generate: new_tokens = {new_tokens} must be at least 1")
-    check_sampling("generate", temperature, top_p)
+    _check_chunk(chunk)
+    _check_sampling(temperature, top_p)
     if generator is not None and generator.device.type != prompt_BS.device.type:
         raise ConfigurationError(
             f"generate: the generator is on {generator.device}, but the prompt on "
@@ -110,9 +111,8 @@ def prefill_in_chunks(
     what does not fit.
     """
     batch, length = _checked_tokens("prefill", tokens_BS)
+    _check_chunk(chunk)
     chunk = length if chunk is None else chunk
-    if chunk < 1:
-        raise ConfigurationError(f"prefill: chunk = {chunk} must be at least 1")
     if position < 0 or batch != cache.batch or position + length > cache.length:
         raise ConfigurationError(
             f"prefill: {batch} sequences of {length} tokens, from position {position}, do not fit "
@@ -153,14 +153,18 @@ def sample(
     return token_BV.gather(-1, drawn_B1)[:, 0]
 
 
-def check_sampling(what: str, temperature: float, top_p: float) -> None:
-    """Raise ``ConfigurationError`` unless these say how to draw."""
+def _check_sampling(temperature: float, top_p: float) -> None:
     if not 0 <= temperature < math.inf:
         raise ConfigurationError(
-            f"{what}: temperature = {temperature} must be a number of at least 0"
+            f"generate: temperature = {temperature} must be a number of at least 0"
         )
     if not 0 < top_p <= 1:
-        raise ConfigurationError(f"{what}: top_p = {top_p} must be above 0 and at most 1")
+        raise ConfigurationError(f"generate: top_p = {top_p} must be above 0 and at most 1")
+
+
+def _check_chunk(chunk: int | None) -> None:
+    if chunk is not None and chunk < 1:
+        raise ConfigurationError(f"prefill: chunk = {chunk} must be at least 1")
 
 
 def _checked_tokens(what: str, tokens_BS: Tensor) -> tuple[int, int]:

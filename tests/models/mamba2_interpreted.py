@@ -1,4 +1,4 @@
-"""Run under TRITON_INTERPRET=1: the hybrid by torch and by Triton; prints what each operator used."""
+"""Run under TRITON_INTERPRET=1: the hybrid by torch and by Triton, and what each operator used."""
 
 import dataclasses
 import json

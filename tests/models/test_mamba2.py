@@ -136,7 +136,7 @@ def test_everything_starts_as_published():
         decay = (mixer["A_log"].exp() - 1) / 15  # uniform in 1 to 16
         taps = mixer["conv_weight"] + 0.5, mixer["conv_bias"] + 0.5
         for uniform in (share, decay, *taps):
-            assert -1e-4 <= uniform.min() and uniform.max() <= 1 + 1e-4
+            assert uniform.min() >= -1e-4 and uniform.max() <= 1 + 1e-4
             assert uniform.mean().item() == pytest.approx(0.5, abs=0.06)
             assert uniform.std().item() == pytest.approx(1 / math.sqrt(12), rel=0.1)
         assert (mixer["D"] == 1).all() and (mixer["norm_weight"] == 1).all()
@@ -175,6 +175,27 @@ def test_training_on_one_batch_learns_it():
     assert model.loss(*batch).item() == pytest.approx(math.log(256), abs=0.1)  # nothing known yet
     assert trained(model, [batch] * 60, 1e-2) < 0.1
     assert (model.metrics()["ssm_share"] - 0.5).abs().max() > 1e-3  # the gate was trained too
+
+
+@pytest.mark.parametrize("attention_every", [0, 2])
+def test_training_on_the_copy_task_learns_to_copy(attention_every):
+    config = dataclasses.replace(
+        SMALL, dim=48, n_layers=2, d_state=16, n_groups=1, attention_every=attention_every
+    )
+    generator = torch.Generator().manual_seed(0)
+
+    def batch():
+        """Four tokens of eight, a mark, and the same again: chance is 1/8 past the mark."""
+        word = torch.randint(0, 8, (32, 4), generator=generator)
+        sequence = torch.cat([word, torch.full((32, 1), 8), word], 1)
+        return sequence[:, :-1], sequence[:, 1:]
+
+    model = MAMBA2.materialise(config, seed=1)
+    trained(model, (batch() for _ in range(220)), 1e-2)
+    inputs_BS, targets_BS = batch()
+    with torch.no_grad():
+        right = (model(inputs_BS)[:, 4:].argmax(-1) == targets_BS[:, 4:]).float().mean()
+    assert right > 0.9
 
 
 @pytest.mark.parametrize("preset", MAMBA2.presets)

@@ -1,4 +1,4 @@
-"""Checkpointing, fused addition, compilation, Triton: another cost of the hybrid, no other result."""
+"""Checkpointing, fused addition, compilation, Triton: another cost, not another result."""
 
 import dataclasses
 import json
