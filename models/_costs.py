@@ -28,6 +28,7 @@ class Costs:
     cached_per_sequence: int = 0  # numbers kept a sequence while decoding, whatever its length
     cached_fp32_per_sequence: int = 0  # FP32 numbers of the same kind
     scan_per_token: int = 0  # multiply-adds a token beside linears and scores, all layers
+    unfused_fp32_per_token: int = 0  # FP32 numbers one block saves more without fused kernels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +111,11 @@ def footprint(
     size = PRECISIONS[precision]
     tokens = batch * sequence
     weights = costs.parameters * size.weight
+    unfused = (0, 0) if fused else (costs.unfused_per_token, costs.unfused_fp32_per_token)
     block = tokens * (
-        (costs.saved_per_token + (0 if fused else costs.unfused_per_token)) * size.compute
+        (costs.saved_per_token + unfused[0]) * size.compute
         + costs.saved_stream_per_token * size.stream
-        + costs.saved_fp32_per_token * 4
+        + (costs.saved_fp32_per_token + unfused[1]) * 4
     )
     # Autocast keeps a cast copy of every linear's weight until the linear's backward.
     copy = size.compute if size.compute != size.weight else 0

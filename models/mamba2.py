@@ -28,6 +28,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from kernels.ssd_scan import CHUNK
 from models._attention import Attention, KVState, RotaryCache
 from models._costs import Costs
 from models._family import Family, setting
@@ -280,7 +281,7 @@ def costs(config: Mamba2Config) -> Costs:
     dim, layers, rows, size = config.dim, config.n_layers, config.rows, config.mixer
     attending, heads = config.attending, config.n_heads
     kv_dim = config.n_kv_heads * (dim // heads)
-    state = size.inner * size.d_state
+    state, pairs = size.inner * size.d_state, CHUNK * size.n_heads
     linears = dim * size.projected + size.inner * dim
     attention = dim * (dim + 2 * kv_dim) + dim * dim + dim  # and the gate
     small = (size.d_conv + 1) * size.convolved + 3 * size.n_heads + size.inner
@@ -309,7 +310,14 @@ def costs(config: Mamba2Config) -> Costs:
         saved_per_token=saved // layers,
         saved_stream_per_token=dim,
         saved_fp32_per_token=saved_fp32 // layers,
-        unfused_per_token=0,
+        # The scan by PyTorch keeps its chunks' scores, in FP64 too, and their states; and it, the
+        # convolution and the gated norm keep their steps in FP32.
+        unfused_per_token=pairs + size.inner,
+        unfused_fp32_per_token=4 * pairs
+        + state // CHUNK
+        + 5 * size.inner
+        + size.convolved
+        + 10 * size.n_heads,
         tables_bytes=4 * config.max_sequence * (dim // heads) if attending else 0,
     )
 

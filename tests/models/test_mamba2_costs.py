@@ -74,3 +74,54 @@ def test_work_that_is_done_is_linear_in_the_sequence_without_attention():
     with torch.no_grad():
         work = [counted(lambda n=n: model(torch.zeros(1, n).long())) for n in (128, 256, 512)]
     assert work[1] == 2 * work[0] and work[2] == 2 * work[1]
+
+
+def kept_by_blocks(config, precision, checkpointing, tokens_BS):
+    """Bytes that autograd keeps for the backward pass of the blocks, weights left out."""
+    dtype = torch.bfloat16 if precision == "half" else torch.float32
+    model = MAMBA2.materialise(config, dtype=dtype)
+    model.set_checkpointing(checkpointing)
+    own = {weight.untyped_storage().data_ptr() for weight in model.state_dict().values()}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(tokens_BS)
+    return sum(size for size, _ in kept.values())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "half"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("config", [CONFIG, FREE], ids=["hybrid", "attention-free"])
+def test_activations_of_the_pytorch_kernels_grow_with_depth_as_estimated(
+    config, precision, checkpointing
+):
+    few = dataclasses.replace(config, dim=128, head_dim=32, d_state=32, n_layers=2)
+    many = dataclasses.replace(few, n_layers=6)
+    tokens_BS = torch.zeros(1, 256, dtype=torch.int64)
+    step = {"workload": "train", "batch": 1, "sequence": 256, "fused": False}
+    step |= {"precision": precision, "checkpointing": checkpointing}
+    measured = [kept_by_blocks(c, precision, checkpointing, tokens_BS) for c in (few, many)]
+    estimated = [MAMBA2.footprint(c, **step).activations for c in (few, many)]
+    # Roughly: torch's norm and attention keep more on a CPU than on a GPU.
+    assert estimated[1] - estimated[0] == pytest.approx(measured[1] - measured[0], rel=0.1)
+
+
+def test_weights_gradients_and_optimizer_are_counted_exactly(tokens_BS, targets_BS):
+    model = MAMBA2.materialise(CONFIG)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.loss(tokens_BS, targets_BS).backward()
+    optimizer.step()
+    estimate = MAMBA2.footprint(CONFIG, workload="train", batch=2, sequence=17)
+    assert estimate.weights == sum(p.nbytes for p in model.parameters())
+    assert estimate.gradients == sum(p.grad.nbytes for p in model.parameters())
+    moments = [
+        state[key].nbytes for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")
+    ]
+    assert estimate.optimizer == sum(moments)
+    assert estimate.tables == model.rope_cache_bytes()

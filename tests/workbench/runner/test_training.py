@@ -14,9 +14,9 @@ FUSED = PLAIN | {"fused": True}
 
 @pytest.fixture
 def weights():
-    return Weights(
-        {"plain": nn.Parameter(torch.ones(3)), "marked": spared(nn.Parameter(torch.ones(2)))}
-    )
+    marked = nn.Parameter(torch.ones(2))
+    marked.no_weight_decay = True
+    return Weights({"plain": nn.Parameter(torch.ones(3)), "marked": marked})
 
 
 def groups(weights, options=PLAIN):
