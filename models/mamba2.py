@@ -362,9 +362,8 @@ FAMILY = Family(
             name="ssm_share",
             title="Share of the state space",
             unit="",
-            help="Mean over tokens of the gate between the mixer (1) and the attention (0) of each "
-            "block that has both; it starts at 1/2, and neither end means that a branch is unused "
-            "for good unless it stays there.",
+            help="How much of a block that both scans and attends comes from the scan: its gate's "
+            "mean over tokens, 1/2 at the start; at 0 or 1 one of the two does nothing.",
             rows="hybrid block",
         ),
     ),

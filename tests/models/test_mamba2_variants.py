@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kernels
 from models import FAMILIES, ConfigurationError
@@ -111,6 +112,20 @@ def test_prefill_and_decode_compile_whole_and_once_for_all_positions(two_layers,
         expected = two_layers(token_B1, cache=eager_cache, position=position)
         torch.testing.assert_close(step(token_B1, cache=cache, position=position), expected)
     assert counters["stats"]["unique_graphs"] == graphs
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_no_step_needs_a_value_on_the_host(two_layers, tokens_BS, checkpointing, fused):
+    two_layers.set_checkpointing(checkpointing)
+    two_layers.set_fused_add_norm(fused)
+    cache, position = two_layers.new_cache(2, 17), torch.tensor(5)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        two_layers.loss(tokens_BS, tokens_BS).backward()
+        with torch.no_grad():
+            two_layers(tokens_BS[:, :5], cache=cache, last_only=True)
+            two_layers(tokens_BS[:, 5:9], cache=cache, position=position)
+            two_layers(tokens_BS[:, 5:6], cache=cache, position=position)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the tests of the GPU compare them there")
