@@ -120,9 +120,10 @@ def test_decoding_in_bfloat16_keeps_the_heads_states_in_single_precision(amp):
     torch.testing.assert_close(step_BSV[:, 0], whole_BSV[:, 6], rtol=0.05, atol=0.02)
 
 
+@pytest.mark.parametrize("attention_every", [0, 1])
 @torch.no_grad()
-def test_a_cache_of_another_dtype_is_refused():
-    model = small(torch.float32)
+def test_a_cache_of_another_dtype_is_refused(attention_every):
+    model = small(torch.float32, attention_every=attention_every)
     cache = model.new_cache(2, LENGTH, dtype=torch.float16)
     with pytest.raises(ValueError, match=r"cache holds torch\.float16 and the layer computed"):
         model(tokens(), cache=cache)
