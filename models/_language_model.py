@@ -211,7 +211,7 @@ class LanguageModel(Model):
         if cache is not None or not torch.is_grad_enabled():
             stride = 0
         self.checkpointed_blocks = 0 if stride == 0 else len(range(0, len(self.blocks), stride))
-        apart = [
+        apart = [  # blocks that normalise and add for themselves
             not self.fused_add_norm or (stride > 0 and index % stride == 0)
             for index in range(len(self.blocks))
         ]

@@ -62,7 +62,8 @@ class SSMSizes:
 class SSMState:
     """The last W inputs of the convolution, (B, C, W), and the heads' states, (B, H, P, N) in FP32.
 
-    They summarise all tokens before; their size does not depend on how many these were.
+    They summarise all tokens before, in a size that does not depend on how many these were. So
+    calls must follow one another: unlike keys and values, this state cannot go back to a position.
     """
 
     conv: Tensor

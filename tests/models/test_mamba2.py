@@ -201,7 +201,7 @@ def test_training_on_the_copy_task_learns_to_copy(attention_every):
 @pytest.mark.parametrize("preset", MAMBA2.presets)
 @pytest.mark.parametrize("attention_free", [False, True])
 def test_the_formula_counts_the_parameters_of_every_preset(preset, attention_free):
-    published = {
+    expected = {
         "tiny": (602_338, 503_776),
         "47M": (48_627_586, 47_315_840),
         "96M": (99_942_243, 95_516_256),
@@ -211,7 +211,7 @@ def test_the_formula_counts_the_parameters_of_every_preset(preset, attention_fre
     if attention_free:
         config = dataclasses.replace(config, attention_every=0)
     counted = sum(parameter.numel() for parameter in MAMBA2.build(config).parameters())
-    assert MAMBA2.parameter_count(config) == counted == published[preset][attention_free]
+    assert MAMBA2.parameter_count(config) == counted == expected[preset][attention_free]
 
 
 @given(
