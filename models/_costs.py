@@ -32,6 +32,7 @@ class Costs:
     matmul_per_sequence: int = 0  # multiply-adds a sequence, whatever its length
     saved_per_sequence: int = 0  # compute-dtype numbers a sequence saves, whatever its length
     linear_parameters: int | None = None  # numbers in all linears; None: as ``matmul_per_token``
+    unfused_fp32_per_token: int = 0  # FP32 numbers one block saves more without fused kernels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,10 +117,11 @@ def footprint(
     size = PRECISIONS[precision]
     tokens = batch * sequence
     weights = costs.parameters * size.weight
+    unfused = (0, 0) if fused else (costs.unfused_per_token, costs.unfused_fp32_per_token)
     block = tokens * (
-        (costs.saved_per_token + (0 if fused else costs.unfused_per_token)) * size.compute
+        (costs.saved_per_token + unfused[0]) * size.compute
         + costs.saved_stream_per_token * size.stream
-        + costs.saved_fp32_per_token * 4
+        + (costs.saved_fp32_per_token + unfused[1]) * 4
     )
     # Autocast keeps a cast copy of every linear's weight until the linear's backward.
     copy = size.compute if size.compute != size.weight else 0

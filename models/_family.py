@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from models._costs import Costs, Footprint, flops, footprint
-from models._initialise import initialise
+from models._initialise import initialise, keep_marks
 from models._mistake import ConfigurationError
 from models._model import Metric, Model
 
@@ -228,7 +228,12 @@ class Family:
         with torch.device("meta"):
             model = self.construct(config)
         model.to(dtype)
-        return model if torch.device(device).type == "meta" else model.to_empty(device=device)
+        if torch.device(device).type != "meta":
+            before = list(model.parameters())
+            model.to_empty(device=device)
+            for old, new in zip(before, model.parameters(), strict=True):
+                keep_marks(old, new)
+        return model
 
     def materialise(
         self,

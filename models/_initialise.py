@@ -13,6 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import nn
 
+MARKS = ("no_weight_decay",)  # attributes of a parameter that outlive its tensor
+
+
+def keep_marks(old: nn.Parameter, new: nn.Parameter) -> nn.Parameter:
+    """``new`` with the marks of the parameter whose place it takes."""
+    for mark in MARKS:
+        if hasattr(old, mark):
+            setattr(new, mark, getattr(old, mark))
+    return new
+
 
 def started(module: nn.Module) -> None:
     """Draw the parameters of a module that is built by itself, from torch's global seed.
@@ -43,8 +53,9 @@ def initialise(model: nn.Module, device: torch.device, dtype: torch.dtype, seed:
             raise TypeError(f"{kind} owns the parameter {qualified} but has no initial() for it")
         digest = hashlib.blake2b(f"{seed}:{qualified}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
-        value = module.initial(name, getattr(module, name).shape, generator)
-        return nn.Parameter(value.to(device=device, dtype=dtype))
+        old = getattr(module, name)
+        value = module.initial(name, old.shape, generator)
+        return keep_marks(old, nn.Parameter(value.to(device=device, dtype=dtype)))
 
     # Drawing releases the interpreter lock; more threads than this only hold more FP32 copies.
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import kernels
+from models import _cache_file
 from models._layers import Embedding, Linear, RMSNorm
 from models._mistake import ConfigurationError
 from models._model import Model, recomputed
@@ -57,6 +60,22 @@ class Cache:
         for tensor in self.tensors():
             tensor.zero_()
 
+    def save(self, path: str | Path, position: int) -> None:
+        """Write the state to a file, whole or not at all; ``position`` tokens were taken in.
+
+        Waits for the device.
+        """
+        _cache_file.write(path, self.batch, self.length, position, self.tensors())
+
+    def load(self, path: str | Path) -> int:
+        """Go on from a saved state, in place; returns the position that was saved with it.
+
+        The file holds no weights: it is for the model that made it, or one of equal weights. Raises
+        ``ConfigurationError`` for what is not such a file or does not fit this cache, which then
+        stays as it was.
+        """
+        return _cache_file.read(path, self.batch, self.length, self.tensors())
+
 
 class BlockOutput(NamedTuple):
     """What a block returns that has more to say than the residual stream.
@@ -77,6 +96,12 @@ class LanguageModel(Model):
     A block is a module with ``forward(x_BSE, state, position) -> x_BSE | BlockOutput`` and
     ``new_state(batch, length, device, dtype) -> State``. One that measures says so in
     ``measures``, the number of columns by metric; each such block is one row of the metric.
+    One that needs random numbers has ``draw(x_BSE)``, which makes the tensors that ``forward``
+    takes after ``position``: outside of the checkpoint, so that what is computed again is the same.
+
+    A block that is no more than ``x + branch(norm(x))`` may also have these two, an ``RMSNorm`` and
+    ``branch(u_BSE, state, position) -> y_BSE | BlockOutput``. If all have, one kernel can add and
+    normalise between two blocks: see ``set_fused_add_norm``.
     """
 
     def __init__(
@@ -91,6 +116,8 @@ class LanguageModel(Model):
     ) -> None:
         super().__init__()
         self.max_sequence = max_sequence
+        self.fused_add_norm = False
+        self.fused_additions = 0
         self.embedding = Embedding(rows, dim)
         self.blocks = nn.ModuleList(blocks)
         self.norm = RMSNorm(dim, norm_eps)
@@ -157,6 +184,22 @@ class LanguageModel(Model):
         ]
         return Cache(batch, length, states)
 
+    def set_fused_add_norm(self, fused: bool) -> None:
+        """Whether a block's addition to the stream and the next block's norm are one kernel.
+
+        The results differ by rounding only: under autocast the norm then gives the branch's dtype
+        and not the stream's. ``fused_additions`` counts how many the last call fused; the last
+        addition, and those before or after a checkpointed block, stay apart. Raises
+        ``ConfigurationError`` if the blocks are more than one branch.
+        """
+        if fused and not all(hasattr(block, "branch") for block in self.blocks):
+            kinds = sorted({type(block).__name__ for block in self.blocks})
+            raise ConfigurationError(
+                "set_fused_add_norm: needs blocks that are one branch behind one norm, but "
+                f"{', '.join(kinds)} is not"
+            )
+        self.fused_add_norm = fused
+
     def _logits(self, x_BSE: Tensor) -> Tensor:
         weight_VE = self.embedding.weight if self.head is None else self.head.weight
         return functional.linear(self.norm(x_BSE), weight_VE)
@@ -165,18 +208,34 @@ class LanguageModel(Model):
         self, x_BSE: Tensor, cache: Cache | None, position: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """The stream after all blocks, and the sum of their own losses, if any has one."""
-        chosen = self.choose_checkpointed(0 if cache is not None else len(self.blocks))
+        n_blocks = len(self.blocks)
+        again = self.choose_checkpointed(0 if cache is not None else n_blocks) or [False] * n_blocks
+        # Blocks that normalise and add for themselves.
+        apart = [not self.fused_add_norm or checkpointed for checkpointed in again]
+        self.fused_additions = 0
         total: Tensor | None = None
+        normed_BSE: Tensor | None = None  # the next block's norm, where the addition made it
         for index, block in enumerate(self.blocks):
-            if cache is None and chosen[index]:
-                found = recomputed(block, x_BSE)
+            state = None if cache is None else cache.layers[index]
+            drawn = block.draw(x_BSE) if hasattr(block, "draw") else ()
+            if again[index]:
+                found = recomputed(block, x_BSE, None, None, *drawn)
+            elif apart[index]:
+                found = block(x_BSE, state, position, *drawn)
             else:
-                state = None if cache is None else cache.layers[index]
-                found = block(x_BSE, state, position)
+                u_BSE = block.norm(x_BSE) if normed_BSE is None else normed_BSE
+                found = block.branch(u_BSE, state, position, *drawn)
             if not isinstance(found, BlockOutput):
-                x_BSE = found
-                continue
-            x_BSE = found.x
+                found = BlockOutput(found, None, {})
+            normed_BSE = None
+            if apart[index]:
+                x_BSE = found.x
+            elif index + 1 < n_blocks and not apart[index + 1]:
+                norm = self.blocks[index + 1].norm
+                normed_BSE, x_BSE = kernels.add_rms_norm(found.x, x_BSE, norm.weight, norm.eps)
+                self.fused_additions += 1
+            else:
+                x_BSE = x_BSE + found.x
             if found.loss is not None:
                 total = found.loss if total is None else total + found.loss
             for name, row in self._rows[index].items():

@@ -66,7 +66,7 @@ class Weights:
 
     def _make_optimizer(self, options: dict[str, Any]) -> torch.optim.AdamW:
         optimizer = torch.optim.AdamW(
-            list(_distinct(self.parameters.values())),
+            _groups(self.parameters.values()),
             lr=LEARNING_RATE,
             betas=BETAS,
             weight_decay=WEIGHT_DECAY,
@@ -85,13 +85,26 @@ class Weights:
 def _create_state(optimizer: torch.optim.AdamW) -> None:
     # AdamW makes its moments at the first step; made now, every later optimizer can share them.
     # With zero gradients and rate 0 the step changes no weight.
-    (group,) = optimizer.param_groups
-    for parameter in group["params"]:
-        parameter.grad = torch.zeros_like(parameter)
-    group["lr"] = 0.0
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+        group["lr"] = 0.0
     optimizer.step()
-    group["lr"] = LEARNING_RATE
+    for group in optimizer.param_groups:
+        group["lr"] = LEARNING_RATE
     optimizer.zero_grad(set_to_none=True)
+
+
+def _groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+    """AdamW's groups: what decays, and what a model has marked with ``no_weight_decay``, if any."""
+    distinct = list(_distinct(parameters))
+    spared = [each for each in distinct if getattr(each, "no_weight_decay", False)]
+    decaying = [each for each in distinct if not getattr(each, "no_weight_decay", False)]
+    groups: list[dict[str, Any]] = [
+        {"params": decaying},
+        {"params": spared, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def _distinct(parameters: Iterable[nn.Parameter]) -> Iterable[nn.Parameter]:

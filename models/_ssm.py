@@ -1,0 +1,192 @@
+"""Mamba-2's mixer: a selective state-space model between two linears, and its decode state.
+
+Dao and Gu, "Transformers are SSMs", 2024 (arXiv 2405.21060), section 7.1 and figure 6:
+
+    z, xBC, dt = split(in_proj u),    x, B, C = split(silu(conv(xBC))),    A = -exp(A_log),
+    h_t = exp(dt_t A) h_(t-1) + dt_t x_t B_t^T,    y_t = h_t C_t + D x_t,    dt through softplus,
+    out_proj(rms_norm(y * silu(z))).
+
+Heads, A, D and dt are H; B and C are shared by the heads of a group, whose channels are also what
+the norm's mean is taken over (section 8.1). Starting values are those of the paper's published
+models: softplus(dt_bias) log-uniform in 0.001 to 0.1, -A uniform in 1 to 16, D one, the convolution
+uniform with the bound 1/sqrt(W), and linears of variance 1 / (3 inputs), here normal, where the
+published ones are uniform.
+
+Shapes: B batch, S sequence, E model width, I inner width, H heads, P head width, G groups, N states
+of a head's row, C = I + 2 G N convolved channels, W width of the convolution.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, nn
+
+import kernels
+from models._layers import Linear
+
+STEP_MIN, STEP_MAX, STEP_FLOOR = 1e-3, 1e-1, 1e-4
+DECAY_MIN, DECAY_MAX = 1.0, 16.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SSMSizes:
+    """The widths of one mixer."""
+
+    dim: int
+    inner: int
+    head_dim: int
+    n_groups: int
+    d_state: int
+    d_conv: int
+
+    @property
+    def n_heads(self) -> int:
+        """Heads of the scan."""
+        return self.inner // self.head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Channels of x, B and C."""
+        return self.inner + 2 * self.n_groups * self.d_state
+
+    @property
+    def projected(self) -> int:
+        """Channels of z, x, B, C and dt."""
+        return self.inner + self.convolved + self.n_heads
+
+
+@dataclass
+class SSMState:
+    """The last W inputs of the convolution, (B, C, W), and the heads' states, (B, H, P, N) in FP32.
+
+    They summarise all tokens before, in a size that does not depend on how many these were. So
+    calls must follow one another: unlike keys and values, this state cannot go back to a position.
+    """
+
+    conv: Tensor
+    ssm: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        """What is held, for counting bytes and resetting."""
+        return [self.conv, self.ssm]
+
+    def write(self, conv_BCW: Tensor, ssm_BHPN: Tensor) -> None:
+        """Replace both in place."""
+        if conv_BCW.dtype != self.conv.dtype:
+            raise ValueError(
+                f"the cache holds {self.conv.dtype} and the layer computed {conv_BCW.dtype}; "
+                "make the cache under the same autocast as the calls that use it"
+            )
+        self.conv.copy_(conv_BCW)
+        self.ssm.copy_(ssm_BHPN)
+
+
+def inverse_softplus(x: Tensor) -> Tensor:
+    """The number whose softplus is ``x`` > 0."""
+    return x + torch.log(-torch.expm1(-x))
+
+
+class SSM(nn.Module):
+    """The mixer, (B, S, E) -> (B, S, E), causal.
+
+    ``n_residuals`` is how many such branches are added to the residual stream in the whole model:
+    the output linear starts smaller by its root, so that the stream's variance does not grow.
+    """
+
+    def __init__(self, sizes: SSMSizes, eps: float, n_residuals: int) -> None:
+        super().__init__()
+        self.sizes, self.eps = sizes, eps
+        inner, heads, convolved = sizes.inner, sizes.n_heads, sizes.convolved
+        self.in_proj = Linear(sizes.dim, sizes.projected, 1 / math.sqrt(3 * sizes.dim))
+        self.conv_weight = nn.Parameter(torch.empty(convolved, sizes.d_conv))
+        self.conv_bias = nn.Parameter(torch.empty(convolved))
+        self.dt_bias = nn.Parameter(torch.empty(heads))
+        self.A_log = nn.Parameter(torch.empty(heads))
+        self.D = nn.Parameter(torch.empty(heads))
+        for parameter in (self.dt_bias, self.A_log, self.D):
+            parameter.no_weight_decay = True  # type: ignore[attr-defined]
+        self.norm_weight = nn.Parameter(torch.empty(inner))
+        self.out_proj = Linear(inner, sizes.dim, 1 / math.sqrt(3 * inner * n_residuals))
+
+    def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
+        """The starting value of parameter ``name``, in FP32 on the CPU."""
+        if name in ("D", "norm_weight"):
+            return torch.ones(shape)
+        uniform = torch.rand(shape, generator=generator)
+        if name == "A_log":
+            return torch.log(DECAY_MIN + (DECAY_MAX - DECAY_MIN) * uniform)
+        if name == "dt_bias":
+            low, high = math.log(STEP_MIN), math.log(STEP_MAX)
+            return inverse_softplus(torch.exp(low + (high - low) * uniform).clamp(min=STEP_FLOOR))
+        return (2 * uniform - 1) / math.sqrt(self.sizes.d_conv)
+
+    def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> SSMState:
+        """An empty state."""
+        size = self.sizes
+        return SSMState(
+            torch.zeros(batch, size.convolved, size.d_conv, device=device, dtype=dtype),
+            torch.zeros(
+                (batch, size.n_heads, size.head_dim, size.d_state),
+                device=device,
+                dtype=torch.promote_types(dtype, torch.float32),
+            ),
+        )
+
+    def forward(
+        self, u_BSE: Tensor, state: SSMState | None = None, position: Tensor | None = None
+    ) -> Tensor:
+        """Mix the sequence, going on from ``state``, which is left after the last token.
+
+        ``position`` None means that the state is empty, whatever it holds; otherwise only that it
+        is not: what was before is in the state.
+        """
+        size = self.sizes
+        going_on = state is not None and position is not None
+        z_BSI, xbc_BSC, dt_BSH = self.in_proj(u_BSE).split(
+            (size.inner, size.convolved, size.n_heads), dim=-1
+        )
+        xbc_BSC, conv_BCW = kernels.causal_conv1d(
+            xbc_BSC,
+            self.conv_weight,
+            self.conv_bias,
+            state.conv if state is not None and going_on else None,
+            activation="silu",
+        )
+        states = size.n_groups * size.d_state
+        x_BSI, b_BSK, c_BSK = xbc_BSC.split((size.inner, states, states), dim=-1)
+        x_BSHP = x_BSI.unflatten(-1, (size.n_heads, size.head_dim))
+        b_BSGN, c_BSGN = (t.unflatten(-1, (size.n_groups, size.d_state)) for t in (b_BSK, c_BSK))
+        a_H = -torch.exp(self.A_log.to(torch.promote_types(self.A_log.dtype, torch.float32)))
+        if state is not None and going_on and u_BSE.shape[1] == 1:
+            y_BHP, ssm_BHPN = kernels.ssd_step(
+                x_BSHP[:, 0],
+                dt_BSH[:, 0],
+                a_H,
+                b_BSGN[:, 0],
+                c_BSGN[:, 0],
+                state.ssm,
+                self.D,
+                self.dt_bias,
+            )
+            y_BSI = y_BHP.flatten(1)[:, None]
+        else:
+            y_BSHP, ssm_BHPN = kernels.ssd_scan(
+                x_BSHP,
+                dt_BSH,
+                a_H,
+                b_BSGN,
+                c_BSGN,
+                self.D,
+                self.dt_bias,
+                state.ssm if state is not None and going_on else None,
+            )
+            y_BSI = y_BSHP.flatten(2)
+        if state is not None:
+            state.write(conv_BCW, ssm_BHPN)
+        y_BSI = kernels.gated_rms_norm(
+            y_BSI, z_BSI, self.norm_weight, group_size=size.inner // size.n_groups, eps=self.eps
+        )
+        return self.out_proj(y_BSI)

@@ -1,0 +1,205 @@
+"""The hybrid on a GPU: nothing waits for the host, every step can be captured, Triton is right."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import kernels
+from models import FAMILIES, generate
+
+MAMBA2 = FAMILIES["mamba2"]
+TINY = dataclasses.replace(MAMBA2.presets["tiny"], n_layers=2)
+LENGTH = 96
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+
+def tokens(batch, sequence, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (batch, sequence), generator=generator).cuda()
+
+
+@pytest.fixture(params=[False, True], ids=["apart", "fused"])
+def half_model(request):
+    model = MAMBA2.materialise(TINY, "cuda", torch.bfloat16, seed=3)
+    model.set_fused_add_norm(request.param)
+    return model
+
+
+def warm(work):
+    """Run outside of the default stream until everything is tuned and allocated."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+
+
+def captured(work):
+    warm(work)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        result = work()
+    return graph, result
+
+
+def without_waiting(work):
+    warm(work)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        return work()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("attention_every", [0, 2])
+def test_single_precision_by_triton_equals_torch_on_the_cpu(attention_every):
+    config = dataclasses.replace(TINY, attention_every=attention_every)
+    results = []
+    for device in ("cpu", "cuda"):
+        model = MAMBA2.materialise(config, device, seed=9)
+        kernels.reset_usage()
+        tokens_BS = tokens(2, 150).to(device)
+        model.loss(tokens_BS, tokens_BS).backward()
+        with torch.no_grad():
+            logits = model(tokens_BS)
+        results.append([logits, *(parameter.grad for parameter in model.parameters())])
+    used = kernels.usage()
+    for name in ("causal_conv1d", "ssd_scan", "gated_rms_norm", "rms_norm"):
+        assert set(used[name]) == {"triton"}
+    for one, other in zip(*results, strict=True):
+        error = (other.cpu() - one).norm() / one.norm()
+        assert error < 1e-3
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("amp", [True, False])
+def test_no_step_waits_for_the_host(checkpointing, amp):
+    model = MAMBA2.materialise(TINY, "cuda", torch.float32 if amp else torch.bfloat16, seed=3)
+    model.set_checkpointing(checkpointing)
+    tokens_BS, position = tokens(2, LENGTH), torch.tensor(7, device="cuda")
+    autocast = torch.autocast("cuda", torch.bfloat16, enabled=amp)
+    with autocast:
+        cache = model.new_cache(2, LENGTH)
+
+    def work():
+        with autocast:
+            loss = model.loss(tokens_BS, tokens_BS)
+        loss.backward()
+        with torch.no_grad(), autocast:
+            model(tokens_BS, cache=cache, last_only=True)
+            model(tokens_BS[:, :8], cache=cache, position=position)
+            model(tokens_BS[:, :1], cache=cache, position=position)
+        return loss.detach()
+
+    loss = without_waiting(work)
+    assert loss.isfinite() and loss.dtype == torch.float32
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_a_training_step_can_be_captured(half_model, checkpointing):
+    half_model.set_checkpointing(checkpointing)
+    tokens_BS = tokens(2, LENGTH)
+
+    def work():
+        half_model.zero_grad(set_to_none=True)
+        loss = half_model.loss(tokens_BS, tokens_BS)
+        loss.backward()
+        return loss.detach()
+
+    graph, loss = captured(work)
+    tokens_BS.copy_(tokens(2, LENGTH, seed=1))
+    graph.replay()
+    replayed = [loss.clone(), *(parameter.grad.clone() for parameter in half_model.parameters())]
+    share = half_model.metrics()["ssm_share"].clone()
+    half_model.metrics()["ssm_share"].zero_()
+    expected = [work(), *(parameter.grad for parameter in half_model.parameters())]
+    for one, other in zip(replayed, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=1e-3)
+    torch.testing.assert_close(half_model.metrics()["ssm_share"], share)
+
+
+@torch.no_grad()
+def test_one_captured_decode_step_serves_every_position(half_model):
+    tokens_BS = tokens(2, LENGTH)
+    whole_BSV = half_model(tokens_BS)
+    cache = half_model.new_cache(2, LENGTH)
+    token_B1 = tokens_BS[:, :1].clone()
+    position = torch.zeros((), dtype=torch.int64, device="cuda")
+    graph, logits_B1V = captured(lambda: half_model(token_B1, cache=cache, position=position))
+    cache.reset()
+    for i in range(LENGTH):
+        token_B1.copy_(tokens_BS[:, i : i + 1])
+        position.fill_(i)
+        graph.replay()
+        torch.testing.assert_close(logits_B1V[:, 0], whole_BSV[:, i], rtol=0.05, atol=0.05)
+
+
+@torch.no_grad()
+def test_a_compiled_decode_step_is_captured_once_the_cache_is_marked_static():
+    torch.compiler.reset()
+    model = MAMBA2.materialise(TINY, "cuda", torch.bfloat16, seed=3)
+    cache = model.new_cache(2, LENGTH)
+    cache.mark_static()
+    step = torch.compile(model, mode="reduce-overhead", fullgraph=True)
+    position = torch.zeros((), dtype=torch.int64, device="cuda")
+    skips = torch._dynamo.utils.counters["inductor"]
+    skips.clear()
+    for i in range(4):
+        position.fill_(i)
+        step(tokens(2, 1), cache=cache, position=position)
+    assert skips["cudagraph_skips"] == 0
+    torch.compiler.reset()
+
+
+def test_generation_never_waits_and_a_seed_decides_it():
+    model = MAMBA2.materialise(TINY, "cuda", torch.bfloat16, seed=3)
+    prompt_BS = tokens(2, 40)
+
+    def work(seed=4):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        stream = generate(
+            model, prompt_BS, new_tokens=8, temperature=5.0, top_p=0.9, generator=generator,
+            chunk=16,
+        )  # fmt: skip
+        return torch.stack(list(stream), 1)
+
+    first = without_waiting(work)
+    assert torch.equal(first, work()) and not torch.equal(first, work(seed=5))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp", "half"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_the_peak_of_a_training_step_is_as_estimated(precision, checkpointing):
+    config, batch, sequence = MAMBA2.presets["96M"], 4, 1024
+    dtype = torch.bfloat16 if precision == "half" else torch.float32
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    model = MAMBA2.materialise(config, "cuda", dtype)
+    model.set_checkpointing(checkpointing)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    tokens_BS = tokens(batch, sequence)
+    for _ in range(2):  # the first step makes the optimizer's moments
+        torch.cuda.reset_peak_memory_stats()
+        optimizer.zero_grad(set_to_none=False)
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "amp"):
+            loss = model.loss(tokens_BS, tokens_BS)
+        loss.backward()
+        optimizer.step()
+    measured = torch.cuda.max_memory_allocated() - before
+    estimate = MAMBA2.footprint(
+        config,
+        workload="train",
+        batch=batch,
+        sequence=sequence,
+        precision=precision,
+        checkpointing=checkpointing,
+    )
+    assert estimate.total == pytest.approx(measured, rel=0.15)

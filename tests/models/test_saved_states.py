@@ -1,0 +1,137 @@
+"""A decode state that was saved and read back goes on as if nothing had been."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from models import FAMILIES, ConfigurationError, generate
+
+DECODERS = [name for name, family in FAMILIES.items() if "decode" in family.workloads]
+LENGTH = 24
+
+
+def decoder(name, **fields):
+    family = FAMILIES[name]
+    config = dataclasses.replace(family.presets["tiny"], **fields)
+    return family.materialise(config, seed=2).eval()
+
+
+def tokens():
+    return torch.randint(0, 256, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_restored_state_gives_exactly_the_uninterrupted_logits(name, tmp_path):
+    model, tokens_BS, path = decoder(name), tokens(), tmp_path / "state"
+    cache = model.new_cache(2, LENGTH)
+    model(tokens_BS[:, :9], cache=cache)
+    cache.save(path, 9)
+    expected = [model(tokens_BS[:, 9:13], cache=cache, position=torch.tensor(9))]
+    expected += [model(tokens_BS[:, 13:14], cache=cache, position=torch.tensor(13))]
+
+    again, restored = decoder(name), model.new_cache(2, LENGTH)
+    for tensor in restored.tensors():
+        tensor.normal_()
+    addresses = [tensor.data_ptr() for tensor in restored.tensors()]
+    assert restored.load(path) == 9
+    assert [tensor.data_ptr() for tensor in restored.tensors()] == addresses
+    found = [again(tokens_BS[:, 9:13], cache=restored, position=torch.tensor(9))]
+    found += [again(tokens_BS[:, 13:14], cache=restored, position=torch.tensor(13))]
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_generation_goes_on_from_a_file(name, tmp_path):
+    model, prompt_BS = decoder(name), tokens()[:, :8]
+    expected = list(generate(model, prompt_BS, new_tokens=10, temperature=0))
+    cache = model.new_cache(2, LENGTH)
+    first = list(generate(model, prompt_BS, new_tokens=4, temperature=0, cache=cache))
+    cache.save(tmp_path / "state", 11)
+    restored = model.new_cache(2, LENGTH)
+    position = restored.load(tmp_path / "state")
+    last_B1 = first[-1][:, None]
+    more = {"new_tokens": 6, "temperature": 0, "cache": restored, "position": position}
+    rest = list(generate(model, last_B1, **more))
+    assert torch.equal(torch.stack(first + rest), torch.stack(expected))
+
+
+def saved(tmp_path):
+    cache = decoder("mamba2").new_cache(2, LENGTH)
+    for tensor in cache.tensors():
+        tensor.normal_()
+    cache.save(tmp_path / "state", 9)
+    return tmp_path / "state"
+
+
+@pytest.mark.parametrize(
+    ("fields", "batch", "length", "dtype", "sentence"),
+    [
+        ({}, 3, LENGTH, None, "for batch 2 and 24 positions, but this cache is for batch 3 and 24"),
+        ({}, 2, 25, None, "for batch 2 and 24 positions, but this cache is for batch 2 and 25"),
+        (
+            {"attention_every": 0},
+            2,
+            LENGTH,
+            None,
+            "holds 12 tensors, but this cache has 8",
+        ),
+        ({"d_state": 8}, 2, LENGTH, None, "tensor 0 of .* is torch.float32 .2, 320, 4., but this"),
+        ({}, 2, LENGTH, torch.bfloat16, "but this cache's is torch.bfloat16 .2, 320, 4.: another"),
+    ],
+)
+def test_a_state_of_something_else_is_refused_and_changes_nothing(
+    tmp_path, fields, batch, length, dtype, sentence
+):
+    path = saved(tmp_path)
+    cache = decoder("mamba2", **fields).new_cache(batch, length, dtype)
+    with pytest.raises(ConfigurationError, match=f"^load: .*{sentence}"):
+        cache.load(path)
+    assert not any(tensor.any() for tensor in cache.tensors())
+
+
+def test_a_file_that_is_no_whole_state_is_refused_and_changes_nothing(tmp_path):
+    path = saved(tmp_path)
+    cache = decoder("mamba2").new_cache(2, LENGTH)
+    whole = path.read_bytes()
+    generator = torch.Generator().manual_seed(0)
+    noise = bytes(torch.randint(0, 256, (500,), generator=generator).tolist())
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    cut = [whole[:-1], whole[: len(whole) // 2], whole[:100]]
+    contents = [b"", b"text", noise, bytes(flipped), *cut]
+    for content in contents:
+        path.write_bytes(content)
+        with pytest.raises(ConfigurationError, match=r"is not a saved decode state, or is damaged"):
+            cache.load(path)
+    torch.save(torch.ones(3), path)
+    with pytest.raises(ConfigurationError, match="is not a saved decode state"):
+        cache.load(path)
+    torch.save({"kind": "decode state", "version": 99}, path)
+    with pytest.raises(ConfigurationError, match="has version 99, but this program reads version"):
+        cache.load(path)
+    with pytest.raises(ConfigurationError, match=r"cannot read .* No such file"):
+        cache.load(tmp_path / "absent")
+    assert not any(tensor.any() for tensor in cache.tensors())
+
+
+def test_a_save_that_fails_leaves_the_file_that_was_there(tmp_path, monkeypatch):
+    path = saved(tmp_path)
+    before = path.read_bytes()
+
+    def full(content, place):
+        place.write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="no space left"):
+        saved(tmp_path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_position_that_the_cache_cannot_have_is_refused(tmp_path):
+    cache = decoder("mamba2").new_cache(2, LENGTH)
+    with pytest.raises(ConfigurationError, match="position 25 is not within the cache's 0 to 24"):
+        cache.save(tmp_path / "state", 25)
+    assert not (tmp_path / "state").exists()

@@ -1,0 +1,75 @@
+"""One set of moments for every way to step AdamW, and no decay of what a model has marked."""
+
+import pytest
+import torch
+from torch import nn
+
+from models import FAMILIES
+from workbench.runner.training import LEARNING_RATE, WEIGHT_DECAY, Weights
+
+PLAIN = {"fused": False, "foreach": False, "capturable": False}
+FOREACH = PLAIN | {"foreach": True}
+FUSED = PLAIN | {"fused": True}
+
+
+@pytest.fixture
+def weights():
+    marked = nn.Parameter(torch.ones(2))
+    marked.no_weight_decay = True
+    return Weights({"plain": nn.Parameter(torch.ones(3)), "marked": marked})
+
+
+def groups(weights, options=PLAIN):
+    optimizer = weights.trainer(options, scales_loss=False).optimizer
+    return {group["weight_decay"]: group["params"] for group in optimizer.param_groups}
+
+
+def test_what_is_marked_is_in_a_group_without_decay(weights):
+    parameters = weights.parameters
+    found = groups(weights)
+    assert [id(p) for p in found[WEIGHT_DECAY]] == [id(parameters["plain"])]
+    assert [id(p) for p in found[0.0]] == [id(parameters["marked"])]
+
+
+@pytest.mark.parametrize("options", [PLAIN, FOREACH, FUSED], ids=["loop", "foreach", "fused"])
+def test_a_step_without_gradient_shrinks_what_decays_alone(weights, options):
+    trainer = weights.trainer(options, scales_loss=False)
+    trainer.update(sum((p * 0).sum() for p in weights.parameters.values()))
+    shrunk = torch.full((3,), 1 - LEARNING_RATE * WEIGHT_DECAY)
+    torch.testing.assert_close(weights.parameters["plain"].data, shrunk)
+    assert torch.equal(weights.parameters["marked"].data, torch.ones(2))
+
+
+def test_one_group_stands_where_nothing_is_marked():
+    weights = Weights({"a": nn.Parameter(torch.ones(3))})
+    assert list(groups(weights)) == [WEIGHT_DECAY]
+
+
+def test_every_way_to_step_goes_on_from_the_same_moments(weights):
+    parameters = list(weights.parameters.values())
+    trainers = [weights.trainer(o, scales_loss=False) for o in (PLAIN, FOREACH, FUSED)]
+    assert all(torch.equal(p, torch.ones_like(p)) for p in parameters)  # making them moved nothing
+    for parameter in parameters:
+        moments = {t.optimizer.state[parameter]["exp_avg"].data_ptr() for t in trainers}
+        assert len(moments) == 1
+    trainers[0].update(sum(p.sum() for p in parameters))
+    for trainer in trainers:
+        for parameter in parameters:
+            assert trainer.optimizer.state[parameter]["exp_avg"].abs().min() > 0
+        assert {group["lr"] for group in trainer.optimizer.param_groups} == {LEARNING_RATE}
+
+
+def marked(model):
+    return {name for name, p in model.named_parameters() if getattr(p, "no_weight_decay", False)}
+
+
+def test_the_marks_of_a_model_survive_every_way_to_make_it():
+    family = FAMILIES["mamba2"]
+    config = family.presets["tiny"]
+    first = family.materialise(config, dtype=torch.bfloat16)
+    names = {n for n, _ in first.named_parameters() if n.endswith(("A_log", "dt_bias", ".D"))}
+    assert len(names) == 3 * config.n_layers
+    built = family.build(config, "cpu")
+    for model in (first, family.share(config, first.weights()), built, family.build(config)):
+        assert marked(model) == names
+    assert len(groups(Weights(first.weights()))[0.0]) == len(names)
