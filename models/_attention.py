@@ -81,7 +81,8 @@ class KVState:
 class Attention(nn.Module):
     """Causal self-attention, (B, S, E) -> (B, S, E), H query heads over G key/value heads.
 
-    One linear makes queries, keys and values: under autocast its input is cast once.
+    Without ``rotary`` it knows of no positions but by the causal mask. One linear makes queries,
+    keys and values: under autocast its input is cast once.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Attention(nn.Module):
         dim: int,
         n_heads: int,
         n_kv_heads: int,
-        rotary: RotaryCache,
+        rotary: RotaryCache | None,
         std_out: float = INIT_STD,
     ) -> None:
         super().__init__()
@@ -113,22 +114,30 @@ class Attention(nn.Module):
         ``position`` None with a state means that the state is empty: the tokens see each other
         only, so the causal kernel runs without looking at the cache.
         """
-        n_new, heads, groups = x_BSE.shape[1], self.n_heads, self.n_kv_heads
+        q_BHSD, k_BGSD, v_BGSD = self.heads(x_BSE, position)
+        if state is not None:
+            state.write(k_BGSD, v_BGSD, position)
+        if state is None or position is None:
+            y_BHSD = kernels.attention(q_BHSD, k_BGSD, v_BGSD, causal=True)
+        else:
+            kv_length = position + x_BSE.shape[1]
+            y_BHSD = kernels.attention(
+                q_BHSD, state.keys, state.values, causal=True, kv_length=kv_length
+            )
+        return self.out(y_BHSD.transpose(1, 2).flatten(2))
+
+    def heads(self, x_BSE: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, H, S, D), keys and values (B, G, S, D); the first token at ``position``."""
+        heads, groups = self.n_heads, self.n_kv_heads
         qkv_BSXD = self.qkv(x_BSE).unflatten(-1, (heads + 2 * groups, self.head_dim))
         q_BSHD, k_BSGD, v_BSGD = qkv_BSXD.split((heads, groups, groups), dim=2)
         if torch.is_grad_enabled():
             # Backward needs the values, and a view of them would keep all of qkv until then.
             v_BSGD = v_BSGD.contiguous()
         q_BHSD, k_BGSD, v_BGSD = (x.transpose(1, 2) for x in (q_BSHD, k_BSGD, v_BSGD))
-        offset = 0 if position is None else position
-        rotary = self.rotary
-        q_BHSD, k_BGSD = kernels.rope(q_BHSD, k_BGSD, rotary.cos_SR, rotary.sin_SR, offset=offset)
-        if state is not None:
-            state.write(k_BGSD, v_BGSD, position)
-        if state is None or position is None:
-            y_BHSD = kernels.attention(q_BHSD, k_BGSD, v_BGSD, causal=True)
-        else:
-            y_BHSD = kernels.attention(
-                q_BHSD, state.keys, state.values, causal=True, kv_length=position + n_new
+        if (rotary := self.rotary) is not None:
+            offset = 0 if position is None else position
+            q_BHSD, k_BGSD = kernels.rope(
+                q_BHSD, k_BGSD, rotary.cos_SR, rotary.sin_SR, offset=offset
             )
-        return self.out(y_BHSD.transpose(1, 2).flatten(2))
+        return q_BHSD, k_BGSD, v_BGSD

@@ -1,4 +1,4 @@
-"""What a language model costs, as pure functions: FLOPs, and bytes by role.
+"""What a model costs, as pure functions: FLOPs, and bytes by role.
 
 A family sums its layers up in ``Costs``; the rest is the same for all. The activation estimate
 assumes an attention that does not keep its S x S scores.
@@ -28,6 +28,10 @@ class Costs:
     cached_per_sequence: int = 0  # numbers kept a sequence while decoding, whatever its length
     cached_fp32_per_sequence: int = 0  # FP32 numbers of the same kind
     scan_per_token: int = 0  # multiply-adds a token beside linears and scores, all layers
+    causal: bool = True  # whether a token attends to those before it only
+    matmul_per_sequence: int = 0  # multiply-adds a sequence, whatever its length
+    saved_per_sequence: int = 0  # compute-dtype numbers a sequence saves, whatever its length
+    linear_parameters: int | None = None  # numbers in all linears; None: as ``matmul_per_token``
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,15 +80,17 @@ def flops(
     """FLOPs that the mathematics of one step needs; a multiply-add is two.
 
     ``sequence`` new tokens each see the ``context`` before them and themselves (causal: half of
-    the square). Backward is twice forward. What checkpointing computes again is not counted:
-    these are the model's FLOPs, not the machine's.
+    the square, otherwise all of it). Backward is twice forward. What checkpointing computes again
+    is not counted: these are the model's FLOPs, not the machine's.
     """
-    pairs = sequence * context + sequence * (sequence + 1) // 2
+    seen = sequence * (sequence + 1) // 2 if costs.causal else sequence * sequence
+    pairs = sequence * context + seen
     head_tokens = 1 if last_only else sequence
     forward = 2 * (
         (costs.matmul_per_token + costs.scan_per_token) * sequence
         + 2 * costs.score_width * pairs
         + costs.dim * costs.rows * head_tokens
+        + costs.matmul_per_sequence
     )
     return batch * forward * (3 if training else 1)
 
@@ -117,7 +123,9 @@ def footprint(
     )
     # Autocast keeps a cast copy of every linear's weight until the linear's backward.
     copy = size.compute if size.compute != size.weight else 0
-    block_copies, head_copy = costs.matmul_per_token * copy, costs.dim * costs.rows * copy
+    linears = costs.matmul_per_token if costs.linear_parameters is None else costs.linear_parameters
+    block_copies, head_copy = linears * copy, costs.dim * costs.rows * copy
+    beside = batch * costs.saved_per_sequence * size.compute
     gradients = optimizer = cache = 0
     if workload == "train":
         moments = 2 * size.weight if optimizer_bytes is None else optimizer_bytes
@@ -129,7 +137,7 @@ def footprint(
         kept += block_copies * whole // costs.n_layers + head_copy
         # The peak is at the loss: logits, their FP32 copy, the log-softmax and its gradient.
         logits = tokens * costs.rows * (size.compute + 4 * (2 if size.compute == 4 else 3))
-        activations = kept + max(logits, block if checkpointed else 0)
+        activations = kept + beside + max(logits, block if checkpointed else 0)
     else:
         decoding = workload in ("prefill", "decode")
         # One block's temporaries live at a time; a decode step has one token a sequence.
@@ -138,7 +146,7 @@ def footprint(
         if decoding:
             held = sequence * costs.cached_per_token + costs.cached_per_sequence
             cache = batch * (held * size.compute + costs.cached_fp32_per_sequence * 4)
-        activations = max(live, logits) + block_copies + head_copy
+        activations = max(live, logits, beside) + block_copies + head_copy
     return Footprint(
         weights=weights,
         gradients=gradients,

@@ -74,6 +74,7 @@ class Family:
     check: Callable[[Any], None]  # raises ConfigurationError for what no single field shows
     costs: Callable[[Any], Costs]
     workloads: tuple[str, ...] = WORKLOADS
+    length_field: str = "max_sequence"  # the field of the configuration that bounds a sequence
     first_choice: str = "base"  # the largest preset that is chosen unasked
     metrics: tuple[Metric, ...] = ()  # what its models measure of themselves
     # Of a family whose inputs are no tokens: (config, batch, sequence, generator) to a random batch
@@ -153,10 +154,10 @@ class Family:
             raise ConfigurationError(
                 f"{self.name}: batch {batch} and sequence {sequence} must be at least 1"
             )
-        if sequence > config.max_sequence:
+        if sequence > self.longest(config):
             raise ConfigurationError(
-                f"{self.name}: a sequence of {sequence} is longer than max_sequence = "
-                f"{config.max_sequence}; shorten it or raise max_sequence"
+                f"{self.name}: a sequence of {sequence} is longer than {self.length_field} = "
+                f"{self.longest(config)}; shorten it or raise {self.length_field}"
             )
         needed = self.footprint(
             config,
@@ -173,6 +174,11 @@ class Family:
                 f"{_gigabytes(needed.weights)}, activations {_gigabytes(needed.activations)}), "
                 f"but only {_gigabytes(memory_bytes)} can be used; choose a smaller model or batch"
             )
+
+    def longest(self, config: Any) -> int:
+        """Tokens of the longest sequence that a model of this configuration takes."""
+        longest: int = getattr(config, self.length_field)
+        return longest
 
     def parameter_count(self, config: Any) -> int:
         """Trainable numbers, by formula: nothing is built."""

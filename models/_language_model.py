@@ -14,11 +14,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from models._layers import Embedding, Linear, RMSNorm
 from models._mistake import ConfigurationError
-from models._model import Model
+from models._model import Model, recomputed
 
 
 class State(Protocol):
@@ -166,15 +165,11 @@ class LanguageModel(Model):
         self, x_BSE: Tensor, cache: Cache | None, position: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """The stream after all blocks, and the sum of their own losses, if any has one."""
-        stride = {"none": 0, "full": 1, "selective": 2}[self.checkpointing]
-        if cache is not None or not torch.is_grad_enabled():
-            stride = 0
-        self.checkpointed_blocks = 0 if stride == 0 else len(range(0, len(self.blocks), stride))
+        chosen = self.choose_checkpointed(0 if cache is not None else len(self.blocks))
         total: Tensor | None = None
         for index, block in enumerate(self.blocks):
-            if stride and index % stride == 0:
-                # There is no dropout, and saving the generator's state would end graph capture.
-                found = checkpoint(block, x_BSE, use_reentrant=False, preserve_rng_state=False)
+            if cache is None and chosen[index]:
+                found = recomputed(block, x_BSE)
             else:
                 state = None if cache is None else cache.layers[index]
                 found = block(x_BSE, state, position)

@@ -28,17 +28,19 @@ def residual_std(n_layers: int) -> float:
 
 
 class Linear(nn.Linear):
-    """A linear map without bias, (..., in) -> (..., out), started from N(0, std^2)."""
+    """A linear map, (..., in) -> (..., out): weights from N(0, std^2), a bias only if asked for."""
 
-    def __init__(self, n_in: int, n_out: int, std: float = INIT_STD) -> None:
-        super().__init__(n_in, n_out, bias=False)
+    def __init__(self, n_in: int, n_out: int, std: float = INIT_STD, bias: bool = False) -> None:
+        super().__init__(n_in, n_out, bias=bias)
         self.std = std
 
     def reset_parameters(self) -> None:
         """Nothing: ``initial`` says how they start."""
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
-        """The starting value of parameter ``name``, in FP32 on the CPU."""
+        """The starting value of parameter ``name``, in FP32 on the CPU; a bias starts at zero."""
+        if name == "bias":
+            return torch.zeros(shape)
         return torch.empty(shape).normal_(0.0, self.std, generator=generator)
 
 

@@ -9,13 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from models._attention import RotaryCache
 
 CHECKPOINTING = ("none", "full", "selective")
+
+
+def recomputed(block: nn.Module, *inputs: Tensor) -> Any:
+    """What ``block`` gives, keeping its inputs only and computing it again in backward."""
+    # There is no dropout, and saving the generator's state would end graph capture.
+    return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +71,15 @@ class Model(nn.Module):
         if mode not in CHECKPOINTING:
             raise ValueError(f"set_checkpointing: unknown mode {mode!r}; allowed: {CHECKPOINTING}")
         self.checkpointing = mode
+
+    def choose_checkpointed(self, n_blocks: int) -> list[bool]:
+        """Of each of ``n_blocks``, whether this call checkpoints it: none without gradients."""
+        stride = {"none": 0, "full": 1, "selective": 2}[self.checkpointing]
+        if not torch.is_grad_enabled():
+            stride = 0
+        chosen = [stride > 0 and index % stride == 0 for index in range(n_blocks)]
+        self.checkpointed_blocks = sum(chosen)
+        return chosen
 
     def share_rope_cache(self, shared: bool) -> None:
         """Let all layers hold one rotary table, or each one of its own; the results are the same.
