@@ -77,6 +77,8 @@ class LanguageModel(Model):
     A block is a module with ``forward(x_BSE, state, position) -> x_BSE | BlockOutput`` and
     ``new_state(batch, length, device, dtype) -> State``. One that measures says so in
     ``measures``, the number of columns by metric; each such block is one row of the metric.
+    One that needs random numbers has ``draw(x_BSE)``, which makes the tensors that ``forward`` takes
+    after ``position``: outside of the checkpoint, so that what is computed again is the same.
     """
 
     def __init__(
@@ -168,11 +170,12 @@ class LanguageModel(Model):
         chosen = self.choose_checkpointed(0 if cache is not None else len(self.blocks))
         total: Tensor | None = None
         for index, block in enumerate(self.blocks):
+            drawn = block.draw(x_BSE) if hasattr(block, "draw") else ()
             if cache is None and chosen[index]:
-                found = recomputed(block, x_BSE)
+                found = recomputed(block, x_BSE, None, None, *drawn)
             else:
                 state = None if cache is None else cache.layers[index]
-                found = block(x_BSE, state, position)
+                found = block(x_BSE, state, position, *drawn)
             if not isinstance(found, BlockOutput):
                 x_BSE = found
                 continue

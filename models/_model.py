@@ -20,9 +20,9 @@ from models._attention import RotaryCache
 CHECKPOINTING = ("none", "full", "selective")
 
 
-def recomputed(block: nn.Module, *inputs: Tensor) -> Any:
+def recomputed(block: nn.Module, *inputs: Tensor | None) -> Any:
     """What ``block`` gives, keeping its inputs only and computing it again in backward."""
-    # There is no dropout, and saving the generator's state would end graph capture.
+    # Blocks draw nothing themselves, and saving the generator's state would end graph capture.
     return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
