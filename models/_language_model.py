@@ -77,8 +77,8 @@ class LanguageModel(Model):
     A block is a module with ``forward(x_BSE, state, position) -> x_BSE | BlockOutput`` and
     ``new_state(batch, length, device, dtype) -> State``. One that measures says so in
     ``measures``, the number of columns by metric; each such block is one row of the metric.
-    One that needs random numbers has ``draw(x_BSE)``, which makes the tensors that ``forward`` takes
-    after ``position``: outside of the checkpoint, so that what is computed again is the same.
+    One that needs random numbers has ``draw(x_BSE)``, which makes the tensors that ``forward``
+    takes after ``position``: outside of the checkpoint, so that what is computed again is the same.
     """
 
     def __init__(
