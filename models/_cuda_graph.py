@@ -46,7 +46,10 @@ class CUDAGraphInference:
                 with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                     self._outputs = model(*self._inputs)
             except RuntimeError as error:
-                reason = str(error).strip().split("\n")[0]
+                first: BaseException = error
+                while first.__context__ is not None:  # ending the capture fails once more
+                    first = first.__context__
+                reason = str(first).strip().split("\n")[0]
                 raise ConfigurationError(
                     f"CUDAGraphInference: {type(model).__name__} cannot be captured: {reason}"
                 ) from error

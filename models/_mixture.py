@@ -150,17 +150,22 @@ class StreamBuffer:
     """Memory for the residual stream of an inference, allocated once for the largest yet seen."""
 
     def __init__(self) -> None:
-        self._flat = torch.empty(0)
+        # What was outgrown is kept: a captured graph may still write to it.
+        self._flat: list[Tensor] = []
 
     def total(self, x: Tensor, y: Tensor) -> Tensor:
         """``x + y`` in the buffer, where ``x`` may already be."""
         dtype, count = torch.promote_types(x.dtype, y.dtype), x.numel()
-        fits = self._flat.dtype == dtype and self._flat.device == x.device
-        # What was made in inference mode cannot be written to outside of it.
-        fits &= torch.is_inference_mode_enabled() or not self._flat.is_inference()
-        if not fits or self._flat.numel() < count:
-            self._flat = torch.empty(count, dtype=dtype, device=x.device)
-        return torch.add(x, y, out=self._flat[:count].view(x.shape))
+        inference = torch.is_inference_mode_enabled()
+        for flat in self._flat:
+            fits = flat.numel() >= count and flat.dtype == dtype and flat.device == x.device
+            # What was made in inference mode cannot be written to outside of it.
+            if fits and (inference or not flat.is_inference()):
+                break
+        else:
+            flat = torch.empty(count, dtype=dtype, device=x.device)
+            self._flat.append(flat)
+        return torch.add(x, y, out=flat[:count].view(x.shape))
 
 
 class Block(nn.Module):

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import kernels
 from models import FAMILIES, ConfigurationError
-from models._mixture import MixtureOfExperts, within_capacity
+from models._mixture import MixtureOfExperts, StreamBuffer, within_capacity
 from models.moe import active_parameters
 
 MOE = FAMILIES["moe"]
@@ -302,6 +302,13 @@ def test_the_stream_stays_in_one_buffer_and_in_place_makes_no_third_tensor(token
     assert len(set(places["reuse_buffers"][0])) == 1
     assert places["in_place"][0] == places["in_place"][1]
     assert all(a != b for a, b in zip(*places[""], strict=True))
+
+
+def test_a_buffer_that_was_outgrown_stays_for_the_graphs_that_write_to_it():
+    buffer, few, many = StreamBuffer(), torch.ones(3), torch.ones(5)
+    place = buffer.total(few, few).data_ptr()
+    assert buffer.total(many, many).tolist() == [2.0] * 5
+    assert buffer.total(few, few).data_ptr() == place
 
 
 def test_bfloat16_stays_close_and_the_router_computes_in_single_precision(tokens_BS, targets_BS):
