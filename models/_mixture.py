@@ -110,7 +110,8 @@ class MixtureOfExperts(nn.Module):
         return torch.empty(shape).normal_(0.0, std, generator=generator)
 
     def forward(self, x_BSD: Tensor, *drawn: Tensor) -> BlockOutput:
-        """``drawn`` is what the router's ``draw`` gave."""
+        """``drawn`` is what the router's ``draw`` gave; it is asked here if it was not before."""
+        drawn = drawn or self.router.draw(x_BSD)
         weight_BSK, index_BSK, counts_E, mean_E = self.router(x_BSD, *drawn)
         share_E = counts_E.to(mean_E.dtype) / index_BSK.numel()
         balance = len(share_E) * (share_E * mean_E).sum()

@@ -140,6 +140,15 @@ def test_noise_is_drawn_from_the_seed_in_training_only(tokens_BS, targets_BS):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_a_noisy_layer_by_itself_draws_its_own_noise():
+    torch.manual_seed(0)
+    layer = MixtureOfExperts(dataclasses.replace(SMALL, gating="noisy_topk"))
+    x_BSD = torch.randn(1, 9, 16)
+    assert not torch.equal(layer(x_BSD).x, layer(x_BSD).x)
+    layer.eval()
+    assert torch.equal(layer(x_BSD).x, layer(x_BSD).x)
+
+
 @pytest.mark.parametrize("form", ["topk", "noisy with capacity", "shared"])
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_checkpointing_gives_the_same_gradients(form, mode, tokens_BS, targets_BS):
