@@ -1,6 +1,7 @@
 """The router of a mixture of experts: which k experts each token goes to, and with what weights.
 
-    logits = x weight^T,    p = softmax(logits),    index = the k highest logits, highest first
+    logits = x weight^T + noise,    p = softmax(logits)
+    index = the k highest logits, highest first
     w_j = p[index_j], or p[index_j] / sum over j of p[index_j] if renormalised
 
 Shazeer et al., "Outrageously Large Neural Networks", 2017 (arXiv 1701.06538), section 2.1, with the
@@ -11,7 +12,10 @@ p[index_j] and T = sum of s_j,
 
     ds_j = dw_j, or (dw_j - sum over i of dw_i w_i) / T if renormalised
     dp = ds at index, plus dmean / tokens,    dlogits = p (dp - sum over e of dp_e p_e)
-    dx = dlogits weight,    dweight = dlogits^T x.
+    dx = dlogits weight,    dweight = dlogits^T x,    dnoise = dlogits.
+
+The noise, if there is any, is the caller's: Shazeer et al. (equation 4) add a normal number times
+softplus(x weight_noise^T) in training, which learns through dnoise how loud it should be.
 
 Logits, softmax and results are in FP32 whatever the inputs are, under autocast too.
 """
@@ -56,18 +60,25 @@ MAX_EXPERTS = 512  # the logits of some tokens are held in the registers of one 
 
 
 def moe_gating(
-    x: Tensor, weight_EH: Tensor, k: int, *, renormalise: bool = True, impl: str | None = None
+    x: Tensor,
+    weight_EH: Tensor,
+    k: int,
+    *,
+    renormalise: bool = True,
+    noise: Tensor | None = None,
+    impl: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns weights [..., K], experts [..., K] int64, and of each expert, [E], two statistics.
 
     These are the number of tokens that chose it, int64, and the mean over tokens of its
     probability. Weights and means are FP32 and differentiable. ``x`` [..., H] and ``weight_EH``,
     which may have another dtype, get gradients. ``k`` is from 1 to E; ``renormalise``: a token's
-    weights sum to 1. ``impl``: auto, torch or triton. Raises ``Mistake`` if shapes, dtypes, devices
-    or k do not go together.
+    weights sum to 1. ``noise`` [..., E], of any floating dtype, is added to the logits before the
+    choice and gets a gradient too. ``impl``: auto, torch or triton. Raises ``Mistake`` if shapes,
+    dtypes, devices or k do not go together.
     """
-    floating("moe_gating", x=x, weight=weight_EH)
-    same_device("moe_gating", x, weight=weight_EH)
+    floating("moe_gating", x=x, weight=weight_EH, noise=noise)
+    same_device("moe_gating", x, weight=weight_EH, noise=noise)
     if x.dim() == 0 or weight_EH.dim() != 2 or x.shape[-1] != weight_EH.shape[1]:
         raise Mistake(
             f"moe_gating: expected x [..., H] and weight [E, H], but got {tuple(x.shape)} and "
@@ -77,17 +88,24 @@ def moe_gating(
         raise Mistake(
             f"moe_gating: k must be from 1 to the {weight_EH.shape[0]} experts, but is {k}"
         )
-    return run(OP, impl, x, weight_EH, k, renormalise)
+    if noise is not None and noise.shape != (*x.shape[:-1], weight_EH.shape[0]):
+        raise Mistake(
+            f"moe_gating: for x {tuple(x.shape)} and {weight_EH.shape[0]} experts noise must be "
+            f"{(*x.shape[:-1], weight_EH.shape[0])}, but is {tuple(noise.shape)}"
+        )
+    return run(OP, impl, x, weight_EH, k, renormalise, noise)
 
 
 def reference(
-    x: Tensor, weight_EH: Tensor, k: int, renormalise: bool = True
+    x: Tensor, weight_EH: Tensor, k: int, renormalise: bool = True, noise: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The definition."""
     wide = accumulator(x.dtype)
     n_experts, dim = weight_EH.shape
     with torch.autocast(x.device.type, enabled=False):
         logits = x.to(wide).reshape(-1, dim) @ weight_EH.to(wide).T
+    if noise is not None:
+        logits = logits + noise.to(wide).reshape(-1, n_experts)
     p_NE = logits.softmax(-1)
     index = logits.sort(stable=True, dim=-1, descending=True).indices[:, :k]
     weight = p_NE.gather(-1, index)
@@ -116,10 +134,11 @@ def _add_product(
 
 @triton.jit
 def _forward_kernel(
-    x_ptr, w_ptr, weight_ptr, index_ptr, p_ptr, share_ptr, count_ptr, n_rows, x_stride, w_stride,
+    x_ptr, w_ptr, noise_ptr, weight_ptr, index_ptr, p_ptr, share_ptr, count_ptr, n_rows,
+    x_stride, w_stride,
     H: tl.constexpr, E: tl.constexpr, K: tl.constexpr, RENORMALISE: tl.constexpr,
-    KEEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    NOISY: tl.constexpr, KEEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Some tokens: their weights and experts, and their share [programs, E] of the statistics."""
     i_p = tl.program_id(0).to(tl.int64)
@@ -137,6 +156,10 @@ def _forward_kernel(
                 w_stride, H, WIDE, BLOCK_H, PRECISION,
             )  # fmt: skip
         b_logits += b_part
+    if NOISY:
+        p_noise = noise_ptr + o_n[:, None] * E + o_e[None, :]
+        b_noise = tl.load(p_noise, mask=m_n[:, None] & m_e[None, :], other=0.0)
+        b_logits += b_noise.to(tl.float32)
     b_left = tl.where(m_e[None, :], b_logits, float("-inf"))
     b_top = tl.max(b_left, axis=1)
     b_p = tl.exp(b_left - b_top[:, None])
@@ -226,9 +249,16 @@ def _tile(n_rows: int, n_experts: int) -> tuple[int, int, int]:
 class _Gate(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight_EH: Tensor, k: int, renormalise: bool, keep: bool
+        ctx: Any,
+        x: Tensor,
+        weight_EH: Tensor,
+        k: int,
+        renormalise: bool,
+        noise: Tensor | None,
+        keep: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x_NH, matrix = as_rows(x), unit_stride(weight_EH)
+        noise = noise if noise is None else noise.contiguous()
         n_rows, dim = x_NH.shape
         n_experts = matrix.shape[0]
         shape = (*x.shape[:-1], k)
@@ -245,9 +275,10 @@ class _Gate(torch.autograd.Function):
         block_h = 64 if x.element_size() == 2 and not mixed else 32
         with on_device(x):
             _forward_kernel[(programs,)](
-                x_NH, matrix, weight, index, p_NE, share, count,
+                x_NH, matrix, noise, weight, index, p_NE, share, count,
                 n_rows, x_NH.stride(0), matrix.stride(0),
-                H=dim, E=n_experts, K=k, RENORMALISE=renormalise, KEEP=keep, WIDE=mixed,
+                H=dim, E=n_experts, K=k, RENORMALISE=renormalise, NOISY=noise is not None,
+                KEEP=keep, WIDE=mixed,
                 ROWS=rows, BLOCK_H=block_h if block <= 256 else block_h // 2, BLOCK_E=block,
                 BLOCK_K=power_of_two(k), PRECISION=dot_precision(mixed),
                 num_warps=warps, num_stages=3 if block <= 64 else 2,
@@ -257,6 +288,7 @@ class _Gate(torch.autograd.Function):
             )
         ctx.save_for_backward(x, weight_EH, p_NE, weight, index)
         ctx.renormalise = renormalise
+        ctx.noise_like = None if noise is None else (noise.shape, noise.dtype)
         ctx.mark_non_differentiable(index, total)
         return weight, index, total, mean
 
@@ -268,7 +300,8 @@ class _Gate(torch.autograd.Function):
         x, weight_EH, p_NE, weight, index = ctx.saved_tensors
         n_rows, n_experts = p_NE.shape
         # FP16 has too small a range for a gradient of this size before it is scaled.
-        narrow = x.dtype == weight_EH.dtype == torch.bfloat16
+        need_noise = ctx.needs_input_grad[4]
+        narrow = x.dtype == weight_EH.dtype == torch.bfloat16 and not need_noise
         dtype = torch.bfloat16 if narrow else torch.float32
         dlogits = torch.empty(n_rows, n_experts, dtype=dtype, device=x.device)
         block = max(16, power_of_two(n_experts))
@@ -292,22 +325,30 @@ class _Gate(torch.autograd.Function):
         with torch.autocast(x.device.type, enabled=False):
             dx = (dlogits @ weight_EH.to(dtype)).to(x.dtype).view(x.shape)
             x_NH = x.reshape(n_rows, x.shape[-1]).to(dtype)
-            return dx, (dlogits.T @ x_NH).to(weight_EH.dtype), None, None, None
+            dweight_EH = (dlogits.T @ x_NH).to(weight_EH.dtype)
+        dnoise = None
+        if need_noise:
+            shape, noise_dtype = ctx.noise_like
+            dnoise = dlogits.view(shape).to(noise_dtype)
+        return dx, dweight_EH, None, None, dnoise, None
 
 
 def _triton(
-    x: Tensor, weight_EH: Tensor, k: int, renormalise: bool
+    x: Tensor, weight_EH: Tensor, k: int, renormalise: bool, noise: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    keep = torch.is_grad_enabled() and (x.requires_grad or weight_EH.requires_grad)
-    return _Gate.apply(x, weight_EH, k, renormalise, keep)
+    learned = [t.requires_grad for t in (x, weight_EH, noise) if t is not None]
+    keep = torch.is_grad_enabled() and any(learned)
+    return _Gate.apply(x, weight_EH, k, renormalise, noise, keep)
 
 
-def _refuses(x: Tensor, weight_EH: Tensor, k: int, renormalise: bool) -> str | None:
+def _refuses(
+    x: Tensor, weight_EH: Tensor, k: int, renormalise: bool, noise: Tensor | None = None
+) -> str | None:
     if weight_EH.shape[0] > MAX_EXPERTS:
         return f"takes up to {MAX_EXPERTS} experts, not {weight_EH.shape[0]}"
     if not x.numel():
         return "takes no empty tensors"
-    return no_fp64(x) or no_fp64(weight_EH)
+    return no_fp64(x) or no_fp64(weight_EH) or (None if noise is None else no_fp64(noise))
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
@@ -316,9 +357,12 @@ def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> 
     make = {"device": device, "dtype": wide}
     weight = random_tensor(experts, dim, seed=seed + 1, scale=2 * dim**-0.5, **make)
     x = random_tensor(rows, dim, device=device, dtype=dtype, seed=seed)
+    noise = None
+    if case.sizes.get("noisy"):
+        noise = random_tensor(rows, experts, device=device, dtype=torch.float32, seed=seed + 2)
     # Tokens whose choice rounding could turn are drawn again.
     for attempt in range(1, 100):
-        logits = x.double() @ weight.double().T
+        logits = x.double() @ weight.double().T + (0 if noise is None else noise.double())
         ranked = logits.sort(-1, descending=True).values[:, : k + 1]
         close = ((ranked[:, :-1] - ranked[:, 1:]) < 2e-3).any(-1)
         if not bool(close.any()):
@@ -330,13 +374,16 @@ def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> 
         "weight_EH": weight,
         "k": k,
         "renormalise": case.sizes.get("renormalise", True),
+        "noise": noise,
     }
 
 
-def _cost(x: Tensor, weight_EH: Tensor, k: int, renormalise: bool) -> Cost:
+def _cost(
+    x: Tensor, weight_EH: Tensor, k: int, renormalise: bool, noise: Tensor | None = None
+) -> Cost:
     n_experts, dim = weight_EH.shape
     n_rows = x.numel() // max(dim, 1)
-    inputs, chosen = tensor_bytes(x, weight_EH), n_rows * k
+    inputs, chosen = tensor_bytes(x, weight_EH, noise), n_rows * k
     product = 2 * x.numel() * n_experts
     return Cost(
         Work(inputs + 12 * chosen + 12 * n_experts, product),
@@ -354,6 +401,7 @@ def _sizes(random: Random) -> dict[str, Any]:
         "k": random.randint(1, min(experts, 6)),
         "renormalise": random.random() < 0.5,
         "wide": random.random() < 0.3,
+        "noisy": random.random() < 0.3,
     }
 
 
@@ -368,7 +416,7 @@ OP = Operator(
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,
-    gradients=("x", "weight_EH"),
+    gradients=("x", "weight_EH", "noise"),
     cases=(
         Case("63x100 E20 k3", {"rows": 63, "dim": 100, "experts": 20, "k": 3}),
         Case("1x1 E1 k1", {"rows": 1, "dim": 1, "experts": 1, "k": 1}),
@@ -380,6 +428,7 @@ OP = Operator(
             "17x300 E100 k7 wide router",
             {"rows": 17, "dim": 300, "experts": 100, "k": 7, "wide": True},
         ),
+        Case("37x50 E9 k2 noisy", {"rows": 37, "dim": 50, "experts": 9, "k": 2, "noisy": True}),
         Case("9x12 E2 k1", {"rows": 9, "dim": 12, "experts": 2, "k": 1}),
         Case("0x8 E4 k2", {"rows": 0, "dim": 8, "experts": 4, "k": 2}),
         Case("16384x2048 E64 k8", {"rows": 16384, "dim": 2048, "experts": 64, "k": 8}, bench=True),

@@ -241,6 +241,9 @@ MISTAKES = {
     "moe_gating: expected x [..., H] and weight [E, H], but got (3, 8) and (4, 7)": (
         lambda: kernels.moe_gating(t(3, 8), t(4, 7), 2)
     ),
+    "moe_gating: for x (3, 8) and 4 experts noise must be (3, 4), but is (3, 8)": (
+        lambda: kernels.moe_gating(t(3, 8), t(4, 8), 2, noise=t(3, 8))
+    ),
     "moe_gating: weight must be float16, bfloat16, float32 or float64, not torch.int64": (
         lambda: kernels.moe_gating(t(3, 8), t(4, 8, dtype=torch.int64), 2)
     ),

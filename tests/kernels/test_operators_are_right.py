@@ -74,6 +74,35 @@ def test_the_gradient_of_a_sum_is_that_of_ones(op):
             torch.testing.assert_close(one, other, msg=lambda m, n=name: f"{n}: {m}")
 
 
+def turned(x):
+    """The same values, but in memory the last two dimensions stand in the other order."""
+    if not isinstance(x, torch.Tensor) or x.dim() < 2:
+        return x
+    return x.detach().transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+@pytest.mark.parametrize("op", operators())
+def test_the_last_dimension_need_not_be_the_innermost_in_memory(op):
+    """Neither in an input nor in a gradient: that of keys is a transpose in attention by hand."""
+    for case in sorted((c for c in op.cases if not c.bench), key=_work):
+        inputs = {n: turned(x) for n, x in op.inputs(case, DEVICE, torch.float32, 0).items()}
+        names = [n for n in op.gradients if inputs.get(n) is not None]
+        if any(inputs[n].dim() > 1 and inputs[n].stride(-1) > 1 for n in names):
+            break  # sizes of which the order shows
+    else:
+        pytest.skip(f"{op.name} has no gradient of two dimensions")
+    expected = None
+    for implementation in (op.reference, *fitting(op, inputs).values()):
+        leaves = {n: inputs[n].detach().requires_grad_() for n in names}
+        outputs = as_tuple(implementation(*(inputs | leaves).values()))
+        live = [y for y in outputs if y.requires_grad]
+        ramps = [turned(torch.linspace(-1, 1, y.numel()).view(y.shape)).to(y) for y in live]
+        found = [*outputs, *torch.autograd.grad(live, list(leaves.values()), ramps)]
+        expected = expected or found
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("op", operators())
 def test_the_reference_has_the_gradients_that_finite_differences_find(op):
     case = min((c for c in op.cases if not c.bench and "0" not in c.name[:2]), key=_work)

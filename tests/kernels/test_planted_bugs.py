@@ -343,6 +343,14 @@ BUGS = {
     "moe_gating: the gradient takes the renormalised weights for independent": (
         GATING, "(b_dw - b_dot) / b_total", "b_dw / b_total", None,
     ),
+    "moe_gating: the noise is added for the first tokens only": (
+        GATING, "noise_ptr + o_n[:, None] * E", "noise_ptr + (o_n % 16)[:, None] * E",
+        {"rows": 37, "dim": 5, "experts": 9, "k": 2, "noisy": True},
+    ),
+    "moe_gating: the noise has no gradient": (
+        GATING, "dnoise = dlogits.view(shape)", "dnoise = 0 * dlogits.view(shape)",
+        {"rows": 37, "dim": 5, "experts": 9, "k": 2, "noisy": True},
+    ),
     "moe_gating: the softmax's gradient lacks its sum": (
         GATING, "b_p * (b_dp - tl.sum(b_p * b_dp, axis=1)[:, None])", "b_p * b_dp", None,
     ),

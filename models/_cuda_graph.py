@@ -1,0 +1,73 @@
+"""Inference by replaying one captured CUDA graph, for inputs of one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from models._mistake import ConfigurationError
+
+WARM_UP = 3  # calls before the capture, in which libraries tune, allocate and compile
+
+
+class CUDAGraphInference:
+    """Calls ``model`` without gradients by replaying a graph of it.
+
+    ``example_inputs`` are tensors on a GPU; every call's inputs must have their shapes, dtypes and
+    device. Puts the model into evaluation mode. The result is a copy and stays. Raises
+    ``ConfigurationError`` where there is no GPU, and with the reason where the model cannot be
+    captured.
+    """
+
+    def __init__(self, model: nn.Module, example_inputs: Sequence[Tensor]) -> None:
+        devices = sorted({str(x.device) for x in example_inputs})
+        if not example_inputs or any(not x.is_cuda for x in example_inputs):
+            raise ConfigurationError(
+                "CUDAGraphInference: needs inputs on a CUDA GPU, but they are on "
+                f"{', '.join(devices) or 'no device: there are none'}"
+            )
+        self.model = model.eval()
+        self._inputs = [x.detach().clone() for x in example_inputs]
+        device = self._inputs[0].device
+        with torch.cuda.device(device), torch.no_grad():
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UP):
+                    model(*self._inputs)
+            torch.cuda.current_stream().wait_stream(side)
+            torch.cuda.synchronize()
+            self._graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                    self._outputs = model(*self._inputs)
+            except RuntimeError as error:
+                first: BaseException = error
+                while first.__context__ is not None:  # ending the capture fails once more
+                    first = first.__context__
+                reason = str(first).strip().split("\n")[0]
+                raise ConfigurationError(
+                    f"CUDAGraphInference: {type(model).__name__} cannot be captured: {reason}"
+                ) from error
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """What ``model(*inputs)`` gives; raises ``ConfigurationError`` for another shape."""
+        told = [_told(x) for x in inputs]
+        expected = [_told(x) for x in self._inputs]
+        if told != expected:
+            raise ConfigurationError(
+                f"CUDAGraphInference: captured for {', '.join(expected)}, but called with "
+                f"{', '.join(told) or 'nothing'}; make another one for that"
+            )
+        for static, x in zip(self._inputs, inputs, strict=True):
+            static.copy_(x)
+        self._graph.replay()
+        return pytree.tree_map_only(Tensor, torch.clone, self._outputs)
+
+
+def _told(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)} on {x.device}"

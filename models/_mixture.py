@@ -1,0 +1,230 @@
+"""The mixture-of-experts layer: a router, SwiGLU experts, and a block of attention and experts.
+
+    y = sum over the k chosen experts of w_e FFN_e(x)  (+ FFN_shared(x))
+
+Routing and experts are ``kernels.moe_gating`` and ``kernels.moe_experts``, which state their
+equations; nothing here asks the host how many tokens an expert has. Beside them stand
+
+* the balancing loss, a E sum over e of f_e P_e, where f_e is the share of all choices that fell on
+  expert e and P_e the mean probability the router gave it: Switch Transformers (arXiv 2101.03961),
+  equations 4 to 6, over k choices as in GShard (arXiv 2006.16668). It is ``a`` for even use;
+* noisy gating, logits + normal * softplus(x W_noise^T) in training: Shazeer et al. 2017
+  (arXiv 1701.06538), equation 4;
+* shared experts, one feed-forward network that is as wide as all of them together: DeepSeekMoE
+  (arXiv 2401.06066), equation 9;
+* a capacity, as an option: per sequence an expert takes its first ceil(factor S k / E) choices in
+  the tokens' order, so that no token depends on a later one, nor on another sequence.
+
+Shapes: B batch, S sequence, E experts, K choices of a token, D model width, F expert width.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+import kernels
+from models._attention import Attention, KVState, RotaryCache
+from models._initialise import started
+from models._language_model import BlockOutput
+from models._layers import INIT_STD, RMSNorm, SwiGLUMLP, residual_std
+from models._mistake import ConfigurationError
+from models._moe_config import MoEConfig
+
+
+class Router(nn.Module):
+    """Which experts each token goes to, in FP32 whatever the precision around it."""
+
+    def __init__(self, config: MoEConfig) -> None:
+        super().__init__()
+        shape = (config.num_experts, config.input_dim)
+        self.k, self.renormalise = config.active_experts, config.renormalise
+        self.weight = nn.Parameter(torch.empty(shape))
+        noisy = config.gating == "noisy_topk"
+        self.noise_weight = nn.Parameter(torch.empty(shape)) if noisy else None
+
+    def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
+        """N(0, 0.02^2); the noise starts equally loud for all, as in appendix A of the paper."""
+        if name == "noise_weight":
+            return torch.zeros(shape)
+        return torch.empty(shape).normal_(0.0, INIT_STD, generator=generator)
+
+    def draw(self, x_BSD: Tensor) -> tuple[Tensor, ...]:
+        """Normal numbers for the noise (B, S, E), from the device's generator; none outside of
+        training.
+        """
+        if self.noise_weight is None or not self.training:
+            return ()
+        shape = (*x_BSD.shape[:-1], self.noise_weight.shape[0])
+        wide = torch.promote_types(x_BSD.dtype, torch.float32)
+        return (torch.randn(shape, dtype=wide, device=x_BSD.device),)
+
+    def forward(
+        self, x_BSD: Tensor, normal_BSE: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Weights and experts (B, S, K), counts and mean probabilities (E,)."""
+        noise_BSE = None
+        if normal_BSE is not None:
+            assert self.noise_weight is not None
+            wide = normal_BSE.dtype
+            with torch.autocast(x_BSD.device.type, enabled=False):
+                loudness_BSE = functional.linear(x_BSD.to(wide), self.noise_weight.to(wide))
+                noise_BSE = normal_BSE * functional.softplus(loudness_BSE)
+        return kernels.moe_gating(
+            x_BSD, self.weight, self.k, renormalise=self.renormalise, noise=noise_BSE
+        )
+
+
+class MixtureOfExperts(nn.Module):
+    """Router, experts and shared experts: (B, S, D) -> (B, S, D) with loss and measurements.
+
+    Built by itself it draws its weights from torch's global seed.
+    """
+
+    def __init__(self, config: MoEConfig) -> None:
+        super().__init__()
+        n_experts, dim, width = config.num_experts, config.input_dim, config.hidden_dim
+        self.std_out = residual_std(config.n_layers)
+        # Where every expert takes every token, the balancing loss is a constant.
+        self.balance_weight = 0 if config.gating == "dense" else config.load_balance_weight
+        self.capacity_factor = config.capacity_factor
+        self.router = Router(config)
+        self.gate_up = nn.Parameter(torch.empty(n_experts, 2 * width, dim))
+        self.down = nn.Parameter(torch.empty(n_experts, dim, width))
+        shared = config.num_shared_experts * width
+        self.shared = SwiGLUMLP(dim, shared, self.std_out) if shared else None
+        self.measures = {
+            "expert_load": n_experts,
+            "load_balance": 1,
+            "load_entropy": 1,
+            "dropped_share": 1,
+        }
+        started(self)
+
+    def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
+        """As the linears of a dense feed-forward network start."""
+        std = self.std_out if name == "down" else INIT_STD
+        return torch.empty(shape).normal_(0.0, std, generator=generator)
+
+    def forward(self, x_BSD: Tensor, *drawn: Tensor) -> BlockOutput:
+        """``drawn`` is what the router's ``draw`` gave; it is asked here if it was not before."""
+        drawn = drawn or self.router.draw(x_BSD)
+        weight_BSK, index_BSK, counts_E, mean_E = self.router(x_BSD, *drawn)
+        share_E = counts_E.to(mean_E.dtype) / index_BSK.numel()
+        balance = len(share_E) * (share_E * mean_E).sum()
+        measured = _measured(share_E.detach(), balance.detach())
+        if self.training and self.capacity_factor:
+            index_BSK = within_capacity(index_BSK, len(share_E), self.capacity_factor)
+            measured["dropped_share"] = (index_BSK < 0).float().mean()[None]
+        y_BSD = kernels.moe_experts(x_BSD, index_BSK, weight_BSK, self.gate_up, None, self.down)
+        if self.shared is not None:
+            y_BSD = y_BSD + self.shared(x_BSD)
+        loss = self.balance_weight * balance if self.balance_weight else None
+        return BlockOutput(y_BSD, loss, measured)
+
+
+def _measured(share_E: Tensor, balance: Tensor) -> dict[str, Tensor]:
+    entropy = torch.special.entr(share_E).sum() / math.log(max(len(share_E), 2))
+    return {
+        "expert_load": share_E,
+        "load_balance": balance[None],
+        "load_entropy": entropy[None] if len(share_E) > 1 else torch.ones_like(balance)[None],
+        "dropped_share": torch.zeros_like(balance)[None],
+    }
+
+
+def within_capacity(index_BSK: Tensor, n_experts: int, factor: float) -> Tensor:
+    """The choices (B, S, K) with -1 for those that found their expert full."""
+    batch, n_tokens, k = index_BSK.shape
+    capacity = math.ceil(factor * n_tokens * k / n_experts)
+    index_BA1 = index_BSK.reshape(batch, n_tokens * k, 1)
+    chosen_BAE = index_BA1 == torch.arange(n_experts, device=index_BSK.device)
+    place_BAE = chosen_BAE.cumsum(1, dtype=torch.int32)
+    place_BSK = place_BAE.gather(2, index_BA1).view_as(index_BSK)
+    return torch.where(place_BSK <= capacity, index_BSK, -1)
+
+
+class StreamBuffer:
+    """Memory for the residual stream of an inference, allocated once for the largest yet seen."""
+
+    def __init__(self) -> None:
+        # What was outgrown is kept: a captured graph may still write to it.
+        self._flat: list[Tensor] = []
+
+    def total(self, x: Tensor, y: Tensor) -> Tensor:
+        """``x + y`` in the buffer, where ``x`` may already be."""
+        dtype, count = torch.promote_types(x.dtype, y.dtype), x.numel()
+        inference = torch.is_inference_mode_enabled()
+        for flat in self._flat:
+            fits = flat.numel() >= count and flat.dtype == dtype and flat.device == x.device
+            # What was made in inference mode cannot be written to outside of it.
+            if fits and (inference or not flat.is_inference()):
+                break
+        else:
+            flat = torch.empty(count, dtype=dtype, device=x.device)
+            self._flat.append(flat)
+        return torch.add(x, y, out=flat[:count].view(x.shape))
+
+
+class Block(nn.Module):
+    """``x += attention(norm(x)); x += mixture(norm(x))``."""
+
+    def __init__(
+        self, config: MoEConfig, rotary: RotaryCache, buffer: StreamBuffer | None = None
+    ) -> None:
+        super().__init__()
+        std_out = residual_std(config.n_layers)
+        self.in_place, self.buffer = config.in_place, buffer
+        self.attention_norm = RMSNorm(config.input_dim, config.norm_eps)
+        self.attention = Attention(
+            config.input_dim, config.n_heads, config.n_kv_heads, rotary, std_out
+        )
+        self.mixture_norm = RMSNorm(config.input_dim, config.norm_eps)
+        self.mixture = MixtureOfExperts(config)
+        self.measures = self.mixture.measures
+
+    def new_state(
+        self, batch: int, length: int, device: torch.device, dtype: torch.dtype
+    ) -> KVState:
+        """The attention's keys and values."""
+        return self.attention.new_state(batch, length, device, dtype)
+
+    def draw(self, x_BSD: Tensor) -> tuple[Tensor, ...]:
+        """The random numbers that ``forward`` takes at its end."""
+        return self.mixture.router.draw(x_BSD)
+
+    def forward(
+        self,
+        x_BSD: Tensor,
+        state: KVState | None = None,
+        position: Tensor | None = None,
+        *drawn: Tensor,
+    ) -> BlockOutput:
+        """(B, S, D) -> (B, S, D), the balancing loss, and the measurements."""
+        x_BSD = self._add(x_BSD, self.attention(self.attention_norm(x_BSD), state, position))
+        found = self.mixture(self.mixture_norm(x_BSD), *drawn)
+        return found._replace(x=self._add(x_BSD, found.x))
+
+    def _add(self, x_BSD: Tensor, y_BSD: Tensor) -> Tensor:
+        """``x + y``, ``y`` being nobody else's; a compiler plans its memory itself."""
+        if torch.compiler.is_compiling() or (self.buffer is None and not self.in_place):
+            return x_BSD + y_BSD
+        if torch.is_grad_enabled():
+            name = "in_place" if self.in_place else "reuse_buffers"
+            raise ConfigurationError(
+                f"moe: {name} overwrites what a backward pass needs; turn it off, or run under "
+                "torch.no_grad()"
+            )
+        if self.buffer is not None:
+            return self.buffer.total(x_BSD, y_BSD)
+        return y_BSD.add_(x_BSD) if y_BSD.dtype == x_BSD.dtype else x_BSD + y_BSD
+
+
+def make_blocks(config: MoEConfig) -> list[Block]:
+    """The blocks of one model, which share a rotary table and, if asked for, a buffer."""
+    rotary = RotaryCache(config.head_dim, config.max_sequence, config.rope_theta)
+    buffer = StreamBuffer() if config.reuse_buffers else None
+    return [Block(config, rotary, buffer) for _ in range(config.n_layers)]

@@ -1,0 +1,173 @@
+"""The configuration of a mixture-of-experts model, and what no single field of it shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models._family import setting
+from models._mistake import ConfigurationError
+
+GATINGS = ("topk", "noisy_topk", "dense")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEConfig:
+    """The sizes of one mixture-of-experts model."""
+
+    vocabulary: int = setting(
+        50257,
+        "Vocabulary",
+        "Number of different tokens; at least 256, so that the bytes of a file are tokens.",
+        minimum=256,
+        maximum=1_048_576,
+    )
+    vocabulary_multiple: int = setting(
+        64,
+        "Round vocabulary up to",
+        "Unused rows fill the embedding up to this multiple: tensor cores are slow on 50257.",
+        choices=(1, 8, 64, 128),
+    )
+    input_dim: int = setting(
+        512, "Width", "Width of the residual stream.", minimum=8, maximum=65536
+    )
+    hidden_dim: int = setting(
+        2048, "Expert width", "Feed-forward width of one expert.", minimum=1, maximum=262_144
+    )
+    output_dim: int = setting(
+        0,
+        "Output width",
+        "Width of what MixtureOfExpertsSystem returns; 0 is that of its input. The language model "
+        "returns logits and takes 0 or the width of the stream.",
+        minimum=0,
+        maximum=65536,
+    )
+    n_layers: int = setting(
+        8, "Layers", "Number of blocks, each with attention and experts.", minimum=1, maximum=1024
+    )
+    num_experts: int = setting(32, "Experts", "Experts of one block.", minimum=1, maximum=512)
+    top_k: int = setting(
+        3, "Experts per token", "At most the number of experts.", minimum=1, maximum=512
+    )
+    gating: str = setting(
+        "topk",
+        "Gating",
+        "The k best experts, those with learned noise on the router in training, or all experts.",
+        choices=GATINGS,
+    )
+    renormalise: bool = setting(
+        True, "Renormalise", "Whether the weights of a token's experts sum to 1."
+    )
+    load_balance_weight: float = setting(
+        0.01,
+        "Balance loss",
+        "Weight of the loss that is least when all experts are used alike.",
+        minimum=0,
+        maximum=10,
+    )
+    capacity_factor: float = setting(
+        0.0,
+        "Capacity factor",
+        "In training an expert takes this many times its even share of a sequence's choices and "
+        "drops the rest; 0 drops nothing.",
+        minimum=0,
+        maximum=512,
+    )
+    num_shared_experts: int = setting(
+        0,
+        "Shared experts",
+        "Experts that every token goes through, beside those it chooses.",
+        minimum=0,
+        maximum=64,
+    )
+    n_heads: int = setting(8, "Query heads", "Must divide the width.", minimum=1, maximum=1024)
+    n_kv_heads: int = setting(
+        8,
+        "Key/value heads",
+        "Must divide the query heads; fewer means a smaller decode cache.",
+        minimum=1,
+        maximum=1024,
+    )
+    max_sequence: int = setting(
+        2048,
+        "Longest sequence",
+        "Positions in the rotary tables; no step may be longer.",
+        minimum=1,
+        maximum=1_048_576,
+    )
+    rope_theta: float = setting(
+        10_000.0, "RoPE base", "Base of the rotary frequencies.", minimum=1, maximum=1e9
+    )
+    norm_eps: float = setting(
+        1e-6, "Norm epsilon", "Added to the mean square in RMSNorm.", minimum=1e-12, maximum=0.1
+    )
+    tie_embeddings: bool = setting(
+        True, "Tie embeddings", "The head uses the embedding's weights instead of its own."
+    )
+    in_place: bool = setting(
+        False,
+        "Add in place",
+        "Inference only: residual additions write into the branch's result instead of new memory.",
+    )
+    reuse_buffers: bool = setting(
+        False,
+        "Reuse buffers",
+        "Inference only: the residual stream of all blocks lives in one buffer, allocated once.",
+    )
+
+    @property
+    def rows(self) -> int:
+        """Rows of the embedding: the vocabulary, rounded up."""
+        return -(-self.vocabulary // self.vocabulary_multiple) * self.vocabulary_multiple
+
+    @property
+    def active_experts(self) -> int:
+        """Experts that each token is sent to, shared ones aside."""
+        return self.num_experts if self.gating == "dense" else self.top_k
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.input_dim // self.n_heads
+
+
+def check_blocks(config: MoEConfig) -> None:
+    """Raise ``ConfigurationError`` for sizes of which no block can be built."""
+    if config.gating != "dense" and config.top_k > config.num_experts:
+        raise ConfigurationError(
+            f"moe: top_k = {config.top_k} is more than num_experts = {config.num_experts}; "
+            "a token cannot choose an expert twice"
+        )
+    if config.input_dim % config.n_heads:
+        raise ConfigurationError(
+            f"moe: input_dim = {config.input_dim} does not divide into n_heads = "
+            f"{config.n_heads} heads"
+        )
+    if config.n_heads % config.n_kv_heads:
+        raise ConfigurationError(
+            f"moe: n_heads = {config.n_heads} is not a multiple of n_kv_heads = "
+            f"{config.n_kv_heads}, so the query heads cannot share them evenly"
+        )
+    if config.head_dim % 2:
+        raise ConfigurationError(
+            f"moe: input_dim / n_heads = {config.head_dim} is odd, but rotary positions turn "
+            "pairs; choose an even head width"
+        )
+    if config.gating == "dense" and config.capacity_factor:
+        raise ConfigurationError(
+            f"moe: capacity_factor = {config.capacity_factor} has nothing to drop with gating = "
+            "'dense', where every expert takes every token; set it to 0"
+        )
+    if config.in_place and config.reuse_buffers:
+        raise ConfigurationError(
+            "moe: in_place and reuse_buffers both say where residual additions write; choose one"
+        )
+
+
+def check(config: MoEConfig) -> None:
+    """Raise ``ConfigurationError`` for sizes of which no language model can be built."""
+    check_blocks(config)
+    if config.output_dim not in (0, config.input_dim):
+        raise ConfigurationError(
+            f"moe: output_dim = {config.output_dim} differs from input_dim = {config.input_dim}, "
+            "but a language model has one width; set it to 0, or use MixtureOfExpertsSystem"
+        )

@@ -1,0 +1,182 @@
+"""Mixture of experts: a pre-norm transformer whose feed-forward networks are chosen by the token.
+
+Every block has shared attention and a layer of SwiGLU experts, of which a router picks ``top_k``
+per token: parameters grow with the experts, the work of a token only with those it chooses. No
+token is dropped unless a capacity asks for it, and nothing waits for the host, so that any step can
+be captured in a CUDA graph. ``models._mixture`` has the mathematics. Here, too, are the forms for
+vectors instead of tokens: ``MixtureOfExpertsSystem``, ``FullyOptimizedMoESystem`` and
+``CUDAGraphInference``.
+"""
+
+from __future__ import annotations
+
+from models._costs import Costs
+from models._cuda_graph import CUDAGraphInference
+from models._family import Family
+from models._language_model import LanguageModel
+from models._mixture import MixtureOfExperts, make_blocks
+from models._model import Metric
+from models._moe_config import MoEConfig, check
+from models._moe_optimized import FullyOptimizedMoESystem
+from models._moe_system import MixtureOfExpertsSystem
+
+__all__ = [
+    "FAMILY",
+    "CUDAGraphInference",
+    "FullyOptimizedMoESystem",
+    "MixtureOfExperts",
+    "MixtureOfExpertsSystem",
+    "MoEConfig",
+    "active_parameters",
+]
+
+
+def construct(config: MoEConfig) -> LanguageModel:
+    """The model's structure, on the current default device."""
+    return LanguageModel(
+        rows=config.rows,
+        dim=config.input_dim,
+        blocks=make_blocks(config),
+        max_sequence=config.max_sequence,
+        norm_eps=config.norm_eps,
+        tie_embeddings=config.tie_embeddings,
+    )
+
+
+def costs(config: MoEConfig) -> Costs:
+    """What the sizes cost: memory by all experts, work by those a token is sent to.
+
+    What is kept for backward is that of the Triton kernels. The projection of the noise, which only
+    training has, is left out of the work.
+    """
+    dim, layers, rows, width = config.input_dim, config.n_layers, config.rows, config.hidden_dim
+    n_experts, k = config.num_experts, config.active_experts
+    noisy = config.gating == "noisy_topk"
+    kv_dim = config.n_kv_heads * config.head_dim
+    attention = dim * (dim + 2 * kv_dim) + dim * dim
+    expert, router = 3 * dim * width, n_experts * dim
+    shared = config.num_shared_experts
+    tables = 1 if config.tie_embeddings else 2
+    linears = attention + (n_experts + shared) * expert
+    return Costs(
+        parameters=layers * (linears + router * (2 if noisy else 1) + 2 * dim)
+        + dim
+        + tables * rows * dim,
+        n_layers=layers,
+        dim=dim,
+        rows=rows,
+        matmul_per_token=layers * (attention + router + (k + shared) * expert),
+        linear_parameters=layers * linears,
+        score_width=layers * dim,
+        cached_per_token=layers * 2 * kv_dim,
+        # Both norms' outputs, rotated q, k, v, the attention's output; gate and up of each choice;
+        # gate, up and their product of the shared experts.
+        saved_per_token=2 * dim + (dim + 2 * kv_dim) + dim + 2 * k * width + 3 * shared * width,
+        saved_stream_per_token=2 * dim,
+        # Log-sum-exp, both norms' inverse deviations; the router's probabilities; a choice's
+        # weight, its number (int64) and both directions of the order (int32); the noise.
+        saved_fp32_per_token=config.n_heads
+        + 2
+        + n_experts
+        + 5 * k
+        + (3 * n_experts + dim if noisy else 0),
+        unfused_per_token=2 * k * (width + dim) + shared * width,
+        tables_bytes=4 * config.max_sequence * config.head_dim,
+    )
+
+
+def active_parameters(config: MoEConfig) -> int:
+    """Parameters that one token meets: all but the experts it does not choose."""
+    idle = config.num_experts - config.active_experts
+    expert = 3 * config.input_dim * config.hidden_dim
+    return costs(config).parameters - config.n_layers * idle * expert
+
+
+PRESETS = {
+    "tiny": MoEConfig(
+        vocabulary=256,
+        input_dim=64,
+        hidden_dim=64,
+        n_layers=3,
+        num_experts=8,
+        top_k=2,
+        n_heads=4,
+        n_kv_heads=2,
+        max_sequence=512,
+    ),
+    "small": MoEConfig(
+        input_dim=256, hidden_dim=512, n_layers=6, num_experts=8, top_k=2, n_heads=4, n_kv_heads=2
+    ),
+    "base": MoEConfig(
+        input_dim=768,
+        hidden_dim=768,
+        n_layers=12,
+        num_experts=16,
+        top_k=2,
+        n_heads=12,
+        n_kv_heads=4,
+    ),
+    "document": MoEConfig(n_layers=4),
+    # The shape of OLMoE-1B-7B (arXiv 2409.02060), of whose parameters a token meets a fifth.
+    "large": MoEConfig(
+        input_dim=2048,
+        hidden_dim=1024,
+        n_layers=16,
+        num_experts=64,
+        top_k=8,
+        n_heads=16,
+        n_kv_heads=16,
+        max_sequence=4096,
+        tie_embeddings=False,
+    ),
+}
+
+SUGGESTIONS = {
+    "tiny": {"cuda": (16, 256), "cpu": (2, 64)},
+    "small": {"cuda": (8, 512), "cpu": (1, 64)},
+    "base": {"cuda": (8, 1024), "cpu": (1, 32)},
+    "document": {"cuda": (8, 1024), "cpu": (1, 32)},
+    "large": {"cuda": (2, 1024), "cpu": (1, 16)},
+}
+
+METRICS = (
+    Metric(
+        name="expert_load",
+        title="Expert load",
+        unit="",
+        help="Share of all choices that fell on each expert; even is one over their number.",
+        columns="expert",
+    ),
+    Metric(
+        name="load_balance",
+        title="Load balance",
+        unit="",
+        help="The balancing loss before its weight: 1 is even use, the number of experts over k is "
+        "the worst.",
+    ),
+    Metric(
+        name="load_entropy",
+        title="Load entropy",
+        unit="",
+        help="Entropy of the load over that of even use: 1 is even, 0 is one expert for all.",
+    ),
+    Metric(
+        name="dropped_share",
+        title="Dropped choices",
+        unit="",
+        help="Share of the choices that found their expert full; 0 without a capacity.",
+    ),
+)
+
+FAMILY = Family(
+    name="moe",
+    title="Mixture of experts",
+    help=__doc__,
+    config=MoEConfig,
+    presets=PRESETS,
+    suggestions=SUGGESTIONS,
+    construct=construct,
+    check=check,
+    costs=costs,
+    metrics=METRICS,
+)

@@ -1,0 +1,255 @@
+"""Mixtures of experts on a GPU: captured, never waiting, in BF16, and as large as estimated."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import kernels
+from models import FAMILIES, ConfigurationError
+from models.moe import (
+    CUDAGraphInference,
+    FullyOptimizedMoESystem,
+    MixtureOfExpertsSystem,
+    MoEConfig,
+)
+
+MOE = FAMILIES["moe"]
+LENGTH = 64
+FORMS = {
+    "topk": {},
+    "noisy": {"gating": "noisy_topk", "capacity_factor": 1.0},
+    "dense": {"gating": "dense", "num_shared_experts": 1},
+}
+SYSTEM = MoEConfig(
+    input_dim=64, hidden_dim=64, output_dim=32, num_experts=8, top_k=2, n_layers=2, n_heads=4,
+    n_kv_heads=2, max_sequence=64,
+)  # fmt: skip
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+
+def tokens(batch, sequence, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (batch, sequence), generator=generator).cuda()
+
+
+@pytest.fixture(params=FORMS)
+def half_model(request):
+    config = dataclasses.replace(MOE.presets["tiny"], n_layers=2, **FORMS[request.param])
+    return MOE.materialise(config, "cuda", torch.bfloat16, seed=3)
+
+
+def warm(work):
+    """Run outside of the default stream until everything is tuned and allocated."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+
+
+def captured(work):
+    warm(work)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        result = work()
+    return graph, result
+
+
+@pytest.mark.parametrize("impl", ["torch", "triton"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_no_step_waits_for_the_host(half_model, checkpointing, impl):
+    tokens_BS, position = tokens(2, LENGTH), torch.tensor(7, device="cuda")
+    half_model.set_checkpointing(checkpointing)
+    cache = half_model.new_cache(2, LENGTH)
+
+    def work():
+        half_model.loss(tokens_BS, tokens_BS).backward()
+        with torch.no_grad():
+            half_model(tokens_BS, cache=cache, last_only=True)
+            half_model(tokens_BS[:, :1], cache=cache, position=position)
+
+    with kernels.using(moe_gating=impl, moe_experts=impl):
+        warm(work)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            work()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_a_dropless_training_step_can_be_captured(checkpointing):
+    config = dataclasses.replace(MOE.presets["tiny"], n_layers=2)
+    model = MOE.materialise(config, "cuda", seed=3)
+    model.set_checkpointing(checkpointing)
+    tokens_BS = tokens(2, LENGTH)
+
+    def work():
+        model.zero_grad(set_to_none=True)
+        loss = model.loss(tokens_BS, tokens_BS)
+        loss.backward()
+        return loss.detach()
+
+    graph, loss = captured(work)
+    tokens_BS.copy_(tokens(2, LENGTH, seed=1))  # which go to other experts
+    graph.replay()
+    replayed = [loss.clone(), *(parameter.grad.clone() for parameter in model.parameters())]
+    loads = model.metrics()["expert_load"].clone()
+    expected = [work(), *(parameter.grad for parameter in model.parameters())]
+    torch.testing.assert_close(loads, model.metrics()["expert_load"])
+    for one, other in zip(replayed, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_each_replay_of_a_noisy_step_draws_new_noise():
+    config = dataclasses.replace(MOE.presets["tiny"], n_layers=2, gating="noisy_topk")
+    model = MOE.materialise(config, "cuda", seed=3)
+    tokens_BS = tokens(2, LENGTH)
+
+    def work():
+        model.zero_grad(set_to_none=True)
+        loss = model.loss(tokens_BS, tokens_BS)
+        loss.backward()
+        return loss.detach()
+
+    graph, loss = captured(work)
+    losses = []
+    for _ in range(4):
+        graph.replay()
+        losses.append(loss.item())
+    assert len(set(losses)) == 4
+
+
+@torch.no_grad()
+def test_one_captured_decode_step_serves_every_position(half_model):
+    half_model.eval()
+    tokens_BS = tokens(2, LENGTH)
+    whole_BSV = half_model(tokens_BS)
+    cache = half_model.new_cache(2, LENGTH)
+    token_B1 = tokens_BS[:, :1].clone()
+    position = torch.zeros((), dtype=torch.int64, device="cuda")
+    graph, logits_B1V = captured(lambda: half_model(token_B1, cache=cache, position=position))
+    cache.reset()
+    different = 0
+    for i in range(LENGTH):
+        token_B1.copy_(tokens_BS[:, i : i + 1])
+        position.fill_(i)
+        graph.replay()
+        # Rounding may turn a choice between two experts that are nearly alike: a few tokens.
+        near = torch.isclose(logits_B1V[:, 0], whole_BSV[:, i], rtol=0.05, atol=0.05)
+        different += int((~near.all(-1)).sum())
+    assert different <= 0.02 * tokens_BS.numel()
+
+
+def test_single_precision_equals_the_cpu_with_its_gradients():
+    config = MOE.presets["tiny"]
+    found = []
+    for device in ("cuda", "cpu"):
+        model = MOE.materialise(config, device, seed=9)
+        with torch.no_grad():
+            for block in model.blocks:
+                block.mixture.router.weight.mul_(20)
+        tokens_BS = tokens(2, 100).to(device)
+        loss = model.loss(tokens_BS, tokens_BS)
+        loss.backward()
+        found.append([loss.detach().cpu(), *(p.grad.cpu() for p in model.parameters())])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() <= 1e-3 * other.norm()
+
+
+def test_bfloat16_stays_close_to_single_precision(half_model):
+    half_model.eval()
+    with torch.no_grad():
+        half = half_model.loss(tokens(4, LENGTH), tokens(4, LENGTH))
+        wide = half_model.float().loss(tokens(4, LENGTH), tokens(4, LENGTH))
+    torch.testing.assert_close(half, wide, rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("fields", [{}, {"in_place": True}, {"reuse_buffers": True}])
+def test_a_system_replays_what_it_computes_eagerly(fields):
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = MixtureOfExpertsSystem(dataclasses.replace(SYSTEM, **fields)).eval()
+    example, x = torch.randn(2, 8, 4, 16, 64, device="cuda").flatten(1, 2).unbind()
+    inference = CUDAGraphInference(model, [example])
+    first = inference(x)
+    with torch.no_grad():
+        torch.testing.assert_close(first, model(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(inference(example), model(example), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(first, model(x), rtol=1e-4, atol=1e-5)  # it stayed
+    with pytest.raises(ConfigurationError, match=r"captured for float32 \(32, 16, 64\) on cuda:0"):
+        inference(x[:3])
+    with pytest.raises(ConfigurationError, match="but called with float16"):
+        inference(x.half())
+
+
+def test_a_model_that_waits_cannot_be_captured_and_the_reason_is_given():
+    class Waits(torch.nn.Module):
+        def forward(self, x):
+            return x * x.sum().item()
+
+    with pytest.raises(ConfigurationError, match=r"Waits cannot be captured: .*captur"):
+        CUDAGraphInference(Waits(), [torch.ones(3, device="cuda")])
+    torch.cuda.synchronize()
+    assert torch.ones(3, device="cuda").sum().item() == 3  # the device goes on
+
+
+def test_all_switches_together_take_effect_and_give_the_systems_result():
+    x = torch.randn(2, 16, 64, device="cuda")
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = FullyOptimizedMoESystem(
+            SYSTEM, use_compile=True, use_amp=True, use_cuda_graph=True,
+            use_gradient_checkpointing=True,
+        )  # fmt: skip
+    model.eval()
+    y, again = model(x), model(x)
+    assert torch.equal(y, again)
+    effects = model.effects()
+    assert effects["cuda_graph"] == "effective: 1 graphs captured, one for each shape"
+    assert effects["compile"].startswith("effective") and effects["amp"].startswith("effective")
+    with torch.no_grad():
+        torch.testing.assert_close(y.float(), model.moe(x), rtol=0.1, atol=0.1)
+    model.train()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    target = torch.randn(2, 16, 32, device="cuda")
+    losses = [model.training_step(x, target, optimizer).item() for _ in range(20)]
+    assert losses[-1] < losses[0]
+    assert model.effects()["gradient_checkpointing"].startswith("effective: 2 blocks")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp", "half"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_the_peak_of_a_training_step_is_as_estimated(precision, checkpointing):
+    config, batch, sequence = MOE.presets["base"], 8, 1024
+    dtype = torch.bfloat16 if precision == "half" else torch.float32
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    model = MOE.materialise(config, "cuda", dtype)
+    model.set_checkpointing(checkpointing)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    tokens_BS = tokens(batch, sequence)
+    for _ in range(2):  # the first step makes the optimizer's moments
+        torch.cuda.reset_peak_memory_stats()
+        optimizer.zero_grad(set_to_none=False)
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "amp"):
+            loss = model.loss(tokens_BS, tokens_BS)
+        loss.backward()
+        optimizer.step()
+    measured = torch.cuda.max_memory_allocated() - before
+    estimate = MOE.footprint(
+        config,
+        workload="train",
+        batch=batch,
+        sequence=sequence,
+        precision=precision,
+        checkpointing=checkpointing,
+    )
+    assert estimate.total == pytest.approx(measured, rel=0.15)

@@ -1,0 +1,58 @@
+"""A mixture-of-experts model computes the same with torch and with Triton's kernels, in Triton's
+interpreter: TRITON_INTERPRET must be set before Triton is imported, so in a process of its own.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels._triton import INSTALLED
+
+CHILD = """
+import dataclasses, torch, kernels
+from models import FAMILIES
+
+moe = FAMILIES["moe"]
+config = dataclasses.replace(
+    moe.presets["tiny"], input_dim=16, hidden_dim=8, n_layers=1, num_experts=3,
+    gating="noisy_topk", capacity_factor=0.75, num_shared_experts=1,
+)
+model = moe.materialise(config, seed=2)
+with torch.no_grad():
+    for block in model.blocks:
+        block.mixture.router.weight.mul_(20)  # no choice that rounding could turn
+tokens = torch.randint(0, 256, (1, 7), generator=torch.Generator().manual_seed(1))
+found = {}
+for impl in ("torch", "triton"):
+    torch.manual_seed(6)
+    model.zero_grad()
+    kernels.reset_usage()
+    with kernels.using(all=impl, attention="manual"):
+        loss = model.loss(tokens, tokens)
+        loss.backward()
+    used = kernels.usage()
+    assert set(used["moe_experts"]) == set(used["moe_gating"]) == {impl}, used
+    found[impl] = [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+for one, other in zip(*found.values(), strict=True):
+    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+print("agree", len(found["torch"]))
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here the kernels run on the GPU itself")
+@pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
+def test_torch_and_triton_agree_on_a_model_and_its_gradients():
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.startswith("agree")

@@ -1,0 +1,189 @@
+"""No forward pass of any family makes the host wait, shown without a GPU.
+
+The model is put on a GPU that does not exist: tensors have shapes and devices there, but no values,
+so that whatever needs a value (``.item()``, ``nonzero``, ``unique``) fails by itself. What does not
+is found by watching: masks as an index, copies between host and device. Backward passes need a real
+device; tests/models/test_*_gpu.py has those.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import kernels
+from models import FAMILIES, Model
+from models._layers import Linear
+
+GPU = torch.device("cuda", 0)
+aten = torch.ops.aten
+
+
+class HostSync(Exception):  # noqa: N818
+    """An operation for which the host waits for the device."""
+
+
+class Watch(TorchDispatchMode):
+    """Raises ``HostSync`` at what needs a value, at masks used as an index, and at copies between
+    devices.
+    """
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in (aten.index_put.default, aten.index_put_.default, aten.index.Tensor):
+            masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
+            if masks:
+                raise HostSync(f"{func} with a mask of shape {tuple(masks[0].shape)}")
+        try:
+            result = func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise HostSync(f"{func} needs values") from error
+        if func in (aten._to_copy.default, aten.copy_.default):
+            source = args[1] if func is aten.copy_.default else args[0]
+            if source.device.type != result.device.type:
+                raise HostSync(f"a copy from {source.device.type} to {result.device.type}")
+        return result
+
+
+def to_gpu(model: nn.Module) -> None:
+    """Give a model on the meta device tensors on the GPU that does not exist."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=GPU)
+            setattr(module, name, nn.Parameter(empty))
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=GPU))
+
+
+def inputs_of(family, config, batch, sequence):
+    """Inputs and targets of one step, on the CPU."""
+    if family.draw is not None:
+        return family.draw(config, batch, sequence, torch.Generator().manual_seed(0))
+    tokens_BS = torch.zeros(batch, sequence, dtype=torch.int64)
+    return (tokens_BS,), (tokens_BS,)
+
+
+def run_without_gpu(family, config, workload, change=lambda model: None):
+    """One step of a workload, its forward pass; raises at the first thing that would wait."""
+    model = family.build(config)
+    change(model)
+    inputs, targets = inputs_of(family, config, 2, 16)
+    with FakeTensorMode() as mode, torch.no_grad():
+        to_gpu(model)
+        inputs, targets = (
+            tuple(mode.from_tensor(x).to(GPU) for x in tensors) for tensors in (inputs, targets)
+        )
+        model.train(workload == "train")
+        caches = workload in ("prefill", "decode")
+        extra = {"cache": model.new_cache(2, 16)} if caches else {}
+        if workload == "decode":
+            inputs = (inputs[0][:, :1],)
+            extra["position"] = torch.zeros((), dtype=torch.int64, device=GPU)
+        if workload == "prefill":
+            extra["last_only"] = True
+        # No GPU is asked which attention it has: all are alike in this.
+        with kernels.using(all="torch", attention="manual"), Watch():
+            if workload == "train":
+                with torch.enable_grad():
+                    return model.loss(*inputs, *targets)
+            return model(*inputs, **extra)
+
+
+FORMS = [
+    pytest.param(family, config, workload, id=f"{family.name}-{workload}")
+    for family in FAMILIES.values()
+    for config in [next(iter(family.presets.values()))]
+    for workload in family.workloads
+] + [
+    pytest.param(family, family.configure("tiny", fields), workload, id=f"moe-{name}-{workload}")
+    for family in [FAMILIES["moe"]]
+    for name, fields in {
+        "noisy": {"gating": "noisy_topk", "capacity_factor": 1.0},
+        "dense": {"gating": "dense", "num_shared_experts": 1},
+    }.items()
+    for workload in family.workloads
+]
+
+
+@pytest.mark.parametrize(("family", "config", "workload"), FORMS)
+def test_no_forward_pass_waits_for_the_device(family, config, workload):
+    assert run_without_gpu(family, config, workload).device == GPU
+
+
+class Waiting(Model):
+    """A model whose forward pass is given."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.linear, self.body = Linear(8, 8), body
+
+    def forward(self, x):
+        return self.body(self.linear(x))
+
+    def loss(self, x, target):
+        return self(x).sum() + target.sum()
+
+
+def looked_at(x):
+    return x * 2 if x[0, 0] > 0.5 else x
+
+
+def assigned(x, values):
+    x = x.clone()
+    x[x > 0] = values
+    return x
+
+
+BAD = {
+    "item": lambda x: x * x.sum().item(),
+    "a value is looked at": looked_at,
+    "tolist": lambda x: x + sum(x[0].tolist()),
+    "a mask as an index": lambda x: x[x > 0],
+    "nonzero": lambda x: x.nonzero(),
+    "masked_select": lambda x: x.masked_select(x > 0),
+    "unique": lambda x: x.unique(),
+    "values assigned through a mask": lambda x: assigned(x, torch.ones(3, device=GPU)),
+    "a result for the host": lambda x: x.cpu().sum(),
+    "a list for the device": lambda x: x + torch.tensor([1.0] * 8, device=x.device),
+}
+GOOD = {
+    "one number assigned through a mask": lambda x: assigned(x, 0.0),
+    "where": lambda x: torch.where(x > 0, x, 0.0),
+    "numbers as an index": lambda x: x[x.argsort(-1)[:, 0] % 2],
+    "topk": lambda x: x.topk(2).values,
+}
+
+
+def step_of(body):
+    with FakeTensorMode(), torch.no_grad():
+        model = Waiting(body)
+        to_gpu(model)
+        x = torch.empty(4, 8, device=GPU)
+        with Watch():
+            return model(x)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_forward_pass_that_waits_is_found(name):
+    with pytest.raises(HostSync):
+        step_of(BAD[name])
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_does_not_wait_passes(name):
+    assert step_of(GOOD[name]).device == GPU
+
+
+@pytest.mark.parametrize("name", ["item", "a mask as an index"])
+def test_a_block_that_waits_is_found_inside_of_a_family(name):
+    family = FAMILIES["moe"]
+
+    def change(model):
+        model.blocks[1].mixture_norm.register_forward_hook(
+            lambda module, inputs, x: x + BAD[name](x).sum()
+        )
+
+    with pytest.raises(HostSync):
+        run_without_gpu(family, family.presets["tiny"], "forward", change)
