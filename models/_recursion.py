@@ -41,11 +41,11 @@ from models._routing import (
     Rows,
     add_weighted,
     admitted,
-    before,
     best,
     choice_loss,
     everyone,
     packed,
+    picked,
     running,
 )
 from models._share import Share
@@ -129,7 +129,7 @@ class MixtureOfRecursions(nn.Module):
         shared = self._new_shared()
         passes, taken, means, loss = [], [], [], None
         for r, share in enumerate(self.shares):
-            score_BK = self._score(h_BKE, r)
+            score_BK = self.router(h_BKE, slice(r, r + 1))[..., 0]
             means.append(rows.mean(score_BK.detach().sigmoid()))
             own = None if state is None else state.recursions[r]
             if r and learns:
@@ -164,9 +164,8 @@ class MixtureOfRecursions(nn.Module):
                 goes_BK = goes_on[r].gather(1, rows.index)
                 counted_BK = rows.counted_BK()
                 goes_BK = goes_BK if counted_BK is None else goes_BK & counted_BK
-                filled_B = before(rows, own)
-                chosen = packed(h_BKE, h_BKE[..., 0], goes_BK, share, rows, own, filled_B)
-                rows, h_BKE = chosen.rows, chosen.x
+                rows, order_BK = packed(goes_BK, share, rows, own)
+                h_BKE = picked(h_BKE, order_BK)
             taken.append(rows.share_taken())
             found = self._through(h_BKE, own, position, rows if r else None, shared)
             passes.append(found)
@@ -186,16 +185,12 @@ class MixtureOfRecursions(nn.Module):
         """For each recursion, which tokens reach it, [B, S]."""
         goes_on = [torch.ones_like(wanted_BS, dtype=torch.bool)]
         for r, share in list(enumerate(self.shares))[1:]:
-            filled_B = before(rows, None if state is None else state.recursions[r])
-            goes_on.append(admitted(goes_on[-1] & (wanted_BS >= r), share, rows, filled_B))
+            own = None if state is None else state.recursions[r]
+            goes_on.append(admitted(goes_on[-1] & (wanted_BS >= r), share, rows, own))
         return goes_on
 
     def _new_shared(self) -> list[SharedKV | None]:
         return [SharedKV() if self.shares_kv else None for _ in self.layers]
-
-    def _score(self, x_BKE: Tensor, r: int) -> Tensor:
-        """The score of recursion ``r``, [B, K]."""
-        return self.router(x_BKE, slice(r, r + 1))[..., 0]
 
     def _through(
         self,

@@ -143,53 +143,50 @@ def running(
     x_BKE: Tensor, score_BK: Tensor, share: Share, rows: Rows, state: RoutedState | None
 ) -> Chosen:
     """Those whose score is above zero, within the running budget; ``state`` counts them."""
-    filled_B = before(rows, state)
-    taken_BK = admitted(score_BK > 0, share, rows, filled_B)
-    return packed(x_BKE, score_BK, taken_BK, share, rows, state, filled_B)
+    taken_BK = admitted(score_BK > 0, share, rows, state)
+    chosen, order_BC = packed(taken_BK, share, rows, state)
+    x_BCE, score_BC = picked(x_BKE, order_BC), score_BK.gather(1, order_BC)
+    return Chosen(chosen, x_BCE, score_BC, order_BC, taken_BK)
 
 
-def before(rows: Rows, state: RoutedState | None) -> Tensor | None:
-    """How many tokens earlier calls took, [B]; None where there was none."""
-    return None if state is None or rows.fresh else state.filled.clone()
-
-
-def admitted(asks_BK: Tensor, share: Share, rows: Rows, filled_B: Tensor | None) -> Tensor:
+def admitted(asks_BK: Tensor, share: Share, rows: Rows, state: RoutedState | None) -> Tensor:
     """Which of those that ask are within the running budget, [B, K]; see the module."""
     counted_BK = rows.counted_BK()
     if counted_BK is not None:
         asks_BK = asks_BK & counted_BK
     asked_BK = asks_BK.long().cumsum(1)
     room_BK = (share.of(rows.position + 1) - asked_BK).cummin(1).values
-    start_B1 = room_BK.new_zeros(()) if filled_B is None else filled_B[:, None]
-    total_BK = asked_BK + torch.minimum(room_BK, start_B1)
-    first_B1 = start_B1.expand(len(total_BK), 1)
-    return total_BK > torch.cat((first_B1, total_BK[:, :-1]), 1)
+    began = None if state is None or rows.fresh else state.filled
+    before_B1 = room_BK.new_zeros(len(room_BK), 1) if began is None else began[:, None]
+    total_BK = asked_BK + torch.minimum(room_BK, before_B1)
+    return total_BK > torch.cat((before_B1, total_BK[:, :-1]), 1)
 
 
 def packed(
-    x_BKE: Tensor,
-    score_BK: Tensor,
-    taken_BK: Tensor,
-    share: Share,
-    rows: Rows,
-    state: RoutedState | None,
-    filled_B: Tensor | None,
-) -> Chosen:
-    """The rows that are taken to the front, in order, of as many as there may be at most."""
+    taken_BK: Tensor, share: Share, rows: Rows, state: RoutedState | None
+) -> tuple[Rows, Tensor]:
+    """The rows that are taken, in order, then others up to as many as there may be at most.
+
+    Also returns where they stood among ``rows``, [B, C]; ``state`` counts them.
+    """
     n_rows = taken_BK.shape[1]
     # A sequence that began earlier may have saved up budget for all tokens of this call.
     n_chosen = min(share.of(rows.length), n_rows) if rows.fresh else n_rows
     rank_BK = taken_BK.long().cumsum(1)
     count_B1 = rank_BK[:, -1:]
-    place_BK = torch.arange(n_rows, device=x_BKE.device).expand_as(taken_BK)
+    place_BK = torch.arange(n_rows, device=taken_BK.device).expand_as(taken_BK)
     target_BK = torch.where(taken_BK, rank_BK - 1, count_B1 + place_BK - rank_BK)
     order_BC = torch.empty_like(rank_BK).scatter(1, target_BK, place_BK)[:, :n_chosen]
-    count_B = count_B1[:, 0]
+    count_B, filled_B = count_B1[:, 0], None
     if state is not None:
+        filled_B = None if rows.fresh else state.filled.clone()
         state.filled.copy_(count_B if filled_B is None else filled_B + count_B)
-    chosen = _pick(rows, share, order_BC, count_B, filled_B)
-    x_BCE = x_BKE.gather(1, order_BC[..., None].expand(-1, -1, x_BKE.shape[2]))
-    return Chosen(chosen, x_BCE, score_BK.gather(1, order_BC), order_BC, taken_BK)
+    return _pick(rows, share, order_BC, count_B, filled_B), order_BC
+
+
+def picked(x_BKE: Tensor, order_BC: Tensor) -> Tensor:
+    """Those rows of ``x_BKE``, [B, C, E]."""
+    return x_BKE.gather(1, order_BC[..., None].expand(-1, -1, x_BKE.shape[2]))
 
 
 def choice_loss(score_BK: Tensor, chosen_BK: Tensor, rows: Rows) -> Tensor:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from routed import COMBINATIONS, HYDRA, PLAIN, config_of, routed_model, some_tokens
 
 from models import ConfigurationError
-from models._routing import admitted, everyone
+from models._routing import RoutedState, admitted, everyone, packed
 from models._share import Share
 
 every_combination = pytest.mark.parametrize("combination", COMBINATIONS)
@@ -118,14 +118,15 @@ def test_the_running_budget_is_kept_token_by_token_also_across_calls(asks, part,
         fits = n_taken + 1 <= math.ceil(Fraction(part, part + more) * (place + 1))
         expected.append(ask and fits)
         n_taken += ask and fits
-    found, filled_B = [], None
+    found, state = [], RoutedState(torch.zeros(1, dtype=torch.int64), [])
     for piece in (asks[:cut], asks[cut:]):
         if piece:
             position = torch.tensor(len(found)) if found else None
             rows = everyone(torch.zeros(1, len(piece), 1), position)
-            taken_BS = admitted(torch.tensor([piece]), share, rows, filled_B)
+            taken_BS = admitted(torch.tensor([piece]), share, rows, state)
+            packed(taken_BS, share, rows, state)
             found += taken_BS[0].tolist()
-            filled_B = torch.tensor([sum(found)])
+            assert state.filled.tolist() == [sum(found)]
     assert found == expected
 
 
