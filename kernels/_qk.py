@@ -51,11 +51,12 @@ def _launch_forward(
     backward: bool,
 ) -> tuple[Tensor, Tensor]:
     batch, q_heads, length, dim = q.shape
-    # empty_like keeps the order of the strides: what came as [B, S, H, D] in memory leaves so.
+    # empty_like keeps the order of the strides: what came as [B, S, H, D] in memory leaves so. The
+    # kernel needs the last one to be 1 in the results, too.
+    q, k = unit_stride(q), unit_stride(k)
     q_out, k_out = torch.empty_like(q), torch.empty_like(k)
     if not (batch and length and dim):
         return q_out, k_out
-    q, k = unit_stride(q), unit_stride(k)
     cos, sin, positions, table_stride, step = _table_arguments(cos, sin, interleaved, dim)
     block_h, block_d = _tile(q, k, 1024)
     with on_device(q):
@@ -126,16 +127,12 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, dq_out: Tensor, dk_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, q_weight, k_weight, cos, sin, offsets = ctx.saved_tensors
         batch, q_heads, length, dim = q.shape
+        q, k = unit_stride(q), unit_stride(k)
         dq, dk = torch.empty_like(q), torch.empty_like(k)
         if not (batch and length and dim):
             zeros = torch.zeros_like(q_weight), torch.zeros_like(k_weight)
             return dq, dk, *zeros, None, None, None, None, None, None
-        q, k, dq_out, dk_out = (
-            unit_stride(q),
-            unit_stride(k),
-            unit_stride(dq_out),
-            unit_stride(dk_out),
-        )
+        dq_out, dk_out = unit_stride(dq_out), unit_stride(dk_out)
         cos, sin, positions, table_stride, step = _table_arguments(cos, sin, ctx.interleaved, dim)
         block_h, block_d = _tile(q, k, 512)
         n_tokens = batch * length

@@ -36,7 +36,8 @@ def compare():
 
     used = set()
     for combination in ("ccgqa depths recursions", "depths recursions by token"):
-        model = routed_model(combination, dtype=torch.float32, recursions=2)
+        fields = {"recursions": 2, "n_layers": 1, "depth_every": 1}
+        model = routed_model(combination, dtype=torch.float32, **fields)
         tokens_BS = some_tokens(length=9)
         found = []
         for choice in ("torch", "triton"):

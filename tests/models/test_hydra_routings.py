@@ -130,6 +130,16 @@ def test_the_running_budget_is_kept_token_by_token_also_across_calls(asks, part,
     assert found == expected
 
 
+def test_a_token_that_found_no_room_in_a_recursion_goes_through_no_later_one():
+    recursion = routed_model("recursions by token sharing keys").blocks[1]
+    wanted_BS = torch.tensor([[1, 1, 2, 0, 2]])  # recursions after the first
+    reached = recursion._admitted(wanted_BS, everyone(torch.zeros(1, 5, 1), None), None)
+    # Of the first three tokens two may go on to the second recursion, where the third is missing,
+    # although the last recursion would have room for it.
+    expected = [[1, 1, 1, 1, 1], [1, 1, 0, 0, 1], [0, 0, 0, 0, 1]]
+    assert torch.cat(reached).int().tolist() == expected
+
+
 def test_a_share_is_the_same_number_on_the_host_and_on_the_device():
     counts = torch.arange(1, 3000)
     for capacity in (0.001, 0.1, 0.125, 0.3, 1 / 3, 0.7, 1.0):
