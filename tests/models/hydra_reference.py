@@ -73,8 +73,6 @@ class Reference:
             return self.recursions("blocks.1", tokens)
         return self.block(f"blocks.{i}", tokens, None)
 
-    # -- one layer ---------------------------------------------------------------------------------
-
     def layer(self, name, index, tokens, share, length, shared, router):
         config = self.config
         if config.mixture_of_depths and (index + 1) % config.depth_every == 0:
@@ -146,8 +144,6 @@ class Reference:
         out = self.weigh(queries, keys, values, tokens, places)
         return out @ self.weights[f"{name}.out.weight"].T
 
-    # -- arXiv 2510.04476, appendix A --------------------------------------------------------------
-
     def ccgqa(self, name, tokens, shared):
         config, w = self.config, self.weights
         heads, groups, dim = config.n_heads, config.n_kv_heads, config.head_dim
@@ -192,8 +188,6 @@ class Reference:
         norm = torch.sqrt(vector @ vector + len(vector) * self.config.norm_eps)
         return vector * math.sqrt(len(vector)) / norm
 
-    # -- who is chosen -----------------------------------------------------------------------------
-
     def choose(self, tokens, scores, share, length, router):
         """Which of the tokens, in their order, and the loss of having to choose."""
         if self.training:
@@ -216,8 +210,6 @@ class Reference:
                 chosen.append(i)
         return chosen
 
-    # -- arXiv 2404.02258, equation 1 --------------------------------------------------------------
-
     def depths(self, name, tokens, share, length, router):
         scores = torch.stack([self.weights[f"{name}.router.weight"][0] @ t.x for t in tokens])
         share = share * Fraction(self.config.depth_capacity).limit_denominator(1000)
@@ -228,8 +220,6 @@ class Reference:
             for i, row in zip(chosen, change, strict=True):
                 result[i] = Token(tokens[i].place, tokens[i].x + scores[i] * row)
         return result
-
-    # -- arXiv 2507.10524, section 2.2 -------------------------------------------------------------
 
     def recursions(self, name, tokens):
         config = self.config
