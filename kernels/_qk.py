@@ -51,8 +51,9 @@ def _launch_forward(
     backward: bool,
 ) -> tuple[Tensor, Tensor]:
     batch, q_heads, length, dim = q.shape
+    # empty_like keeps the order of the strides: what came as [B, S, H, D] in memory leaves so. The
+    # kernel needs the last one to be 1 in the results, too.
     q, k = unit_stride(q), unit_stride(k)
-    # empty_like keeps the order of the strides: what came as [B, S, H, D] in memory leaves so.
     q_out, k_out = torch.empty_like(q), torch.empty_like(k)
     if not (batch and length and dim):
         return q_out, k_out

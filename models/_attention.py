@@ -1,6 +1,8 @@
 """Causal attention with grouped key/value heads, its rotary tables, and its decode state.
 
-Grouped queries: arXiv 2305.13245; rotary positions: arXiv 2104.09864.
+Grouped queries: arXiv 2305.13245; rotary positions: arXiv 2104.09864. Where only some tokens of a
+sequence were gathered (``Rows``), they are rotated by where they stood, see each other, and are
+kept in a state that is filled as they come.
 
 Shapes: B batch, S new tokens, T cache length, E model width, H query heads, G key/value heads,
 X = H + 2 G, D head width, R = D / 2 rotated pairs.
@@ -13,10 +15,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import kernels
 from kernels.rope import table
 from models._layers import INIT_STD, Linear
+from models._routing import Rows
 
 
 class RotaryCache(nn.Module):
@@ -61,8 +65,14 @@ class KVState:
         """What is held, for counting bytes and resetting."""
         return [self.keys, self.values]
 
-    def write(self, k_BGSD: Tensor, v_BGSD: Tensor, position: Tensor | None) -> None:
-        """Put S positions in place, the first at ``position`` (int64 [] on the device) or 0."""
+    def write(
+        self, k_BGSD: Tensor, v_BGSD: Tensor, position: Tensor | None, rows: Rows | None = None
+    ) -> None:
+        """Put S positions in place, the first at ``position`` (int64 [] on the device) or 0.
+
+        ``rows`` that were chosen go behind those that every sequence has already; what does not
+        count lies past them, at last in the one place too many.
+        """
         if k_BGSD.dtype != self.keys.dtype:
             raise ValueError(
                 f"the cache holds {self.keys.dtype} and the layer computed {k_BGSD.dtype}; "
@@ -72,10 +82,88 @@ class KVState:
         if position is None:
             self.keys[:, :, :n_new].copy_(k_BGSD)
             self.values[:, :, :n_new].copy_(v_BGSD)
+        elif rows is not None:
+            assert rows.filled is not None
+            places_BS = rows.filled[:, None] + torch.arange(n_new, device=position.device)
+            places_BS = places_BS.clamp(max=self.keys.shape[2] - 1)
+            places_BGSD = places_BS[:, None, :, None].expand_as(k_BGSD)
+            self.keys.scatter_(2, places_BGSD, k_BGSD)
+            self.values.scatter_(2, places_BGSD, v_BGSD)
         else:
             rows_S = position + torch.arange(n_new, device=position.device)
             self.keys.index_copy_(2, rows_S, k_BGSD)
             self.values.index_copy_(2, rows_S, v_BGSD)
+
+
+@dataclass
+class SharedKV:
+    """Keys and values that one recursion computes for all tokens, and the later ones look at."""
+
+    keys: Tensor | None = None  # (B, G, T, D); None until they are computed
+    values: Tensor | None = None
+
+
+Turn = Callable[..., tuple[Tensor, Tensor]]  # kernels.rope, or one that normalises too
+
+
+def turned(
+    turn: Turn,
+    q_BSHD: Tensor,
+    k_BSGD: Tensor,
+    rotary: RotaryCache,
+    position: Tensor | None,
+    rows: Rows | None,
+) -> tuple[Tensor, Tensor]:
+    """Queries (B, H, S, D) and keys (B, G, S, D), rotated by their positions."""
+    if rows is None:
+        q_BHSD, k_BGSD = q_BSHD.transpose(1, 2), k_BSGD.transpose(1, 2)
+        offset = 0 if position is None else position
+        return turn(q_BHSD, k_BGSD, rotary.cos_SR, rotary.sin_SR, offset=offset)
+    # The operator knows consecutive positions: a table that holds them row by row makes them so.
+    place = rows.position.flatten()
+    batch = len(rows.position)
+    q, k = (x.flatten(0, 1).transpose(0, 1)[None] for x in (q_BSHD, k_BSGD))
+    q, k = turn(q, k, rotary.cos_SR[place], rotary.sin_SR[place], offset=0)
+    q, k = (x[0].unflatten(1, (batch, -1)).transpose(0, 1) for x in (q, k))
+    return q, k
+
+
+def attend(
+    q_BHSD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    state: KVState | None,
+    position: Tensor | None,
+    rows: Rows | None,
+    shared: SharedKV | None,
+) -> Tensor:
+    """Attention of this call's tokens to themselves and to what ``state`` holds, (B, H, S, D).
+
+    Fills ``shared`` where it is empty; where it is not, only the queries count.
+    """
+    if shared is not None and shared.keys is not None:
+        assert rows is not None
+        length_BK = rows.position + 1
+        one = length_BK.shape[1] == 1  # then backends that know one length a sequence can run
+        return kernels.attention(
+            q_BHSD, shared.keys, shared.values, kv_length=length_BK[:, 0] if one else length_BK
+        )
+    if state is not None:
+        state.write(k_BGSD, v_BGSD, position, rows)
+    cached = state is not None and position is not None
+    k, v = (state.keys, state.values) if state is not None and cached else (k_BGSD, v_BGSD)
+    if shared is not None:
+        shared.keys, shared.values = k, v
+    if not cached or position is None:
+        return kernels.attention(q_BHSD, k, v, causal=True)
+    n_new = q_BHSD.shape[2]
+    length = position + n_new
+    if rows is not None:
+        assert rows.filled is not None
+        # Rows that do not count may reach past the last place: each has a length of its own.
+        length = rows.filled[:, None] + torch.arange(1, n_new + 1, device=position.device)
+        length = length[:, 0] if n_new == 1 else length
+    return kernels.attention(q_BHSD, k, v, causal=True, kv_length=length)
 
 
 class Attention(nn.Module):
@@ -107,37 +195,46 @@ class Attention(nn.Module):
         return KVState(*(torch.zeros(shape, device=device, dtype=dtype) for _ in range(2)))
 
     def forward(
-        self, x_BSE: Tensor, state: KVState | None = None, position: Tensor | None = None
+        self,
+        x_BSE: Tensor,
+        state: KVState | None = None,
+        position: Tensor | None = None,
+        rows: Rows | None = None,
+        shared: SharedKV | None = None,
     ) -> Tensor:
         """Attend to the past: this call's tokens, and with ``state`` those before ``position``.
 
         ``position`` None with a state means that the state is empty: the tokens see each other
-        only, so the causal kernel runs without looking at the cache.
+        only, so the causal kernel runs without looking at the cache. With ``rows``, ``x_BSE`` are
+        those; ``shared`` holds the keys and values of another call.
         """
-        q_BHSD, k_BGSD, v_BGSD = self.heads(x_BSE, position)
-        if state is not None:
-            state.write(k_BGSD, v_BGSD, position)
-        if state is None or position is None:
-            y_BHSD = kernels.attention(q_BHSD, k_BGSD, v_BGSD, causal=True)
-        else:
-            kv_length = position + x_BSE.shape[1]
-            y_BHSD = kernels.attention(
-                q_BHSD, state.keys, state.values, causal=True, kv_length=kv_length
-            )
+        queries_only = shared is not None and shared.keys is not None
+        q_BHSD, k_BGSD, v_BGSD = self.heads(x_BSE, position, rows, queries_only=queries_only)
+        y_BHSD = attend(q_BHSD, k_BGSD, v_BGSD, state, position, rows, shared)
         return self.out(y_BHSD.transpose(1, 2).flatten(2))
 
-    def heads(self, x_BSE: Tensor, position: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(
+        self,
+        x_BSE: Tensor,
+        position: Tensor | None = None,
+        rows: Rows | None = None,
+        *,
+        queries_only: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, S, D), keys and values (B, G, S, D); the first token at ``position``."""
         heads, groups = self.n_heads, self.n_kv_heads
-        qkv_BSXD = self.qkv(x_BSE).unflatten(-1, (heads + 2 * groups, self.head_dim))
-        q_BSHD, k_BSGD, v_BSGD = qkv_BSXD.split((heads, groups, groups), dim=2)
-        if torch.is_grad_enabled():
-            # Backward needs the values, and a view of them would keep all of qkv until then.
-            v_BSGD = v_BSGD.contiguous()
-        q_BHSD, k_BGSD, v_BGSD = (x.transpose(1, 2) for x in (q_BSHD, k_BSGD, v_BSGD))
-        if (rotary := self.rotary) is not None:
-            offset = 0 if position is None else position
-            q_BHSD, k_BGSD = kernels.rope(
-                q_BHSD, k_BGSD, rotary.cos_SR, rotary.sin_SR, offset=offset
-            )
-        return q_BHSD, k_BGSD, v_BGSD
+        if queries_only:
+            weight = self.qkv.weight[: heads * self.head_dim]
+            q_BSHD = functional.linear(x_BSE, weight).unflatten(-1, (heads, self.head_dim))
+            k_BSGD = v_BSGD = q_BSHD[:, :, :1]  # not looked at
+        else:
+            qkv_BSXD = self.qkv(x_BSE).unflatten(-1, (heads + 2 * groups, self.head_dim))
+            q_BSHD, k_BSGD, v_BSGD = qkv_BSXD.split((heads, groups, groups), dim=2)
+            if torch.is_grad_enabled():
+                # Backward needs the values, and a view of them would keep all of qkv until then.
+                v_BSGD = v_BSGD.contiguous()
+        if self.rotary is None:
+            q_BHSD, k_BGSD = q_BSHD.transpose(1, 2), k_BSGD.transpose(1, 2)
+        else:
+            q_BHSD, k_BGSD = turned(kernels.rope, q_BSHD, k_BSGD, self.rotary, position, rows)
+        return q_BHSD, k_BGSD, v_BSGD.transpose(1, 2)

@@ -8,6 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from models._share import Share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routed:
+    """What is computed of a share of the tokens only, beside the rest; fields as of ``Costs``."""
+
+    share: Share
+    matmul_per_token: int
+    score_width: int
+    cached_per_token: int
+    scan_per_token: int = 0
+    attends_all: bool = False  # its queries see every token before them, not only the chosen
+
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
@@ -33,6 +47,9 @@ class Costs:
     saved_per_sequence: int = 0  # compute-dtype numbers a sequence saves, whatever its length
     linear_parameters: int | None = None  # numbers in all linears; None: as ``matmul_per_token``
     unfused_fp32_per_token: int = 0  # FP32 numbers one block saves more without fused kernels
+    routed: tuple[Routed, ...] = ()
+    # What each block saves, in units of the block that the numbers above describe; empty: alike.
+    block_sizes: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,18 +99,29 @@ def flops(
 
     ``sequence`` new tokens each see the ``context`` before them and themselves (causal: half of
     the square, otherwise all of it). Backward is twice forward. What checkpointing computes again
-    is not counted: these are the model's FLOPs, not the machine's.
+    is not counted: these are the model's FLOPs, not the machine's. Of what is routed, the whole
+    share is.
     """
-    seen = sequence * (sequence + 1) // 2 if costs.causal else sequence * sequence
-    pairs = sequence * context + seen
+    pairs = _pairs(sequence, context) if costs.causal else sequence * (context + sequence)
     head_tokens = 1 if last_only else sequence
-    forward = 2 * (
+    multiply_adds = (
         (costs.matmul_per_token + costs.scan_per_token) * sequence
         + 2 * costs.score_width * pairs
         + costs.dim * costs.rows * head_tokens
         + costs.matmul_per_sequence
     )
+    for part in costs.routed:
+        before = part.share.of(context)
+        tokens = part.share.of(context + sequence) - before
+        seen = part.share.of(pairs) if part.attends_all else _pairs(tokens, before)
+        multiply_adds += (part.matmul_per_token + part.scan_per_token) * tokens
+        multiply_adds += 2 * part.score_width * seen
+    forward = 2 * multiply_adds
     return batch * forward * (3 if training else 1)
+
+
+def _pairs(sequence: int, context: int) -> int:
+    return sequence * context + sequence * (sequence + 1) // 2
 
 
 def footprint(
@@ -128,18 +156,19 @@ def footprint(
     linears = costs.matmul_per_token if costs.linear_parameters is None else costs.linear_parameters
     block_copies, head_copy = linears * copy, costs.dim * costs.rows * copy
     beside = batch * costs.saved_per_sequence * size.compute
+    sizes = costs.block_sizes or (1.0,) * costs.n_layers
     gradients = optimizer = cache = 0
     if workload == "train":
         moments = 2 * size.weight if optimizer_bytes is None else optimizer_bytes
         gradients, optimizer = weights, costs.parameters * moments
         stride = {"none": 0, "full": 1, "selective": 2}[checkpointing]
-        checkpointed = len(range(0, costs.n_layers, stride)) if stride else 0
-        whole = costs.n_layers - checkpointed
-        kept = whole * block + checkpointed * tokens * costs.dim * size.stream
-        kept += block_copies * whole // costs.n_layers + head_copy
+        again = sizes[::stride] if stride else ()  # of the blocks that are checkpointed
+        whole = sum(sizes) - sum(again)
+        kept = round(whole * block) + len(again) * tokens * costs.dim * size.stream
+        kept += round(block_copies * whole / sum(sizes)) + head_copy
         # The peak is at the loss: logits, their FP32 copy, the log-softmax and its gradient.
         logits = tokens * costs.rows * (size.compute + 4 * (2 if size.compute == 4 else 3))
-        activations = kept + beside + max(logits, block if checkpointed else 0)
+        activations = kept + beside + max(logits, round(block * max(again, default=0)))
     else:
         decoding = workload in ("prefill", "decode")
         # One block's temporaries live at a time; a decode step has one token a sequence.
@@ -147,6 +176,7 @@ def footprint(
         logits = batch * (1 if decoding else sequence) * costs.rows * size.compute
         if decoding:
             held = sequence * costs.cached_per_token + costs.cached_per_sequence
+            held += sum(part.cached_per_token * part.share.slots(sequence) for part in costs.routed)
             cache = batch * (held * size.compute + costs.cached_fp32_per_sequence * 4)
         activations = max(live, logits, beside) + block_copies + head_copy
     return Footprint(

@@ -1,9 +1,15 @@
-"""HYDRA: a pre-norm transformer of grouped-query attention and SwiGLU blocks.
+"""HYDRA: a pre-norm transformer of grouped-query attention and SwiGLU blocks, with three options.
 
-The plain form of the family: rotary positions, 32 query heads over 4 key/value heads and a
-feed-forward ratio of 2.67 at its published size. Its three routings (compressed convolutional
-attention, mixture of depths, mixture of recursions) replace the attention of a block, wrap a block,
-and repeat a block.
+Each is on or off by itself: *compressed convolutional attention* (arXiv 2510.04476) replaces the
+attention of every block by one in a narrow latent; *mixture of depths* (arXiv 2404.02258) lets
+every second block compute only a share of the tokens; *mixture of recursions* (arXiv 2507.10524)
+applies one stack of blocks several times, to ever fewer tokens, between a first and a last block of
+their own. With all three off it is a plain transformer.
+
+Training routes by the highest scores of a sequence, which looks ahead; evaluation, prefill and
+decoding route causally, by each token's own score within a running budget, and agree with each
+other. A decode step has a fixed shape, so it computes every block for its token; what routing saves
+there is the memory and the reading of keys and values.
 """
 
 # Shapes: B batch, S sequence, E model width.
@@ -15,12 +21,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models._attention import Attention, KVState, RotaryCache
-from models._costs import Costs
+from models._attention import Attention, RotaryCache, SharedKV
+from models._ccgqa import CCGQA
+from models._depth import MixtureOfDepths
 from models._family import Family, setting
-from models._language_model import LanguageModel
+from models._hydra_costs import costs
+from models._language_model import LanguageModel, State
 from models._layers import RMSNorm, SwiGLUMLP, mlp_width, residual_std
 from models._mistake import ConfigurationError
+from models._model import Metric
+from models._recursion import KEYS_AND_VALUES, ROUTINGS, MixtureOfRecursions
+from models._routing import Rows
+from models._share import ALL, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +86,107 @@ class HydraConfig:
         True, "Tie embeddings", "The head uses the embedding's weights instead of its own."
     )
 
+    ccgqa: bool = setting(
+        False,
+        "Compressed attention",
+        "Attention in a latent with short convolutions (CCGQA) instead of plain grouped queries.",
+    )
+    query_compression: int = setting(
+        2,
+        "Query compression C1",
+        "CCGQA: the queries' latent is the width divided by this.",
+        minimum=1,
+        maximum=64,
+    )
+    kv_compression: int = setting(
+        0,
+        "Key/value compression C2",
+        "CCGQA: the width over the keys' latent; it follows from C1 and the heads, as 0 says.",
+        minimum=0,
+        maximum=4096,
+    )
+    conv_width: int = setting(
+        2, "Convolution width", "CCGQA: tokens that each convolution sees.", choices=(2, 3, 4)
+    )
+    mixture_of_depths: bool = setting(
+        False, "Mixture of depths", "Some blocks compute only the tokens that a router chooses."
+    )
+    depth_capacity: float = setting(
+        0.125,
+        "Depth capacity",
+        "Mixture of depths: share of the tokens that a routed block computes.",
+        minimum=0.001,
+        maximum=1,
+    )
+    depth_every: int = setting(
+        2,
+        "Route every n-th block",
+        "Mixture of depths: 2 routes the second, fourth, ... block; 1 routes all.",
+        minimum=1,
+        maximum=1024,
+    )
+    mixture_of_recursions: bool = setting(
+        False,
+        "Mixture of recursions",
+        "The layers become one stack that is applied several times, between two more layers.",
+    )
+    recursions: int = setting(
+        4,
+        "Recursions",
+        "Mixture of recursions: how often a token goes through the stack at most.",
+        minimum=2,
+        maximum=16,
+    )
+    recursion_routing: str = setting(
+        "expert",
+        "Recursion routing",
+        "Each recursion chooses its tokens (expert), or each token its recursions (token).",
+        choices=ROUTINGS,
+    )
+    recursion_kv: str = setting(
+        "recursion",
+        "Recursion keys and values",
+        "Each recursion keeps its own keys and values, or all share those of the first.",
+        choices=KEYS_AND_VALUES,
+    )
+    recursion_alpha: float = setting(
+        0.1,
+        "Recursion gate",
+        "Expert choice: the most that a recursion's result is weighted with.",
+        minimum=0.001,
+        maximum=10,
+    )
+    router_loss: float = setting(
+        0.01,
+        "Router loss",
+        "Weight of the loss that teaches the routers to choose alone, or evenly.",
+        minimum=0,
+        maximum=10,
+    )
+
     @property
     def rows(self) -> int:
         """Rows of the embedding: the vocabulary, rounded up."""
         return -(-self.vocabulary // self.vocabulary_multiple) * self.vocabulary_multiple
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.dim // (self.n_heads * (self.query_compression if self.ccgqa else 1))
+
+    @property
+    def capacity(self) -> Share:
+        """The share of the tokens that a block with mixture of depths computes."""
+        return Share.nearest(self.depth_capacity)
+
+    def routes_depth(self, index: int) -> bool:
+        """Whether the layer of that number, from 0, has mixture of depths."""
+        return self.mixture_of_depths and (index + 1) % self.depth_every == 0
+
+    @property
+    def applied_layers(self) -> int:
+        """How many layers a token goes through at most."""
+        return self.recursions * self.n_layers + 2 if self.mixture_of_recursions else self.n_layers
 
 
 class Block(nn.Module):
@@ -85,33 +194,70 @@ class Block(nn.Module):
 
     def __init__(self, config: HydraConfig, rotary: RotaryCache) -> None:
         super().__init__()
-        std_out = residual_std(config.n_layers)
+        std_out = residual_std(config.applied_layers)
+        heads = (config.dim, config.n_heads, config.n_kv_heads)
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
-        self.attention = Attention(config.dim, config.n_heads, config.n_kv_heads, rotary, std_out)
+        self.attention: nn.Module
+        if config.ccgqa:
+            sizes = (*heads, config.head_dim, config.conv_width)
+            self.attention = CCGQA(*sizes, rotary, config.norm_eps, std_out)
+        else:
+            self.attention = Attention(*heads, rotary, std_out)
         self.mlp_norm = RMSNorm(config.dim, config.norm_eps)
         self.mlp = SwiGLUMLP(config.dim, mlp_width(config.dim, config.mlp_ratio), std_out)
 
     def new_state(
-        self, batch: int, length: int, device: torch.device, dtype: torch.dtype
-    ) -> KVState:
-        """The attention's keys and values."""
-        return self.attention.new_state(batch, length, device, dtype)
+        self,
+        batch: int,
+        length: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        share: Share = ALL,
+    ) -> State:
+        """The attention's state for the ``share`` of ``length`` positions that may get here."""
+        state: State = self.attention.new_state(batch, share.slots(length), device, dtype)  # type: ignore[operator]
+        return state
+
+    def change(
+        self, x_BSE: Tensor, state: State | None, position: Tensor | None, rows: Rows | None
+    ) -> Tensor:
+        """What ``forward`` adds to the tokens, (B, S, E)."""
+        attended_BSE = self.attention(self.attention_norm(x_BSE), state, position, rows)
+        return attended_BSE + self.mlp(self.mlp_norm(x_BSE + attended_BSE))
 
     def forward(
-        self, x_BSE: Tensor, state: KVState | None = None, position: Tensor | None = None
+        self,
+        x_BSE: Tensor,
+        state: State | None = None,
+        position: Tensor | None = None,
+        rows: Rows | None = None,
+        shared: SharedKV | None = None,
     ) -> Tensor:
-        """(B, S, E) -> (B, S, E)."""
-        x_BSE = x_BSE + self.attention(self.attention_norm(x_BSE), state, position)
+        """(B, S, E) -> (B, S, E); ``rows`` and ``shared`` are the attention's."""
+        x_BSE = x_BSE + self.attention(self.attention_norm(x_BSE), state, position, rows, shared)
         return x_BSE + self.mlp(self.mlp_norm(x_BSE))
 
 
 def construct(config: HydraConfig) -> LanguageModel:
     """The model's structure, on the current default device."""
-    rotary = RotaryCache(config.dim // config.n_heads, config.max_sequence, config.rope_theta)
+    rotary = RotaryCache(config.head_dim, config.max_sequence, config.rope_theta)
+
+    def layer(index: int) -> nn.Module:
+        block = Block(config, rotary)
+        if not config.routes_depth(index):
+            return block
+        return MixtureOfDepths(block, config.dim, config.capacity, config.router_loss)
+
+    blocks = [layer(index) for index in range(config.n_layers)]
+    if config.mixture_of_recursions:
+        routing = (config.recursions, config.recursion_routing, config.recursion_kv)
+        weights = (config.recursion_alpha, config.router_loss)
+        recursion = MixtureOfRecursions(blocks, config.dim, *routing, *weights)
+        blocks = [Block(config, rotary), recursion, Block(config, rotary)]
     return LanguageModel(
         rows=config.rows,
         dim=config.dim,
-        blocks=[Block(config, rotary) for _ in range(config.n_layers)],
+        blocks=blocks,
         max_sequence=config.max_sequence,
         norm_eps=config.norm_eps,
         tie_embeddings=config.tie_embeddings,
@@ -120,7 +266,7 @@ def construct(config: HydraConfig) -> LanguageModel:
 
 def check(config: HydraConfig) -> None:
     """Raise ``ConfigurationError`` for sizes that do not go together."""
-    if config.dim % config.n_heads:
+    if config.dim % config.n_heads and not config.ccgqa:
         raise ConfigurationError(
             f"hydra: dim = {config.dim} does not divide into n_heads = {config.n_heads} heads"
         )
@@ -129,36 +275,47 @@ def check(config: HydraConfig) -> None:
             f"hydra: n_heads = {config.n_heads} is not a multiple of n_kv_heads = "
             f"{config.n_kv_heads}, so the query heads cannot share them evenly"
         )
-    head_dim = config.dim // config.n_heads
-    if head_dim % 2:
+    if config.ccgqa:
+        _check_ccgqa(config)
+    if config.head_dim % 2:
+        by = " / query_compression" if config.ccgqa else ""
         raise ConfigurationError(
-            f"hydra: dim / n_heads = {head_dim} is odd, but rotary positions turn pairs; "
-            "choose an even head width"
+            f"hydra: dim / n_heads{by} = {config.head_dim} is odd, but rotary positions turn "
+            "pairs; choose an even head width"
+        )
+    if config.mixture_of_depths and config.depth_every > config.n_layers:
+        raise ConfigurationError(
+            f"hydra: mixture_of_depths routes every block number depth_every = "
+            f"{config.depth_every}, but there are only n_layers = {config.n_layers}"
+        )
+    shares = config.mixture_of_recursions and config.recursion_kv == "share"
+    if shares and config.mixture_of_depths:
+        raise ConfigurationError(
+            "hydra: recursion_kv = 'share' needs the first recursion's keys of every token, which "
+            "mixture_of_depths leaves out; choose recursion_kv = 'recursion' or switch it off"
         )
 
 
-def costs(config: HydraConfig) -> Costs:
-    """What the sizes cost."""
-    dim, layers, rows = config.dim, config.n_layers, config.rows
-    kv_dim = config.n_kv_heads * (dim // config.n_heads)
-    hidden = mlp_width(dim, config.mlp_ratio)
-    linears = dim * (dim + 2 * kv_dim) + dim * dim + 3 * dim * hidden
-    tables = 1 if config.tie_embeddings else 2
-    return Costs(
-        parameters=layers * (linears + 2 * dim) + dim + tables * rows * dim,
-        n_layers=layers,
-        dim=dim,
-        rows=rows,
-        matmul_per_token=layers * linears,
-        score_width=layers * dim,
-        cached_per_token=layers * 2 * kv_dim,
-        # Both norms' outputs, rotated q, k, v, the attention's output; gate, up, their product.
-        saved_per_token=2 * dim + (dim + 2 * kv_dim) + dim + 3 * hidden,
-        saved_stream_per_token=2 * dim,
-        saved_fp32_per_token=config.n_heads + 2,  # log-sum-exp, and both norms' inverse deviations
-        unfused_per_token=hidden,  # silu(gate)
-        tables_bytes=4 * config.max_sequence * (dim // config.n_heads),
-    )
+def _check_ccgqa(config: HydraConfig) -> None:
+    divisor = config.n_heads * config.query_compression
+    if config.dim % divisor:
+        raise ConfigurationError(
+            f"hydra: dim = {config.dim} does not divide into n_heads = {config.n_heads} heads in a "
+            f"latent compressed by query_compression = {config.query_compression}; ccgqa needs a "
+            f"multiple of {divisor}"
+        )
+    if config.n_kv_heads % 2:
+        raise ConfigurationError(
+            f"hydra: ccgqa delays half of the value heads by a token, so n_kv_heads = "
+            f"{config.n_kv_heads} must be even"
+        )
+    follows = divisor // config.n_kv_heads
+    if config.kv_compression not in (0, follows):
+        raise ConfigurationError(
+            f"hydra: kv_compression = {config.kv_compression}, but n_kv_heads = "
+            f"{config.n_kv_heads} heads as wide as the n_heads = {config.n_heads} queries' at "
+            f"query_compression = {config.query_compression} make it {follows} (or say 0)"
+        )
 
 
 PRESETS = {
@@ -168,6 +325,18 @@ PRESETS = {
     "small": HydraConfig(dim=384, n_layers=6, n_heads=6, n_kv_heads=2),
     "base": HydraConfig(dim=768, n_layers=12, n_heads=12, n_kv_heads=4),
     "medium": HydraConfig(dim=1024, n_layers=24, n_heads=16, n_kv_heads=4, max_sequence=4096),
+    "published": HydraConfig(
+        dim=2048,
+        n_layers=8,
+        n_heads=32,
+        n_kv_heads=4,
+        max_sequence=4096,
+        ccgqa=True,
+        mixture_of_depths=True,
+        depth_capacity=0.5,
+        mixture_of_recursions=True,
+        recursions=4,
+    ),
     "large": HydraConfig(dim=2048, n_layers=24, n_heads=32, n_kv_heads=4, max_sequence=8192),
 }
 
@@ -176,8 +345,42 @@ SUGGESTIONS = {
     "small": {"cuda": (8, 512), "cpu": (1, 64)},
     "base": {"cuda": (8, 1024), "cpu": (1, 32)},
     "medium": {"cuda": (4, 1024), "cpu": (1, 32)},
+    "published": {"cuda": (4, 1024), "cpu": (1, 16)},
     "large": {"cuda": (2, 2048), "cpu": (1, 16)},
 }
+
+METRICS = (
+    Metric(
+        name="depth_share",
+        title="Tokens computed by depth routing",
+        unit="",
+        help="Share of all tokens that a block with mixture of depths computed, by layer of a "
+        "recursion's stack (mean of the recursions); evaluation should come near the capacity.",
+        columns="layer",
+    ),
+    Metric(
+        name="depth_router",
+        title="Depth router",
+        unit="",
+        help="Mean sigmoid of the scores; about the capacity once the router has learned.",
+        columns="layer",
+    ),
+    Metric(
+        name="recursion_share",
+        title="Recursions taken",
+        unit="",
+        help="Share of all tokens that left after exactly so many recursions; even by design.",
+        columns="recursions",
+    ),
+    Metric(
+        name="recursion_router",
+        title="Recursion router",
+        unit="",
+        help="Mean gate of each recursion: before alpha of those that could be chosen (expert), "
+        "or of all tokens (token).",
+        columns="recursion",
+    ),
+)
 
 FAMILY = Family(
     name="hydra",
@@ -189,4 +392,5 @@ FAMILY = Family(
     construct=construct,
     check=check,
     costs=costs,
+    metrics=METRICS,
 )

@@ -6,7 +6,8 @@ Vaswani et al. 2017 (arXiv 1706.03762), equation 1; groups of query heads that s
 (GQA): Ainslie et al. 2023 (arXiv 2305.13245). Query i of S stands at position T - S + i of the T
 keys, or at ``kv_length`` - S + i. It sees the keys up to its position (``causal``), of these the
 last ``window`` with itself among them (without ``causal``, that many to either side), and none at
-or beyond ``kv_length``. A query that sees no key gives zeros in manual, chunked and triton, and is
+or beyond ``kv_length``. A ``kv_length`` for every query places each of them by itself, at its
+``kv_length`` - 1. A query that sees no key gives zeros in manual, chunked and triton, and is
 undefined elsewhere.
 
 Backends: ``manual`` (the definition: the whole matrix of weights), ``chunked`` (online softmax in
@@ -62,7 +63,8 @@ def attention(
 
     G divides H. ``window`` is a number of keys; ``scale`` is 1 / sqrt(D) if None. ``kv_length``, an
     integer tensor on the device, [] or [B], says how many keys of a static KV cache are filled,
-    the S new ones included; it is never read by the host. Under autocast the inputs are cast as
+    the S new ones included; it is never read by the host. [B, S]: how many keys each query sees,
+    for queries that were gathered from a sequence. Under autocast the inputs are cast as
     torch casts those of its own attention. Raises ``Mistake`` for what does not go together and
     ``Unavailable`` for a backend that cannot run.
     """
@@ -104,11 +106,11 @@ def _validate(
         raise Mistake(f"attention: window must be at least 1 key, but is {window}")
     if kv_length is not None and (
         kv_length.dtype not in (torch.int64, torch.int32)
-        or kv_length.shape not in ((), q.shape[:1])
+        or kv_length.shape not in ((), q.shape[:1], (q.shape[0], q.shape[2]))
     ):
         raise Mistake(
-            f"attention: kv_length must be an integer tensor, [] or [{q.shape[0]}], but is "
-            f"{tuple(kv_length.shape)} {kv_length.dtype}"
+            f"attention: kv_length must be an integer tensor, [], [{q.shape[0]}] or "
+            f"{[q.shape[0], q.shape[2]]}, but is {tuple(kv_length.shape)} {kv_length.dtype}"
         )
 
 
@@ -247,6 +249,12 @@ OP = Operator(
         _case("B3 S1 T64 H8/2 D64 decode", 3, 1, 8, 2, 64, keys=64, kv_length=[1, 33, 64]),
         _case("B1 S2 T1000 H8/2 D16 split", 1, 2, 8, 2, 16, keys=1000, kv_length=900),
         _case("B2 S7 T64 H8/2 D64 prefill", 2, 7, 8, 2, 64, keys=64, kv_length=40, window=16),
+        _case(
+            "B2 S3 T20 H4/2 D16 each its own",
+            *(2, 3, 4, 2, 16),
+            keys=20,
+            kv_length=[[3, 1, 20], [7, 7, 12]],
+        ),
         _case("B0 S5 H2/1 D8", 0, 5, 2, 1, 8),
         _case("B4 S4096 H32/8 D128 causal", 4, 4096, 32, 8, 128, bench=True),
         _case("B2 S16384 H32/8 D128 causal", 2, 16384, 32, 8, 128, bench=True),

@@ -188,4 +188,18 @@ def refuses(q: Tensor, k: Tensor, *_: Any) -> str | None:
     return no_fp64(q)
 
 
-BACKENDS = {"triton": Implementation(_call, missing, refuses)}
+def _refuses(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    window: int | None,
+    scale: float | None,
+    kv_length: Tensor | None,
+) -> str | None:
+    if kv_length is not None and kv_length.dim() == 2:
+        return "takes no kv_length for every query"
+    return refuses(q, k)
+
+
+BACKENDS = {"triton": Implementation(_call, missing, _refuses)}

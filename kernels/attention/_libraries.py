@@ -55,6 +55,8 @@ class _Library:
         if kv_length is not None:
             if not self.cached:
                 return f"{self.title} takes no kv_length"
+            if kv_length.dim() == 2:
+                return f"{self.title} takes no kv_length for every query"
             if _needs_grad(q, k, v):
                 return f"{self.title} has no gradient with a kv_length"
             if torch.compiler.is_compiling():

@@ -18,10 +18,13 @@ def visible(
 ) -> Tensor:
     """Boolean mask, [S, T], or [B or 1, 1, S, T] with a ``kv_length``: True where a key is seen."""
     end: int | Tensor = keys
-    if kv_length is not None:
-        end = kv_length.reshape(-1, 1, 1, 1)
     key = torch.arange(keys, device=device)
-    position = end - length + torch.arange(length, device=device)[:, None]
+    if kv_length is not None and kv_length.dim() == 2:
+        end = kv_length[:, None, :, None]
+        position = end - 1
+    else:
+        end = end if kv_length is None else kv_length.reshape(-1, 1, 1, 1)
+        position = end - length + torch.arange(length, device=device)[:, None]
     seen = key < end if kv_length is not None else torch.ones_like(position + key, dtype=torch.bool)
     if causal:
         seen = seen & (key <= position)

@@ -180,7 +180,7 @@ MISTAKES = {
     "attention: window must be at least 1 key, but is 0": (
         lambda: kernels.attention(t(1, 2, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8), window=0)
     ),
-    "attention: kv_length must be an integer tensor, [] or [1], but is (3,) torch.int64": (
+    "attention: kv_length must be an integer tensor, [], [1] or [1, 4], but is (3,) torch.int64": (
         lambda: kernels.attention(
             t(1, 2, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8), kv_length=t(3, dtype=torch.int64)
         )

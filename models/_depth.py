@@ -1,0 +1,78 @@
+"""Mixture of depths: a block that computes some tokens and passes the others by.
+
+Raposo et al. 2024 (arXiv 2404.02258), equation 1: with a score r = w x of each token and the change
+f that the block makes, attention and feed-forward together, to the chosen tokens x~ alone, in their
+order,
+
+    y = x + r f(x~)  for the chosen tokens,    y = x  for the others.
+
+While training, the highest scores of a sequence are chosen, which looks ahead, and a loss teaches
+sigmoid(r) to be above 1/2 for them; in evaluation and decoding that decides (``_routing``).
+"""
+
+# Shapes: B batch, S tokens, E model width, C tokens chosen.
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+import kernels
+from models._language_model import BlockOutput
+from models._routing import RoutedState, Router, Rows, best, choice_loss, everyone, running
+from models._share import ALL, Share
+
+
+class MixtureOfDepths(nn.Module):
+    """A block of which ``capacity`` of the tokens are computed.
+
+    ``block`` has ``change(x_BCE, state, position, rows)``, what it adds to its tokens.
+    """
+
+    def __init__(self, block: nn.Module, dim: int, capacity: Share, loss_weight: float) -> None:
+        super().__init__()
+        self.block = block
+        self.router = Router(dim, 1)
+        self.capacity, self.loss_weight = capacity, loss_weight
+        self.measures = {"depth_share": 1, "depth_router": 1}
+
+    def new_state(
+        self,
+        batch: int,
+        length: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        share: Share = ALL,
+    ) -> RoutedState:
+        """The block's state for what may be chosen of ``length`` positions' ``share``."""
+        filled_B = torch.zeros(batch, device=device, dtype=torch.int64)
+        share = share.times(self.capacity)
+        block = cast("Any", self.block)
+        return RoutedState(filled_B, [block.new_state(batch, length, device, dtype, share)])
+
+    def forward(
+        self,
+        x_BSE: Tensor,
+        state: RoutedState | None = None,
+        position: Tensor | None = None,
+        rows: Rows | None = None,
+    ) -> BlockOutput:
+        """(B, S, E) -> (B, S, E); ``rows`` says what the tokens are where they were chosen."""
+        rows = everyone(x_BSE, position) if rows is None else rows
+        share = rows.share.times(self.capacity)
+        score_BS = self.router(x_BSE)[..., 0]
+        learns = self.training and state is None
+        if learns:
+            chosen = best(x_BSE, score_BS, share, rows)
+        else:
+            chosen = running(x_BSE, score_BS, share, rows, state)
+        inner = None if state is None else state.inner[0]
+        update_BCE = cast("Any", self.block).change(chosen.x, inner, position, chosen.rows)
+        weight_BC = chosen.rows.weights(chosen.score)
+        y_BSE = kernels.token_scatter(x_BSE, update_BCE, weight_BC, chosen.order)
+        loss = self.loss_weight * choice_loss(score_BS, chosen.taken, rows) if learns else None
+        router = rows.mean(score_BS.detach().sigmoid()).float()
+        measured = {"depth_share": chosen.rows.share_taken()[None], "depth_router": router[None]}
+        return BlockOutput(y_BSE, loss, measured)

@@ -1,0 +1,213 @@
+"""HYDRA's routings on a GPU: no host, one graph for every choice, and time and memory saved."""
+
+import dataclasses
+import statistics
+
+import pytest
+import torch
+from routed import config_of
+from test_hydra_gpu import captured, tokens, warm
+
+import kernels
+from models import FAMILIES
+
+HYDRA = FAMILIES["hydra"]
+LENGTH = 64
+COMBINATIONS = [
+    "ccgqa depths recursions",
+    "depths recursions by token",
+    "ccgqa recursions sharing keys",
+]
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+every_combination = pytest.mark.parametrize("combination", COMBINATIONS)
+
+
+def routed(combination, dtype=torch.float32, **fields):
+    """A model on the GPU whose routers differ from token to token."""
+    sizes = {"dim": 128, "max_sequence": LENGTH}
+    config = dataclasses.replace(config_of(combination), **sizes | fields)
+    model = HYDRA.materialise(config, "cuda", dtype, seed=3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "router" in name:
+                parameter.mul_(50)
+    return model
+
+
+@every_combination
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_no_step_waits_for_the_host(combination, checkpointing):
+    model = routed(combination, torch.bfloat16)
+    model.set_checkpointing(checkpointing)
+    tokens_BS, position = tokens(2, LENGTH), torch.tensor(7, device="cuda")
+    cache = model.new_cache(2, LENGTH)
+
+    def work():
+        model.train().loss(tokens_BS, tokens_BS).backward()
+        model.eval()
+        with torch.no_grad():
+            model(tokens_BS, cache=cache, last_only=True)
+            model(tokens_BS[:, 7:20], cache=cache, position=position)
+            model(tokens_BS[:, :1], cache=cache, position=position)
+
+    warm(work)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        work()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@every_combination
+def test_a_captured_training_step_routes_each_batch_anew(combination):
+    model, tokens_BS = routed(combination), tokens(2, LENGTH)
+
+    def work():
+        model.zero_grad(set_to_none=True)
+        loss = model.loss(tokens_BS, tokens_BS)
+        loss.backward()
+        return loss.detach()
+
+    graph, loss = captured(work)
+    tokens_BS.copy_(tokens(2, LENGTH, seed=1))
+    graph.replay()
+    replayed = [loss.clone(), *(parameter.grad.clone() for parameter in model.parameters())]
+    expected = [work(), *(parameter.grad for parameter in model.parameters())]
+    for one, other in zip(replayed, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+@every_combination
+@torch.no_grad()
+def test_one_captured_decode_step_serves_every_position_and_choice(combination):
+    model, tokens_BS = routed(combination).eval(), tokens(2, LENGTH)
+    whole_BSV = model(tokens_BS)
+    cache = model.new_cache(2, LENGTH)
+    token_B1 = tokens_BS[:, :1].clone()
+    position = torch.zeros((), dtype=torch.int64, device="cuda")
+    graph, logits_B1V = captured(lambda: model(token_B1, cache=cache, position=position))
+    cache.reset()
+    for i in range(LENGTH):
+        token_B1.copy_(tokens_BS[:, i : i + 1])
+        position.fill_(i)
+        graph.replay()
+        torch.testing.assert_close(logits_B1V[:, 0], whole_BSV[:, i], rtol=1e-3, atol=1e-4)
+
+
+@every_combination
+def test_the_kernels_give_what_torch_gives(combination):
+    model, tokens_BS = routed(combination), tokens(2, LENGTH)
+    found = []
+    for choice in ("torch", "triton"):
+        attention = "manual" if choice == "torch" or "sharing" in combination else "triton"
+        model.zero_grad()
+        kernels.reset_usage()
+        with kernels.using(all=choice, attention=attention):
+            loss = model.loss(tokens_BS, tokens_BS)
+            loss.backward()
+        assert kernels.usage()["rms_norm"].keys() == {choice}
+        found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_compiled_decode_step_is_captured_once_the_cache_is_marked_static():
+    torch.compiler.reset()
+    model = routed("ccgqa depths recursions").eval()
+    cache = model.new_cache(2, LENGTH)
+    cache.mark_static()
+    step = torch.compile(model, mode="reduce-overhead", fullgraph=True)
+    position = torch.zeros((), dtype=torch.int64, device="cuda")
+    skips = torch._dynamo.utils.counters["inductor"]
+    skips.clear()
+    for i in range(4):
+        position.fill_(i)
+        step(tokens(2, 1), cache=cache, position=position)
+    assert skips["cudagraph_skips"] == 0
+    torch.compiler.reset()
+
+
+def step_ms(config, batch, sequence, trains):
+    """Median GPU time of a step, replayed as a graph so that the host's time is not measured."""
+    model = HYDRA.materialise(config, "cuda", torch.bfloat16).train(trains)
+    tokens_BS = tokens(batch, sequence)
+
+    def work():
+        if not trains:
+            with torch.no_grad():
+                return model(tokens_BS, last_only=True)
+        model.zero_grad(set_to_none=True)
+        loss = model.loss(tokens_BS, tokens_BS)
+        loss.backward()
+        return loss.detach()
+
+    graph, _ = captured(work)
+    times = []
+    for _ in range(10):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+WIDE = dataclasses.replace(
+    HYDRA.presets["medium"], vocabulary=256, n_layers=6, max_sequence=2048, depth_every=1
+)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_time_falls_with_the_capacity_as_the_flops_do(trains):
+    batch, sequence, times, flops = 8, 2048, [], []
+    for capacity in (1.0, 0.5, 0.125):
+        config = dataclasses.replace(WIDE, mixture_of_depths=True, depth_capacity=capacity)
+        times.append(step_ms(config, batch, sequence, trains))
+        flops.append(HYDRA.flops(config, batch, sequence))
+    print(f"depths, {trains=}: ms {times}, FLOPs {[f / flops[0] for f in flops]}")
+    for time, work in zip(times, flops, strict=True):
+        assert time / times[0] < work / flops[0] + 0.2
+    assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("routing", ["expert", "token"])
+def test_recursions_take_the_time_of_the_tokens_that_take_them(trains, routing):
+    batch, sequence = 8, 2048
+    applied = dataclasses.replace(WIDE, n_layers=4 * 3 + 2)
+    recursions = dataclasses.replace(
+        WIDE, n_layers=3, mixture_of_recursions=True, recursions=4, recursion_routing=routing
+    )
+    times = [step_ms(config, batch, sequence, trains) for config in (applied, recursions)]
+    flops = [HYDRA.flops(config, batch, sequence) for config in (applied, recursions)]
+    print(f"recursions, {trains=}, {routing}: ms {times}, FLOPs {flops[1] / flops[0]}")
+    assert times[1] / times[0] < flops[1] / flops[0] + 0.2 < 1
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_the_peak_of_a_training_step_of_the_published_default_is_as_estimated(checkpointing):
+    config, batch, sequence = HYDRA.presets["published"], 4, 1024
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    model = HYDRA.materialise(config, "cuda")
+    model.set_checkpointing(checkpointing)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    tokens_BS = tokens(batch, sequence)
+    for _ in range(2):  # the first step makes the optimizer's moments
+        torch.cuda.reset_peak_memory_stats()
+        optimizer.zero_grad(set_to_none=False)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model.loss(tokens_BS, tokens_BS)
+        loss.backward()
+        optimizer.step()
+    measured = torch.cuda.max_memory_allocated() - before
+    step = {"workload": "train", "batch": batch, "sequence": sequence, "precision": "amp"}
+    estimate = HYDRA.footprint(config, **step, checkpointing=checkpointing)
+    print(f"published, {checkpointing=}: measured {measured:,}, estimated {estimate.total:,}")
+    assert estimate.total == pytest.approx(measured, rel=0.15)
