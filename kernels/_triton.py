@@ -70,10 +70,10 @@ def missing(device_type: str) -> str | None:
         return None
     if device_type != "cuda":
         return f"Triton needs a CUDA GPU, not {device_type}"
-    if not torch.cuda.is_available():
+    if not hardware.has_gpu():
         return "Triton needs a CUDA GPU, and torch finds none"
-    if torch.cuda.get_device_capability() < (7, 0):
-        major, minor = torch.cuda.get_device_capability()
+    major, minor = hardware.of("cuda").capability
+    if (major, minor) < (7, 0):
         return f"Triton needs compute capability 7.0 or later, not {major}.{minor}"
     return None
 

@@ -7,7 +7,7 @@ Shapes: B batch, S sequence, N = B S tokens, E model width, V vocabulary (rows o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -158,6 +158,20 @@ class LanguageModel(Model):
         ]
         return Cache(batch, length, states)
 
+    def given(self, cache: Cache | None) -> Sequence[tuple[Any, ...]]:
+        """What each block is called with beside its input, state and position: nothing.
+
+        A family whose blocks depend on something that changes from call to call overrides it. What
+        it gives must not change in place before the backward pass, which may run blocks again.
+        """
+        return [()] * len(self.blocks)
+
+    def observe(self, measured: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Record what blocks have measured in this call, by the block's index."""
+        for index, values in measured.items():
+            for name, row in self._rows[index].items():
+                self.record(name, row, values[name])
+
     def _logits(self, x_BSE: Tensor) -> Tensor:
         weight_VE = self.embedding.weight if self.head is None else self.head.weight
         return functional.linear(self.norm(x_BSE), weight_VE)
@@ -171,21 +185,31 @@ class LanguageModel(Model):
             stride = 0
         self.checkpointed_blocks = 0 if stride == 0 else len(range(0, len(self.blocks), stride))
         total: Tensor | None = None
+        measured: dict[int, Mapping[str, Tensor]] = {}
+        given = self.given(cache)
         for index, block in enumerate(self.blocks):
             if stride and index % stride == 0:
                 # There is no dropout, and saving the generator's state would end graph capture.
-                found = checkpoint(block, x_BSE, use_reentrant=False, preserve_rng_state=False)
+                found = checkpoint(
+                    block,
+                    x_BSE,
+                    None,
+                    None,
+                    *given[index],
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                )
             else:
                 state = None if cache is None else cache.layers[index]
-                found = block(x_BSE, state, position)
+                found = block(x_BSE, state, position, *given[index])
             if not isinstance(found, BlockOutput):
                 x_BSE = found
                 continue
             x_BSE = found.x
             if found.loss is not None:
                 total = found.loss if total is None else total + found.loss
-            for name, row in self._rows[index].items():
-                self.record(name, row, found.measured[name])
+            measured[index] = found.measured
+        self.observe(measured)
         return x_BSE, total
 
     def _check_length(

@@ -15,13 +15,18 @@ def visible(
     causal: bool,
     window: int | None,
     kv_length: Tensor | None,
+    rows: slice = slice(None),
+    columns: slice = slice(None),
 ) -> Tensor:
-    """Boolean mask, [S, T], or [B or 1, 1, S, T] with a ``kv_length``: True where a key is seen."""
+    """Boolean mask, [S, T], or [B or 1, 1, S, T] with a ``kv_length``: True where a key is seen.
+
+    ``rows`` and ``columns`` make that part of it alone.
+    """
     end: int | Tensor = keys
     if kv_length is not None:
         end = kv_length.reshape(-1, 1, 1, 1)
-    key = torch.arange(keys, device=device)
-    position = end - length + torch.arange(length, device=device)[:, None]
+    key = torch.arange(*columns.indices(keys), device=device)
+    position = end - length + torch.arange(*rows.indices(length), device=device)[:, None]
     seen = key < end if kv_length is not None else torch.ones_like(position + key, dtype=torch.bool)
     if causal:
         seen = seen & (key <= position)
