@@ -17,8 +17,8 @@ from kernels._generations import GENERATIONS, Generation, generation
 # Of attention: the fused kernels, which never hold the matrix of weights. Of the others, chunked
 # holds pieces of it and the rest the whole.
 FUSED = frozenset(
-    "flash4 flash3 flash2 sdpa_cudnn sdpa_flash sdpa_efficient triton flex xformers".split()
-)
+    ("flash4", "flash3", "flash2", "sdpa_cudnn", "sdpa_flash", "sdpa_efficient")
+) | frozenset(("triton", "flex", "xformers"))
 
 
 @dataclass(frozen=True, kw_only=True)

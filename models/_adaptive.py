@@ -189,11 +189,12 @@ class Adaptation(nn.Module):
             columns_LH = torch.special.entr(each_LHD.clamp_min(0)).sum(-1).exp()
         else:
             columns_LH = 1.0 + (share_LHD < rules.rank_threshold).sum(-1)
-        return columns_LH.clamp_min(rules.rank_ratio * self.head_dim)
+        return columns_LH
 
     def _width(self, columns_LH: Tensor, entropy_LH: Tensor) -> Tensor:
         """The least width that holds the columns; the widest if none does, or nothing may go."""
         *narrower, widest = self.widths
+        columns_LH = columns_LH.clamp_min(self.rules.rank_ratio * self.head_dim)
         width_LH = torch.full_like(self.rank_LH, widest)
         for width in reversed(narrower):
             width_LH = torch.where(columns_LH <= width, width, width_LH)
