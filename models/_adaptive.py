@@ -9,8 +9,9 @@ not, uses what its forward pass used.
 **Measured**, of some queries of every sequence and head: the entropy of their weights over that of
 equal weights, from 0 to 1, and the largest score.
 
-**Rank.** A basis of the head's queries and keys, those that matter most first, is refreshed by
-``kernels.low_rank`` from the last one. The rank is the least of a few widths (a head dimension,
+**Rank.** A basis of the head's queries and keys, those that matter most first, comes from
+``kernels.low_rank``: every call that adapts takes it one iteration further, by that call's tokens,
+and the analyses that count put it to use. The rank is the least of a few widths (a head dimension,
 half, a quarter: the tiles of the kernel; heads of one width are a bucket) that holds
 
 * "entropy": the effective rank of Roy and Vetterli (2007), the exponential of the entropy of the
@@ -47,7 +48,6 @@ import kernels
 
 SAMPLES = 32  # queries of a sequence
 TOKENS = 128  # of a batch, whose queries and keys the basis is computed from
-ITERATIONS = 4  # of the basis, from the last one
 PATIENCE = 2  # analyses
 MARGIN = 0.1
 TOLERANCE = 0.5  # nats
@@ -100,6 +100,7 @@ class Adaptation(nn.Module):
         self.rank_LH: Tensor
         self.bits_LH: Tensor
         self.basis_LHDD: Tensor
+        self.next_basis_LHDD: Tensor
         self.factor_LH: Tensor
         self.rank_calm_LH: Tensor
         self.bits_calm_LH: Tensor
@@ -124,12 +125,14 @@ class Adaptation(nn.Module):
                 device=device,
             ),
             "basis_LHDD": torch.zeros(*shape, dim, dim, dtype=torch.float32, device=device),
+            "next_basis_LHDD": torch.zeros(*shape, dim, dim, dtype=torch.float32, device=device),
             "factor_LH": torch.ones(shape, dtype=torch.float32, device=device),
             "rank_calm_LH": torch.zeros(shape, dtype=torch.int32, device=device),
             "bits_calm_LH": torch.zeros(shape, dtype=torch.int32, device=device),
             "step": torch.zeros((), dtype=torch.int64, device=device),
         }
-        values["basis_LHDD"].diagonal(dim1=-2, dim2=-1).fill_(1.0)
+        for basis in ("basis_LHDD", "next_basis_LHDD"):
+            values[basis].diagonal(dim1=-2, dim2=-1).fill_(1.0)
         for name, value in values.items():
             self.register_buffer(name, value, persistent=False)
 
@@ -165,7 +168,7 @@ class Adaptation(nn.Module):
         if rules.adaptive_rank:
             rows_LHRD = torch.stack([each["rows"] for each in measured])
             with torch.autocast(rows_LHRD.device.type, enabled=False):
-                basis_LHDD, share_LHD = _refreshed(rows_LHRD, self.basis_LHDD)
+                basis_LHDD, share_LHD = _refreshed(rows_LHRD, self.next_basis_LHDD)
             columns_LH = self._wanted_columns(share_LHD)
             rank_LH, calm_LH = settle(
                 self.rank_LH,
@@ -174,7 +177,9 @@ class Adaptation(nn.Module):
                 self.rank_calm_LH,
             )
             kept_LH = share_LHD.gather(-1, rank_LH.long()[..., None] - 1)[..., 0]
-            due_LH = due_LH & basis_LHDD.flatten(-2).isfinite().all(-1)
+            sound_LH = basis_LHDD.flatten(-2).isfinite().all(-1)
+            _keep(self.next_basis_LHDD, sound_LH[..., None, None], basis_LHDD)
+            due_LH = due_LH & sound_LH
             _keep(self.rank_LH, due_LH, rank_LH)
             _keep(self.rank_calm_LH, due_LH, calm_LH)
             _keep(self.basis_LHDD, due_LH[..., None, None], basis_LHDD)
@@ -309,7 +314,7 @@ def _refreshed(rows_LHRD: Tensor, start_LHDD: Tensor) -> tuple[Tensor, Tensor]:
     rows_LHRD = (halves / norm.clamp_min(torch.finfo(norm.dtype).tiny)).flatten(-3, -2)
     ridge_DD = torch.eye(dim, device=rows_LHRD.device) * math.sqrt(RIDGE / dim)
     rows_LHRD = torch.cat([rows_LHRD, ridge_DD.expand(*rows_LHRD.shape[:-2], dim, dim)], -2)
-    basis_LHDD, _ = kernels.low_rank(rows_LHRD, dim, iterations=ITERATIONS, start=start_LHDD)
+    basis_LHDD, _ = kernels.low_rank(rows_LHRD, dim, iterations=1, start=start_LHDD)
     energy_LHD = (rows_LHRD @ basis_LHDD).square().sum(-2).cumsum(-1)
     return basis_LHDD, energy_LHD / energy_LHD[..., -1:]
 
