@@ -14,8 +14,19 @@ import torch
 from torch import nn
 
 
+def started(module: nn.Module) -> None:
+    """Draw the parameters of a module that is built by itself, from torch's global seed.
+
+    A part of a family's model is built on the meta device and drawn with the whole: nothing here.
+    """
+    first = next(module.parameters())
+    if not first.is_meta:
+        seed = int(torch.randint(2**62, (), device="cpu"))
+        initialise(module, first.device, first.dtype, seed)
+
+
 def initialise(model: nn.Module, device: torch.device, dtype: torch.dtype, seed: int) -> None:
-    """Replace the parameters of ``model`` (on the meta device) by real ones on ``device``.
+    """Replace the parameters of ``model``, whatever they hold, by new ones on ``device``.
 
     Raises ``TypeError`` where a module owns parameters but does not say how they start.
     """

@@ -24,6 +24,7 @@ from models._adaptive_attention import AdaptiveHeads
 from models._attention import KVState, RotaryCache
 from models._costs import Costs
 from models._family import Family, setting
+from models._initialise import started
 from models._language_model import BlockOutput, Cache, LanguageModel
 from models._layers import RMSNorm, SwiGLUMLP, mlp_width, residual_std
 from models._mistake import ConfigurationError
@@ -72,6 +73,7 @@ class AdaAttention(nn.Module):
         self.heads = AdaptiveHeads(embed_dim, num_heads, rules, causal=causal)
         self.adaptation = Adaptation(1, num_heads, embed_dim // num_heads, rules)
         self.adapting = True
+        started(self)
 
     def forward(
         self, q_BSE: Tensor, k_BTE: Tensor, v_BTE: Tensor, mask: Tensor | None = None

@@ -46,6 +46,15 @@ def by_hand(module, q, k, v, seen):
     return scores.softmax(-1) @ v
 
 
+def test_it_starts_with_weights_drawn_from_torch_s_seed():
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        found.append(AdaAttention(256, 4).heads.qkv.weight.detach())
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+    assert found[0].std().item() == pytest.approx(0.02, rel=0.02)
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("keys", [9, 20])
 @torch.no_grad()
