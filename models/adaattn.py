@@ -349,7 +349,7 @@ def costs(config: AdaAttnConfig) -> Costs:
     """What the sizes cost with all columns; fewer save at most half of what scores cost.
 
     Not counted: the analysis, ``models._adaptive.SAMPLES`` queries a sequence and layer against all
-    keys, and the state, in a layer two bases of dim times the head width in FP32, and a copy of one.
+    keys, and the state, in a layer three bases of dim times the head width in FP32.
     """
     dim, layers, rows = config.dim, config.n_layers, config.rows
     head_dim, hidden = dim // config.n_heads, mlp_width(dim, config.mlp_ratio)
