@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 import kernels
 from models import FAMILIES, BlockOutput, ConfigurationError
@@ -378,7 +379,7 @@ def test_flops_equal_what_torch_counts(tokens_BS):
     future = 4 * 2 * CONFIG.n_layers * CONFIG.dim * 17 * 16 // 2  # above the diagonal
     with (
         kernels.using(adaptive_attention="manual"),
-        torch.utils.flop_counter.FlopCounterMode(display=False) as counter,
+        FlopCounterMode(display=False) as counter,
         torch.no_grad(),
     ):
         model(tokens_BS)
