@@ -216,8 +216,9 @@ def test_frozen_sequences_of_a_batch_do_not_touch_one_another(model, tokens_BS):
 @given(pieces=st.lists(st.integers(1, 6), min_size=1, max_size=6), first_is_empty=st.booleans())
 @settings(max_examples=10)
 def test_decoding_in_any_pieces_gives_what_one_frozen_call_gives(bits, pieces, first_is_empty):
+    """In FP64: the sums of other shapes then never lie on the other side of a rounding."""
     config = dataclasses.replace(CONFIG, allow_fp8=True)
-    model = chosen(ADAATTN.materialise(config, seed=7), bits=bits)
+    model = chosen(ADAATTN.materialise(config, dtype=torch.float64, seed=7), bits=bits)
     total = sum(pieces)
     tokens_BS = torch.randint(0, 256, (2, total), generator=torch.Generator().manual_seed(4))
     with torch.inference_mode():
@@ -226,7 +227,7 @@ def test_decoding_in_any_pieces_gives_what_one_frozen_call_gives(bits, pieces, f
             at = None if done == 0 and first_is_empty else torch.tensor(done)
             parts.append(model(tokens_BS[:, done : done + piece], cache=cache, position=at))
             done += piece
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-8, atol=1e-10)
 
 
 @torch.no_grad()
