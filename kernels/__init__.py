@@ -20,6 +20,7 @@ from kernels._dispatch import (
     usage,
     using,
 )
+from kernels._generations import GENERATIONS, generation
 from kernels._operator import (
     Case,
     Cost,
@@ -30,6 +31,7 @@ from kernels._operator import (
     Work,
     own_code,
 )
+from kernels._policy import Policy, attention_usage, policies, policy
 
 for _module in pkgutil.iter_modules(__path__):
     if not _module.name.startswith("_") and _module.name != "hardware":
@@ -61,24 +63,28 @@ from kernels.token_router import token_router  # noqa: E402
 from kernels.token_scatter import token_scatter  # noqa: E402
 
 __all__ = [
+    "GENERATIONS",
     "OPS",
     "Case",
     "Cost",
     "Implementation",
     "Mistake",
     "Operator",
+    "Policy",
     "Status",
     "Unavailable",
     "Work",
     "adaptive_attention",
     "add_rms_norm",
     "attention",
+    "attention_usage",
     "causal_conv1d",
     "choose",
     "chosen",
     "fourier_mix",
     "gated_rms_norm",
     "geglu",
+    "generation",
     "graph_diffusion",
     "hardware",
     "linear_cross_entropy",
@@ -86,6 +92,8 @@ __all__ = [
     "moe_experts",
     "moe_gating",
     "own_code",
+    "policies",
+    "policy",
     "qk_norm",
     "qk_norm_rope",
     "quantize_weight",

@@ -70,10 +70,10 @@ def missing(device_type: str) -> str | None:
         return None
     if device_type != "cuda":
         return f"Triton needs a CUDA GPU, not {device_type}"
-    if not torch.cuda.is_available():
+    if not hardware.has_gpu():
         return "Triton needs a CUDA GPU, and torch finds none"
-    if torch.cuda.get_device_capability() < (7, 0):
-        major, minor = torch.cuda.get_device_capability()
+    major, minor = hardware.of("cuda").capability
+    if (major, minor) < (7, 0):
         return f"Triton needs compute capability 7.0 or later, not {major}.{minor}"
     return None
 
@@ -97,6 +97,7 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+LARGE_BYTES = 160 << 10  # of shared memory, as data-centre GPUs have; others get smaller tiles
 _nothing = contextlib.nullcontext()
 
 
@@ -117,8 +118,8 @@ def shared_bytes(device_index: int | None) -> int:
 
 
 def has_large_memory(x: Tensor) -> bool:
-    """Whether x's GPU has as much shared memory as data-centre GPUs, which large tiles take."""
-    return shared_bytes(x.device.index) >= 160 << 10
+    """Whether x's GPU has as much shared memory as large tiles take."""
+    return shared_bytes(x.device.index) >= LARGE_BYTES
 
 
 @traced_as_constant

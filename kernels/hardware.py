@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from kernels._generations import generation
 
 
 @dataclass(frozen=True)
@@ -40,19 +43,56 @@ class Hardware:
 
     @property
     def precision(self) -> torch.dtype:
-        """The fastest dtype that is safe to train in: BF16, else FP16, else FP32."""
-        if self.bf16:
-            return torch.bfloat16
-        return torch.float16 if self.fp16 else torch.float32
+        """The fastest dtype that is safe to train in: the generation's, FP32 on the CPU."""
+        return generation(self.capability).precision
 
 
 def of(device: torch.device | str | int) -> Hardware:
     """The facts about a device; asked once per device."""
     device = torch.device(device)
     if device.type == "cuda":
+        if _imagined:
+            return _imagined[-1]
         index = device.index if device.index is not None else torch.cuda.current_device()
         return _gpu(index)
     return _cpu()
+
+
+def has_gpu() -> bool:
+    """Whether there is a CUDA GPU."""
+    return bool(_imagined) or torch.cuda.is_available()
+
+
+_imagined: list[Hardware] = []
+
+
+@contextlib.contextmanager
+def imagined(capability: tuple[int, int], total_bytes: int = 16 << 30) -> Iterator[Hardware]:
+    """Ask what would be on a GPU of that compute capability; nothing may be launched meanwhile.
+
+    The innermost block counts, for the whole process: for tables and tests, not for runs.
+    """
+    known = generation(capability)
+    _imagined.append(
+        Hardware(
+            device="cuda:0",
+            name=known.name,
+            capability=capability,
+            sm_count=1,
+            threads_per_block=known.threads_per_block,
+            shared_bytes=known.shared_bytes,
+            l2_bytes=0,
+            total_bytes=total_bytes,
+            fp16=known.fp16,
+            bf16=known.bf16,
+            tf32=known.tf32,
+            fp8=known.fp8,
+        )
+    )
+    try:
+        yield _imagined[-1]
+    finally:
+        _imagined.pop()
 
 
 def needs(title: str, capability: tuple[int, int]) -> Callable[[str], str | None]:
@@ -61,7 +101,7 @@ def needs(title: str, capability: tuple[int, int]) -> Callable[[str], str | None
     def missing(device_type: str) -> str | None:
         if device_type != "cuda":
             return f"{title} needs a CUDA GPU, not {device_type}"
-        if not torch.cuda.is_available():
+        if not has_gpu():
             return f"{title} needs a CUDA GPU, and torch finds none"
         has = of("cuda").capability
         if has < capability:
@@ -89,19 +129,20 @@ def budget_bytes(device: torch.device | str | int, fraction: float = 0.9) -> int
 def _gpu(index: int) -> Hardware:
     props = torch.cuda.get_device_properties(index)
     capability = (props.major, props.minor)
+    known = generation(capability)
     return Hardware(
         device=f"cuda:{index}",
         name=props.name,
         capability=capability,
         sm_count=props.multi_processor_count,
-        threads_per_block=1024,
-        shared_bytes=getattr(props, "shared_memory_per_block_optin", 48 << 10),
+        threads_per_block=getattr(props, "max_threads_per_block", known.threads_per_block),
+        shared_bytes=getattr(props, "shared_memory_per_block_optin", known.shared_bytes),
         l2_bytes=getattr(props, "L2_cache_size", 0),
         total_bytes=props.total_memory,
-        fp16=capability >= (7, 0),
-        bf16=capability >= (8, 0),
-        tf32=capability >= (8, 0),
-        fp8=capability >= (8, 9),
+        fp16=known.fp16,
+        bf16=known.bf16,
+        tf32=known.tf32,
+        fp8=known.fp8,
     )
 
 

@@ -11,9 +11,10 @@ angle to the wanted subspace is bounded by (Golub and Van Loan, theorem 8.2.2)
     tan angle_k <= (s_(r+1) / s_r)^(2 k) tan angle_0,
 
 so a gap behind s_r gives the singular vectors' own residual, and without a gap hardly anything is
-lost by taking others. What is lost is returned: the residual is that of the V returned, no
-estimate. No step waits for the GPU or loops over matrices. Nothing here has a gradient: a basis is
-refreshed now and then, and gradients flow through what is projected by it.
+lost by taking others. With ``start``, a basis of an earlier call on much the same rows, angle_0 is
+small already and an iteration or two do. What is lost is returned: the residual is that of the V
+returned, no estimate. No step waits for the GPU or loops over matrices. Nothing here has a
+gradient: a basis is refreshed now and then, and gradients flow through what is projected by it.
 """
 
 from __future__ import annotations
@@ -35,17 +36,24 @@ from kernels._operator import (
     accumulator,
     floating,
     random_tensor,
+    same_device,
     tensor_bytes,
 )
 
 
 def low_rank(
-    x: Tensor, rank: int, *, iterations: int = 8, impl: str | None = None
+    x: Tensor,
+    rank: int,
+    *,
+    iterations: int = 8,
+    start: Tensor | None = None,
+    impl: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The basis V [..., D, rank] in x's dtype and the residual [...] in FP32, from 0 to 1.
 
-    ``x`` [..., N, D]; a zero matrix has residual 0. ``iterations`` concerns subspace alone.
-    ``impl``: auto, subspace or torch. Raises ``Mistake`` for a rank that x cannot have.
+    ``x`` [..., N, D]; a zero matrix has residual 0. ``iterations`` and ``start`` [..., D, rank],
+    whose columns it begins with, concern subspace alone. ``impl``: auto, subspace or torch. Raises
+    ``Mistake`` for a rank that x cannot have, or a start of another shape.
     """
     floating("low_rank", x=x)
     if x.dim() < 2:
@@ -55,10 +63,21 @@ def low_rank(
             f"low_rank: rank must be from 1 to {min(x.shape[-2:])}, the smaller dimension of x "
             f"{tuple(x.shape)}, but is {rank}"
         )
-    return run(OP, impl, x.detach(), rank, iterations)
+    if start is not None:
+        expected = (*x.shape[:-2], x.shape[-1], rank)
+        if tuple(start.shape) != expected:
+            raise Mistake(
+                f"low_rank: start must have the basis's shape {expected}, but has "
+                f"{tuple(start.shape)}"
+            )
+        same_device("low_rank", x, start=start)
+        start = start.detach()
+    return run(OP, impl, x.detach(), rank, iterations, start)
 
 
-def reference(x: Tensor, rank: int, iterations: int = 8) -> tuple[Tensor, Tensor]:
+def reference(
+    x: Tensor, rank: int, iterations: int = 8, start: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The definition, by a full SVD."""
     wide = x.detach().to(accumulator(x.dtype))
     _, s, v = torch.linalg.svd(wide, full_matrices=False)
@@ -66,14 +85,18 @@ def reference(x: Tensor, rank: int, iterations: int = 8) -> tuple[Tensor, Tensor
     return v[..., :rank, :].mT.to(x.dtype), lost.sqrt().to(accumulator(x.dtype))
 
 
-def _subspace(x: Tensor, rank: int, iterations: int) -> tuple[Tensor, Tensor]:
+def _subspace(x: Tensor, rank: int, iterations: int, start: Tensor | None) -> tuple[Tensor, Tensor]:
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         wide = x.to(accumulator(x.dtype))
         # FP64 from here on, where all is small: the condition of the columns below is that of x^T x
         # and squares again in their own products.
         square = (wide.mT @ wide).double()
-        start = _start(x.shape[-1], rank, x.device)
-        basis = start.expand(*x.shape[:-2], *start.shape)
+        columns = _start(x.shape[-1], rank, x.device)
+        if start is None:
+            basis = columns.expand(*x.shape[:-2], *columns.shape)
+        else:
+            # A start that holds nothing of a direction would never find it.
+            basis = start.double() + 1e-3 * columns
         for _ in range(max(iterations, 1)):
             basis = _orthonormal(square @ basis)
         basis = basis.to(wide.dtype)
@@ -114,8 +137,10 @@ def _comparable(result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return basis @ basis.mT, residual
 
 
-def _few(x: Tensor, rank: int, iterations: int) -> str | None:
-    return None if x.is_cuda else "pays on a GPU, whose SVD goes through matrices one by one"
+def _few(x: Tensor, rank: int, iterations: int, start: Tensor | None) -> str | None:
+    if x.is_cuda or start is not None:
+        return None
+    return "pays on a GPU, whose SVD goes through matrices one by one, or from a start"
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
@@ -127,10 +152,18 @@ def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> 
     spectrum = torch.where(index < rank, 1 - 0.5 * index / rank, 0.02)
     mix = random_tensor(dim, dim, seed=seed + 1, scale=dim**-0.5, **make)
     x = random_tensor(batch, rows, dim, seed=seed, **make) * spectrum @ mix
-    return {"x": x.to(dtype), "rank": rank, "iterations": size.get("iterations", 40)}
+    start = None
+    if size.get("start"):
+        start = random_tensor(batch, dim, rank, seed=seed + 2, **make)
+    return {
+        "x": x.to(dtype),
+        "rank": rank,
+        "iterations": size.get("iterations", 40),
+        "start": start,
+    }
 
 
-def _cost(x: Tensor, rank: int, iterations: int) -> Cost:
+def _cost(x: Tensor, rank: int, iterations: int, start: Tensor | None) -> Cost:
     n, dim = x.numel(), x.shape[-1]
     small = n // max(x.shape[-2], 1) * dim * rank * 2 * iterations
     return Cost(Work(2 * tensor_bytes(x), 2 * n * dim + 4 * n * rank + small))
@@ -165,6 +198,7 @@ OP = Operator(
         Case("B2 100x33 r8", _size(2, 100, 33, 8)),
         Case("B2 40x24 r24 full", _size(2, 40, 24, 24)),
         Case("B0 9x8 r2", _size(0, 9, 8, 2)),
+        Case("B2 50x12 r4 start", _size(2, 50, 12, 4, start=1)),
         Case("B32 4096x128 r32", _size(32, 4096, 128, 32, iterations=8), bench=True),
         Case("B96 2048x64 r16", _size(96, 2048, 64, 16, iterations=8), bench=True),
     ),

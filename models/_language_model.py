@@ -7,7 +7,7 @@ Shapes: B batch, S sequence, N = B S tokens, E model width, V vocabulary (rows o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -200,6 +200,20 @@ class LanguageModel(Model):
             )
         self.fused_add_norm = fused
 
+    def given(self, cache: Cache | None) -> Sequence[tuple[Any, ...]]:
+        """What each block is called with beside its input, state and position: nothing.
+
+        A family whose blocks depend on something that changes from call to call overrides it. What
+        it gives must not change in place before the backward pass, which may run blocks again.
+        """
+        return [()] * len(self.blocks)
+
+    def observe(self, measured: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Record what blocks have measured in this call, by the block's index."""
+        for index, values in measured.items():
+            for name, row in self._rows[index].items():
+                self.record(name, row, values[name])
+
     def _logits(self, x_BSE: Tensor) -> Tensor:
         weight_VE = self.embedding.weight if self.head is None else self.head.weight
         return functional.linear(self.norm(x_BSE), weight_VE)
@@ -215,16 +229,19 @@ class LanguageModel(Model):
         self.fused_additions = 0
         total: Tensor | None = None
         normed_BSE: Tensor | None = None  # the next block's norm, where the addition made it
+        measured: dict[int, Mapping[str, Tensor]] = {}
+        given = self.given(cache)
         for index, block in enumerate(self.blocks):
             state = None if cache is None else cache.layers[index]
             drawn = block.draw(x_BSE) if hasattr(block, "draw") else ()
+            more = (*given[index], *drawn)
             if again[index]:
-                found = recomputed(block, x_BSE, None, None, *drawn)
+                found = recomputed(block, x_BSE, None, None, *more)
             elif apart[index]:
-                found = block(x_BSE, state, position, *drawn)
+                found = block(x_BSE, state, position, *more)
             else:
                 u_BSE = block.norm(x_BSE) if normed_BSE is None else normed_BSE
-                found = block.branch(u_BSE, state, position, *drawn)
+                found = block.branch(u_BSE, state, position, *more)
             if not isinstance(found, BlockOutput):
                 found = BlockOutput(found, None, {})
             normed_BSE = None
@@ -238,8 +255,9 @@ class LanguageModel(Model):
                 x_BSE = x_BSE + found.x
             if found.loss is not None:
                 total = found.loss if total is None else total + found.loss
-            for name, row in self._rows[index].items():
-                self.record(name, row, found.measured[name])
+            if found.measured:
+                measured[index] = found.measured
+        self.observe(measured)
         return x_BSE, total
 
     def _check_length(

@@ -20,7 +20,7 @@ from models._attention import RotaryCache
 CHECKPOINTING = ("none", "full", "selective")
 
 
-def recomputed(block: nn.Module, *inputs: Tensor | None) -> Any:
+def recomputed(block: nn.Module, *inputs: Any) -> Any:
     """What ``block`` gives, keeping its inputs only and computing it again in backward."""
     # Blocks draw nothing themselves, and saving the generator's state would end graph capture.
     return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)

@@ -25,9 +25,9 @@ al. 2013, arXiv 1308.3432); what lies past the rank gets zero.
 
 ``triton`` branches to tiles as wide as the rank needs (the padded head dimension, half or a quarter
 of it), forward and backward, and multiplies in the precision asked for, forward; the backward pass
-multiplies the same rounded numbers in the inputs' dtype. ``attention`` gives the rounded and cut
-tensors to the operator of that name: any of its backends, memory linear in the length, no work
-saved. ``torch`` is the definition.
+multiplies the same rounded numbers in the inputs' dtype. ``torch`` gives the rounded and cut
+tensors to the operator attention: any of its backends, memory linear in the length, no work
+saved. ``manual`` is the definition, with the whole matrix of weights.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ from kernels._operator import (
     unit_stride,
 )
 from kernels.adaptive_attention._launch import TRITON
-from kernels.attention import LONG, attention
+from kernels.attention import attention
 from kernels.attention._masks import reference as plain_attention
+from kernels.attention._memory import fits_whole
 
 
 def adaptive_attention(
@@ -75,7 +76,7 @@ def adaptive_attention(
 
     ``rank_G`` and ``precision_G`` are int32 or int64, [G], on the tensors' device: columns, 1 to D,
     and bits, 8, 16 or 32; None is all of them. q, k and v get gradients. Under autocast they are
-    cast as torch casts those of its own attention. ``impl``: auto, triton, attention or torch.
+    cast as torch casts those of its own attention. ``impl``: auto, triton, torch or manual.
     Raises ``Mistake`` for what does not go together, ``Unavailable`` for what cannot run.
     """
     _validate(q_BHSD, k_BGTD, v_BGTD, rank_G, precision_G, causal)
@@ -151,7 +152,7 @@ def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     return ((x.detach().to(wide) / unit).to(dtype).to(wide) * unit).to(x.dtype)
 
 
-def _prepared(
+def prepared(
     q: Tensor,
     k: Tensor,
     rank: Tensor | None,
@@ -159,7 +160,11 @@ def _prepared(
     scale: float | None,
     allow_fp8: bool,
 ) -> tuple[Tensor, Tensor, Tensor | float]:
-    """q and k, cut and rounded, and their scale, [H, 1, 1] if it follows the rank."""
+    """q and k as they are multiplied, cut and rounded, and their scale, [H, 1, 1] by the rank.
+
+    For a cache: the keys of a token are the same whenever they are prepared, and ``attention``
+    with such queries and keys is ``adaptive_attention`` with those that were not.
+    """
     heads, dim = q.shape[1], q.shape[3]
     groups = k.shape[1]
     factor: Tensor | float = dim**-0.5 if scale is None else scale
@@ -184,7 +189,7 @@ def reference(
     allow_fp8: bool = False,
 ) -> Tensor:
     """The definition: the whole matrix of weights."""
-    q, k, factor = _prepared(q_BHSD, k_BGTD, rank_G, precision_G, scale, allow_fp8)
+    q, k, factor = prepared(q_BHSD, k_BGTD, rank_G, precision_G, scale, allow_fp8)
     return plain_attention(q, k, v_BGTD, causal, None, factor)
 
 
@@ -199,14 +204,14 @@ def _attention(
     allow_fp8: bool,
 ) -> Tensor:
     """Cut and rounded, then attention as always."""
-    q, k, factor = _prepared(q, k, rank, precision, scale, allow_fp8)
+    q, k, factor = prepared(q, k, rank, precision, scale, allow_fp8)
     if isinstance(factor, Tensor):
         scale = q.shape[-1] ** -0.5
         q = (q * (factor / scale)).to(q.dtype)
     backend = None
     if not q.is_cuda:
         # SDPA's FP32 kernel for the CPU loses up to three times what the definition loses.
-        backend = "manual" if q.shape[2] * k.shape[2] < LONG else "chunked"
+        backend = "manual" if fits_whole(q, k) else "chunked"
     return attention(q, k, v, causal=causal, scale=scale, backend=backend)
 
 
@@ -316,8 +321,8 @@ OP = Operator(
     reference=reference,
     implementations={
         "triton": TRITON,
-        "attention": Implementation(_attention),
-        "torch": Implementation(reference),
+        "torch": Implementation(_attention),
+        "manual": Implementation(reference),
     },
     inputs=_inputs,
     cost=_cost,

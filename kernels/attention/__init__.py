@@ -44,8 +44,7 @@ from kernels._operator import (
 from kernels.attention import _flash, _flex, _libraries, _sdpa
 from kernels.attention._chunked import chunked
 from kernels.attention._masks import reference, visible
-
-LONG = 2048 * 2048  # weights a head from which auto prefers chunks over the whole matrix
+from kernels.attention._memory import fits_whole
 
 
 def attention(
@@ -115,9 +114,7 @@ def _validate(
 
 
 def _short(q: Tensor, k: Tensor, *_: Any) -> str | None:
-    if q.shape[2] * k.shape[2] < LONG:
-        return f"chunks pay from {LONG} weights a head on, not at {q.shape[2] * k.shape[2]}"
-    return None
+    return fits_whole(q, k)
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:

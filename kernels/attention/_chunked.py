@@ -16,8 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from kernels._operator import accumulator
 from kernels.attention._masks import bounds, reference, visible
-
-CHUNK = 1024  # queries and keys at a time
+from kernels.attention._memory import chunk_of
 
 
 class _Chunked(torch.autograd.Function):
@@ -38,7 +37,7 @@ class _Chunked(torch.autograd.Function):
         out = torch.empty_like(q_BGRSD)
         normaliser = torch.empty(q_BGRSD.shape[:-1], dtype=accumulator(q.dtype), device=q.device)
         with torch.autocast(q.device.type, enabled=False):
-            for rows in _chunks(0, length):
+            for rows in _chunks(0, length, chunk_of(q)):
                 out[..., rows, :], normaliser[..., rows] = _forward_rows(
                     q_BGRSD, k, v, rows, causal, window, scale, kv_length
                 )
@@ -58,7 +57,7 @@ class _Chunked(torch.autograd.Function):
         dv = torch.zeros(v.shape, dtype=wide, device=q.device)
         delta = (dout.to(wide) * out.to(wide)).sum(-1)
         with torch.autocast(q.device.type, enabled=False):
-            for rows in _chunks(0, q.shape[2]):
+            for rows in _chunks(0, q.shape[2], chunk_of(q)):
                 _backward_rows(
                     q_BGRSD,
                     k,
@@ -78,9 +77,9 @@ class _Chunked(torch.autograd.Function):
         return dq.to(q.dtype).view(q.shape), dk.to(k.dtype), dv.to(v.dtype), None, None, None, None
 
 
-def _chunks(first: int, last: int) -> Iterator[slice]:
-    for start in range(first, last, CHUNK):
-        yield slice(start, min(start + CHUNK, last))
+def _chunks(first: int, last: int, chunk: int) -> Iterator[slice]:
+    for start in range(first, last, chunk):
+        yield slice(start, min(start + chunk, last))
 
 
 def _key_chunks(
@@ -89,7 +88,7 @@ def _key_chunks(
     low, high = 0, k.shape[2]
     if kv_length is None:
         low, high = bounds(rows.start, rows.stop, q.shape[3], k.shape[2], causal, window)
-    return _chunks(low, high)
+    return _chunks(low, high, chunk_of(q))
 
 
 def _scores(
@@ -107,8 +106,7 @@ def _scores(
     stacked = piece.flatten(2, 3) @ k[:, :, columns].transpose(-1, -2)
     scores = stacked.to(accumulator(q.dtype)).view(*piece.shape[:-1], -1) * scale
     if causal or window is not None or kv_length is not None:
-        seen = visible(q.shape[3], k.shape[2], q.device, causal, window, kv_length)
-        seen = seen[..., rows, columns]
+        seen = visible(q.shape[3], k.shape[2], q.device, causal, window, kv_length, rows, columns)
         if kv_length is not None:
             seen = seen[:, None]
         scores = scores.masked_fill(~seen, -torch.inf)
@@ -184,7 +182,7 @@ def chunked(
     scale: float | None,
     kv_length: Tensor | None,
 ) -> Tensor:
-    """Attention in chunks of ``CHUNK`` queries by ``CHUNK`` keys; see the module."""
+    """Attention in chunks of queries and keys; see the module."""
     if not (q.numel() and k.numel()):
         return reference(q, k, v, causal, window, scale, kv_length)
     scale = q.shape[-1] ** -0.5 if scale is None else scale

@@ -39,7 +39,11 @@ MAX_DIM_FP32 = 128
 
 def forward_tile(q: Tensor, rows: int) -> tuple[int, int, int, int]:
     """Rows, keys, warps and stages of the forward kernel."""
-    dim, wide, large = q.shape[-1], q.dtype == torch.float32, has_large_memory(q)
+    return tile(q.shape[-1], q.dtype == torch.float32, has_large_memory(q), rows)
+
+
+def tile(dim: int, wide: bool, large: bool, rows: int) -> tuple[int, int, int, int]:
+    """The forward kernel's tile for a head dimension, FP32 (``wide``) or not, and the memory."""
     if rows <= 64:
         return max(16, power_of_two(rows)), 64 if dim <= 128 and large else 32, 4, 2
     if wide:

@@ -15,16 +15,21 @@ def visible(
     causal: bool,
     window: int | None,
     kv_length: Tensor | None,
+    rows: slice = slice(None),
+    columns: slice = slice(None),
 ) -> Tensor:
-    """Boolean mask, [S, T], or [B or 1, 1, S, T] with a ``kv_length``: True where a key is seen."""
+    """Boolean mask, [S, T], or [B or 1, 1, S, T] with a ``kv_length``: True where a key is seen.
+
+    ``rows`` and ``columns`` make that part of it alone.
+    """
     end: int | Tensor = keys
-    key = torch.arange(keys, device=device)
+    key = torch.arange(*columns.indices(keys), device=device)
     if kv_length is not None and kv_length.dim() == 2:
-        end = kv_length[:, None, :, None]
+        end = kv_length[:, None, rows, None]
         position = end - 1
     else:
         end = end if kv_length is None else kv_length.reshape(-1, 1, 1, 1)
-        position = end - length + torch.arange(length, device=device)[:, None]
+        position = end - length + torch.arange(*rows.indices(length), device=device)[:, None]
     seen = key < end if kv_length is not None else torch.ones_like(position + key, dtype=torch.bool)
     if causal:
         seen = seen & (key <= position)

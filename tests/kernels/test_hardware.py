@@ -32,9 +32,7 @@ def test_the_budget_is_a_fraction_of_what_is_free():
     [((6, 1), torch.float32), ((7, 5), torch.float16), ((8, 0), torch.bfloat16)],
 )
 def test_the_precision_follows_the_generation(capability, expected):
-    facts = dataclasses.replace(
-        hardware.of("cpu"), fp16=capability >= (7, 0), bf16=capability >= (8, 0)
-    )
+    facts = dataclasses.replace(hardware.of("cpu"), capability=capability)
     assert facts.precision == expected
 
 

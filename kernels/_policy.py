@@ -1,0 +1,106 @@
+"""What would be chosen on any GPU, without having it; and what attention has run as so far.
+
+A policy asks the operators themselves, on an imagined GPU: nothing here repeats what they need. The
+choice for one call also depends on its shape, dtype and options; ``kernels.reasons`` tells it, with
+what was passed over and why. The chain of attention ends in implementations that run anywhere, so
+that nothing fails because an optional package or a newer GPU is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels import hardware
+from kernels._dispatch import OPS, usage
+from kernels._generations import GENERATIONS, Generation, generation
+from kernels._triton import LARGE_BYTES
+
+# Of attention: the fused kernels, which never hold the matrix of weights. Of the others, chunked
+# holds pieces of it and the rest the whole.
+FUSED = frozenset(
+    ("flash4", "flash3", "flash2", "sdpa_cudnn", "sdpa_flash", "sdpa_efficient")
+) | frozenset(("triton", "flex", "xformers"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What a GPU is used for: its precision, and implementations in the order ``auto`` tries them.
+
+    ``attention`` and ``adaptive_attention`` map each implementation to why it cannot run, or None.
+    ``tile`` and ``tile_fp32`` are queries, keys, warps and stages of our own attention kernel for
+    long sequences, in ``generation.precision`` and in FP32, or None where Triton cannot run.
+    """
+
+    generation: Generation
+    attention: dict[str, str | None]
+    adaptive_attention: dict[str, str | None]
+    tile: tuple[int, int, int, int] | None
+    tile_fp32: tuple[int, int, int, int] | None
+    weights_budget_bytes: int  # that unfused attention may take before it works in chunks
+
+    def __str__(self) -> str:
+        known = self.generation
+        precision = str(known.precision).removeprefix("torch.")
+        formats = [name for name in ("fp16", "bf16", "tf32", "fp8") if getattr(known, name)]
+        chain = [name for name, why in self.attention.items() if why is None]
+        return (
+            f"{known.name} ({known.capability[0]}.{known.capability[1]}): trains in {precision}"
+            f"{' with a scaled loss' if known.scales_loss else ''}; matrix units take "
+            f"{', '.join(formats) or 'nothing narrow'}; {known.threads_per_block} threads and "
+            f"{known.shared_bytes >> 10} KiB a block; attention can run as {', '.join(chain)}"
+        )
+
+
+def policy(
+    capability: tuple[int, int], *, total_bytes: int = 16 << 30, head_dim: int = 64
+) -> Policy:
+    """What is chosen on a GPU of that compute capability and memory, whether or not it is here."""
+    from kernels.attention import _flash, _memory
+
+    with hardware.imagined(capability, total_bytes) as gpu:
+        able = {
+            name: {each: impl.missing("cuda") for each, impl in OPS[name].implementations.items()}
+            for name in ("attention", "adaptive_attention")
+        }
+        known, large = generation(capability), gpu.shared_bytes >= LARGE_BYTES
+        tile = tile_fp32 = None
+        if able["attention"]["triton"] is None:
+            tile = _flash.tile(head_dim, known.precision.itemsize > 2, large, 1 << 12)
+            tile_fp32 = _flash.tile(head_dim, True, large, 1 << 12)
+        return Policy(
+            generation=known,
+            tile=tile,
+            tile_fp32=tile_fp32,
+            weights_budget_bytes=int(_memory.SHARE * total_bytes),
+            **able,
+        )
+
+
+def policies() -> list[Policy]:
+    """The whole table: a row for each generation."""
+    return [policy(each.capability) for each in GENERATIONS]
+
+
+def attention_usage() -> dict[str, float | int | dict[str, int]]:
+    """How attention has run since ``kernels.reset_usage``, adaptive or not.
+
+    ``calls`` in all, ``by_implementation``, ``flash_ratio`` (the share of fused kernels, which hold
+    no matrix of weights), ``chunked`` and ``fallbacks`` (calls in chunks, and with the whole
+    matrix) and ``adaptive`` (of the adaptive operator, among them). Compiled calls count per trace.
+    """
+    counts = dict(usage().get("attention", {}))
+    adaptive = usage().get("adaptive_attention", {})
+    for name, calls in adaptive.items():
+        if name != "torch":  # which calls attention, where it is counted
+            counts[name] = counts.get(name, 0) + calls
+    calls = sum(counts.values())
+    fused = sum(counts.get(name, 0) for name in FUSED)
+    chunked = counts.get("chunked", 0)
+    return {
+        "calls": calls,
+        "by_implementation": counts,
+        "flash_ratio": fused / calls if calls else 0.0,
+        "chunked": chunked,
+        "fallbacks": calls - fused - chunked,
+        "adaptive": sum(adaptive.values()),
+    }

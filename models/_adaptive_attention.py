@@ -1,0 +1,168 @@
+"""Attention whose heads compute with the rank and the precision that ``models._adaptive`` chose.
+
+One operator does both, ``kernels.adaptive_attention``, which never holds the matrix of weights. A
+pure function of its inputs and of the choice, so that it may be recomputed, compiled and captured.
+
+Decoding is *frozen*: a call with a state never adapts, and computes with what the last adapting
+call chose, as the same tokens in one call would. The state holds keys in the basis, cut and rounded
+as queries meet them, which depends on the token alone; so a step does not prepare them anew.
+"""
+
+# Shapes: B batch, S queries, T keys, E model width, H heads, D head width, X = 3 H.
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import kernels
+from kernels.adaptive_attention import prepared
+from models._adaptive import Choice, Rules, analyse, score_error
+from models._attention import KVState, RotaryCache
+from models._layers import INIT_STD, Linear, RMSNorm
+
+
+class AdaptiveHeads(nn.Module):
+    """Multi-head attention, (B, S, E) over (B, T, E), with the choice given by the caller.
+
+    With ``norm_eps``, queries and keys are normalised per head (arXiv 2010.04245), which bounds the
+    scores by sqrt(D) times the gains; with ``rotary``, turned by their positions.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        n_heads: int,
+        rules: Rules,
+        *,
+        causal: bool = True,
+        rotary: RotaryCache | None = None,
+        norm_eps: float | None = None,
+        std_out: float = INIT_STD,
+    ) -> None:
+        super().__init__()
+        self.n_heads, self.head_dim, self.rules, self.causal = (
+            n_heads,
+            dim // n_heads,
+            rules,
+            causal,
+        )
+        self.scale = self.head_dim**-0.5
+        self.qkv = Linear(dim, 3 * dim)
+        self.out = Linear(dim, dim, std_out)
+        self.rotary = rotary
+        self.q_norm = None if norm_eps is None else RMSNorm(self.head_dim, norm_eps)
+        self.k_norm = None if norm_eps is None else RMSNorm(self.head_dim, norm_eps)
+
+    def new_state(
+        self, batch: int, length: int, device: torch.device, dtype: torch.dtype
+    ) -> KVState:
+        """An empty state for ``length`` positions."""
+        shape = (batch, self.n_heads, length, self.head_dim)
+        return KVState(*(torch.zeros(shape, device=device, dtype=dtype) for _ in range(2)))
+
+    def forward(
+        self,
+        q_BSE: Tensor,
+        k_BTE: Tensor,
+        v_BTE: Tensor,
+        choice: Choice | None = None,
+        *,
+        mask: Tensor | None = None,
+        state: KVState | None = None,
+        position: Tensor | None = None,
+        adapts: bool = False,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The output (B, S, E), and what was measured, if this call ``adapts``.
+
+        ``choice`` None computes with all columns, unrounded. ``mask``, Boolean, broadcasts to
+        [B, H, S, T]: True where a key is seen. ``state`` and ``position`` as in
+        ``models._attention.Attention``. Measured are, all [H]: ``entropy``, ``largest``, ``rank``,
+        ``precision``, ``score_error``, ``output_error``; and ``rows`` for the basis.
+        """
+        q, k, v = self._project(q_BSE, k_BTE, v_BTE)
+        q, k = self._turned(q, k, position)
+        measured: dict[str, Tensor] = {}
+        if adapts:
+            measured = analyse(q, k, self.scale, self.causal, mask)
+        if choice is not None and self.rules.adaptive_rank:
+            basis_HDD = choice.basis
+            q = q @ (basis_HDD * choice.factor[:, None, None]).to(q.dtype)
+            k = k @ basis_HDD.to(k.dtype)
+        if adapts and choice is not None:
+            error_H = score_error(q, k, choice, self.scale, self.rules)
+            largest_H = v.detach().float().abs().amax((0, 2, 3))
+            measured |= {
+                "rank": choice.rank.float(),
+                "precision": choice.bits.float(),
+                "score_error": error_H,
+                "output_error": torch.expm1(2 * error_H) * largest_H,
+            }
+        y = self._attend(q, k, v, choice, mask, state, position)
+        return self.out(y.transpose(1, 2).flatten(2)), measured
+
+    def _project(
+        self, q_BSE: Tensor, k_BTE: Tensor, v_BTE: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if q_BSE is k_BTE is v_BTE:
+            qkv_BSXD = self.qkv(q_BSE).unflatten(-1, (3 * self.n_heads, self.head_dim))
+            q, k, v = qkv_BSXD.split(self.n_heads, dim=2)
+            if torch.is_grad_enabled() and self.q_norm is None:
+                # Backward needs the values, and a view of them would keep all of qkv until then;
+                # a norm's backward needs the rest too.
+                v = v.contiguous()
+        else:
+            weights = self.qkv.weight.chunk(3)
+            q, k, v = (
+                functional.linear(x, w).unflatten(-1, (self.n_heads, self.head_dim))
+                for x, w in zip((q_BSE, k_BTE, v_BTE), weights, strict=True)
+            )
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def _turned(self, q: Tensor, k: Tensor, position: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Normalised and turned, where there are norms and positions."""
+        offset = 0 if position is None else position
+        rotary, q_norm, k_norm = self.rotary, self.q_norm, self.k_norm
+        if rotary is None:
+            if q_norm is None or k_norm is None:
+                return q, k
+            return kernels.qk_norm(q, k, q_norm.weight, k_norm.weight, q_norm.eps)
+        tables = rotary.cos_SR, rotary.sin_SR
+        if q_norm is None or k_norm is None:
+            return kernels.rope(q, k, *tables, offset=offset)
+        weights = q_norm.weight, k_norm.weight
+        return kernels.qk_norm_rope(q, k, *weights, *tables, q_norm.eps, offset=offset)
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        choice: Choice | None,
+        mask: Tensor | None,
+        state: KVState | None,
+        position: Tensor | None,
+    ) -> Tensor:
+        rules, scale = self.rules, self.scale
+        rank_H = bits_H = None
+        if choice is not None:
+            rank_H = choice.rank if rules.adaptive_rank else None
+            bits_H = choice.bits if rules.narrows else None
+        if state is not None:
+            low_q, low_k, _ = prepared(q, k, rank_H, bits_H, scale, rules.allow_fp8)
+            state.write(low_k, v, position)
+            if position is not None:
+                length = position + q.shape[2]
+                return kernels.attention(
+                    low_q, state.keys, state.values, causal=True, scale=scale, kv_length=length
+                )
+        if mask is not None:
+            low_q, low_k, _ = prepared(q, k, rank_H, bits_H, scale, rules.allow_fp8)
+            if self.causal:
+                past = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+                mask = mask & past.tril(k.shape[2] - q.shape[2])
+            return functional.scaled_dot_product_attention(low_q, low_k, v, mask, scale=scale)
+        return kernels.adaptive_attention(
+            q, k, v, rank_H, bits_H, causal=self.causal, scale=scale, allow_fp8=rules.allow_fp8
+        )

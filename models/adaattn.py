@@ -1,0 +1,437 @@
+"""AdaAttn: a transformer whose attention heads adapt their rank and their precision as they run.
+
+Every head is analysed on the device now and then. Heads whose queries and keys lie in few
+directions compute their scores with fewer columns, heads with small scores with fewer bits; one
+flash-style kernel does both. The rules stand in ``models._adaptive``. What a token gives never
+depends on later ones, and a model that decodes computes with what its last call without a cache
+has chosen (all columns before the first).
+"""
+
+# Shapes: B batch, S queries, T keys, E model width, H heads.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import kernels
+from models._adaptive import ESTIMATIONS, PRECISIONS, Adaptation, Choice, Rules
+from models._adaptive_attention import AdaptiveHeads
+from models._attention import KVState, RotaryCache
+from models._costs import Costs
+from models._family import Family, setting
+from models._initialise import started
+from models._language_model import BlockOutput, Cache, LanguageModel
+from models._layers import RMSNorm, SwiGLUMLP, mlp_width, residual_std
+from models._mistake import ConfigurationError
+from models._model import Metric
+
+
+class AdaAttention(nn.Module):
+    """Adaptive attention by itself, with a state of its own: (B, S, E) over (B, T, E).
+
+    ``default_precision`` ("inputs", "fp16" or "fp8") is what heads begin with, and keep unless
+    ``adaptive_precision``. Raises ``ConfigurationError`` for what cannot be built.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int = 512,
+        num_heads: int = 8,
+        rank_ratio: float = 0.5,
+        rank_estimation: str = "entropy",
+        rank_threshold: float = 0.95,
+        adaptive_rank: bool = True,
+        adaptive_precision: bool = True,
+        default_precision: str = "inputs",
+        allow_fp8: bool = False,
+        causal: bool = True,
+        *,
+        refresh_every: int = 16,
+    ) -> None:
+        super().__init__()
+        rules = Rules(
+            rank_ratio=rank_ratio,
+            rank_estimation=rank_estimation,
+            rank_threshold=rank_threshold,
+            adaptive_rank=adaptive_rank,
+            adaptive_precision=adaptive_precision,
+            default_precision=default_precision,
+            allow_fp8=allow_fp8,
+            refresh_every=refresh_every,
+        )
+        check_rules("AdaAttention", rules)
+        if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
+            raise ConfigurationError(
+                f"AdaAttention: embed_dim = {embed_dim} does not divide into num_heads = "
+                f"{num_heads} heads"
+            )
+        self.heads = AdaptiveHeads(embed_dim, num_heads, rules, causal=causal)
+        self.adaptation = Adaptation(1, num_heads, embed_dim // num_heads, rules)
+        self.adapting = True
+        started(self)
+
+    def forward(
+        self, q_BSE: Tensor, k_BTE: Tensor, v_BTE: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The output (B, S, E), and per head [H] what it was computed with and how far it is off.
+
+        ``mask``, Boolean, broadcasts to [B, H, S, T]: True where a key may be seen; beside it the
+        scores are computed by torch's own attention. Statistics, FP32 on the device: ``rank`` in
+        columns, ``precision`` in bits, and, where this call adapts (``adapting``, two keys or
+        more), ``entropy``, ``largest`` score, and ``score_error`` and ``output_error``, bounds of
+        what rank and precision change of any score, in nats, and of any element before the output
+        projection. Raises ``ConfigurationError`` for shapes and masks that do not go together.
+        """
+        self._check(q_BSE, k_BTE, v_BTE, mask)
+        (choice,) = self.adaptation.choices()
+        adapts = self.adapting and k_BTE.shape[1] > 1
+        out_BSE, measured = self.heads(q_BSE, k_BTE, v_BTE, choice, mask=mask, adapts=adapts)
+        if adapts:
+            self.adaptation.update([measured])
+        statistics = {"rank": choice.rank.float(), "precision": choice.bits.float()} | measured
+        statistics.pop("rows", None)
+        return out_BSE, statistics
+
+    def get_statistics(self) -> dict[str, Any]:
+        """What attention has run as in this process; see ``kernels.attention_usage``."""
+        return kernels.attention_usage()
+
+    def _check(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
+        dim = self.heads.qkv.in_features
+        if q.dim() != 3 or k.dim() != 3 or k.shape != v.shape or q.shape[0] != k.shape[0]:
+            raise ConfigurationError(
+                f"AdaAttention: expected q (B, S, {dim}) and k, v (B, T, {dim}), but got "
+                f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+            )
+        if q.shape[2] != dim or k.shape[2] != dim:
+            raise ConfigurationError(
+                f"AdaAttention: the last dimension must be embed_dim = {dim}, but q has "
+                f"{q.shape[2]} and k {k.shape[2]}"
+            )
+        if self.heads.causal and q.shape[1] > k.shape[1]:
+            raise ConfigurationError(
+                f"AdaAttention: with causal = True {q.shape[1]} queries need at least as many "
+                f"keys, but there are {k.shape[1]}"
+            )
+        if mask is None:
+            return
+        full = (q.shape[0], self.heads.n_heads, q.shape[1], k.shape[1])
+        sizes = (1,) * (4 - mask.dim()) + tuple(mask.shape)
+        fits = len(sizes) == 4 and all(a in (1, b) for a, b in zip(sizes, full, strict=True))
+        if mask.dtype != torch.bool or mask.dim() < 2 or not fits:
+            raise ConfigurationError(
+                f"AdaAttention: mask must be Boolean and broadcast to {full}, but is "
+                f"{tuple(mask.shape)} {mask.dtype}"
+            )
+
+
+def check_rules(name: str, rules: Rules) -> None:
+    """Raise ``ConfigurationError`` for rules that no attention can follow."""
+    for field, allowed in (("rank_estimation", ESTIMATIONS), ("default_precision", (*PRECISIONS,))):
+        value = getattr(rules, field)
+        if value not in allowed:
+            raise ConfigurationError(f"{name}: {field} = {value!r} is not one of {allowed}")
+    for field in ("rank_ratio", "rank_threshold"):
+        value = getattr(rules, field)
+        if not 0 < value <= 1:
+            raise ConfigurationError(f"{name}: {field} = {value} is not above 0 and at most 1")
+    if rules.refresh_every < 1:
+        raise ConfigurationError(f"{name}: refresh_every = {rules.refresh_every} is less than 1")
+    if rules.default_precision == "fp8" and not rules.allow_fp8:
+        raise ConfigurationError(
+            f"{name}: default_precision = 'fp8' needs allow_fp8 = True, which permits FP8"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaAttnConfig:
+    """The sizes of one AdaAttn model, and the rules that its heads adapt by."""
+
+    vocabulary: int = setting(
+        50257,
+        "Vocabulary",
+        "Number of different tokens; at least 256, so that the bytes of a file are tokens.",
+        minimum=256,
+        maximum=1_048_576,
+    )
+    vocabulary_multiple: int = setting(
+        64,
+        "Round vocabulary up to",
+        "Unused rows fill the embedding up to this multiple: tensor cores are slow on 50257.",
+        choices=(1, 8, 64, 128),
+    )
+    dim: int = setting(512, "Width", "Width of the residual stream.", minimum=8, maximum=65536)
+    n_layers: int = setting(6, "Layers", "Number of blocks.", minimum=1, maximum=1024)
+    n_heads: int = setting(8, "Heads", "Must divide the width.", minimum=1, maximum=1024)
+    rank_ratio: float = setting(
+        0.5,
+        "Least rank",
+        "Share of a head's columns that are always kept.",
+        minimum=0.01,
+        maximum=1,
+    )
+    rank_estimation: str = setting(
+        "entropy",
+        "Rank by",
+        "The entropies of a head's weights and spectrum, or the energy of its queries and keys.",
+        choices=ESTIMATIONS,
+    )
+    rank_threshold: float = setting(
+        0.95,
+        "Rank threshold",
+        "Normalised entropy from which on all columns are kept, or share of energy to keep.",
+        minimum=0.01,
+        maximum=1,
+    )
+    adaptive_rank: bool = setting(True, "Adaptive rank", "Each head chooses its number of columns.")
+    adaptive_precision: bool = setting(
+        True, "Adaptive precision", "Each head chooses the bits of its queries and keys."
+    )
+    default_precision: str = setting(
+        "inputs",
+        "First precision",
+        "What queries and keys are multiplied in at first, and always without adaptive precision.",
+        choices=(*PRECISIONS,),
+    )
+    allow_fp8: bool = setting(
+        False, "Allow FP8", "Heads with small scores may multiply queries and keys in FP8 E4M3."
+    )
+    refresh_every: int = setting(
+        16,
+        "Adapt every",
+        "Calls from one analysis that counts to the next.",
+        minimum=1,
+        maximum=1_000_000,
+    )
+    mlp_ratio: float = setting(
+        2.67,
+        "MLP ratio",
+        "Feed-forward width over model width, rounded to a multiple of 128 (of 8 below 1024).",
+        minimum=0.25,
+        maximum=16,
+    )
+    max_sequence: int = setting(
+        8192,
+        "Longest sequence",
+        "Positions in the rotary tables; no step may be longer.",
+        minimum=1,
+        maximum=1_048_576,
+    )
+    rope_theta: float = setting(
+        10_000.0, "RoPE base", "Base of the rotary frequencies.", minimum=1, maximum=1e9
+    )
+    norm_eps: float = setting(
+        1e-6, "Norm epsilon", "Added to the mean square in RMSNorm.", minimum=1e-12, maximum=0.1
+    )
+    tie_embeddings: bool = setting(
+        True, "Tie embeddings", "The head uses the embedding's weights instead of its own."
+    )
+
+    @property
+    def rows(self) -> int:
+        """Rows of the embedding: the vocabulary, rounded up."""
+        return -(-self.vocabulary // self.vocabulary_multiple) * self.vocabulary_multiple
+
+    @property
+    def rules(self) -> Rules:
+        """What decides ranks and precisions."""
+        return Rules(
+            rank_ratio=self.rank_ratio,
+            rank_estimation=self.rank_estimation,
+            rank_threshold=self.rank_threshold,
+            adaptive_rank=self.adaptive_rank,
+            adaptive_precision=self.adaptive_precision,
+            default_precision=self.default_precision,
+            allow_fp8=self.allow_fp8,
+            refresh_every=self.refresh_every,
+        )
+
+
+MEASURES = ("entropy", "rank", "precision", "score_error")  # per head
+
+
+class Block(nn.Module):
+    """``x += attention(norm(x)); x += mlp(norm(x))``."""
+
+    def __init__(self, config: AdaAttnConfig, rotary: RotaryCache) -> None:
+        super().__init__()
+        std_out = residual_std(config.n_layers)
+        self.measures = dict.fromkeys(MEASURES, config.n_heads)
+        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.attention = AdaptiveHeads(
+            config.dim,
+            config.n_heads,
+            config.rules,
+            rotary=rotary,
+            norm_eps=config.norm_eps,
+            std_out=std_out,
+        )
+        self.mlp_norm = RMSNorm(config.dim, config.norm_eps)
+        self.mlp = SwiGLUMLP(config.dim, mlp_width(config.dim, config.mlp_ratio), std_out)
+
+    def new_state(
+        self, batch: int, length: int, device: torch.device, dtype: torch.dtype
+    ) -> KVState:
+        """The attention's keys and values."""
+        return self.attention.new_state(batch, length, device, dtype)
+
+    def forward(
+        self,
+        x_BSE: Tensor,
+        state: KVState | None = None,
+        position: Tensor | None = None,
+        choice: Choice | None = None,
+        adapts: bool = False,
+    ) -> Tensor | BlockOutput:
+        """(B, S, E) -> (B, S, E); what was measured goes with it where the call adapts."""
+        adapts = adapts and x_BSE.shape[1] > 1
+        y = self.attention_norm(x_BSE)
+        y, measured = self.attention(y, y, y, choice, state=state, position=position, adapts=adapts)
+        x_BSE = x_BSE + y
+        x_BSE = x_BSE + self.mlp(self.mlp_norm(x_BSE))
+        return BlockOutput(x_BSE, None, measured) if adapts else x_BSE
+
+
+class AdaAttnModel(LanguageModel):
+    """A language model that adapts in every call without a cache, unless it is frozen."""
+
+    def __init__(self, config: AdaAttnConfig) -> None:
+        head_dim = config.dim // config.n_heads
+        rotary = RotaryCache(head_dim, config.max_sequence, config.rope_theta)
+        super().__init__(
+            rows=config.rows,
+            dim=config.dim,
+            blocks=[Block(config, rotary) for _ in range(config.n_layers)],
+            max_sequence=config.max_sequence,
+            norm_eps=config.norm_eps,
+            tie_embeddings=config.tie_embeddings,
+        )
+        self.adaptation = Adaptation(config.n_layers, config.n_heads, head_dim, config.rules)
+        self.adapting = True
+
+    def freeze(self, frozen: bool = True) -> None:
+        """Keep the ranks and precisions as they are: calls are pure, and cost no analysis."""
+        self.adapting = not frozen
+
+    def given(self, cache: Cache | None) -> Sequence[tuple[Any, ...]]:
+        """To every block what its heads compute with, and whether it is to measure itself."""
+        adapts = self.adapting and cache is None
+        return [(choice, adapts) for choice in self.adaptation.choices()]
+
+    def observe(self, measured: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Record the metrics, and choose what the next call computes with."""
+        super().observe(measured)
+        if measured:
+            self.adaptation.update(list(measured.values()))
+
+
+def check(config: AdaAttnConfig) -> None:
+    """Raise ``ConfigurationError`` for sizes that do not go together."""
+    if config.dim % config.n_heads:
+        raise ConfigurationError(
+            f"adaattn: dim = {config.dim} does not divide into n_heads = {config.n_heads} heads"
+        )
+    head_dim = config.dim // config.n_heads
+    if head_dim % 2:
+        raise ConfigurationError(
+            f"adaattn: dim / n_heads = {head_dim} is odd, but rotary positions turn pairs; "
+            "choose an even head width"
+        )
+    check_rules("adaattn", config.rules)
+
+
+def costs(config: AdaAttnConfig) -> Costs:
+    """What the sizes cost with all columns; fewer save at most half of what scores cost.
+
+    Not counted: the analysis, ``models._adaptive.SAMPLES`` queries a sequence and layer against all
+    keys, and the state, in a layer three bases of dim times the head width in FP32.
+    """
+    dim, layers, rows = config.dim, config.n_layers, config.rows
+    head_dim, hidden = dim // config.n_heads, mlp_width(dim, config.mlp_ratio)
+    linears = 4 * dim * dim + 3 * dim * hidden
+    turned = 2 * dim * head_dim if config.adaptive_rank else 0  # into the basis
+    tables = 1 if config.tie_embeddings else 2
+    return Costs(
+        parameters=layers * (linears + 2 * dim + 2 * head_dim) + dim + tables * rows * dim,
+        n_layers=layers,
+        dim=dim,
+        rows=rows,
+        matmul_per_token=layers * linears,
+        scan_per_token=layers * turned,
+        score_width=layers * dim,
+        cached_per_token=layers * 2 * dim,
+        # Both norms' outputs; q, k, v as they are and q, k in the basis; the attention's output;
+        # gate, up, their product.
+        saved_per_token=2 * dim + 5 * dim + dim + 3 * hidden,
+        saved_stream_per_token=2 * dim,
+        # The log-sum-exp and two inverse deviations of each head, and both norms'.
+        saved_fp32_per_token=3 * config.n_heads + 2,
+        unfused_per_token=hidden,  # silu(gate)
+        tables_bytes=4 * config.max_sequence * head_dim,
+    )
+
+
+PRESETS = {
+    "tiny": AdaAttnConfig(vocabulary=256, dim=128, n_layers=4, n_heads=4, max_sequence=512),
+    "small": AdaAttnConfig(),  # the document's layer, 512 wide with 8 heads
+    "base": AdaAttnConfig(dim=768, n_layers=12, n_heads=12),
+    "medium": AdaAttnConfig(dim=1024, n_layers=24, n_heads=16),
+    "large": AdaAttnConfig(dim=2048, n_layers=24, n_heads=16, max_sequence=16384),
+}
+
+SUGGESTIONS = {
+    "tiny": {"cuda": (16, 256), "cpu": (2, 64)},
+    "small": {"cuda": (8, 1024), "cpu": (1, 64)},
+    "base": {"cuda": (8, 1024), "cpu": (1, 32)},
+    "medium": {"cuda": (4, 2048), "cpu": (1, 32)},
+    "large": {"cuda": (2, 4096), "cpu": (1, 16)},
+}
+
+METRICS = (
+    Metric(
+        name="entropy",
+        title="Attention entropy",
+        unit="",
+        help="Of each head's weights, over that of equal weights; 1 looks at all keys alike.",
+        columns="head",
+    ),
+    Metric(
+        name="rank",
+        title="Rank",
+        unit="columns",
+        help="Columns that each head's scores are computed with; fewer cost less.",
+        columns="head",
+    ),
+    Metric(
+        name="precision",
+        title="Precision",
+        unit="bits",
+        help="Bits of each head's queries and keys; 32 are those of the inputs.",
+        columns="head",
+    ),
+    Metric(
+        name="score_error",
+        title="Largest error of a score",
+        unit="nats",
+        help="Bound on what rank and precision change of any score; well below 1 is harmless.",
+        columns="head",
+    ),
+)
+
+FAMILY = Family(
+    name="adaattn",
+    title="AdaAttn",
+    help=__doc__,
+    config=AdaAttnConfig,
+    presets=PRESETS,
+    suggestions=SUGGESTIONS,
+    construct=AdaAttnModel,
+    check=check,
+    costs=costs,
+    metrics=METRICS,
+)

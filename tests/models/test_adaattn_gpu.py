@@ -1,0 +1,226 @@
+"""AdaAttn on a GPU: it adapts inside of captured graphs, and nothing ever waits for the host."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import kernels
+from models import FAMILIES
+from models._adaptive import PATIENCE
+
+ADAATTN = FAMILIES["adaattn"]
+LENGTH = 64
+CONFIG = dataclasses.replace(ADAATTN.presets["tiny"], n_layers=2, refresh_every=1)
+DIM = CONFIG.dim // CONFIG.n_heads
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+
+def tokens(batch=2, sequence=LENGTH, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (batch, sequence), generator=generator).cuda()
+
+
+def concentrated(dtype=torch.bfloat16, **fields):
+    """A model whose queries and keys lie in few directions, so that ranks fall."""
+    model = ADAATTN.materialise(dataclasses.replace(CONFIG, **fields), "cuda", dtype, seed=3)
+    with torch.no_grad():
+        for block in model.blocks:
+            for norm in (block.attention.q_norm, block.attention.k_norm):
+                norm.weight.fill_(0.05)
+                norm.weight[: DIM // 8] = norm.weight[DIM // 2 : DIM // 2 + DIM // 8] = 2
+    return model
+
+
+def warm(work):
+    """Run outside of the default stream until everything is tuned and allocated."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+
+
+def captured(work):
+    warm(work)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        result = work()
+    return graph, result
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("implementation", ["triton", "torch"])
+def test_no_step_waits_for_the_host(checkpointing, implementation):
+    model = concentrated()
+    tokens_BS, position = tokens(), torch.tensor(7, device="cuda")
+    model.set_checkpointing(checkpointing)
+    cache = model.new_cache(2, LENGTH)
+
+    def work():
+        model.loss(tokens_BS, tokens_BS).backward()
+        with torch.no_grad():
+            model(tokens_BS)
+            model(tokens_BS, cache=cache, last_only=True)
+            model(tokens_BS[:, :1], cache=cache, position=position)
+
+    with kernels.using(adaptive_attention=implementation):
+        warm(work)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            work()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert model.adaptation.step == 8
+
+
+def test_a_captured_training_step_adapts_while_it_is_replayed():
+    model = concentrated()
+    tokens_BS = tokens()
+
+    def work():
+        model.zero_grad(set_to_none=True)
+        loss = model.loss(tokens_BS, tokens_BS)
+        loss.backward()
+        return loss.detach()
+
+    graph, _ = captured(work)
+    model.adaptation.rank_LH.fill_(DIM)
+    model.adaptation.rank_calm_LH.zero_()
+    ranks = []
+    for _ in range(PATIENCE + 1):
+        graph.replay()
+        ranks.append(model.metrics()["rank"].clone())
+    assert ranks[0].eq(DIM).all()
+    assert (ranks[-1] < DIM).all()
+    assert torch.equal(model.adaptation.rank_LH.float(), ranks[-1])
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_a_replayed_step_gives_the_gradients_of_an_eager_one(checkpointing):
+    model = concentrated()
+    model.set_checkpointing(checkpointing)
+    model.freeze()
+    model.adaptation.rank_LH.fill_(DIM // 2)
+    tokens_BS = tokens()
+
+    def work():
+        model.zero_grad(set_to_none=True)
+        loss = model.loss(tokens_BS, tokens_BS)
+        loss.backward()
+        return loss.detach()
+
+    graph, loss = captured(work)
+    tokens_BS.copy_(tokens(seed=1))
+    graph.replay()
+    replayed = [loss.clone(), *(parameter.grad.clone() for parameter in model.parameters())]
+    expected = [work(), *(parameter.grad for parameter in model.parameters())]
+    for one, other in zip(replayed, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=1e-3)
+
+
+@torch.no_grad()
+def test_one_captured_decode_step_serves_every_position():
+    model = concentrated()
+    tokens_BS = tokens()
+    for _ in range(PATIENCE + 1):
+        model(tokens_BS)
+    model.freeze()
+    assert (model.adaptation.rank_LH < DIM).all()
+    whole_BSV = model(tokens_BS)
+    cache = model.new_cache(2, LENGTH)
+    token_B1 = tokens_BS[:, :1].clone()
+    position = torch.zeros((), dtype=torch.int64, device="cuda")
+    graph, logits_B1V = captured(lambda: model(token_B1, cache=cache, position=position))
+    cache.reset()
+    for i in range(LENGTH):
+        token_B1.copy_(tokens_BS[:, i : i + 1])
+        position.fill_(i)
+        graph.replay()
+        torch.testing.assert_close(logits_B1V[:, 0], whole_BSV[:, i], rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_triton_gives_what_torch_gives_at_every_rank_and_precision(dtype):
+    model = concentrated(dtype)
+    model.freeze()
+    state = model.adaptation
+    state.rank_LH.copy_(torch.tensor([[DIM, DIM // 2, DIM // 4, DIM // 4]] * 2))
+    state.bits_LH.copy_(torch.tensor([[32, 16, 32, 16]] * 2))
+    found = []
+    for implementation in ("torch", "triton"):
+        with kernels.using(adaptive_attention=implementation):
+            found.append(model(tokens()).float())
+    size = found[0].norm()
+    assert (found[0] - found[1]).norm() < (2e-3 if dtype == torch.float32 else 0.02) * size
+
+
+@torch.no_grad()
+def test_fp8_runs_where_the_gpu_has_it_and_elsewhere_says_so():
+    model = concentrated(allow_fp8=True, default_precision="fp8")
+    model.freeze()
+    exact = concentrated(adaptive_precision=False)
+    expected = exact(tokens()).float()
+    why = kernels.hardware.needs("FP8", (8, 9))("cuda")
+    kernels.reset_usage()
+    found = model(tokens()).float()
+    assert kernels.usage()["adaptive_attention"] == {("torch" if why else "triton"): 2}
+    off = (found - expected).norm() / expected.norm()
+    assert 1e-3 < off < 0.2
+    if why:
+        with (
+            kernels.using(adaptive_attention="triton"),
+            pytest.raises(kernels.Unavailable, match="FP8 needs compute capability"),
+        ):
+            model(tokens())
+
+
+@torch.no_grad()
+def test_the_basis_on_the_gpu_is_that_of_the_cpu():
+    here, there = concentrated(torch.float32), concentrated(torch.float32).cpu()
+    there.adaptation.rebuild_buffers(torch.device("cpu"))
+    for _ in range(2):
+        here(tokens())
+        there(tokens().cpu())
+    for one, other in zip(here.adaptation.choices(), there.adaptation.choices(), strict=True):
+        assert torch.equal(one.rank.cpu(), other.rank)
+        # Behind a quarter of the columns the spectrum falls steeply.
+        kept, expected = one.basis[..., : DIM // 4].cpu(), other.basis[..., : DIM // 4]
+        torch.testing.assert_close(kept @ kept.mT, expected @ expected.mT, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp", "half"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_the_peak_of_a_training_step_is_as_estimated(precision, checkpointing):
+    config, batch, sequence = ADAATTN.presets["base"], 8, 1024
+    dtype = torch.bfloat16 if precision == "half" else torch.float32
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    model = ADAATTN.materialise(config, "cuda", dtype)
+    model.set_checkpointing(checkpointing)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    tokens_BS = tokens(batch, sequence)
+    for _ in range(2):  # the first step makes the optimizer's moments
+        torch.cuda.reset_peak_memory_stats()
+        optimizer.zero_grad(set_to_none=False)
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "amp"):
+            loss = model.loss(tokens_BS, tokens_BS)
+        loss.backward()
+        optimizer.step()
+    measured = torch.cuda.max_memory_allocated() - before
+    estimate = ADAATTN.footprint(
+        config,
+        workload="train",
+        batch=batch,
+        sequence=sequence,
+        precision=precision,
+        checkpointing=checkpointing,
+    )
+    assert estimate.total == pytest.approx(measured, rel=0.15)
