@@ -153,10 +153,11 @@ class Family:
             raise ConfigurationError(
                 f"{self.name}: batch {batch} and sequence {sequence} must be at least 1"
             )
-        if sequence > config.max_sequence:
+        longest = getattr(config, "max_sequence", sequence)
+        if sequence > longest:
             raise ConfigurationError(
                 f"{self.name}: a sequence of {sequence} is longer than max_sequence = "
-                f"{config.max_sequence}; shorten it or raise max_sequence"
+                f"{longest}; shorten it or raise max_sequence"
             )
         needed = self.footprint(
             config,

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 import kernels
-from models import LanguageModel
+from models import Model
 from sessions.model import Configuration, Evidence, Scalar
 from workbench.runner.data import Batches, make_batches
 from workbench.runner.failures import Mistake
@@ -49,7 +49,7 @@ class Build:
     )
     kernel_choices: dict[str, str] = field(default_factory=dict)
     flags: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
-    transforms: list[Callable[[LanguageModel], None]] = field(default_factory=list)
+    transforms: list[Callable[[Model], None]] = field(default_factory=list)
     compute_wrappers: list[Callable[[Compute], Compute]] = field(default_factory=list)
     step_wrappers: list[Callable[[Step], Step]] = field(default_factory=list)
 
@@ -70,7 +70,7 @@ class Arm:
 
     configuration: Configuration
     label: str
-    model: LanguageModel
+    model: Model
     batches: Batches
     trainer: Trainer | None
     step: Step
@@ -197,14 +197,14 @@ class Arms:
             if workload.trains
             else None
         )
-        batches = _batches(situation)
+        batches = _batches(build)
         bench = Bench(model, batches, configuration.settings, trainer)
         autocast = _autocast(build)
         with contextlib.ExitStack() as stack:
             for flag in build.flags:
                 stack.enter_context(flag())
             stack.enter_context(kernels.using(**build.kernel_choices))
-            found = probe(model, batches.tokens[:1], autocast)
+            found = probe(model, batches.few, autocast)
             with _autocast_region(build):  # a KV cache is made in the dtype that will compute
                 compute = autocast(workload.compute(bench))
         for wrap_compute in build.compute_wrappers:
@@ -234,7 +234,7 @@ class Arms:
             },
         )
 
-    def _model(self, build: Build) -> tuple[LanguageModel, Weights]:
+    def _model(self, build: Build) -> tuple[Model, Weights]:
         situation = build.situation
         family, config = situation.family, situation.config
         key = _model_key(situation) + str(build.weights_dtype).encode()
@@ -266,16 +266,19 @@ def _model_key(situation: Situation) -> bytes:
     return msgspec.json.encode(identity)
 
 
-def _batches(situation: Situation) -> Batches:
+def _batches(build: Build) -> Batches:
+    situation = build.situation
     configuration = situation.configuration
     try:
         return make_batches(
             configuration.data,
-            vocab_size=situation.config.vocabulary,
+            family=situation.family,
+            config=situation.config,
             batch=int(configuration.settings["batch"]),
             sequence=int(configuration.settings["sequence"]),
             seed=configuration.seed,
             device=situation.device,
+            dtype=build.weights_dtype,
         )
     except ValueError as error:
         raise Mistake(str(error)) from None

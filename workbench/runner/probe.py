@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from models import LanguageModel
+from models import Model
+from workbench.runner.data import Tensors
 from workbench.runner.workloads import Compute
 
 _SIZE = 256
@@ -24,10 +25,8 @@ class Probe:
     matmul_error: float
 
 
-def probe(
-    model: LanguageModel, tokens_BS: torch.Tensor, wrap: Callable[[Compute], Compute]
-) -> Probe:
-    """Run ``model`` once on a few tokens as its arm would, and look at every linear layer."""
+def probe(model: Model, inputs: Tensors, wrap: Callable[[Compute], Compute]) -> Probe:
+    """Run ``model`` once on few inputs as its arm would, and look at every linear layer."""
     dtypes: set[torch.dtype] = set()
     hooks = [
         module.register_forward_hook(lambda _module, _inputs, output: dtypes.add(output.dtype))
@@ -37,12 +36,12 @@ def probe(
     training = model.training
     try:
         with torch.no_grad():
-            wrap(model.eval())(tokens_BS[:, :16])
+            wrap(model.eval())(*inputs)
     finally:
         model.train(training)
         for hook in hooks:
             hook.remove()
-    return Probe(frozenset(dtypes), _matmul_error(tokens_BS.device))
+    return Probe(frozenset(dtypes), _matmul_error(inputs[0].device))
 
 
 def _matmul_error(device: torch.device) -> float:
