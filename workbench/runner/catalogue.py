@@ -46,6 +46,17 @@ def _family(family: Family, device: torch.device) -> protocol.FamilyInfo:
         suggested={name: dict(family.suggested(name, device.type)) for name in family.presets},
         workloads=list(family.workloads),
         default_preset=default_preset(family, device),
+        metrics=[
+            protocol.MetricInfo(
+                name=metric.name,
+                title=metric.title,
+                unit=metric.unit,
+                help=metric.help,
+                row=metric.rows,
+                column=metric.columns,
+            )
+            for metric in family.metrics
+        ],
     )
 
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from runner_driver import FAULTY, Driver
+from runner_driver import Driver
 
 from sessions.model import Configuration
 from workbench import protocol
 
 
-@pytest.fixture(scope="module")
-def runner() -> Iterator[Driver]:
-    driver = Driver(command=FAULTY)
-    driver.until_state("idle")
-    yield driver
-    driver.close()
+@pytest.fixture
+def runner(with_families) -> Driver:
+    return with_families
 
 
 def measuring(workload: str = "train", **changes) -> Configuration:
