@@ -69,6 +69,7 @@ class Arm:
     """A configuration that is ready to step. Call ``step`` only inside ``entered()``."""
 
     configuration: Configuration
+    situation: Situation
     label: str
     model: Model
     batches: Batches
@@ -147,6 +148,8 @@ class Arms:
             while len(self._arms) >= KEPT_ARMS or (self._arms and is_short(situation.device)):
                 self._arms.pop(next(iter(self._arms)))
                 gc.collect()  # what was compiled holds its model in a cycle
+            if is_short(situation.device):
+                self._forget_other_structures(situation)
             arm = self._build(situation, phases)
         self._arms[key] = arm
         return arm
@@ -178,6 +181,14 @@ class Arms:
         prefix = _model_key(situation)
         if not all(key.startswith(prefix) for key in self._weights):
             self.forget_all()
+
+    def _forget_other_structures(self, situation: Situation) -> None:
+        """Free the weights of structures that no arm has any more, and this one will not."""
+        used = [_weights_key(arm.situation) for arm in self._arms.values()]
+        used.append(_weights_key(situation))
+        for key in list(self._weights):
+            if not key.startswith(tuple(used)):
+                del self._weights[key]
 
     def _build(self, situation: Situation, phases: PhaseTracker) -> Arm:
         began = time.perf_counter()
@@ -214,6 +225,7 @@ class Arms:
             step = wrap_step(step)
         return Arm(
             configuration=configuration,
+            situation=situation,
             label=label(configuration, situation.device),
             model=model,
             batches=batches,
@@ -237,7 +249,7 @@ class Arms:
     def _model(self, build: Build) -> tuple[Model, Weights]:
         situation = build.situation
         family, config = situation.family, situation.config
-        key = _model_key(situation) + str(build.weights_dtype).encode()
+        key = _weights_key(situation) + str(build.weights_dtype).encode()
         if key not in self._weights:
             model = family.materialise(
                 config, situation.device, build.weights_dtype, situation.configuration.seed
@@ -264,6 +276,11 @@ def _model_key(situation: Situation) -> bytes:
     configuration = situation.configuration
     identity = (configuration.family, configuration.preset, configuration.model, configuration.seed)
     return msgspec.json.encode(identity)
+
+
+def _weights_key(situation: Situation) -> bytes:
+    """Of the weights of one structure: toggles may change the configuration, and so what fits."""
+    return _model_key(situation) + msgspec.json.encode(situation.config)
 
 
 def _batches(build: Build) -> Batches:

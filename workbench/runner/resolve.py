@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -41,7 +42,7 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
             f"expected one of {family.workloads}"
         )
     preset = configuration.preset or default_preset(family, device)
-    config = family.configure(preset, configuration.model)
+    base = family.configure(preset, configuration.model)
     toggles = {
         name: toggle.default_option(device) for name, toggle in all_toggles().items()
     } | configuration.toggles
@@ -53,7 +54,8 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
         settings=_settings(configuration.settings, workload, family.suggested(preset, device.type)),
         toggles=toggles,
     )
-    situation = Situation(resolved, device, family, config, workload)
+    config = _configured(Situation(resolved, device, family, base, workload, base))
+    situation = Situation(resolved, device, family, config, workload, base)
     family.check_memory(
         config,
         workload=workload.name,
@@ -64,6 +66,18 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
         checkpointing=toggles["checkpointing"],
     )
     return situation
+
+
+def _configured(situation: Situation) -> Any:
+    """The model's configuration as the toggles change it; one that is blocked changes nothing."""
+    for name, toggle in all_toggles().items():
+        option = situation.option(name)
+        if toggle.configure is None or option == toggle.off or toggle.blocked(option, situation):
+            continue
+        fields = toggle.configure(option, situation.config)
+        config = dataclasses.replace(situation.config, **fields)
+        situation = dataclasses.replace(situation, config=config)
+    return situation.config
 
 
 def check_limits(start: Start) -> None:
