@@ -88,6 +88,7 @@ class Toggle:
     ``apply(option, build)`` is called for every option but the first, in order of stage.
     ``configure(option, config)`` gives fields of the model's configuration that become others
     before that, for every option but the first that is not blocked.
+    ``bundled`` is set where it acts on parts that only the bundled families are known to have.
     ``evidence(option, arm)`` is asked once the arm runs steadily, for every option but the first.
     """
 
@@ -102,6 +103,7 @@ class Toggle:
     blocked: Callable[[str, Situation], Blocked | None] = never_blocked
     default: Callable[[torch.device], str] | None = None
     configure: Callable[[str, Any], Mapping[str, Scalar]] | None = None
+    bundled: str = ""  # why it cannot act on a model of a person's own; empty where it can
 
     @property
     def off(self) -> str:
@@ -124,6 +126,7 @@ class Toggle:
         )
 
 
+OPERATORS = "switches bundled operators, and which ones a model of your own calls is not known"
 NEEDS_GPU = Blocked("needs a CUDA GPU; this runner uses the CPU", "Run it on a machine with a GPU.")
 NEEDS_TRAINING = Blocked(
     "acts on the backward pass, and this workload has none",
