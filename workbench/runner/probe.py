@@ -13,6 +13,7 @@ from workbench.runner.data import Tensors
 from workbench.runner.workloads import Compute
 
 _SIZE = 256
+_PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # all of them linear
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ def probe(model: Model, inputs: Tensors, wrap: Callable[[Compute], Compute]) -> 
     hooks = [
         module.register_forward_hook(lambda _module, _inputs, output: dtypes.add(output.dtype))
         for module in model.modules()
-        if isinstance(module, nn.Linear)
+        if isinstance(module, _PRODUCTS)
     ]
     training = model.training
     try:

@@ -104,7 +104,7 @@ def test_asking_when_nothing_is_due_costs_a_step_almost_nothing():
     assert len(reader._wire.sent) == 1
 
 
-def test_readings_that_take_long_are_taken_less_often(monkeypatch):
+def test_readings_that_take_long_are_taken_less_often():
     reader = MetricReader(FakeWire(), 0, model())
     reader._wire.send = lambda message: time.sleep(0.01)
     began_ns = time.perf_counter_ns()
