@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -176,8 +177,8 @@ class Family:
             )
 
     def longest(self, config: Any) -> int:
-        """Tokens of the longest sequence that a model of this configuration takes."""
-        longest: int = getattr(config, self.length_field)
+        """Tokens of the longest sequence that a model takes; without such a field, any number."""
+        longest: int = getattr(config, self.length_field, sys.maxsize)
         return longest
 
     def parameter_count(self, config: Any) -> int:

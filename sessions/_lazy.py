@@ -142,10 +142,11 @@ def _lost(source: Source, error: Exception) -> SessionError:
 
 
 def tables(session: Session) -> list[Mapping[str, NDArray]]:
-    """All tables of the session that may be long: steps, breakdown, memory, telemetry."""
+    """All tables of the session that may be long: steps, breakdown, memory, metrics, telemetry."""
     found = list(session.telemetry.values())
     for segment in session.segments:
         found += [segment.steps, segment.breakdown, segment.memory]
+        found += [series.table for series in segment.metrics.values()]
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from sessions.model import (
     Configuration,
     Event,
     Evidence,
+    MetricSeries,
     PairedComparison,
     PhaseSpan,
     Segment,
@@ -79,6 +81,36 @@ def _segment(group: h5py.Group, source: Source) -> Segment:
         steps=_table(_child(group, "steps"), schema.STEPS, source),
         breakdown=_optional(group, "breakdown", schema.BREAKDOWN, source),
         memory=_optional(group, "memory", schema.MEMORY, source),
+        metrics=_metrics(group, source),
+    )
+
+
+def _metrics(segment: h5py.Group, source: Source) -> dict[str, MetricSeries]:
+    if "metrics" not in segment:  # written before models measured themselves, or by one without
+        return {}
+    return {
+        _attribute(group, "name", str): _metric(group, source)
+        for group in _children(segment, "metrics")
+    }
+
+
+def _metric(group: h5py.Group, source: Source) -> MetricSeries:
+    values = group.get("values")
+    info = schema.METRIC["values"]
+    samples, rows, columns = _check_column(f"{group.name}/values", values, info, axes=3)
+    times = _check_column(f"{group.name}/t_s", group.get("t_s"), schema.METRIC["t_s"])
+    if times != (samples,):
+        raise SessionError(
+            f"its columns in {group.name} differ in length (t_s {times[0]:,}, values {samples:,})"
+        )
+    return MetricSeries(
+        title=_attribute(group, "title", str),
+        unit=_attribute(group["values"], "units", str),
+        help=_attribute(group, "description", str),
+        row=_attribute(group, "row", str),
+        column=_attribute(group, "column", str),
+        shape=(rows, columns),
+        table=LazyColumns(source, group.name, list(schema.METRIC), {}, samples),
     )
 
 
@@ -166,23 +198,30 @@ def _in_order(names: Iterable[str], columns: Mapping[str, ColumnInfo]) -> list[s
 
 def _checked(group: h5py.Group, columns: Mapping[str, ColumnInfo]) -> tuple[list[str], int]:
     """As ``_listed``; refuses columns of wrong type, shape or of differing lengths."""
-    lengths: dict[str, int] = {}
-    for name, dataset in group.items():
-        if not isinstance(dataset, h5py.Dataset) or dataset.is_virtual or dataset.external:
-            raise SessionError(f"its {group.name}/{name} is not a column of numbers or text")
-        shape, dtype = dataset.shape, dataset.dtype
-        _check_type(dataset.name, dtype, columns[name].dtype if name in columns else None)
-        if shape is None or len(shape) != 1:
-            raise SessionError(f"its {dataset.name} has shape {shape}, expected one axis")
-        if shape[0] * dtype.itemsize > _DEFLATE_LIMIT * dataset.id.get_storage_size():
-            raise SessionError(
-                f"its {dataset.name} claims {shape[0]:,} rows, more than it can hold"
-            )
-        lengths[name] = shape[0]
+    lengths = {
+        name: _check_column(f"{group.name}/{name}", dataset, columns.get(name))[0]
+        for name, dataset in group.items()
+    }
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} {rows:,}" for name, rows in sorted(lengths.items()))
         raise SessionError(f"its columns in {group.name} differ in length ({listed})")
     return _in_order(lengths, columns), next(iter(lengths.values()), 0)
+
+
+def _check_column(
+    name: str, dataset: object, info: ColumnInfo | None, axes: int = 1
+) -> tuple[int, ...]:
+    """The shape of a column; refuses one of another type or number of axes."""
+    if not isinstance(dataset, h5py.Dataset) or dataset.is_virtual or dataset.external:
+        raise SessionError(f"its {name} is not a column of numbers or text")
+    shape, dtype = dataset.shape, dataset.dtype
+    _check_type(name, dtype, None if info is None else info.dtype)
+    if shape is None or len(shape) != axes:
+        wanted = "one axis" if axes == 1 else f"{axes} axes"
+        raise SessionError(f"its {name} has shape {shape}, expected {wanted}")
+    if math.prod(shape) * dtype.itemsize > _DEFLATE_LIMIT * dataset.id.get_storage_size():
+        raise SessionError(f"its {name} claims {shape[0]:,} rows, more than it can hold")
+    return tuple(shape)
 
 
 def _check_type(name: str, dtype: np.dtype, expected: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +18,7 @@ from sessions import schema, seal
 from sessions._lazy import kept_open
 from sessions.columns import row_count
 from sessions.errors import SessionError
-from sessions.model import PairedComparison, Segment, Session
+from sessions.model import MetricSeries, PairedComparison, Segment, Session
 from sessions.schema import ColumnInfo
 
 FORMAT = "gpu-optimization-workbench session"
@@ -112,6 +113,24 @@ def _segment(parent: h5py.Group, name: str, segment: Segment) -> None:
         _columns(group, "breakdown", "Device time by kernel", segment.breakdown, schema.BREAKDOWN)
     if segment.memory:
         _columns(group, "memory", "Device memory by role", segment.memory, schema.MEMORY)
+    if segment.metrics:
+        metrics = _group(group, "metrics", "What the model measured of itself, one group a metric")
+        for number, (key, series) in enumerate(list(segment.metrics.items())):
+            _metric(metrics, key if _is_plain(key) else f"metric{number}", key, series)
+
+
+def _metric(parent: h5py.Group, name: str, key: str, series: MetricSeries) -> None:
+    group = _group(parent, name, text(series.help))
+    group.attrs["name"] = text(key)
+    group.attrs["title"] = text(series.title)
+    group.attrs["row"] = text(series.row)
+    group.attrs["column"] = text(series.column)
+    rows = row_count(series.table)
+    for column, info in schema.METRIC.items():
+        if column == "values":
+            info = info._replace(unit=text(series.unit))
+        cells = series.shape if column == "values" else ()
+        _column(group, column, info, np.asarray(series.table[column]), rows, cells)
 
 
 def _comparison(parent: h5py.Group, name: str, comparison: PairedComparison) -> None:
@@ -151,15 +170,25 @@ def _columns(
     return group
 
 
-def _column(group: h5py.Group, name: str, info: ColumnInfo, values: NDArray, rows: int) -> None:
-    if values.ndim != 1 or len(values) < rows:
-        raise ValueError(f"{group.name}/{name} has shape {values.shape}, expected ({rows},)")
+def _column(
+    group: h5py.Group,
+    name: str,
+    info: ColumnInfo,
+    values: NDArray,
+    rows: int,
+    cells: tuple[int, ...] = (),
+) -> None:
+    """One column of ``rows`` rows, each of them of shape ``cells``."""
+    if values.shape[1:] != cells or len(values) < rows:
+        expected = (rows, *cells)
+        raise ValueError(f"{group.name}/{name} has shape {values.shape}, expected {expected}")
     values = values[:rows]
     if info.dtype == "str" or values.dtype.kind in "OUT":
         dataset = group.create_dataset(name, data=_texts(values), dtype=_TEXT)
     else:
         values = np.ascontiguousarray(values, info.dtype or values.dtype)
-        filters = {**_FILTERS, "chunks": (min(rows, _CHUNK_ROWS),)} if rows else {}
+        chunk = min(rows, max(1, _CHUNK_ROWS // math.prod(cells)))
+        filters = {**_FILTERS, "chunks": (chunk, *cells)} if rows else {}
         dataset = group.create_dataset(name, data=values, **filters)
     dataset.attrs["units"] = info.unit
     dataset.attrs["description"] = info.text

@@ -1,4 +1,7 @@
-"""Growable columns: named numpy arrays of one length, appended to in batches."""
+"""Growable columns: named numpy arrays of one length, appended to in batches.
+
+A column's rows are numbers, or arrays of one shape where its dtype says so: ``"(2,3)f4"``.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +49,11 @@ class Columns(Mapping[str, NDArray]):
             )
         arrays = {name: np.asarray(values) for name, values in batch.items()}
         lengths = {name: array.shape for name, array in arrays.items()}
-        if len(set(lengths.values())) > 1 or any(len(shape) != 1 for shape in lengths.values()):
+        counts = {shape[:1] for shape in lengths.values()}
+        cells = {name: self._buffers[name].shape[1:] for name in lengths}
+        if len(counts) > 1 or any(shape[1:] != cells[name] for name, shape in lengths.items()):
             raise ValueError(f"columns of one batch differ in length: {lengths}")
-        count = next(iter(lengths.values()), (0,))[0]
+        (count,) = counts.pop() if counts else (0,)
         self._reserve(self._rows + count)
         rows = slice(self._rows, self._rows + count)
         for name, buffer in self._buffers.items():
@@ -61,7 +66,7 @@ class Columns(Mapping[str, NDArray]):
             return
         self._capacity = max(rows, 2 * self._capacity)
         for name, buffer in self._buffers.items():
-            grown = np.empty(self._capacity, buffer.dtype)
+            grown = np.empty((self._capacity, *buffer.shape[1:]), buffer.dtype)
             grown[: self._rows] = buffer[: self._rows]
             self._buffers[name] = grown
 

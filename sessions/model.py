@@ -18,6 +18,7 @@ import msgspec
 from numpy.typing import NDArray
 
 from sessions.columns import Columns
+from sessions.schema import METRIC_COLUMNS as METRIC_COLUMNS
 from sessions.schema import STEP_COLUMNS as STEP_COLUMNS
 from sessions.schema import TELEMETRY_COLUMNS as TELEMETRY_COLUMNS
 
@@ -100,6 +101,19 @@ class PhaseSpan(msgspec.Struct, frozen=True):
 
 
 @dataclass
+class MetricSeries:
+    """What a model measured of itself while a segment ran: a matrix of numbers at each sample."""
+
+    title: str
+    unit: str  # "" for a share or a plain number
+    help: str  # one sentence
+    row: str  # what a row is: "block", say
+    column: str  # what a column is ("expert", "head"); empty where there is one
+    shape: tuple[int, int]  # rows, columns
+    table: Mapping[str, NDArray]  # t_s (samples,) and values (samples, rows, columns)
+
+
+@dataclass
 class Segment:
     """The steps under one configuration."""
 
@@ -113,6 +127,7 @@ class Segment:
     steps: Mapping[str, NDArray] = field(default_factory=lambda: Columns(STEP_COLUMNS))
     breakdown: Mapping[str, NDArray] = field(default_factory=dict)  # as in schema.BREAKDOWN
     memory: Mapping[str, NDArray] = field(default_factory=dict)  # as in schema.MEMORY
+    metrics: dict[str, MetricSeries] = field(default_factory=dict)  # by the metric's name
 
 
 @dataclass

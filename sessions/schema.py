@@ -65,6 +65,11 @@ MEMORY = {
     "other": ColumnInfo("f8", "bytes", "allocated, and none of the above"),
 }
 
+METRIC = {  # values: one matrix a sample, (samples, rows, columns)
+    "t_s": ColumnInfo("f8", "s", "time of the sample, since the session began"),
+    "values": ColumnInfo("f4", "", "what the model measured of itself"),
+}
+
 PHASES = [("phase", "u1"), ("start_s", "f8"), ("stop_s", "f8")]  # a compound type, one row a span
 
 EVENTS = {
@@ -84,4 +89,5 @@ BLOCKS = {
 }
 
 STEP_COLUMNS = {name: column.dtype for name, column in STEPS.items()}
+METRIC_COLUMNS = {name: column.dtype for name, column in METRIC.items()}
 TELEMETRY_COLUMNS = {name: column.dtype for name, column in TELEMETRY.items()}

@@ -14,7 +14,7 @@ import msgspec
 
 from sessions.model import Configuration, Evidence, Scalar
 
-VERSION = 1
+VERSION = 2
 
 
 # --- what the catalogue is made of ------------------------------------------------------------
@@ -32,6 +32,17 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     maximum: float | None = None
 
 
+class MetricInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A metric of a family: a matrix of numbers that its models measure while they run."""
+
+    name: str
+    title: str
+    unit: str  # "" for a share or a plain number
+    help: str
+    row: str  # what a row is
+    column: str  # what a column is; empty where there is one
+
+
 class FamilyInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A model family: its configuration fields and its presets (field values by preset name)."""
 
@@ -44,6 +55,7 @@ class FamilyInfo(msgspec.Struct, frozen=True, kw_only=True):
     suggested: dict[str, dict[str, Scalar]]  # workload settings that fit this device, by preset
     workloads: list[str]
     default_preset: str  # the one that fits this device
+    metrics: list[MetricInfo] = []
 
 
 class WorkloadInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,6 +226,15 @@ class Steps(Message, tag="steps"):
     columns: dict[str, list[float | None]]
 
 
+class Metrics(Message, tag="metrics"):
+    """What the segment's model measured of itself at ``t_s``: rows of columns by metric; None is
+    NaN.
+    """
+
+    segment: int
+    values: dict[str, list[list[float | None]]]
+
+
 class TelemetrySamples(Message, tag="telemetry"):
     """A batch of device samples: columns as in ``TELEMETRY_COLUMNS``; None is NaN."""
 
@@ -275,6 +296,7 @@ AnyMessage = (
     | SegmentStarted
     | PhaseChanged
     | Steps
+    | Metrics
     | TelemetrySamples
     | Facts
     | EvidenceFound

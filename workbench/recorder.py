@@ -8,9 +8,11 @@ import numpy as np
 
 from sessions.columns import Columns
 from sessions.model import (
+    METRIC_COLUMNS,
     STEP_COLUMNS,
     TELEMETRY_COLUMNS,
     Event,
+    MetricSeries,
     Phase,
     PhaseSpan,
     Segment,
@@ -33,6 +35,7 @@ class Recorder:
         self._offset_s = 0.0
         self._last_s = 0.0  # the latest time of all messages so far, on the session's clock
         self._segments: dict[int, Segment] = {}  # of the present runner, by its own numbers
+        self._described: dict[tuple[str, str], protocol.MetricInfo] = {}  # by family and name
 
     def record(self, message: protocol.AnyMessage) -> Segment | None:
         """Take one message; returns the segment that it changed, if any.
@@ -62,6 +65,10 @@ class Recorder:
                 if len(columns["t_s"]):
                     _close_phase(segment, float(columns["t_s"][-1]))
                 return segment
+            case protocol.Metrics():
+                segment = self._segment(message.segment)
+                self._measure(segment, message)
+                return segment
             case protocol.TelemetrySamples():
                 columns = self._columns(message.columns, TELEMETRY_COLUMNS)
                 table = session.telemetry.setdefault(message.device, Columns(TELEMETRY_COLUMNS))
@@ -89,6 +96,11 @@ class Recorder:
         self._begun = True
         self._offset_s = max(catalogue.created - session.created, self._last_s)
         self._segments = {}
+        self._described = {
+            (family.name, metric.name): metric
+            for family in catalogue.families
+            for metric in family.metrics
+        }
         session.environment = dict(catalogue.environment)
 
     def _begin_segment(self, message: protocol.SegmentStarted) -> Segment:
@@ -104,6 +116,31 @@ class Recorder:
         self.session.segments.append(segment)
         self._segments[message.index] = segment
         return segment
+
+    def _measure(self, segment: Segment, message: protocol.Metrics) -> None:
+        matrices = {
+            name: _matrix(name, rows, segment.metrics.get(name))
+            for name, rows in message.values.items()
+        }
+        for name, values_RC in matrices.items():
+            if name not in segment.metrics:
+                segment.metrics[name] = self._new_series(segment, name, values_RC.shape)
+            batch = {"t_s": [message.t_s + self._offset_s], "values": values_RC[None]}
+            segment.metrics[name].table.append(batch)  # type: ignore[attr-defined]
+
+    def _new_series(self, segment: Segment, name: str, shape: tuple[int, ...]) -> MetricSeries:
+        rows, columns = shape
+        dtypes = METRIC_COLUMNS | {"values": f"({rows},{columns}){METRIC_COLUMNS['values']}"}
+        found = self._described.get((segment.configuration.family, name))
+        return MetricSeries(
+            title=found.title if found else name,
+            unit=found.unit if found else "",
+            help=found.help if found else "",
+            row=found.row if found else "row",
+            column=found.column if found else "column",
+            shape=(rows, columns),
+            table=Columns(dtypes),
+        )
 
     def _segment(self, index: int) -> Segment:
         try:
@@ -133,6 +170,20 @@ class Recorder:
 
     def _event(self, t_s: float, kind: str, text: str) -> None:
         self.session.events.append(Event(t_s + self._offset_s, kind, text))
+
+
+def _matrix(name: str, rows: list[list[float | None]], known: MetricSeries | None) -> np.ndarray:
+    """The numbers (rows, columns) of one metric, FP32, NaN for None."""
+    lengths = {len(row) for row in rows}
+    if len(lengths) != 1 or lengths == {0}:
+        raise protocol.WireError(f"metric {name[:40]!r}: rows of {sorted(lengths)} columns")
+    values = np.array(rows, np.float64)
+    if known is not None and values.shape != known.shape:
+        raise protocol.WireError(
+            f"metric {name[:40]!r}: {values.shape} in a segment where it was {known.shape}"
+        )
+    with np.errstate(over="ignore"):  # what FP32 cannot hold is infinite
+        return values.astype(np.float32)
 
 
 def _close_phase(segment: Segment, stop_s: float) -> None:

@@ -14,6 +14,7 @@ from sessions.model import (
     Configuration,
     Event,
     Evidence,
+    MetricSeries,
     PairedComparison,
     Phase,
     PhaseSpan,
@@ -43,6 +44,21 @@ def series(n: int, seed: int = 0, median: float = 10.0, phi: float = 0.0) -> np.
     """A first-order autoregressive series about ``median``, of standard deviation 2 %."""
     noise = np.random.default_rng(seed).standard_normal(n + 200) * math.sqrt(1 - phi**2)
     return median * (1 + 0.02 * signal.lfilter([1], [1, -phi], noise)[200:])
+
+
+def metric(samples: int, rows: int = 2, columns: int = 3) -> MetricSeries:
+    """A metric of which one number was not measured."""
+    values = np.random.default_rng(samples).random((samples, rows, columns)).astype("f4")
+    values[:1, 0, 0] = math.nan
+    return MetricSeries(
+        title="Expert load",
+        unit="tokens",
+        help="Tokens of each expert.",
+        row="block",
+        column="expert",
+        shape=(rows, columns),
+        table={"t_s": np.arange(samples) / 4, "values": values},
+    )
 
 
 def session(n: int = 300, segments: int = 2, title: str = "sample") -> Session:
@@ -78,6 +94,7 @@ def session(n: int = 300, segments: int = 2, title: str = "sample") -> Session:
                     "share": np.array([0.95, 0.05]),
                 },
                 memory={name: np.ones(2) for name in schema.MEMORY},
+                metrics={"load": metric(n // 10), "gate/µ": metric(2, rows=1, columns=1)},
             )
             for index in range(segments)
         ],
@@ -132,6 +149,20 @@ def tables(draw: st.DrawFn, columns: dict[str, schema.ColumnInfo]) -> dict[str, 
     }
 
 
+@st.composite
+def metrics(draw: st.DrawFn) -> MetricSeries:
+    """Any matrices at any times; at times none."""
+    count, *shape = draw(st.tuples(st.integers(0, 4), st.integers(1, 3), st.integers(1, 3)))
+    return MetricSeries(
+        *(draw(texts) for _ in range(5)),
+        shape=tuple(shape),
+        table={
+            "t_s": draw(hnp.arrays("f8", count)),
+            "values": draw(hnp.arrays("f4", (count, *shape))),
+        },
+    )
+
+
 segments = st.builds(
     Segment,
     index=st.integers(0, 2**31),
@@ -144,6 +175,7 @@ segments = st.builds(
     steps=tables(schema.STEPS),
     breakdown=st.just({}) | tables(schema.BREAKDOWN),
     memory=st.just({}) | tables(schema.MEMORY),
+    metrics=st.dictionaries(texts, metrics(), max_size=2),
 )
 
 
@@ -189,7 +221,7 @@ def _plain(value: object) -> object:
         case np.ndarray():
             exact = value.tolist() if value.dtype == object else value.tobytes()
             return (str(value.dtype), exact)
-        case Session() | Segment() | Event():
+        case Session() | Segment() | Event() | MetricSeries():
             return _plain(vars(value))
         case list() | tuple():
             return [_plain(item) for item in value]

@@ -37,6 +37,19 @@ def test_batch_of_unequal_columns_is_refused_and_nothing_is_added():
     assert columns.rows == 0
 
 
+def test_rows_may_be_matrices_of_one_shape():
+    columns = Columns({"t_s": "f8", "values": "(2,3)f4"}, capacity=1)
+    batches = [np.arange(6 * n).reshape(n, 2, 3) + n for n in (1, 3, 0, 2)]
+    for batch in batches:
+        columns.append({"t_s": np.arange(len(batch)), "values": batch})
+    assert columns["values"].dtype == np.float32
+    np.testing.assert_array_equal(columns["values"], np.concatenate(batches))
+    for wrong in (np.ones((1, 3, 2)), np.ones((1, 6)), np.ones(1), np.ones((2, 2, 3))):
+        with pytest.raises(ValueError, match="differ in length"):
+            columns.append({"t_s": [0.0], "values": wrong})
+    assert columns.rows == 6
+
+
 def test_unknown_column_is_refused():
     with pytest.raises(ValueError, match=r"unknown columns \['z'\]"):
         Columns({"a": "f4"}).append({"z": [1.0]})

@@ -123,6 +123,38 @@ def test_reading_one_column_reads_a_small_part_of_the_file(tmp_path):
     assert after - before < path.stat().st_size / 3
 
 
+def test_metrics_are_matrices_in_the_file_and_read_only_when_asked_for(tmp_path):
+    path = tmp_path / "s.h5"
+    hdf5.save(samples.session(n=300), path)
+    with h5py.File(path) as file:
+        values = file["segments/0001/metrics/load/values"]
+        assert values.shape == (30, 2, 3)
+        assert values.attrs["units"] == "tokens" and values.attrs["description"]
+        assert values.compression == "gzip" and values.fletcher32
+    series = hdf5.load(path).segments[1].metrics["load"]
+    assert (series.shape, row_count(series.table)) == ((2, 3), 30)
+    assert series.table.read_so_far == frozenset()
+    np.testing.assert_array_equal(series.table["values"], samples.metric(30).table["values"])
+    assert series.table.read_so_far == {"values"}
+
+
+def test_a_file_from_before_there_were_metrics_opens_without_any(tmp_path):
+    session = samples.session(n=10)
+    for segment in session.segments:
+        segment.metrics = {}
+    hdf5.save(session, tmp_path / "s.h5")
+    with h5py.File(tmp_path / "s.h5") as file:
+        assert "metrics" not in file["segments/0000"]
+    assert hdf5.load(tmp_path / "s.h5").segments[0].metrics == {}
+
+
+def test_a_metric_of_another_shape_than_it_says_is_not_saved(tmp_path):
+    session = samples.session(n=10)
+    session.segments[0].metrics["load"].shape = (3, 2)
+    with pytest.raises(ValueError, match=r"values has shape \(1, 2, 3\), expected \(1, 3, 2\)"):
+        hdf5.save(session, tmp_path / "s.h5")
+
+
 def test_loaded_columns_cannot_be_written_to(tmp_path):
     hdf5.save(samples.session(), tmp_path / "s.h5")
     column = hdf5.load(tmp_path / "s.h5").segments[0].steps["gpu_ms"]

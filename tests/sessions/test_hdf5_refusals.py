@@ -313,6 +313,36 @@ def spoil_rows(file):
     steps.create_dataset("t_s", shape=(10**12,), dtype="f8", chunks=(1024,))
 
 
+def spoil_metric_axes(file):
+    replace(file, "segments/0000/metrics/load/values", np.zeros((5, 6), "f4"))
+
+
+def spoil_metric_type(file):
+    replace(file, "segments/0000/metrics/load/values", np.zeros((5, 2, 3), "i8"))
+
+
+def spoil_metric_length(file):
+    shorten(file, "segments/0000/metrics/load/t_s", 4)
+
+
+def spoil_metric_column(file):
+    del file["segments/0000/metrics/load/values"]
+
+
+def spoil_metric_attribute(file):
+    del file["segments/0000/metrics/load"].attrs["row"]
+
+
+def spoil_metric_rows(file):
+    del file["segments/0000/metrics/load/values"]
+    group = file["segments/0000/metrics/load"]
+    group.create_dataset("values", shape=(10**12, 2, 3), dtype="f4", chunks=(1024, 2, 3))
+
+
+def spoil_metrics(file):
+    replace(file, "segments/0000/metrics", np.zeros(3))
+
+
 def spoil_storage(file):
     del file["segments/0000/steps/t_s"]
     file["segments/0000/steps"].create_dataset(
@@ -345,6 +375,13 @@ def shorten(file, name, rows):
         (spoil_group, "it lacks the group /segments/0000/steps"),
         (spoil_event_column, "its /events lacks the column text"),
         (spoil_rows, "claims 1,000,000,000,000 rows, more than it can hold"),
+        (spoil_metric_axes, "metrics/load/values has shape (5, 6), expected 3 axes"),
+        (spoil_metric_type, "metrics/load/values has type int64, expected f4"),
+        (spoil_metric_length, "metrics/load differ in length (t_s 4, values 5)"),
+        (spoil_metric_column, "metrics/load/values is not a column of numbers or text"),
+        (spoil_metric_attribute, "it lacks the attribute row of /segments/0000/metrics/load"),
+        (spoil_metric_rows, "values claims 1,000,000,000,000 rows, more than it can hold"),
+        (spoil_metrics, "it lacks the group /segments/0000/metrics"),
         (spoil_storage, "its /segments/0000/steps/t_s is not a column of numbers or text"),
     ],
 )
@@ -356,9 +393,10 @@ def test_wrong_content_is_named(unsealed, spoil, expected):
     assert is_sentence(message)
 
 
-def test_checksums_of_the_columns_find_a_flipped_bit_where_there_is_no_seal(unsealed):
+@pytest.mark.parametrize("column", ["steps/wall_ms", "metrics/load/values"])
+def test_checksums_of_the_columns_find_a_flipped_bit_where_there_is_no_seal(unsealed, column):
     with h5py.File(unsealed) as file:
-        chunk = file["segments/0000/steps/wall_ms"].id.get_chunk_info(0)
+        chunk = file[f"segments/0000/{column}"].id.get_chunk_info(0)
     content = bytearray(unsealed.read_bytes())
     content[chunk.byte_offset + chunk.size // 2] ^= 4
     unsealed.write_bytes(content)

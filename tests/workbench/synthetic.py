@@ -11,6 +11,7 @@ from sessions.model import (
     TELEMETRY_COLUMNS,
     Configuration,
     Event,
+    MetricSeries,
     Phase,
     PhaseSpan,
     Segment,
@@ -93,9 +94,31 @@ def gpu_session(
         segment.ledger = {"tokens_per_step": 16384, "parameters": 100_000_000}
         session.segments.append(segment)
     session.telemetry["gpu0"] = gpu_telemetry(rng, now, session.segments)
+    add_metrics(session, rng)
     if segments > 2:
         session.events.append(Event(now * 0.8, "note", "fan at 100 % from here on"))
     return session
+
+
+def add_metrics(session: Session, rng: np.random.Generator) -> None:
+    """Four readings a second of an expert's share of the tokens, and of one gate a block."""
+    for segment in session.segments:
+        t_s = segment.steps["t_s"]
+        times = np.arange(t_s[0], t_s[-1] + 0.2, 0.25)
+        drift = np.cumsum(rng.normal(0, 0.05, (len(times), 6, 8)), axis=0)
+        load = np.exp(drift + rng.normal(0, 0.4, (6, 8)))
+        load /= load.sum(2, keepdims=True)
+        gate = 0.5 + 0.1 * np.cumsum(rng.normal(0, 0.1, (len(times), 3, 1)), axis=0)
+        for name, title, column, values in (
+            ("load", "Routing load", "expert", load),
+            ("gate", "Gate to attention", "", gate),
+        ):
+            shape = values.shape[1:]
+            table = Columns({"t_s": "f8", "values": f"{shape}f4"})
+            table.append({"t_s": times, "values": values})
+            segment.metrics[name] = MetricSeries(
+                title, "", f"What {title} is.", "block", column, shape, table
+            )
 
 
 def cpu_session(steps: int = 120, seed: int = 1, title: str = "HYDRA tiny on two cores") -> Session:
@@ -117,6 +140,7 @@ def cpu_session(steps: int = 120, seed: int = 1, title: str = "HYDRA tiny on two
             }
         )
         segment.steps = plain
+        segment.metrics = {}
         segment.ledger = {}
     t_s = session.telemetry["gpu0"]["t_s"]
     table = Columns(TELEMETRY_COLUMNS)

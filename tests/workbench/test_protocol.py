@@ -81,6 +81,12 @@ def test_every_message_survives_the_wire(kind, data):
     assert type(protocol.decode_message(line)) is kind
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_metric_that_is_no_number_is_none_after_the_wire(value):
+    line = protocol.encode(protocol.Metrics(segment=0, values={"load": [[0.5, value]]}))
+    assert protocol.decode_message(line).values == {"load": [[0.5, None]]}
+
+
 @pytest.mark.parametrize("kind", [protocol.Steps, protocol.TelemetrySamples])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_number_that_was_not_measured_is_null_on_the_wire_and_none_after_it(kind, value):

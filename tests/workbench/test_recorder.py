@@ -43,6 +43,16 @@ def test_messages_become_segments_telemetry_and_events():
         assert segment.phases[-1].stop_s >= segment.steps["t_s"][-1]
         assert set(segment.ledger) == {"loss"}
         assert segment.evidence[0].status == "effective"
+        load, rank = segment.metrics["load"], segment.metrics["rank"]
+        assert (load.title, load.unit, load.row, load.column) == (
+            *("Expert load", "tokens", "block", "expert"),
+        )
+        assert (rank.title, rank.unit, rank.help) == ("rank", "", "")
+        assert load.table["values"].shape == (3, 2, 3) and load.shape == (2, 3)
+        assert np.isnan(load.table["values"][:, 1, 2]).all()  # None on the wire
+        assert np.isfinite(load.table["values"][:, 0]).all()
+        assert (rank.table["values"] == index).all()
+        assert segment.start_s < load.table["t_s"][0] < load.table["t_s"][-1]
     assert len(session.telemetry["cpu"]["t_s"]) == 6
     assert [event.kind for event in session.events] == ["note", "note", "error"]
 
@@ -55,6 +65,8 @@ def test_a_second_runner_goes_on_in_the_same_session(later_s):
     assert session.created == 1.7e9
     assert [segment.index for segment in session.segments] == list(range(6))
     assert (np.diff(times(session)) > 0).all(), "time runs backwards"
+    measured = np.concatenate([s.metrics["load"].table["t_s"] for s in session.segments])
+    assert (np.diff(measured) > 0).all(), "the metrics' time runs backwards"
     starts = [segment.start_s for segment in session.segments]
     assert starts == sorted(starts)
     alone = recorded(second)
@@ -99,6 +111,12 @@ MISFITS = [
     protocol.PhaseChanged(segment=0, phase=-1),
     protocol.Facts(segment=7, ledger={}),
     protocol.EvidenceFound(segment=-2, evidence=[]),
+    protocol.Metrics(segment=7, values={"load": [[1.0, 2.0, 3.0]] * 2}),
+    protocol.Metrics(segment=0, values={"load": [[1.0, 2.0]] * 2}),
+    protocol.Metrics(segment=0, values={"other": [[1.0]], "load": [[1.0]]}),
+    protocol.Metrics(segment=0, values={"other": [[1.0, 2.0], [1.0]]}),
+    protocol.Metrics(segment=0, values={"other": [[], []]}),
+    protocol.Metrics(segment=0, values={"other": []}),
     protocol.Steps(segment=0, columns={}),
     protocol.Steps(segment=0, columns={"wall_ms": [1.0]}),
     batch(wall_ms=[1.0]),
@@ -137,6 +155,14 @@ wild_messages = st.one_of(
     st.builds(protocol.Steps, segment=indices, columns=columns),
     st.builds(protocol.TelemetrySamples, device=st.sampled_from(["cpu", "gpu0"]), columns=columns),
     st.builds(protocol.PhaseChanged, segment=indices, phase=st.integers(-2, 300)),
+    st.builds(
+        protocol.Metrics,
+        segment=indices,
+        values=st.dictionaries(
+            st.sampled_from(["load", "rank", "other"]),
+            st.lists(st.lists(st.none() | st.floats(allow_nan=False), max_size=3), max_size=2),
+        ),
+    ),
     st.builds(protocol.Facts, segment=indices, ledger=st.just({"a": 1})),
     st.builds(protocol.EvidenceFound, segment=indices, evidence=st.just([])),
     st.sampled_from(wire_samples.stream(segments=2)),

@@ -7,6 +7,7 @@ the number of steps sent so far to LOG.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Iterator
@@ -19,17 +20,38 @@ from workbench import protocol
 
 BATCH = 5
 GIB = 2.0**30
+LOAD = protocol.MetricInfo(
+    name="load",
+    title="Expert load",
+    unit="tokens",
+    help="Tokens of each expert.",
+    row="block",
+    column="expert",
+)
 
 
 def catalogue(created: float = 1.7e9) -> protocol.Catalogue:
-    """A catalogue with nothing to choose from."""
+    """A catalogue with one family that measures itself, and nothing to choose from."""
     return protocol.Catalogue(
         version=protocol.VERSION,
         created=created,
         device="cpu",
         device_title="none",
         environment={"torch": "0"},
-        families=[],
+        families=[
+            protocol.FamilyInfo(
+                name="hydra",
+                title="HYDRA",
+                help="",
+                fields=[],
+                presets={},
+                parameters={},
+                suggested={},
+                workloads=[],
+                default_preset="tiny",
+                metrics=[LOAD],
+            )
+        ],
         workloads=[],
         toggles=[],
         operators={},
@@ -59,7 +81,7 @@ def stream(
         for batch in range(batches):
             sent.append(steps(rng, now, index, Phase.STEADY if batch else Phase.WARM_UP))
             now += BATCH * 0.01
-            sent.append(telemetry(rng, now))
+            sent += [telemetry(rng, now), metrics(rng, now, index)]
         sent.append(protocol.Facts(t_s=now, segment=index, ledger={"loss": float(rng.random())}))
         found = [Evidence("compile", "default", "effective", "1 graph")]
         sent.append(protocol.EvidenceFound(t_s=now, segment=index, evidence=found))
@@ -104,6 +126,15 @@ def telemetry(rng: np.random.Generator, now: float) -> protocol.TelemetrySamples
     )
 
 
+def metrics(rng: np.random.Generator, now: float, segment: int) -> protocol.Metrics:
+    """One reading of two metrics: one that the catalogue describes, one that it does not."""
+    load: list[list[float | None]] = rng.random((2, 3)).tolist()
+    load[1][2] = None
+    return protocol.Metrics(
+        t_s=now, segment=segment, values={"load": load, "rank": [[float(segment)]]}
+    )
+
+
 def assert_same(found: Session, wanted: Session) -> None:
     """Everything but id and, for a recovery, the given title."""
     assert found.created == wanted.created
@@ -115,6 +146,13 @@ def assert_same(found: Session, wanted: Session) -> None:
         for name in ("index", "configuration", "label", "start_s", "phases", "evidence", "ledger"):
             assert getattr(one, name) == getattr(other, name), name
         _assert_same_columns(one.steps, other.steps)
+        assert one.metrics.keys() == other.metrics.keys()
+        for name, series in one.metrics.items():
+            wanted_series = other.metrics[name]
+            assert dataclasses.replace(series, table={}) == dataclasses.replace(
+                wanted_series, table={}
+            )
+            _assert_same_columns(series.table, wanted_series.table)
     assert found.telemetry.keys() == wanted.telemetry.keys()
     for device, columns in found.telemetry.items():
         _assert_same_columns(columns, wanted.telemetry[device])

@@ -17,11 +17,17 @@ from workbench.commands._command import Command, Mistaken, answer, answer_json, 
 from workbench.commands._headless import Bar, exit_code, settle
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+OWN = "own"  # the family of a person's own files
 SECONDS = 10.0  # where neither steps nor seconds are asked for
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("family", help="model family; `workbench doctor` lists them")
+    parser.add_argument("family", nargs="?", help="model family; `workbench doctor` lists them")
+    parser.add_argument(
+        "--model",
+        metavar="FILE.py[:build]",
+        help="a model of your own in place of a family: what the file's build() returns",
+    )
     parser.add_argument("--preset", default="", help="default: the one that fits this device")
     parser.add_argument("--workload", default="forward", help="what a step does; default: forward")
     parser.add_argument(
@@ -90,11 +96,16 @@ def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> C
     """The configuration that the arguments ask for, in the catalogue's terms."""
     families = {family.name: family for family in catalogue.families}
     workloads = {workload.name: workload for workload in catalogue.workloads}
-    family = _known("unknown family", arguments.family, families)
+    if (arguments.family is None) == (arguments.model is None):
+        raise Mistaken(f"name a family, one of {', '.join(families)}, or --model FILE.py:build")
+    name = OWN if arguments.model is not None else arguments.family
+    family = _known("unknown family", name, families)
     workload = _known("unknown workload", arguments.workload, workloads)
     model_fields = {field.name: field for field in family.fields}
     step_fields = {field.name: field for field in workload.fields}
     model: dict[str, Scalar] = {}
+    if arguments.model is not None:
+        model["source"] = str(Path(arguments.model).expanduser().absolute())
     settings: dict[str, Scalar] = {}
     for text in arguments.set:
         name, equals, value = text.partition("=")
@@ -163,6 +174,9 @@ def _read(field: protocol.Field, text: str) -> Scalar:
 
 
 def _title(configuration: Configuration) -> str:
+    if configuration.family == OWN:
+        file = Path(str(configuration.model["source"]).rpartition(":")[0])
+        return f"{file.stem} {configuration.workload}"
     return f"{configuration.family} {configuration.preset} {configuration.workload}"
 
 

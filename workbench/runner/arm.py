@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 import kernels
-from models import LanguageModel
+from models import Model
 from sessions.model import Configuration, Evidence, Scalar
 from workbench.runner.data import Batches, make_batches
 from workbench.runner.failures import Mistake
@@ -49,7 +49,7 @@ class Build:
     )
     kernel_choices: dict[str, str] = field(default_factory=dict)
     flags: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
-    transforms: list[Callable[[LanguageModel], None]] = field(default_factory=list)
+    transforms: list[Callable[[Model], None]] = field(default_factory=list)
     compute_wrappers: list[Callable[[Compute], Compute]] = field(default_factory=list)
     step_wrappers: list[Callable[[Step], Step]] = field(default_factory=list)
 
@@ -69,8 +69,9 @@ class Arm:
     """A configuration that is ready to step. Call ``step`` only inside ``entered()``."""
 
     configuration: Configuration
+    situation: Situation
     label: str
-    model: LanguageModel
+    model: Model
     batches: Batches
     trainer: Trainer | None
     step: Step
@@ -147,6 +148,8 @@ class Arms:
             while len(self._arms) >= KEPT_ARMS or (self._arms and is_short(situation.device)):
                 self._arms.pop(next(iter(self._arms)))
                 gc.collect()  # what was compiled holds its model in a cycle
+            if is_short(situation.device):
+                self._forget_other_structures(situation)
             arm = self._build(situation, phases)
         self._arms[key] = arm
         return arm
@@ -179,6 +182,14 @@ class Arms:
         if not all(key.startswith(prefix) for key in self._weights):
             self.forget_all()
 
+    def _forget_other_structures(self, situation: Situation) -> None:
+        """Free the weights of structures that no arm has any more, and this one will not."""
+        used = [_weights_key(arm.situation) for arm in self._arms.values()]
+        used.append(_weights_key(situation))
+        for key in list(self._weights):
+            if not key.startswith(tuple(used)):
+                del self._weights[key]
+
     def _build(self, situation: Situation, phases: PhaseTracker) -> Arm:
         began = time.perf_counter()
         configuration, workload = situation.configuration, situation.workload
@@ -197,14 +208,14 @@ class Arms:
             if workload.trains
             else None
         )
-        batches = _batches(situation)
+        batches = _batches(build)
         bench = Bench(model, batches, configuration.settings, trainer)
         autocast = _autocast(build)
         with contextlib.ExitStack() as stack:
             for flag in build.flags:
                 stack.enter_context(flag())
             stack.enter_context(kernels.using(**build.kernel_choices))
-            found = probe(model, batches.tokens[:1], autocast)
+            found = probe(model, batches.few, autocast)
             with _autocast_region(build):  # a KV cache is made in the dtype that will compute
                 compute = autocast(workload.compute(bench))
         for wrap_compute in build.compute_wrappers:
@@ -214,6 +225,7 @@ class Arms:
             step = wrap_step(step)
         return Arm(
             configuration=configuration,
+            situation=situation,
             label=label(configuration, situation.device),
             model=model,
             batches=batches,
@@ -234,10 +246,10 @@ class Arms:
             },
         )
 
-    def _model(self, build: Build) -> tuple[LanguageModel, Weights]:
+    def _model(self, build: Build) -> tuple[Model, Weights]:
         situation = build.situation
         family, config = situation.family, situation.config
-        key = _model_key(situation) + str(build.weights_dtype).encode()
+        key = _weights_key(situation) + str(build.weights_dtype).encode()
         if key not in self._weights:
             model = family.materialise(
                 config, situation.device, build.weights_dtype, situation.configuration.seed
@@ -266,16 +278,24 @@ def _model_key(situation: Situation) -> bytes:
     return msgspec.json.encode(identity)
 
 
-def _batches(situation: Situation) -> Batches:
+def _weights_key(situation: Situation) -> bytes:
+    """Of the weights of one structure: toggles may change the configuration, and so what fits."""
+    return _model_key(situation) + msgspec.json.encode(situation.config)
+
+
+def _batches(build: Build) -> Batches:
+    situation = build.situation
     configuration = situation.configuration
     try:
         return make_batches(
             configuration.data,
-            vocab_size=situation.config.vocabulary,
+            family=situation.family,
+            config=situation.config,
             batch=int(configuration.settings["batch"]),
             sequence=int(configuration.settings["sequence"]),
             seed=configuration.seed,
             device=situation.device,
+            dtype=build.weights_dtype,
         )
     except ValueError as error:
         raise Mistake(str(error)) from None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 import kernels
-import models
 from kernels import hardware
 from models import ConfigField, Family
 from workbench import protocol
+from workbench.runner import own
 from workbench.runner.environment import environment
-from workbench.runner.resolve import default_preset
+from workbench.runner.resolve import default_preset, families
 from workbench.runner.toggles import all_toggles
 from workbench.runner.workloads import all_workloads
 
@@ -23,7 +23,7 @@ def catalogue(device: torch.device, created: float) -> protocol.Catalogue:
         device=device.type,
         device_title=hardware.of(device).name,
         environment=environment(device),
-        families=[_family(family, device) for family in models.FAMILIES.values()],
+        families=[_family(family, device) for family in families().values()],
         workloads=[workload.info() for workload in all_workloads().values()],
         toggles=[toggle.info(device) for toggle in all_toggles().values()],
         operators={name: str(status) for name, status in kernels.status(device.type).items()},
@@ -41,11 +41,24 @@ def _family(family: Family, device: torch.device) -> protocol.FamilyInfo:
             for name, config in family.presets.items()
         },
         parameters={
-            name: family.parameter_count(config) for name, config in family.presets.items()
+            name: family.parameter_count(config)
+            for name, config in family.presets.items()
+            if family is not own.FAMILY  # whose models are known once they are built
         },
         suggested={name: dict(family.suggested(name, device.type)) for name in family.presets},
         workloads=list(family.workloads),
         default_preset=default_preset(family, device),
+        metrics=[
+            protocol.MetricInfo(
+                name=metric.name,
+                title=metric.title,
+                unit=metric.unit,
+                help=metric.help,
+                row=metric.rows,
+                column=metric.columns,
+            )
+            for metric in family.metrics
+        ],
     )
 
 

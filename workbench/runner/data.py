@@ -1,54 +1,113 @@
-"""Token data: seeded synthetic tokens, or the bytes of a text file."""
+"""Batches: seeded synthetic tokens, the bytes of a text file, or what a family draws itself."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
+
+from models import Family
 
 SYNTHETIC = "synthetic"
 RING = 16  # batches kept on the device, in turn, so that no step waits for the host
+_FEW_TOKENS = 16
+
+Tensors = tuple[Tensor, ...]
 
 
 class Batches:
-    """A ring of batches on the device, and the fixed buffer that every step reads.
+    """A ring of batches on the device, and the tensors that every step reads.
 
-    ``tokens`` and ``targets`` are (batch, sequence) int64 views of one buffer, whose address never
-    changes, as CUDA graphs need; ``advance`` copies the next batch into it.
+    A model is called with ``inputs``, its loss with ``inputs`` and ``targets``. Their addresses
+    never change, as CUDA graphs need; ``advance`` copies the next batch into them. ``few`` are
+    inputs of one short call.
     """
 
-    def __init__(self, ring_RBS: torch.Tensor) -> None:
-        self._ring = ring_RBS
-        self._buffer = ring_RBS[0].clone()
+    def __init__(
+        self,
+        inputs: Tensors,
+        targets: Tensors,
+        few: Tensors,
+        buffers: Iterable[tuple[Tensor, Tensor]],
+    ) -> None:
+        self.inputs, self.targets, self.few = inputs, targets, few
+        self._buffers = list(buffers)  # each with its ring: one more axis, the batches
         self._next = 0
-        self.tokens = self._buffer[:, :-1]
-        self.targets = self._buffer[:, 1:]
 
     def advance(self) -> None:
         """Make the next batch current."""
-        self._buffer.copy_(self._ring[self._next])
-        self._next = (self._next + 1) % len(self._ring)
+        for buffer, ring in self._buffers:
+            buffer.copy_(ring[self._next])
+        self._next = (self._next + 1) % RING
 
 
 def make_batches(
-    source: str, *, vocab_size: int, batch: int, sequence: int, seed: int, device: torch.device
+    source: str,
+    *,
+    family: Family,
+    config: Any,
+    batch: int,
+    sequence: int,
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Batches:
-    """Batches of ``source``: ``"synthetic"`` or the path of a file, whose bytes are the tokens.
+    """Batches for one configuration of a family.
 
-    Raises ``ValueError`` with one sentence where the file cannot serve.
+    ``source`` is ``"synthetic"`` or the path of a file, whose bytes are the tokens; a family that
+    draws its own batches has no other source. ``dtype`` is that of the weights, which drawn inputs
+    that are no integers take too. Raises ``ValueError`` with one sentence where ``source`` cannot
+    serve.
     """
     generator = torch.Generator().manual_seed(seed)
+    if family.draw is None:
+        ring = _tokens(source, config.vocabulary, batch, sequence, generator)
+        return _language(ring.to(device))
+    if source != SYNTHETIC:
+        raise ValueError(
+            f"data: {family.name} draws its own batches, whose inputs are no text, and cannot take "
+            f"{source!r}; choose {SYNTHETIC!r}"
+        )
+    drawn = [family.draw(config, batch, sequence, generator) for _ in range(RING)]
+    inputs = [_cast(ring, dtype) for ring in _rings(inputs for inputs, _ in drawn)]
+    rings = [ring.to(device) for ring in (*inputs, *_rings(targets for _, targets in drawn))]
+    buffers = [ring[0].clone() for ring in rings]
+    current = tuple(buffers[: len(inputs)])
+    few = tuple(buffer[:1] for buffer in current)
+    return Batches(current, tuple(buffers[len(inputs) :]), few, zip(buffers, rings, strict=True))
+
+
+def _rings(batches: Iterable[Tensors]) -> list[Tensor]:
+    return [torch.stack(parts) for parts in zip(*batches, strict=True)]
+
+
+def _cast(ring: Tensor, dtype: torch.dtype) -> Tensor:
+    return ring.to(dtype) if ring.is_floating_point() else ring
+
+
+def _language(ring_RBS: Tensor) -> Batches:
+    # Tokens and targets are (batch, sequence) views of one buffer, one token apart.
+    buffer_BS = ring_RBS[0].clone()
+    tokens_BS, targets_BS = buffer_BS[:, :-1], buffer_BS[:, 1:]
+    few = (tokens_BS[:1, :_FEW_TOKENS],)
+    return Batches((tokens_BS,), (targets_BS,), few, [(buffer_BS, ring_RBS)])
+
+
+def _tokens(
+    source: str, vocabulary: int, batch: int, sequence: int, generator: torch.Generator
+) -> Tensor:
     shape = (RING, batch, sequence + 1)
     if source == SYNTHETIC:
-        ring = torch.randint(vocab_size, shape, generator=generator)
-    else:
-        text = _file_bytes(source, vocab_size, sequence + 1)
-        starts = torch.randint(len(text) - sequence, shape[:2], generator=generator)
-        ring = text[starts[..., None] + torch.arange(sequence + 1)].to(torch.int64)
-    return Batches(ring.to(device))
+        return torch.randint(vocabulary, shape, generator=generator)
+    text = _file_bytes(source, vocabulary, sequence + 1)
+    starts = torch.randint(len(text) - sequence, shape[:2], generator=generator)
+    return text[starts[..., None] + torch.arange(sequence + 1)].to(torch.int64)
 
 
-def _file_bytes(source: str, vocab_size: int, needed: int) -> torch.Tensor:
+def _file_bytes(source: str, vocabulary: int, needed: int) -> Tensor:
     try:
         path = Path(source)
         if path.exists() and not path.is_file():  # a device may never end
@@ -63,9 +122,9 @@ def _file_bytes(source: str, vocab_size: int, needed: int) -> torch.Tensor:
         )
     text = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     largest = int(text.max())
-    if largest >= vocab_size:
+    if largest >= vocabulary:
         raise ValueError(
-            f"data: {source!r} has byte {largest}, but the model's vocabulary has {vocab_size} "
+            f"data: {source!r} has byte {largest}, but the model's vocabulary has {vocabulary} "
             "entries; choose a vocabulary of at least 256"
         )
     return text

@@ -19,6 +19,14 @@ class Mistake(ValueError):  # noqa: N818 - it is the person's, not the program's
     """What was asked cannot be: one sentence with the values, what is allowed, what to do."""
 
 
+class OwnModelError(RuntimeError):
+    """A person's own file failed: a sentence with its line, and its traceback for the log."""
+
+    def __init__(self, sentence: str, detail: str) -> None:
+        super().__init__(sentence)
+        self.detail = detail
+
+
 class CaptureError(RuntimeError):
     """A CUDA graph could not be captured."""
 
@@ -33,6 +41,13 @@ def explain(error: BaseException) -> Failure:
     first = str(error).strip().split("\n")[0]
     if isinstance(error, (Mistake, kernels.Mistake, models.ConfigurationError)):
         return Failure(kind="mistake", sentence=first, detail="")
+    if isinstance(error, OwnModelError):
+        return Failure(
+            kind="model",
+            sentence=first,
+            fix="Correct the file and run again; the log has its traceback.",
+            detail=error.detail,
+        )
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in first:
         return Failure(
             kind="out-of-memory",

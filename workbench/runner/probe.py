@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from models import LanguageModel
+from models import Model
+from workbench.runner.data import Tensors
 from workbench.runner.workloads import Compute
 
 _SIZE = 256
+_PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # all of them linear
 
 
 @dataclass(frozen=True)
@@ -24,25 +26,23 @@ class Probe:
     matmul_error: float
 
 
-def probe(
-    model: LanguageModel, tokens_BS: torch.Tensor, wrap: Callable[[Compute], Compute]
-) -> Probe:
-    """Run ``model`` once on a few tokens as its arm would, and look at every linear layer."""
+def probe(model: Model, inputs: Tensors, wrap: Callable[[Compute], Compute]) -> Probe:
+    """Run ``model`` once on few inputs as its arm would, and look at every linear layer."""
     dtypes: set[torch.dtype] = set()
     hooks = [
         module.register_forward_hook(lambda _module, _inputs, output: dtypes.add(output.dtype))
         for module in model.modules()
-        if isinstance(module, nn.Linear)
+        if isinstance(module, _PRODUCTS)
     ]
     training = model.training
     try:
         with torch.no_grad():
-            wrap(model.eval())(tokens_BS[:, :16])
+            wrap(model.eval())(*inputs)
     finally:
         model.train(training)
         for hook in hooks:
             hook.remove()
-    return Probe(frozenset(dtypes), _matmul_error(tokens_BS.device))
+    return Probe(frozenset(dtypes), _matmul_error(inputs[0].device))
 
 
 def _matmul_error(device: torch.device) -> float:

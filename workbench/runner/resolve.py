@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -12,6 +13,7 @@ import models
 from kernels import hardware
 from sessions.model import Configuration, Scalar
 from workbench.protocol import Availability, Blocked, Field, Start
+from workbench.runner import own
 from workbench.runner.failures import Mistake
 from workbench.runner.toggles import Situation, all_toggles
 from workbench.runner.workloads import Workload, all_workloads
@@ -33,7 +35,7 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
     Raises ``Mistake`` or ``models.ConfigurationError`` with one sentence.
     """
     _check_seed(configuration.seed)
-    family = _known("family", configuration.family, models.FAMILIES)
+    family = _known("family", configuration.family, families())
     workload = _known("workload", configuration.workload, all_workloads())
     if workload.name not in family.workloads:
         raise Mistake(
@@ -41,7 +43,7 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
             f"expected one of {family.workloads}"
         )
     preset = configuration.preset or default_preset(family, device)
-    config = family.configure(preset, configuration.model)
+    base = family.configure(preset, configuration.model)
     toggles = {
         name: toggle.default_option(device) for name, toggle in all_toggles().items()
     } | configuration.toggles
@@ -50,10 +52,15 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
     resolved = msgspec.structs.replace(
         configuration,
         preset=preset,
+        model=dataclasses.asdict(base) if family is own.FAMILY else configuration.model,
         settings=_settings(configuration.settings, workload, family.suggested(preset, device.type)),
         toggles=toggles,
     )
-    situation = Situation(resolved, device, family, config, workload)
+    for name in toggles.keys() - configuration.toggles.keys():
+        if _why(name, toggles[name], Situation(resolved, device, family, base, workload, base)):
+            toggles[name] = all_toggles()[name].off  # a default is no demand
+    config = _configured(Situation(resolved, device, family, base, workload, base))
+    situation = Situation(resolved, device, family, config, workload, base)
     family.check_memory(
         config,
         workload=workload.name,
@@ -64,6 +71,33 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
         checkpointing=toggles["checkpointing"],
     )
     return situation
+
+
+def families() -> dict[str, models.Family]:
+    """The bundled families by name, and the one of a person's own files."""
+    return {**models.FAMILIES, own.FAMILY.name: own.FAMILY}
+
+
+def _why(name: str, option: str, situation: Situation) -> Blocked | None:
+    """Why an option of a toggle cannot be used in this situation."""
+    toggle = all_toggles()[name]
+    if option == toggle.off:
+        return None
+    if toggle.bundled and situation.family is own.FAMILY:
+        return Blocked(toggle.bundled, "Choose a bundled family.", {name: toggle.off})
+    return toggle.blocked(option, situation)
+
+
+def _configured(situation: Situation) -> Any:
+    """The model's configuration as the toggles change it; one that is blocked changes nothing."""
+    for name, toggle in all_toggles().items():
+        option = situation.option(name)
+        if toggle.configure is None or option == toggle.off or _why(name, option, situation):
+            continue
+        fields = toggle.configure(option, situation.config)
+        config = dataclasses.replace(situation.config, **fields)
+        situation = dataclasses.replace(situation, config=config)
+    return situation.config
 
 
 def check_limits(start: Start) -> None:
@@ -88,7 +122,7 @@ def blocked_options(situation: Situation) -> dict[str, dict[str, Blocked]]:
     found: dict[str, dict[str, Blocked]] = {}
     for name, toggle in all_toggles().items():
         for option in toggle.options:
-            if option != toggle.off and (why := toggle.blocked(option, situation)):
+            if why := _why(name, option, situation):
                 found.setdefault(name, {})[option] = why
     return found
 

@@ -18,6 +18,7 @@ from sessions.model import Configuration, Phase, Scalar
 from workbench import protocol
 from workbench.runner.arm import Arm, label
 from workbench.runner.failures import Cancelled, explain, is_fatal
+from workbench.runner.metrics import MetricReader
 from workbench.runner.resolve import check_limits, require_unblocked, resolve
 from workbench.runner.rig import Rig
 from workbench.runner.toggles import Situation, all_toggles
@@ -42,6 +43,7 @@ class Run:
         self._rig = rig
         self._start = start
         self._arm: Arm | None = None
+        self._metrics: MetricReader | None = None
         self._situation: Situation | None = None
         self._entered = contextlib.ExitStack()
         self._output: torch.Tensor | None = None
@@ -108,6 +110,7 @@ class Run:
         rig.watchdog.active = True
         if not reused:
             rig.state("building", "Building the model")
+        self._output = None
         arm = self._enter(situation, reused)
         if arm is None:
             count = rig.arms.forget_arms()
@@ -116,6 +119,7 @@ class Run:
             assert arm is not None
         rig.memory.replayed_bytes = getattr(arm.step, "replayed_bytes", 0)
         self._arm, self._situation, self._steady = arm, situation, 0
+        self._metrics = MetricReader(wire, index, arm.model)
         self._shown = False
         rig.state("running")
 
@@ -150,7 +154,7 @@ class Run:
         rig.clock.begin()
         began = time.perf_counter()
         with arm.watched():
-            arm.step()
+            self._output = arm.step()
             rig.synchronize()
         rig.clock.lap(rig.phases.step_phase(time.perf_counter_ns()))
         rig.send_steps(rig.clock.drain(wait=True))
@@ -168,8 +172,10 @@ class Run:
             loss = float(self._output)
             # JSON has no NaN, and a diverged loss is a fact like any other.
             self._facts(loss=round(loss, 6) if math.isfinite(loss) else str(loss))
+        if self._metrics is not None and self._output is not None:
+            self._metrics.finish()
         self._rig.memory.replayed_bytes = 0
-        self._arm, self._output = None, None
+        self._arm, self._metrics, self._output = None, None, None
         self._entered.close()
 
     # Stepping
@@ -208,6 +214,8 @@ class Run:
         assert arm is not None
         laps = rig.clock.drain(wait=wait)
         rig.send_steps(laps)
+        if self._metrics is not None:
+            self._metrics.poll()
         self._steady += sum(lap.phase == Phase.STEADY for lap in laps)
         if self._steady >= STEADY_STEPS:
             self._show_evidence()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from workbench.ui import dialogs
+from workbench.ui import dialogs, draft
 from workbench.ui.state import AppState
 
 if TYPE_CHECKING:
@@ -51,6 +51,17 @@ def _cannot_run(state: AppState) -> str:
         return "The runner offers no model."
     problems = state.availability.problems if state.availability is not None else []
     return problems[0] if problems else ""
+
+
+def _no_own_models(state: AppState) -> str:
+    if state.replaying:
+        return "This is a replay; open the window without --replay to run."
+    if state.catalogue is None:
+        return "The runner has not started yet."
+    if state.active:
+        return "A run is in progress."
+    families = [family.name for family in state.catalogue.families]
+    return "" if draft.OWN in families else "This runner takes no models from files."
 
 
 def _not_active(state: AppState) -> str:
@@ -106,6 +117,8 @@ def _jump(window: MainWindow) -> None:
 ACTIONS = (
     Action("open", "Open …", "File", "folder", dialogs.open_session, "Ctrl+O",
            "Show the session of a file or of a journal"),
+    Action("open-model", "Open model …", "File", "folder", dialogs.open_model, "",
+           "Run a model of your own: a Python file whose build() returns it", _no_own_models),
     Action("save", "Save", "File", "save", dialogs.save, "Ctrl+S",
            "Write the session to its file", _no_data, group=1),
     Action("save-as", "Save as …", "File", "save", dialogs.save_as, "Ctrl+Shift+S",

@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
     QVBoxLayout,
 )
 
-from workbench.ui import files, fonts
+from workbench.ui import draft, files, fonts
 from workbench.ui.panels import _parts
 from workbench.ui.state import AppState
 
@@ -33,6 +33,18 @@ def open_session(window: MainWindow) -> None:
     name, _ = QFileDialog.getOpenFileName(window, "Open a session", _folder(), files.FILTER)
     if name:
         window.open_path(Path(name))
+
+
+def open_model(window: MainWindow) -> None:
+    """Ask for a Python file and choose the model that it builds."""
+    state = window.state
+    if state.catalogue is None or state.configuration is None:
+        return
+    name, _ = QFileDialog.getOpenFileName(
+        window, "Open a model: a file whose build() returns it", "", "Python (*.py)"
+    )
+    if name:
+        state.edit(draft.with_own_model(state.catalogue, state.configuration, name))
 
 
 def compare(window: MainWindow) -> None:

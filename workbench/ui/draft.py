@@ -10,6 +10,8 @@ import msgspec
 from sessions.model import Configuration, Scalar
 from workbench.protocol import Catalogue, FamilyInfo, Field, ToggleInfo, WorkloadInfo
 
+OWN = "own"  # the family of a person's own files
+
 _Item = TypeVar("_Item", FamilyInfo, Field, ToggleInfo, WorkloadInfo)
 
 
@@ -35,6 +37,13 @@ def adopt(catalogue: Catalogue, configuration: Configuration) -> Configuration:
         known = any(option.name == asked for option in toggle.options)
         toggles[toggle.name] = asked if known else toggle.default
     return msgspec.structs.replace(configuration, toggles=toggles)
+
+
+def with_own_model(catalogue: Catalogue, configuration: Configuration, path: str) -> Configuration:
+    """The model of a person's own file; nothing is switched on that may not apply to it."""
+    changed = with_family(catalogue, configuration, OWN)
+    toggles = {toggle.name: toggle.options[0].name for toggle in catalogue.toggles}
+    return msgspec.structs.replace(changed, model={"source": path}, toggles=toggles)
 
 
 def with_family(catalogue: Catalogue, configuration: Configuration, name: str) -> Configuration:

@@ -78,7 +78,7 @@ def export_plot(
             f"{', '.join(SUFFIXES)}."
         )
     options = dict(options or {})
-    plot = find_plot(name, options)
+    plot = find_plot(name, runs, options)
     ensure_application()
     reason = plot.can_show(runs)
     if reason is not None:
@@ -91,19 +91,20 @@ def export_plot(
     return target
 
 
-def find_plot(name: str, options: Mapping[str, str] | None = None) -> Plot:
-    """The plot of that name, its options checked; raises ``ExportError``."""
+def find_plot(name: str, runs: Sequence[Run], options: Mapping[str, str] | None = None) -> Plot:
+    """The plot of that name, its options checked for these runs; raises ``ExportError``."""
     if name not in PLOTS:
         raise ExportError(f"There is no plot {name!r}; expected one of {', '.join(PLOTS)}.")
     plot = PLOTS[name]
+    offered = plot.choices(runs)
     for option, choice in (options or {}).items():
-        if option not in plot.options:
-            known = ", ".join(plot.options) or "none"
+        if option not in offered:
+            known = ", ".join(offered) or "none"
             raise ExportError(f"The plot {name} has no option {option!r}; it has: {known}.")
-        if choice not in plot.options[option]:
+        if choice not in offered[option]:
             raise ExportError(
                 f"The option {option} of the plot {name} cannot be {choice!r}; expected one of "
-                f"{', '.join(plot.options[option])}."
+                f"{', '.join(offered[option]) or 'nothing, for there is none'}."
             )
     return plot
 

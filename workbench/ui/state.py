@@ -304,7 +304,7 @@ class AppState(QObject):
             case protocol.Steps():
                 self._changed()
                 return {"dataArrived"}
-            case protocol.TelemetrySamples():
+            case protocol.TelemetrySamples() | protocol.Metrics():
                 return {"dataArrived"}
             case protocol.PhaseChanged() | protocol.EvidenceFound():
                 return {"segmentsChanged"}

@@ -50,7 +50,11 @@ MISTAKES = {
     "unknown workload 'dream'; expected one of decode, forward, prefill, train": [
         *("hydra", "--workload", "dream")
     ],
-    "unknown toggle 'turbo'; expected one of precision, triton,": ["hydra", "--toggle", "turbo"],
+    "unknown toggle 'turbo'; expected one of adaptive_precision, adaptive_rank,": [
+        "hydra",
+        "--toggle",
+        "turbo",
+    ],
     "toggle precision: unknown option 'fp7'; expected one of fp32, tf32,": [
         *("hydra", "--toggle", "precision=fp7")
     ],

@@ -41,7 +41,7 @@ STYLES = {
 }
 LONG = "a label that goes on and on, as one that lists nine toggles would, " * 4
 NAMES = ("step_time", "throughput", "memory", "utilization", "power", "ecdf", "box",
-         "aligned_timeline")  # fmt: skip
+         "aligned_timeline", "model_metrics", "model_metrics_map")  # fmt: skip
 
 
 def painted(plot: Plot, runs, style, size=(640, 360), **options) -> tuple[QImage, Canvas]:
@@ -101,7 +101,7 @@ def test_a_plot_of_a_gpu_session_leaves_ink_in_its_series_colours(name, style):
 def test_every_option_of_a_plot_draws(name):
     plot = PLOTS[name]
     runs = [Run(gpu_session(2, 60))]
-    for option, choices in plot.options.items():
+    for option, choices in plot.choices(runs).items():
         for choice in choices:
             image, _ = painted(plot, runs, STYLES["light"], **{option: choice})
             assert ink(image, LIGHT.surface) > 0.005

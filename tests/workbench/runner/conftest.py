@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from runner_driver import Driver
+from runner_driver import FAULTY, Driver
 
 from sessions.model import Configuration
 from workbench import protocol
@@ -28,6 +28,15 @@ def runner(shared) -> Iterator[Driver]:
     states = [message for message in shared.messages if isinstance(message, protocol.State)]
     if states[-1].state != "idle":
         shared.finish(protocol.Stop())
+
+
+@pytest.fixture(scope="session")
+def with_families() -> Iterator[Driver]:
+    """A real runner that has the tests' families too."""
+    driver = Driver(command=FAULTY)
+    driver.until_state("idle")
+    yield driver
+    driver.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The real runner, with families that misbehave imported when it imports its own."""
+"""The real runner, with families of the tests imported when it imports its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ take_standard_streams = Wire.take_standard_streams
 def take_and_import() -> Wire:
     wire = take_standard_streams()
     import faulty_families  # noqa: F401
+    import measuring_family
+
+    import models
+
+    models.FAMILIES["measuring"] = measuring_family.FAMILY
 
     return wire
 

@@ -8,6 +8,7 @@ import kernels
 from workbench.protocol import Blocked
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
+    OPERATORS,
     Finding,
     Situation,
     Stage,
@@ -42,6 +43,7 @@ def kernel_toggle(operator: str, title: str, help: str) -> Toggle:
         apply=apply,
         evidence=evidence,
         blocked=blocked,
+        bundled=OPERATORS,
     )
 
 

@@ -11,7 +11,7 @@ import torch
 
 from kernels import hardware
 from models import Family
-from sessions.model import Configuration
+from sessions.model import Configuration, Scalar
 from workbench.protocol import Blocked, OptionInfo, ToggleInfo
 
 if TYPE_CHECKING:
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 class Stage(enum.IntEnum):
     """When a toggle is applied; a later stage sees what the earlier ones made."""
 
-    PRECISION = 0
-    KERNELS = 1
-    ATTENTION = 2
-    MEMORY = 3
-    OPTIMIZER = 4
-    COMPILE = 5
-    GRAPHS = 6
+    MODEL = 0
+    PRECISION = 1
+    KERNELS = 2
+    ATTENTION = 3
+    MEMORY = 4
+    OPTIMIZER = 5
+    COMPILE = 6
+    GRAPHS = 7
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,9 @@ class Situation:
     configuration: Configuration
     device: torch.device
     family: Family
-    config: Any  # the family's configuration dataclass
+    config: Any  # the family's configuration dataclass, as toggles have changed it
     workload: Workload
+    base: Any  # the same before any toggle changed it
 
     @property
     def on_gpu(self) -> bool:
@@ -84,6 +86,9 @@ class Toggle:
     """An optimization. The first of ``options`` leaves the model alone.
 
     ``apply(option, build)`` is called for every option but the first, in order of stage.
+    ``configure(option, config)`` gives fields of the model's configuration that become others
+    before that, for every option but the first that is not blocked.
+    ``bundled`` is set where it acts on parts that only the bundled families are known to have.
     ``evidence(option, arm)`` is asked once the arm runs steadily, for every option but the first.
     """
 
@@ -97,6 +102,8 @@ class Toggle:
     evidence: Callable[[str, Arm], Finding]
     blocked: Callable[[str, Situation], Blocked | None] = never_blocked
     default: Callable[[torch.device], str] | None = None
+    configure: Callable[[str, Any], Mapping[str, Scalar]] | None = None
+    bundled: str = ""  # why it cannot act on a model of a person's own; empty where it can
 
     @property
     def off(self) -> str:
@@ -119,6 +126,7 @@ class Toggle:
         )
 
 
+OPERATORS = "switches bundled operators, and which ones a model of your own calls is not known"
 NEEDS_GPU = Blocked("needs a CUDA GPU; this runner uses the CPU", "Run it on a machine with a GPU.")
 NEEDS_TRAINING = Blocked(
     "acts on the backward pass, and this workload has none",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import kernels
 from workbench.protocol import Blocked
 from workbench.runner.toggles._kernel_toggle import usage_finding
-from workbench.runner.toggles._toggle import Finding, Situation, Stage, Toggle
+from workbench.runner.toggles._toggle import OPERATORS, Finding, Situation, Stage, Toggle
 
 if TYPE_CHECKING:
     from workbench.runner.arm import Arm, Build
@@ -64,4 +64,5 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    bundled=OPERATORS,
 )

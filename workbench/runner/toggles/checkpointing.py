@@ -48,4 +48,5 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    bundled="acts block by block, and the blocks of a model of your own are not known",
 )

@@ -30,4 +30,5 @@ TOGGLE = Toggle(
     options={"per_layer": "One per layer", "shared": "Shared"},
     apply=_apply,
     evidence=_evidence,
+    bundled="shares the rotary tables of the bundled families, which a model of your own has not",
 )

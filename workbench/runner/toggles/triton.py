@@ -9,7 +9,15 @@ import torch
 import kernels
 from workbench.protocol import Blocked
 from workbench.runner.toggles._kernel_toggle import triton_blocked, usage_finding
-from workbench.runner.toggles._toggle import Finding, Situation, Stage, Toggle, effective, no_effect
+from workbench.runner.toggles._toggle import (
+    OPERATORS,
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    effective,
+    no_effect,
+)
 
 if TYPE_CHECKING:
     from workbench.runner.arm import Arm, Build
@@ -60,5 +68,6 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
+    bundled=OPERATORS,
     default=_default,
 )

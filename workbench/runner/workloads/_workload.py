@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models import LanguageModel
+from models import LanguageModel, Model
 from sessions.model import Scalar
 from workbench.protocol import Field, WorkloadInfo
 
@@ -24,10 +24,16 @@ Step = Callable[[], torch.Tensor]
 class Bench:
     """What a step works with. ``compute`` is the workload's own, wrapped (autocast, compile)."""
 
-    model: LanguageModel
+    model: Model
     batches: Batches
     settings: Mapping[str, Scalar]
     trainer: Trainer | None  # None where nothing is trained
+
+    @property
+    def language_model(self) -> LanguageModel:
+        """The model, of a workload that only families of language models have."""
+        assert isinstance(self.model, LanguageModel)
+        return self.model
 
 
 BATCH = Field(

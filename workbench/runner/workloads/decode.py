@@ -35,8 +35,8 @@ def _tokens(settings: Mapping[str, Scalar]) -> int:
 
 
 def _compute(bench: Bench) -> Compute:
-    model = bench.model
-    prompt_BS = bench.batches.tokens
+    model = bench.language_model
+    (prompt_BS,) = bench.batches.inputs
     cache = model.new_cache(prompt_BS.shape[0], _length(bench.settings))
     with torch.no_grad():
         model(prompt_BS, cache=cache, last_only=True)
@@ -48,7 +48,7 @@ def _compute(bench: Bench) -> Compute:
 
 
 def _step(bench: Bench, compute: Compute) -> Step:
-    prompt_BS = bench.batches.tokens
+    (prompt_BS,) = bench.batches.inputs
     prompt, new_tokens = prompt_BS.shape[1], int(bench.settings["new_tokens"])
     token_B1 = prompt_BS[:, -1:].clone()
     done = torch.zeros((), dtype=torch.int64, device=prompt_BS.device)

@@ -1,4 +1,4 @@
-"""Inference over whole sequences: one forward pass without gradients."""
+"""Inference over whole inputs: one forward pass without gradients."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from workbench.runner.workloads._workload import Bench, Compute, Step, Workload
 def _compute(bench: Bench) -> Compute:
     model = bench.model
 
-    def compute(tokens_BS: torch.Tensor) -> torch.Tensor:
-        return model(tokens_BS)
+    def compute(*inputs: torch.Tensor) -> torch.Tensor:
+        return model(*inputs)
 
     return compute
 
 
 def _step(bench: Bench, compute: Compute) -> Step:
-    tokens_BS = bench.batches.tokens
+    inputs = bench.batches.inputs
 
     def step() -> torch.Tensor:
         with torch.no_grad():
-            return compute(tokens_BS)
+            return compute(*inputs)
 
     return step
 

@@ -8,8 +8,9 @@ from workbench.runner.workloads._workload import Bench, Compute, Step, Workload
 
 
 def _compute(bench: Bench) -> Compute:
-    model = bench.model
-    batch, length = bench.batches.tokens.shape
+    model = bench.language_model
+    (tokens_BS,) = bench.batches.inputs
+    batch, length = tokens_BS.shape
     cache = model.new_cache(batch, length)
 
     def compute(tokens_BS: torch.Tensor) -> torch.Tensor:
@@ -19,7 +20,7 @@ def _compute(bench: Bench) -> Compute:
 
 
 def _step(bench: Bench, compute: Compute) -> Step:
-    tokens_BS = bench.batches.tokens
+    (tokens_BS,) = bench.batches.inputs
 
     def step() -> torch.Tensor:
         with torch.no_grad():

@@ -1,4 +1,6 @@
-"""A training step: next-token loss, backward pass, AdamW."""
+"""A training step: the loss (of the next token, where the model is one of language), backward
+pass, AdamW.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from workbench.runner.workloads._workload import Bench, Compute, Step, Workload
 def _compute(bench: Bench) -> Compute:
     model = bench.model
 
-    def compute(tokens_BS: torch.Tensor, targets_BS: torch.Tensor) -> torch.Tensor:
-        return model.loss(tokens_BS, targets_BS)
+    def compute(*batch: torch.Tensor) -> torch.Tensor:
+        return model.loss(*batch)
 
     return compute
 
@@ -19,10 +21,10 @@ def _compute(bench: Bench) -> Compute:
 def _step(bench: Bench, compute: Compute) -> Step:
     trainer = bench.trainer
     assert trainer is not None
-    tokens_BS, targets_BS = bench.batches.tokens, bench.batches.targets
+    batch = bench.batches.inputs + bench.batches.targets
 
     def step() -> torch.Tensor:
-        loss = compute(tokens_BS, targets_BS)
+        loss = compute(*batch)
         trainer.update(loss)
         return loss.detach()
 

@@ -51,7 +51,8 @@ class Chart(QWidget):
         super().__init__(parent)
         self.plot = plot
         self.runs: list[Run] = []
-        self.options = {name: choices[0] for name, choices in plot.options.items()}
+        self.options: dict[str, str] = {}  # what a person chose; the first choice otherwise
+        self._key: object = None
         self.readings = False
         self.zero = True
         self._theme = theme
@@ -104,6 +105,9 @@ class Chart(QWidget):
     def show_runs(self, runs: Sequence[Run]) -> None:
         """Draw these runs instead; the range of x stays unless the canvas follows the data."""
         self.runs = list(runs)
+        offered = self.plot.choices(self.runs)
+        self.options = {n: c for n, c in self.options.items() if c in offered.get(n, ())}
+        self._key = self.plot.key(self.runs)
         self.canvas.clear_layers()
         self._reason = self.plot.can_show(self.runs)
         self._looked_at = time.monotonic()
@@ -119,6 +123,11 @@ class Chart(QWidget):
         self._button.show()
         self._button.raise_()
         self.canvas.refresh()
+
+    def renew(self) -> None:
+        """Draw anew if more has changed than that numbers were appended."""
+        if self._reason is None and self.plot.key(self.runs) != self._key:
+            self.show_runs(self.runs)
 
     def refresh(self) -> bool:
         """Take in what the runs have gained; False if an empty plot is to be asked again later."""
@@ -153,14 +162,14 @@ class Chart(QWidget):
     def menu(self) -> QMenu:
         """What can be done with the plot."""
         menu = QMenu(self)
-        for name, choices in self.plot.options.items():
+        for name, choices in self.plot.choices(self.runs).items():
             group = QActionGroup(menu)
             for choice in choices:
                 title = f"{name.capitalize()}: {choice.replace('_', ' ')}"
                 action = QAction(title, menu)
                 menu.addAction(action)
                 action.setCheckable(True)
-                action.setChecked(self.options[name] == choice)
+                action.setChecked(self.options.get(name, choices[0]) == choice)
                 action.triggered.connect(lambda _, n=name, c=choice: self.set_option(n, c))
                 group.addAction(action)
             menu.addSeparator()

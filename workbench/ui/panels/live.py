@@ -236,6 +236,7 @@ class LivePanel(QWidget):
         shown = self.shown
         spans = []
         for chart in shown:
+            chart.renew()
             chart.canvas.follow_x = False
             for layer in chart.canvas.layers:
                 layer.pull()

@@ -62,7 +62,9 @@ class Plot:
 
     ``can_show(runs)`` is None, or one sentence that says why there is nothing to show. ``table``
     gives the data drawn, not decimated: columns of one length by name. ``options`` are keyword
-    arguments that ``draw`` and ``table`` take, with their choices, the default first.
+    arguments that ``draw`` and ``table`` take, with their choices, the default first; ``found``
+    gives those whose choices depend on what is shown. A drawing whose ``key`` has changed is made
+    anew; numbers that were appended do not need that.
     """
 
     name: str
@@ -73,6 +75,12 @@ class Plot:
     can_show: Callable[[Sequence[Run]], str | None]
     axis: str  # "time" (x is the session's clock; may be live) or "value"
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    found: Callable[[Sequence[Run]], Mapping[str, tuple[str, ...]]] = lambda runs: {}
+    key: Callable[[Sequence[Run]], object] = lambda runs: None
+
+    def choices(self, runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
+        """All options with their choices for these runs."""
+        return {**self.found(runs), **self.options}
 
     def paint(self, plot_item: Canvas, runs: Sequence[Run], style: Style, **options: str) -> None:
         """Draw on an empty canvas, titled."""

@@ -1,0 +1,69 @@
+"""Live metrics: what a model measures of itself, read a few times a second between two steps.
+
+No step waits for a reading. On the GPU it is a copy into pinned memory, queued behind the steps so
+far and sent once its event has passed; on the CPU the numbers are there already.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from models import Model
+from workbench import protocol
+from workbench.runner.wire import Wire
+
+PERIOD_NS = 250_000_000
+SHARE = 0.005  # of the host's time: readings that take long are taken less often
+
+
+class MetricReader:
+    """Reads the metrics of one segment's model; ``poll`` is called between steps."""
+
+    def __init__(self, wire: Wire, segment: int, model: Model) -> None:
+        self._wire, self._segment = wire, segment
+        self._sources = model.metrics()
+        on_gpu = any(source.is_cuda for source in self._sources.values())
+        self._copies = {
+            name: torch.empty(source.shape, dtype=torch.float32, pin_memory=on_gpu)
+            for name, source in self._sources.items()
+        }
+        self._event = torch.cuda.Event() if on_gpu else None
+        self._taken_s: float | None = None  # when the reading was taken that is not sent yet
+        self._due_ns = 0
+
+    def poll(self) -> None:
+        """Take a reading if one is due, and send the one that was taken if it has arrived."""
+        began_ns = time.perf_counter_ns()
+        if not self._sources or (self._taken_s is None and began_ns < self._due_ns):
+            return
+        if self._taken_s is None:
+            self._take()
+        if self._event is not None and not self._event.query():
+            return
+        self._send()
+        now_ns = time.perf_counter_ns()
+        self._due_ns = now_ns + max(PERIOD_NS, int((now_ns - began_ns) / SHARE))
+
+    def finish(self) -> None:
+        """Send how the segment ended; waits for its last step."""
+        if not self._sources:
+            return
+        self._take()
+        if self._event is not None:
+            self._event.synchronize()
+        self._send()
+
+    def _take(self) -> None:
+        for name, source in self._sources.items():
+            self._copies[name].copy_(source, non_blocking=True)
+        if self._event is not None:
+            self._event.record()
+        self._taken_s = self._wire.seconds()
+
+    def _send(self) -> None:
+        assert self._taken_s is not None
+        values = {name: copy.tolist() for name, copy in self._copies.items()}
+        self._wire.send(protocol.Metrics(t_s=self._taken_s, segment=self._segment, values=values))
+        self._taken_s = None

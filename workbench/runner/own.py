@@ -1,0 +1,258 @@
+"""A model of one's own: any ``torch.nn.Module``, from a Python file, as a family made on the fly.
+
+The file has a function, ``build`` unless ``FILE.py:name`` names another, that takes nothing and
+returns ``(module, make_inputs)`` or ``(module, make_inputs, loss)``:
+
+* ``make_inputs(batch)`` gives a random tensor on the CPU, or a tuple of them, whose first axis is
+  the batch: what the module is called with. Called for every batch of a ring, seeded.
+* ``loss(output, *inputs)`` gives the mean loss, one number; only the training step needs it.
+
+The file is run in the runner, once for the weights and once for every configuration around them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import sys
+import traceback
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models import ConfigurationError, Costs, Family, Footprint, Model
+from models._family import Batch, setting
+from workbench.runner.failures import Mistake, OwnModelError
+
+BUILD = "build"
+_MOST_BYTES = 10_000_000
+_SHAPE = "(module, make_inputs) or (module, make_inputs, loss)"
+_numbers = itertools.count()
+_drawers: dict[OwnConfig, Callable[[int], Any]] = {}  # make_inputs of the file built last
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnConfig:
+    """Which file; ``sha256`` is filled in when it is read, and keeps a session reproducible."""
+
+    source: str = setting(
+        "", "File", "A Python file whose build() returns a module: FILE.py or FILE.py:function."
+    )
+    sha256: str = setting("", "SHA-256", "Of the file; empty takes the file as it is.")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What ``build()`` returned."""
+
+    module: nn.Module
+    make_inputs: Callable[[int], Any]
+    loss: Callable[..., Any] | None
+
+
+class OwnModel(Model):
+    """The person's module, behind what the runner asks of a model."""
+
+    def __init__(self, module: nn.Module, loss: Callable[..., Any] | None) -> None:
+        super().__init__()
+        self.module = module
+        self._own_loss = loss
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """Whatever the module gives."""
+        return self.module(*inputs)
+
+    def loss(self, *batch: Tensor) -> Tensor:
+        """The person's loss of the module's output."""
+        if self._own_loss is None:
+            raise Mistake(f"own: build() returned no loss, which the training step needs: {_SHAPE}")
+        value = self._own_loss(self.module(*batch), *batch)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            shown = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise Mistake(f"loss() returned {shown}; expected a tensor of one number")
+        return value.float().reshape(())
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        """The parameters alone: every structure has buffers of its own."""
+        state = self.state_dict(keep_vars=True)
+        return {name: each for name, each in state.items() if isinstance(each, nn.Parameter)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnFamily(Family):
+    """The family of whatever file is named."""
+
+    def configure(self, preset: str, overrides: Mapping[str, Any] | None = None) -> OwnConfig:
+        """The file as it is now; raises ``ConfigurationError``, and runs nothing of it."""
+        config: OwnConfig = super().configure(preset, overrides)
+        path, _ = split(config.source)
+        digest = hashlib.sha256(_read(path)).hexdigest()
+        if config.sha256 not in ("", digest):
+            raise ConfigurationError(
+                f"own: {path} has changed since: its SHA-256 was {config.sha256[:12]}... and is "
+                f"{digest[:12]}...; start anew without sha256 to run it as it is"
+            )
+        return replace(config, source=f"{path}:{split(config.source)[1]}", sha256=digest)
+
+    def check_memory(self, config: OwnConfig, *, sequence: int, **step: Any) -> None:
+        """Nothing is known of the memory that it takes; its inputs have no sequence to choose."""
+        if sequence != 1:
+            raise ConfigurationError(
+                f"own: sequence = {sequence}, but make_inputs(batch) decides on all but the batch; "
+                "leave sequence at 1"
+            )
+
+    def footprint(self, config: OwnConfig, **step: Any) -> Footprint:
+        """Zeros: not known before it is built."""
+        roles = ("weights", "gradients", "optimizer", "activations", "cache", "tables")
+        return Footprint(**dict.fromkeys(roles, 0))
+
+    def materialise(
+        self,
+        config: OwnConfig,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> Model:
+        """The model with the weights that its file gives it under ``seed``."""
+        parts = load(config, seed)
+        return OwnModel(parts.module, parts.loss).to(device=device, dtype=dtype)
+
+    def share(self, config: OwnConfig, weights: Mapping[str, nn.Parameter]) -> Model:
+        """Another structure around the same parameters; its buffers are its own."""
+        parts = load(config, 0)
+        model = OwnModel(parts.module, parts.loss)
+        model.load_state_dict(weights, strict=False, assign=True)
+        first = next(iter(weights.values()))
+        return model.to(device=first.device, dtype=first.dtype)
+
+
+def split(source: str) -> tuple[Path, str]:
+    """``FILE.py:function`` as an absolute path and a name; raises ``ConfigurationError``."""
+    text, colon, name = source.rpartition(":")
+    if not colon or not name.isidentifier():
+        text, name = source, BUILD
+    if not text.strip():
+        raise ConfigurationError(
+            "own: no file is named; choose one with Open model..., or with --model FILE.py:build"
+        )
+    return Path(text).expanduser().absolute(), name
+
+
+def load(config: OwnConfig, seed: int) -> Parts:
+    """Run the file and its function. Raises ``Mistake`` or ``OwnModelError``."""
+    path, name = split(config.source)
+    module = types.ModuleType(f"own_model_{next(_numbers)}")
+    module.__file__ = str(path)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # what it imports from beside itself
+    sys.modules[module.__name__] = module  # dataclasses and pickle look it up
+    content = _read(path)
+
+    def run() -> None:
+        exec(compile(content, path, "exec"), module.__dict__)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        _own(path, "the file", run)
+        build = getattr(module, name, None)
+        if not callable(build):
+            raise Mistake(f"own: {path} has no function {name}(); it must return {_SHAPE}")
+        found = _own(path, f"{name}()", build)
+    parts = _parts(path, name, found)
+    _drawers.clear()
+    _drawers[config] = parts.make_inputs
+    return parts
+
+
+def _parts(path: Path, name: str, found: Any) -> Parts:
+    shown = f"own: {name}() of {path} returned"
+    if not isinstance(found, tuple) or len(found) not in (2, 3):
+        what = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
+        raise Mistake(f"{shown} {what}; expected {_SHAPE}")
+    module, make_inputs, loss = (*found, None)[:3]
+    if not isinstance(module, nn.Module):
+        raise Mistake(f"{shown} {type(module).__name__} for the module; expected a torch.nn.Module")
+    for what, value in (("make_inputs", make_inputs), ("loss", loss)):
+        if not callable(value) and (what, value) != ("loss", None):
+            raise Mistake(f"{shown} {type(value).__name__} for {what}; expected a function")
+    if not any(True for _ in module.parameters()):
+        raise Mistake(f"{shown} a module without parameters; there is nothing to run or train")
+    return Parts(module, make_inputs, loss)
+
+
+def _draw(config: OwnConfig, batch: int, sequence: int, generator: torch.Generator) -> Batch:
+    path, _ = split(config.source)
+    make_inputs = _drawers[config] if config in _drawers else load(config, 0).make_inputs
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+        found = _own(path, f"make_inputs({batch})", lambda: make_inputs(batch))
+    inputs = tuple(found) if isinstance(found, tuple | list) else (found,)
+    if not inputs or not all(isinstance(each, Tensor) and each.ndim for each in inputs):
+        kinds = ", ".join(type(each).__name__ for each in inputs) or "nothing"
+        raise Mistake(f"own: make_inputs({batch}) returned {kinds}; expected tensors with axes")
+    shapes = [tuple(each.shape) for each in inputs]
+    if any(shape[0] != batch for shape in shapes):
+        raise Mistake(
+            f"own: make_inputs({batch}) returned shapes {shapes}; the first axis must be the batch"
+        )
+    return inputs, ()
+
+
+def _own(path: Path, what: str, call: Callable[[], Any]) -> Any:
+    """Call what the person wrote; its failure is told with the person's own traceback."""
+    try:
+        return call()
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except SyntaxError as error:
+        detail = "".join(traceback.format_exception_only(error))
+        where = f"{error.filename or path}, line {error.lineno}"
+        raise OwnModelError(f"{where}: {error.msg}", detail) from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a person's file may raise anything
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [number for number, frame in enumerate(frames) if frame.filename == str(path)]
+        line = f", line {frames[own[-1]].lineno}" if own else ""
+        text = (str(error).strip().split("\n") or [""])[0]
+        detail = "".join(traceback.format_list(frames[own[0] :] if own else frames))
+        detail += "".join(traceback.format_exception_only(error))
+        sentence = f"{path}{line}: {what} raised {type(error).__name__}: {text or 'no message'}"
+        raise OwnModelError(sentence, detail) from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is not a regular file")
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"it is larger than {_MOST_BYTES:,} bytes")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError also for a NUL in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigurationError(f"own: cannot read {str(path)!r}: {reason}") from None
+
+
+def _unknown(config: OwnConfig) -> Costs:
+    """Nothing is known before it is built, so nothing may be estimated."""
+    raise ConfigurationError("own: what a model of your own costs is not known before it is built")
+
+
+FAMILY = OwnFamily(
+    name="own",
+    title="Own model",
+    help=__doc__ or "",
+    config=OwnConfig,
+    presets={"file": OwnConfig()},
+    suggestions={"file": {"cpu": (4, 1)}},
+    construct=lambda config: OwnModel(nn.Identity(), None),
+    check=lambda config: None,
+    costs=_unknown,
+    workloads=("forward", "train"),
+    first_choice="file",
+    draw=_draw,
+)

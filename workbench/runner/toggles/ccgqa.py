@@ -1,0 +1,9 @@
+"""Compressed convolutional attention (arXiv 2510.04476) in place of plain grouped-query attention.
+
+Queries, keys and values are computed and compared in a smaller latent: fewer FLOPs and a smaller
+decode cache.
+"""
+
+from workbench.runner.toggles._field_toggle import field_toggle
+
+TOGGLE = field_toggle("ccgqa", "CCGQA", __doc__)
