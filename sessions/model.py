@@ -109,6 +109,20 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     reasons: list[str] = []
 
 
+class Numerics(msgspec.Struct, frozen=True, kw_only=True):
+    """An arm's outputs on one batch against a reference of the same weights in more digits."""
+
+    reference: str  # "float64" or "float32"; empty where there was none, and ``text`` says why
+    ok: bool  # within tolerance
+    text: str  # in words
+    max_error: float | None = None  # largest absolute difference of an output
+    relative_error: float | None = None  # Euclidean norm of the difference over the reference's
+    tolerance: float | None = None  # of the relative error
+    mse: float | None = None
+    cosine: float | None = None
+    loss_difference: float | None = None  # in training
+
+
 class PhaseSpan(msgspec.Struct, frozen=True):
     """A stretch of one segment spent in one phase; seconds since the session began."""
 

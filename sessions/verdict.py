@@ -325,3 +325,13 @@ def _ratio_text(found: Interval) -> str:
 
 def _exp(value: float) -> float | None:
     return math.exp(value) if math.isfinite(value) else None
+
+
+def wrong_arms(comparison: PairedComparison) -> list[tuple[str, str]]:
+    """The arms whose numbers are out of tolerance, and how far: red, however fast."""
+    numerics = comparison.facts.get("numerics", {})
+    return [
+        ("AB"[int(arm)], found["text"])
+        for arm, found in sorted(numerics.items())
+        if not found["ok"]
+    ]

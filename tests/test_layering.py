@@ -30,7 +30,7 @@ kernels._peers kernels  | torch fla liger_kernel quack mamba_ssm
 models       models kernels                                    | torch
 sessions     sessions                                          | numpy scipy h5py msgspec
 .protocol    sessions                                          | msgspec
-.recorder    sessions .protocol                                | numpy
+.recorder    sessions .protocol                                | numpy msgspec
 .journal     sessions .protocol .recorder                      |
 .client      .protocol .journal                                |
 .headless    sessions .protocol .recorder .journal .client     |
