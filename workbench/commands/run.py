@@ -20,8 +20,14 @@ _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 SECONDS = 10.0  # where neither steps nor seconds are asked for
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("family", help="model family; `workbench doctor` lists them")
+def configuration_arguments(parser: argparse.ArgumentParser, family_default: str = "") -> None:
+    """What names a configuration; the family may be left out where there is a default."""
+    text = "model family; `workbench doctor` lists them"
+    if family_default:
+        text += f"; default: {family_default}"
+        parser.add_argument("family", nargs="?", default=family_default, help=text)
+    else:
+        parser.add_argument("family", help=text)
     parser.add_argument("--preset", default="", help="default: the one that fits this device")
     parser.add_argument("--workload", default="forward", help="what a step does; default: forward")
     parser.add_argument(
@@ -38,11 +44,15 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[=OPTION]",
         help="an optimization; where it has two options, its name switches it",
     )
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument("--steps", type=_positive_int, help="end after so many steps")
-    length.add_argument("--seconds", type=_positive_float, help=f"default: {SECONDS:g}")
     parser.add_argument("--seed", type=int, default=0, help="of weights and data; default: 0")
     parser.add_argument("--data", default="synthetic", help="a text file, whose bytes are tokens")
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    configuration_arguments(parser)
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--steps", type=_positive_int, help="end after so many steps")
+    length.add_argument("--seconds", type=positive_float, help=f"default: {SECONDS:g}")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -116,6 +126,15 @@ def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> C
     )
 
 
+def with_toggles(
+    catalogue: protocol.Catalogue, configuration: Configuration, text: str
+) -> Configuration:
+    """The configuration with the toggles of ``NAME=OPTION,...`` as well."""
+    toggles = {toggle.name: toggle for toggle in catalogue.toggles}
+    chosen = dict(_toggle(one.strip(), toggles) for one in text.split(",") if one.strip())
+    return msgspec.structs.replace(configuration, toggles={**configuration.toggles, **chosen})
+
+
 def summary(segment: Segment) -> dict[str, Any]:
     """One segment in numbers, for programs."""
     found = statistics.summarize(statistics.steady_ms(segment))
@@ -170,7 +189,8 @@ def _positive_int(text: str) -> int:
     return int(_positive(text, int, "a whole number above 0"))
 
 
-def _positive_float(text: str) -> float:
+def positive_float(text: str) -> float:
+    """A number above 0, for argparse."""
     return float(_positive(text, float, "a number above 0"))
 
 
