@@ -273,7 +273,7 @@ def _decide(time: Interval, margin: float) -> tuple[str, list[str]]:
         return "SLOWER", []
     if -margin <= time.low and time.high <= margin:
         return "SAME", []
-    return "UNDECIDED", [f"the interval reaches over the edge of +-{percent:.2g} %"]
+    return "UNDECIDED", [f"the interval reaches over the edge of ±{percent:.2g} %"]
 
 
 def _fixed(series: NDArray, alpha: float) -> tuple[float, float, float]:

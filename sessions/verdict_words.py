@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from sessions.model import PairedComparison
-from sessions.tables import Measured, text
+from sessions.numbers import Measured, text
 from sessions.verdict import REGION, wrong_arms
 
 _SAYS = {"FASTER": "B is FASTER than A", "SLOWER": "B is SLOWER than A"}
@@ -20,13 +20,13 @@ def region_of(comparison: PairedComparison) -> float:
 def headline(comparison: PairedComparison) -> str:
     """The verdict in a few words; wrong numbers before all."""
     wrong = wrong_arms(comparison)
-    said = _SAYS.get(comparison.verdict)
+    said = _SAYS.get(comparison.verdict, comparison.verdict)
     if comparison.verdict == "SAME":
         said = f"B is the SAME as A within ±{100 * region_of(comparison):.2g} %"
     if wrong:
         arms = " and ".join(arm for arm, _ in wrong)
         said = f"{arms} computed wrong numbers; by time: {said}"
-    return said or comparison.verdict
+    return said
 
 
 def ratio_line(comparison: PairedComparison) -> str:
@@ -56,7 +56,7 @@ def remarks(comparison: PairedComparison) -> list[str]:
     if comparison.verdict == "UNDECIDED" and facts.get("final"):
         more_s = facts.get("more_s")
         if more_s is not None:
-            said.append(f"Measuring about {duration(more_s)} more should decide.")
+            said.append(f"Measuring about {duration(math.ceil(more_s))} more should decide.")
     return said
 
 
