@@ -38,7 +38,6 @@ ALPHA = 0.05
 MIN_PAIRS = 8
 REGION = 0.01  # of practical equivalence: ratios from 1 / 1.01 to 1.01 are the same
 HALF_WIDTH = 0.005  # of the interval of the log ratio, at which measuring ends
-VERDICTS = ("FASTER", "SLOWER", "SAME", "UNDECIDED")
 _MIXTURE = 1.0  # variance of the mixture over the effect, in those of a pair; narrow for 8 to 100
 _RESAMPLES = 1999
 _MOST_PAIRS = 1_000_000  # no verdict is promised beyond

@@ -7,16 +7,18 @@ pair, so that whoever stops, or kills, keeps what was measured.
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import time
+from collections.abc import Callable
 
 from sessions import verdict
 from sessions.model import Judgement, PairedComparison, Phase
 from workbench import protocol
 from workbench.runner import blocks, numerics
 from workbench.runner.arm import Arm, label
-from workbench.runner.blocks import Contender
+from workbench.runner.blocks import Contender, TimedBlock
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.resolve import LONGEST_S, require_unblocked, resolve
 from workbench.runner.rig import Rig
@@ -135,6 +137,7 @@ class CompareRun:
 
     def _go_alone(self, contender: Contender) -> None:
         self._alone = True
+        contender.arm = None
         self._make_room(contender)
         text = "the arms do not fit in memory together: each block builds its arm anew"
         self._rig.wire.send(protocol.Note(kind="warning", text=text))
@@ -173,11 +176,13 @@ class CompareRun:
     def _look_at(self, contender: Contender) -> None:
         """Warm up, ask for evidence, check the numbers, and settle how long a block is."""
         rig = self._rig
-        arm = contender.arm or self._build(contender)
+        if contender.arm is None:
+            self._build(contender)
         side = "AB"[contender.number]
         rig.segment = contender.segment
         rig.state("running", f"Checking the numbers of {side}")
-        found = numerics.check(arm, contender.situation)
+        assert contender.arm is not None  # no name of its own: it may have to make room below
+        found = numerics.check(contender.arm, contender.situation)
         blocks.free_memory()
         rig.wire.send(
             protocol.NumericsChecked(comparison=self._index, arm=contender.number, numerics=found)
@@ -185,7 +190,7 @@ class CompareRun:
         self._take_commands()
         rig.state("running", f"Warming up {side}")
         self._warm_up(contender)
-        evidence = arm.find_evidence()
+        evidence = contender.arm.find_evidence()
         rig.wire.send(protocol.EvidenceFound(segment=contender.segment, evidence=evidence))
         least_ms = 500 * contender.build_s if self._alone else 0.0
         contender.steps = blocks.block_steps(
@@ -198,8 +203,8 @@ class CompareRun:
         rig.phases.restart()
         until = time.perf_counter() + WARM_UP_S
         steady = False
-        while not steady and time.perf_counter() < until:
-            done = blocks.warm_up_block(rig, contender)
+        while math.isnan(contender.step_ms) or (not steady and time.perf_counter() < until):
+            done = self._attempt(contender, blocks.warm_up_block)
             self._take_commands()
             if done is not None:
                 self.steps += done.steps
@@ -241,10 +246,12 @@ class CompareRun:
             if contender.arm is None:
                 self._build(contender)
                 self._warm_up(contender)
-            done = blocks.run_block(self._rig, contender, len(self._blocks) + 1)
+            number = len(self._blocks) + 1
+            run = functools.partial(blocks.run_block, number=number)
+            done = self._attempt(contender, run)
             self._take_commands()
             if done is None:
-                continue  # a command came in between, and the comparison goes on
+                continue  # a command came in between, or memory was short: the comparison goes on
             tries += 1
             self.steps += done.steps
             block = protocol.Block(
@@ -259,6 +266,20 @@ class CompareRun:
             if not done.void:
                 return True
         return False
+
+    def _attempt(
+        self, contender: Contender, run: Callable[[Rig, Contender], TimedBlock | None]
+    ) -> TimedBlock | None:
+        """A block; None where it was ended early, or needs the other arm's place in memory."""
+        try:
+            return run(self._rig, contender)
+        except Exception as error:
+            kind = explain(error).kind
+            if self._alone or is_fatal(error) or kind != "out-of-memory":
+                raise
+        self._go_alone(contender)
+        self._build(contender)
+        return None
 
     def _judge(self, final: bool = False) -> None:
         command = self._command

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import signal
 import threading
 import weakref
@@ -11,6 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from runner_driver import Driver
 
 from sessions import verdict
@@ -18,7 +21,7 @@ from sessions.model import Configuration, Phase
 from workbench import journal, protocol
 from workbench.journal import Journal
 from workbench.recorder import Recorder
-from workbench.runner import ab
+from workbench.runner import ab, blocks
 from workbench.runner.ab import CompareRun
 from workbench.runner.failures import Cancelled
 from workbench.runner.resolve import resolve
@@ -236,28 +239,70 @@ def test_a_comparison_all_of_whose_blocks_are_void_ends_and_says_so(rig, small, 
     assert any("not counted: a compile happened in it" in one for one in found.facts["reasons"])
 
 
+@pytest.mark.parametrize("short", ["while building", "in a later step"])
 def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so(
-    rig, small, monkeypatch
+    rig, small, monkeypatch, short
 ):
     built = []
     build = rig.arms._build
 
-    def build_one_at_a_time(situation, phases):
+    def need_room() -> None:
         gc.collect()
-        if any(reference() is not None for reference in built):
+        if sum(reference() is not None for reference in built) > (short == "in a later step"):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    def build_one_at_a_time(situation, phases):
+        if short == "while building":
+            need_room()
         arm = build(situation, phases)
         built.append(weakref.ref(arm))
+        step, calls = arm.step, itertools.count()
+
+        def tight() -> torch.Tensor:
+            if short == "in a later step" and next(calls) > 2:
+                need_room()
+            return step()
+
+        arm.step = tight
         return arm
 
     monkeypatch.setattr(rig.arms, "_build", build_one_at_a_time)
     monkeypatch.setattr(ab, "WARM_UP_S", 0.1)
     CompareRun(rig, protocol.Compare(base=small, other=small, budget_s=2.0)).execute()
     found, session = recorded(rig)
-    assert found.facts["rebuilt_each_block"] and found.facts["pairs"] >= 1
+    assert found.facts["rebuilt_each_block"] is (short == "while building")
+    assert found.facts["pairs"] >= 1
     assert len(built) >= len(found.order) / 2
     (note,) = (event for event in session.events if event.kind == "warning")
     assert note.text == ("the arms do not fit in memory together: each block builds its arm anew")
+
+
+@given(st.floats(0.01, 5000), st.floats(0.1, 1000), st.floats(0, 5000))
+def test_a_block_is_long_enough_and_the_budget_holds_enough_of_them(step_ms, budget_s, least_ms):
+    steps = blocks.block_steps(step_ms, budget_s, 16, least_ms)
+    assert steps >= blocks.LEAST_STEPS and steps * step_ms >= 49.99
+    if steps < 20:
+        assert step_ms * 20 > 1000 * budget_s / 32 - 2 * step_ms - step_ms
+    if steps > max(blocks.LEAST_STEPS, 50 / step_ms + 1):
+        assert (steps + 2) * step_ms <= 1000 * budget_s / 32 + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        ([], ""),
+        ([{"sm_clock": 1980.0, "throttle": 0.0}, {"sm_clock": 1965.0}], ""),
+        ([{"sm_clock": 1980.0, "throttle": 4.0}], ""),  # a power cap: cycles tell its effect
+        ([{"sm_clock": 1980.0, "throttle": 0x40}], "the GPU's clock was throttled (heat)"),
+        ([{"throttle": 0x68}], "the GPU's clock was throttled (hardware slowdown, heat)"),
+        (
+            [{"sm_clock": 1980.0}, {"sm_clock": 1500.0}],
+            "the SM clock moved by more than 5 % in it",
+        ),
+    ],
+)
+def test_a_throttled_clock_voids_a_block(samples, said):
+    assert blocks.throttled(samples) == said
 
 
 @pytest.mark.parametrize(
