@@ -20,6 +20,7 @@ from sessions.comparison import (
     configuration_differences,
 )
 from sessions.model import Session
+from sessions.numbers import DIGITS as DIGITS
 from sessions.numbers import MISSING as MISSING
 from sessions.numbers import Cell, text
 from sessions.numbers import Measured as Measured
