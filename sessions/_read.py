@@ -123,7 +123,10 @@ def _phases(group: h5py.Group) -> list[PhaseSpan]:
 
 
 def _comparison(group: h5py.Group) -> PairedComparison:
-    blocks = _short(group, "blocks", schema.BLOCKS)
+    details = {
+        name: info for name, info in schema.BLOCK_DETAILS.items() if f"blocks/{name}" in group
+    }
+    blocks = _short(group, "blocks", schema.BLOCKS | details)
     return PairedComparison(
         arms=_json(group, "arms", list[str]),
         order=blocks["arm"].tolist(),
@@ -133,6 +136,9 @@ def _comparison(group: h5py.Group) -> PairedComparison:
         high=_attribute(group, "high", float),
         verdict=_attribute(group, "verdict", str),
         facts=_json(group, "facts", dict[str, Any]),
+        pairs=blocks["pair"].tolist() if "pair" in blocks else [],
+        clocks_mhz=blocks["clock_mhz"].tolist() if "clock_mhz" in blocks else [],
+        voids=blocks["void"].tolist() if "void" in blocks else [],
     )
 
 

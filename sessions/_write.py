@@ -144,7 +144,14 @@ def _comparison(parent: h5py.Group, name: str, comparison: PairedComparison) -> 
         "arm": np.array(comparison.order, "i4"),
         "median_ms": np.array(comparison.medians_ms, "f8"),
     }
-    _columns(group, "blocks", "One row a block, as they ran", blocks, schema.BLOCKS)
+    if comparison.pairs:
+        blocks["pair"] = np.array(comparison.pairs, "i4")
+    if comparison.clocks_mhz:
+        blocks["clock_mhz"] = np.array(comparison.clocks_mhz, "f8")
+    if comparison.voids:
+        blocks["void"] = _texts(comparison.voids)
+    columns = schema.BLOCKS | schema.BLOCK_DETAILS
+    _columns(group, "blocks", "One row a block, as they ran", blocks, columns)
 
 
 def _group(parent: h5py.Group, name: str, description: str) -> h5py.Group:

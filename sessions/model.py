@@ -90,6 +90,38 @@ class PairedComparison(msgspec.Struct, frozen=True, kw_only=True):
     high: float
     verdict: str  # "FASTER", "SLOWER", "SAME" or "UNDECIDED"
     facts: dict[str, Any] = {}
+    pairs: list[int] = []  # pair of each block; empty: neighbours make a pair
+    clocks_mhz: list[float] = []  # SM clock of each block, NaN where unknown; empty: all unknown
+    voids: list[str] = []  # why each block does not count, "" where it does; empty: all count
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """What a paired comparison shows so far; ``sessions.verdict`` says how it is reached."""
+
+    verdict: str  # "FASTER", "SLOWER", "SAME" or "UNDECIDED"
+    pairs: int
+    ratio: float | None  # step time of the second arm over the first; None without a pair
+    low: float | None  # of the 95 % interval, which holds however often one looks
+    high: float | None
+    cycles: list[float | None] | None = None  # ratio, low, high in clock cycles
+    p: float = 1.0  # of "the arms are the same in practice"
+    settled: bool = False  # the interval is as narrow as was asked for
+    more_s: float | None = None  # how much longer deciding would take, where undecided
+    reasons: list[str] = []
+
+
+class Numerics(msgspec.Struct, frozen=True, kw_only=True):
+    """An arm's outputs on one batch against a reference of the same weights in more digits."""
+
+    reference: str  # "float64" or "float32"; empty where there was none, and ``text`` says why
+    ok: bool  # within tolerance
+    text: str  # in words
+    max_error: float | None = None  # largest absolute difference of an output
+    relative_error: float | None = None  # Euclidean norm of the difference over the reference's
+    tolerance: float | None = None  # of the relative error
+    mse: float | None = None
+    cosine: float | None = None
+    loss_difference: float | None = None  # in training
 
 
 class PhaseSpan(msgspec.Struct, frozen=True):

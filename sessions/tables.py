@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,9 +20,11 @@ from sessions.comparison import (
     configuration_differences,
 )
 from sessions.model import Session
-
-DIGITS = 3  # significant digits of a number whose error is not known
-MISSING = "–"
+from sessions.numbers import DIGITS as DIGITS
+from sessions.numbers import MISSING as MISSING
+from sessions.numbers import Cell, text
+from sessions.numbers import Measured as Measured
+from sessions.numbers import number as number
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,6 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A number with the half width of its 95 % interval, or None where that is not known."""
-
-    value: float
-    error: float | None = None
-
-
-Cell = str | int | float | Measured | None
-
-
-@dataclass(frozen=True)
 class Table:
     """Rows of cells under columns; raises ``ValueError`` for a row of another length."""
 
@@ -59,10 +49,10 @@ class Table:
     rows: Sequence[Sequence[Cell]]
 
     def __post_init__(self) -> None:
-        for number, row in enumerate(self.rows):
+        for place, row in enumerate(self.rows):
             if len(row) != len(self.columns):
                 raise ValueError(
-                    f"row {number} of {self.title!r} has {len(row)} cells, "
+                    f"row {place} of {self.title!r} has {len(row)} cells, "
                     f"expected {len(self.columns)}"
                 )
 
@@ -87,40 +77,6 @@ class Table:
             *(_line(_escape(text(cell)) for cell in row) for row in self.rows),
         ]
         return f"### {_escape(self.title)}\n\n" + "\n".join(lines) + "\n"
-
-
-def text(cell: Cell) -> str:
-    """The cell as a person reads it: rounded to what is known, a dash where nothing is."""
-    match cell:
-        case str():
-            return cell
-        case None:
-            return MISSING
-        case bool() | int():
-            return str(cell)
-        case Measured(value, error):
-            return number(value, error)
-        case _:
-            return number(cell)
-
-
-def number(value: float, error: float | None = None) -> str:
-    """The value, rounded where its error begins: at the error's first digit, or second after a 1.
-
-    Without a known error it gets ``DIGITS`` significant digits.
-    """
-    if not math.isfinite(value):
-        return MISSING
-    if error is not None and math.isfinite(error) and error > 0:
-        exponent = math.floor(math.log10(error))
-        decimals = -exponent + (error / 10.0**exponent < 2)
-    else:
-        exponent = int(f"{value:.{DIGITS - 1}e}".partition("e")[2])  # after rounding: 99.96 is 100
-        decimals = DIGITS - 1 - exponent
-    if not -15 <= decimals <= 15:
-        return f"{value:.{DIGITS - 1}e}"
-    rounded = round(value, decimals)
-    return f"{rounded + 0.0:.{max(decimals, 0)}f}"
 
 
 def segments_table(session: Session, baseline: int = 0) -> Table:

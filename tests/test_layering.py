@@ -30,14 +30,15 @@ kernels._peers kernels  | torch fla liger_kernel quack mamba_ssm
 models       models kernels                                    | torch
 sessions     sessions                                          | numpy scipy h5py msgspec
 .protocol    sessions                                          | msgspec
-.recorder    sessions .protocol                                | numpy
+.recorder    sessions .protocol                                | numpy msgspec
 .journal     sessions .protocol .recorder                      |
 .client      .protocol .journal                                |
+.floors sessions .journal                                 | msgspec
 .headless    sessions .protocol .recorder .journal .client     |
 .runner      .runner kernels models sessions .protocol         | torch msgspec psutil pynvml
-.ui          .ui sessions .protocol .recorder .journal .client | PySide6 pyqtgraph numpy msgspec
+.ui .ui sessions .protocol .recorder .journal .client .floors | PySide6 pyqtgraph numpy msgspec
 .ui.plots    .ui.plots .ui.icons .ui.style sessions            | PySide6 pyqtgraph numpy
-.commands    .commands sessions .protocol .journal .client .headless .ui | msgspec rich PySide6
+.commands .commands sessions .protocol .journal .client .headless .floors .ui | msgspec rich PySide6
 .cli         sessions .commands .ui.app                        |
 .__main__    .cli                                              |
 .__init__                                                      |

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sessions.model import Configuration, Evidence, Scalar
+from sessions.model import Configuration, Evidence, Judgement, Numerics, Scalar
 
 VERSION = 2
 
@@ -97,6 +97,16 @@ class Blocked(msgspec.Struct, frozen=True):
     set: dict[str, str] = {}
 
 
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps of one arm of a paired comparison, run without a pause."""
+
+    arm: int  # 0 or 1
+    pair: int
+    median_ms: float
+    clock_mhz: float | None = None  # of the multiprocessors; None where not known
+    void: str = ""  # why the block does not count; empty where it does
+
+
 # --- commands: to the runner -------------------------------------------------------------------
 
 
@@ -122,6 +132,26 @@ class Bench(Command, tag="bench"):
     operators: list[str] = []
     dtype: str = ""
     every_case: bool = False
+
+
+class Compare(Command, tag="compare"):
+    """Run two configurations in alternating blocks until the verdict is settled or time is spent.
+
+    ``budget_s``: seconds of alternating, without what building takes. ``region``, ``floor`` and
+    ``half_width`` as in ``sessions.verdict.judge``. ``order`` within the pairs: "random" or "abba".
+    ``before``: the blocks of an earlier comparison of the two, which took ``before_s``; it goes on.
+    """
+
+    base: Configuration
+    other: Configuration
+    budget_s: float = 20.0
+    region: float = 0.01
+    floor: float = 0.0
+    half_width: float = 0.005
+    order: str = "random"
+    seed: int = 0
+    before: list[Block] = []
+    before_s: float = 0.0
 
 
 class Apply(Command, tag="apply"):
@@ -256,6 +286,43 @@ class EvidenceFound(Message, tag="evidence"):
     evidence: list[Evidence]
 
 
+class ComparisonStarted(Message, tag="comparison"):
+    """Two arms are built and begin to alternate; ``asked`` is what the command asked for.
+
+    With ``before`` it takes the place of the comparison that consists of these blocks.
+    """
+
+    index: int
+    arms: list[str]  # labels, the base first
+    segments: list[int]  # that the arms' steps belong to
+    asked: dict[str, Scalar]
+    before: list[Block] = []
+
+
+class BlockDone(Message, tag="block"):
+    """A block has ended."""
+
+    comparison: int
+    block: Block
+
+
+class NumericsChecked(Message, tag="numerics"):
+    """How far an arm's outputs are from the reference's."""
+
+    comparison: int
+    arm: int
+    numerics: Numerics
+
+
+class Judged(Message, tag="judged"):
+    """What the pairs so far show; ``seconds`` is how long they took, with those of before."""
+
+    comparison: int
+    judgement: Judgement
+    seconds: float
+    final: bool = False
+
+
 class Note(Message, tag="note"):
     """Something worth a mark on the timeline: a toggle, a warning, a note by the user."""
 
@@ -287,7 +354,7 @@ class Finished(Message, tag="finished"):
     steps: int
 
 
-AnyCommand = Start | Bench | Apply | Check | Pause | Resume | Stop | Cancel | Quit
+AnyCommand = Start | Bench | Compare | Apply | Check | Pause | Resume | Stop | Cancel | Quit
 AnyMessage = (
     Catalogue
     | Availability
@@ -300,6 +367,10 @@ AnyMessage = (
     | TelemetrySamples
     | Facts
     | EvidenceFound
+    | ComparisonStarted
+    | BlockDone
+    | NumericsChecked
+    | Judged
     | Note
     | Described
     | Failure

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from sessions.columns import Columns
@@ -13,6 +16,7 @@ from sessions.model import (
     TELEMETRY_COLUMNS,
     Event,
     MetricSeries,
+    PairedComparison,
     Phase,
     PhaseSpan,
     Segment,
@@ -36,6 +40,7 @@ class Recorder:
         self._last_s = 0.0  # the latest time of all messages so far, on the session's clock
         self._segments: dict[int, Segment] = {}  # of the present runner, by its own numbers
         self._described: dict[tuple[str, str], protocol.MetricInfo] = {}  # by family and name
+        self._comparisons: dict[int, int] = {}  # the same, to places in the session
 
     def record(self, message: protocol.AnyMessage) -> Segment | None:
         """Take one message; returns the segment that it changed, if any.
@@ -81,6 +86,17 @@ class Recorder:
                 segment = self._segment(message.segment)
                 segment.evidence = list(message.evidence)
                 return segment
+            case protocol.ComparisonStarted():
+                self._begin_comparison(message)
+            case protocol.BlockDone():
+                place = self._comparison(message.comparison)
+                session.comparisons[place] = _with_blocks(
+                    session.comparisons[place], [message.block]
+                )
+            case protocol.NumericsChecked():
+                self._take_numerics(message)
+            case protocol.Judged():
+                self._take_judgement(message)
             case protocol.Note():
                 self._event(message.t_s, message.kind, message.text)
             case protocol.Described():
@@ -95,7 +111,7 @@ class Recorder:
             session.created = catalogue.created
         self._begun = True
         self._offset_s = max(catalogue.created - session.created, self._last_s)
-        self._segments = {}
+        self._segments, self._comparisons = {}, {}
         self._described = {
             (family.name, metric.name): metric
             for family in catalogue.families
@@ -148,6 +164,66 @@ class Recorder:
         except KeyError:
             raise protocol.WireError(f"segment {index} was never started") from None
 
+    def _begin_comparison(self, message: protocol.ComparisonStarted) -> None:
+        comparisons = self.session.comparisons
+        segments = [self._segment(index).index for index in message.segments]
+        started = PairedComparison(
+            arms=message.arms,
+            order=[],
+            medians_ms=[],
+            ratio=math.nan,
+            low=math.nan,
+            high=math.nan,
+            verdict="UNDECIDED",
+            facts={**message.asked, "segments": segments, "history": []},
+        )
+        started = _with_blocks(started, message.before)
+        for place, earlier in enumerate(comparisons):
+            if message.before and _blocks_of(earlier) == _blocks_of(started):
+                history = earlier.facts.get("history", [])
+                facts = {**started.facts, "history": history}
+                comparisons[place] = msgspec.structs.replace(started, facts=facts)
+                self._comparisons[message.index] = place
+                return
+        self._comparisons[message.index] = len(comparisons)
+        comparisons.append(started)
+
+    def _comparison(self, index: int) -> int:
+        try:
+            return self._comparisons[index]
+        except KeyError:
+            raise protocol.WireError(f"comparison {index} was never started") from None
+
+    def _take_numerics(self, message: protocol.NumericsChecked) -> None:
+        place = self._comparison(message.comparison)
+        if not 0 <= message.arm < len(self.session.comparisons[place].arms):
+            raise protocol.WireError(f"comparison {message.comparison} has no arm {message.arm}")
+        numerics = self.session.comparisons[place].facts.get("numerics", {})
+        found = {**numerics, str(message.arm): msgspec.to_builtins(message.numerics)}
+        self._state(place, numerics=found)
+
+    def _take_judgement(self, message: protocol.Judged) -> None:
+        place = self._comparison(message.comparison)
+        found = message.judgement
+        history = self.session.comparisons[place].facts["history"]
+        if found.low is not None and (not history or history[-1][0] != found.pairs):
+            history = [*history, [found.pairs, found.ratio, found.low, found.high]]
+        told = msgspec.to_builtins(found)
+        ends = {name: told.pop(name) for name in ("ratio", "low", "high")}
+        verdict = told.pop("verdict")
+        self._state(place, history=history, seconds=message.seconds, final=message.final, **told)
+        self.session.comparisons[place] = msgspec.structs.replace(
+            self.session.comparisons[place],
+            verdict=verdict,
+            **{name: math.nan if end is None else end for name, end in ends.items()},
+        )
+
+    def _state(self, place: int, **facts: Any) -> None:
+        comparison = self.session.comparisons[place]
+        self.session.comparisons[place] = msgspec.structs.replace(
+            comparison, facts={**comparison.facts, **facts}
+        )
+
     def _columns(
         self, columns: Mapping[str, list[float | None]], dtypes: Mapping[str, str]
     ) -> dict[str, np.ndarray]:
@@ -190,6 +266,24 @@ def _close_phase(segment: Segment, stop_s: float) -> None:
     if segment.phases:
         last = segment.phases[-1]
         segment.phases[-1] = PhaseSpan(last.phase, last.start_s, max(last.start_s, stop_s))
+
+
+def _with_blocks(comparison: PairedComparison, blocks: list[protocol.Block]) -> PairedComparison:
+    """The comparison with more blocks: a new one, for another thread may be saving the old one."""
+    clocks = [math.nan if block.clock_mhz is None else block.clock_mhz for block in blocks]
+    return msgspec.structs.replace(
+        comparison,
+        order=comparison.order + [block.arm for block in blocks],
+        medians_ms=comparison.medians_ms + [block.median_ms for block in blocks],
+        pairs=comparison.pairs + [block.pair for block in blocks],
+        clocks_mhz=comparison.clocks_mhz + clocks,
+        voids=comparison.voids + [block.void for block in blocks],
+    )
+
+
+def _blocks_of(comparison: PairedComparison) -> object:
+    """What tells a comparison from every other."""
+    return comparison.arms, comparison.order, comparison.medians_ms, comparison.pairs
 
 
 def _check_whole(name: str, values: np.ndarray, limits: np.iinfo) -> None:

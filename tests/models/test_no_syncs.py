@@ -83,8 +83,9 @@ def run_without_gpu(family, config, workload, change=lambda model: None):
             extra["position"] = torch.zeros((), dtype=torch.int64, device=GPU)
         if workload == "prefill":
             extra["last_only"] = True
-        # No GPU is asked which attention it has: all are alike in this.
-        with kernels.using(all="torch", attention="manual"), Watch():
+        # No GPU is asked which attention it has: all are alike in this. Fourier mixing by a matrix
+        # moves that to the device once, before any step that is captured.
+        with kernels.using(all="torch", attention="manual", fourier_mix="torch"), Watch():
             if workload == "train":
                 with torch.enable_grad():
                     return model.loss(*inputs, *targets)

@@ -110,6 +110,9 @@ def session(n: int = 300, segments: int = 2, title: str = "sample") -> Session:
                 high=math.nan,
                 verdict="UNDECIDED",
                 facts={"budget_s": 3.0},
+                pairs=[0, 0, 1, 1],
+                clocks_mhz=[1980.0, 1965.0, math.nan, 1980.0],
+                voids=["", "", "recompiled", ""],
             )
         ],
     )
@@ -185,6 +188,8 @@ def comparisons(draw: st.DrawFn) -> PairedComparison:
     order = draw(st.lists(st.integers(0, 3), max_size=4))
     medians = draw(st.lists(floats, min_size=len(order), max_size=len(order)))
     ratio, low, high = draw(floats), draw(floats), draw(floats)
+    detailed = draw(st.booleans())
+    size = len(order) if detailed else 0
     return PairedComparison(
         arms=draw(st.lists(texts, max_size=3)),
         order=order,
@@ -194,6 +199,9 @@ def comparisons(draw: st.DrawFn) -> PairedComparison:
         high=high,
         verdict=draw(texts),
         facts=draw(st.dictionaries(texts, json_values, max_size=2)),
+        pairs=draw(st.lists(st.integers(0, 99), min_size=size, max_size=size)),
+        clocks_mhz=draw(st.lists(floats, min_size=size, max_size=size)),
+        voids=draw(st.lists(texts, min_size=size, max_size=size)),
     )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sessions.model import Configuration, Evidence, Phase, Session
+from sessions.model import Configuration, Evidence, Judgement, Numerics, Phase, Session
 from workbench import protocol
 
 BATCH = 5
@@ -86,6 +86,7 @@ def stream(
         found = [Evidence("compile", "default", "effective", "1 graph")]
         sent.append(protocol.EvidenceFound(t_s=now, segment=index, evidence=found))
         sent.append(protocol.Note(t_s=now, kind="note", text=f"after {index}"))
+    sent += comparison(rng, now)
     sent.append(protocol.Failure(t_s=now, kind="model", sentence="It failed."))
     sent.append(protocol.Finished(t_s=now, reason="failed", steps=segments * batches * BATCH))
     return sent
@@ -119,6 +120,49 @@ def steps(
     )
 
 
+def comparison(
+    rng: np.random.Generator, now: float, pairs: int = 9, segments: tuple[int, int] = (0, 1)
+) -> list[protocol.AnyMessage]:
+    """The last two arms compared, from the first block to the verdict; the second block is void."""
+    sent: list[protocol.AnyMessage] = [
+        protocol.ComparisonStarted(
+            t_s=now, index=0, arms=["off", "on"], segments=[*segments], asked={"budget_s": 2.0}
+        )
+    ]
+    for arm in (0, 1):
+        numerics = Numerics(reference="float64", ok=arm == 0, text="as expected", mse=1e-9)
+        sent.append(protocol.NumericsChecked(t_s=now, comparison=0, arm=arm, numerics=numerics))
+    for pair in range(pairs):
+        for arm, void in (
+            (0, ""),
+            *([(1, "a compile happened in it")] if not pair else []),
+            (1, ""),
+        ):
+            median = float(10 * rng.normal(1, 0.001) * (1, 0.9)[arm])
+            block = protocol.Block(
+                arm=arm, pair=pair, median_ms=median, clock_mhz=1980.0 if pair else None, void=void
+            )
+            sent.append(protocol.BlockDone(t_s=now, comparison=0, block=block))
+        judgement = Judgement(
+            verdict="FASTER" if pair == pairs - 1 else "UNDECIDED",
+            pairs=pair + 1,
+            ratio=0.9,
+            low=0.9 - 0.1 / (pair + 1) if pair else None,
+            high=0.9 + 0.1 / (pair + 1) if pair else None,
+            reasons=["1 of 19 blocks was void"],
+        )
+        sent.append(
+            protocol.Judged(
+                t_s=now,
+                comparison=0,
+                judgement=judgement,
+                seconds=0.1 * (pair + 1),
+                final=pair == pairs - 1,
+            )
+        )
+    return sent
+
+
 def telemetry(rng: np.random.Generator, now: float) -> protocol.TelemetrySamples:
     """One sample of the host."""
     return protocol.TelemetrySamples(
@@ -141,6 +185,7 @@ def assert_same(found: Session, wanted: Session) -> None:
     assert found.notes == wanted.notes
     assert found.environment == wanted.environment
     assert found.events == wanted.events
+    assert repr(found.comparisons) == repr(wanted.comparisons)  # in which NaN equals NaN
     assert len(found.segments) == len(wanted.segments)
     for one, other in zip(found.segments, wanted.segments, strict=True):
         for name in ("index", "configuration", "label", "start_s", "phases", "evidence", "ledger"):

@@ -9,7 +9,7 @@ import shutil
 import sys
 from dataclasses import asdict, dataclass
 
-from workbench import protocol
+from workbench import floors, protocol
 from workbench.client import Runner
 from workbench.commands._command import DONE, FAILED, Command, answer, answer_json
 from workbench.ui import display
@@ -42,6 +42,7 @@ def _run(arguments: argparse.Namespace) -> int:
         *_runner(catalogue, failure),
         _window(),
         _compiler(catalogue),
+        _calibration(catalogue),
         *(_optional(name, *about) for name, about in OPTIONAL.items()),
     ]
     if arguments.json:
@@ -117,6 +118,14 @@ def _compiler(catalogue: protocol.Catalogue | None) -> Check:
         needed = "torch.compile on the CPU needs one: install g++"
     found = next(filter(None, map(shutil.which, programs)), None)
     return Check(name, "ok", found) if found else Check(name, "missing", needed)
+
+
+def _calibration(catalogue: protocol.Catalogue | None) -> Check:
+    found = floors.load(catalogue.device_title) if catalogue else None
+    if found is None:
+        text = "verdicts do not know what identical arms differ by here: workbench calibrate"
+        return Check("calibration", "missing", text)
+    return Check("calibration", "ok", floors.describe(found))
 
 
 def _optional(name: str, enables: str, how: str) -> Check:

@@ -21,8 +21,13 @@ OWN = "own"  # the family of a person's own files
 SECONDS = 10.0  # where neither steps nor seconds are asked for
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("family", nargs="?", help="model family; `workbench doctor` lists them")
+def configuration_arguments(parser: argparse.ArgumentParser, family_default: str = "") -> None:
+    """What names a configuration; the family may be left out where there is a default."""
+    text = "model family; `workbench doctor` lists them"
+    if family_default:
+        text += f"; default: {family_default}"
+    parser.add_argument("family", nargs="?", help=text)
+    parser.set_defaults(family_default=family_default or None)
     parser.add_argument(
         "--model",
         metavar="FILE.py[:build]",
@@ -44,11 +49,15 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[=OPTION]",
         help="an optimization; where it has two options, its name switches it",
     )
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument("--steps", type=_positive_int, help="end after so many steps")
-    length.add_argument("--seconds", type=_positive_float, help=f"default: {SECONDS:g}")
     parser.add_argument("--seed", type=int, default=0, help="of weights and data; default: 0")
     parser.add_argument("--data", default="synthetic", help="a text file, whose bytes are tokens")
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    configuration_arguments(parser)
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--steps", type=_positive_int, help="end after so many steps")
+    length.add_argument("--seconds", type=positive_float, help=f"default: {SECONDS:g}")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -96,9 +105,12 @@ def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> C
     """The configuration that the arguments ask for, in the catalogue's terms."""
     families = {family.name: family for family in catalogue.families}
     workloads = {workload.name: workload for workload in catalogue.workloads}
-    if (arguments.family is None) == (arguments.model is None):
+    asked = arguments.family
+    if asked is None and arguments.model is None:
+        asked = arguments.family_default
+    if (asked is None) == (arguments.model is None):
         raise Mistaken(f"name a family, one of {', '.join(families)}, or --model FILE.py:build")
-    name = OWN if arguments.model is not None else arguments.family
+    name = asked or OWN
     family = _known("unknown family", name, families)
     workload = _known("unknown workload", arguments.workload, workloads)
     model_fields = {field.name: field for field in family.fields}
@@ -125,6 +137,15 @@ def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> C
         seed=arguments.seed,
         data=arguments.data,
     )
+
+
+def with_toggles(
+    catalogue: protocol.Catalogue, configuration: Configuration, text: str
+) -> Configuration:
+    """The configuration with the toggles of ``NAME=OPTION,...`` as well."""
+    toggles = {toggle.name: toggle for toggle in catalogue.toggles}
+    chosen = dict(_toggle(one.strip(), toggles) for one in text.split(",") if one.strip())
+    return msgspec.structs.replace(configuration, toggles={**configuration.toggles, **chosen})
 
 
 def summary(segment: Segment) -> dict[str, Any]:
@@ -184,7 +205,8 @@ def _positive_int(text: str) -> int:
     return int(_positive(text, int, "a whole number above 0"))
 
 
-def _positive_float(text: str) -> float:
+def positive_float(text: str) -> float:
+    """A number above 0, for argparse."""
     return float(_positive(text, float, "a number above 0"))
 
 

@@ -75,6 +75,8 @@ class Arm:
     batches: Batches
     trainer: Trainer | None
     step: Step
+    compute: Compute  # what the step computes, autocast and compiled, without its update
+    autocast: Callable[[Compute], Compute]  # runs a function in the arm's precision
     feeds: bool  # whether each step reads a new batch
     kernel_choices: dict[str, str]
     weights_dtype: torch.dtype
@@ -136,13 +138,13 @@ class Arms:
         """How many arms are kept."""
         return len(self._arms)
 
-    def has(self, situation: Situation) -> bool:
+    def has(self, situation: Situation, copy: int = 0) -> bool:
         """Whether the situation's arm is built already."""
-        return msgspec.json.encode(situation.configuration) in self._arms
+        return _arm_key(situation, copy) in self._arms
 
-    def get(self, situation: Situation, phases: PhaseTracker) -> Arm:
-        """The arm of a situation, built now unless it was before."""
-        key = msgspec.json.encode(situation.configuration)
+    def get(self, situation: Situation, phases: PhaseTracker, copy: int = 0) -> Arm:
+        """The arm of a situation, built now unless it was before; each ``copy`` is an arm."""
+        key = _arm_key(situation, copy)
         arm = self._arms.pop(key, None)
         if arm is None:
             while len(self._arms) >= KEPT_ARMS or (self._arms and is_short(situation.device)):
@@ -154,9 +156,9 @@ class Arms:
         self._arms[key] = arm
         return arm
 
-    def forget(self, situation: Situation) -> None:
+    def forget(self, situation: Situation, copy: int = 0) -> None:
         """Free the arm of a situation, and the gradients that it may have left half made."""
-        self._arms.pop(msgspec.json.encode(situation.configuration), None)
+        self._arms.pop(_arm_key(situation, copy), None)
         for weights in self._weights.values():
             weights.drop_gradients()
 
@@ -176,10 +178,10 @@ class Arms:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def keep_only(self, situation: Situation) -> None:
-        """Free everything if it belongs to another model or seed than this situation's."""
-        prefix = _model_key(situation)
-        if not all(key.startswith(prefix) for key in self._weights):
+    def keep_only(self, *situations: Situation) -> None:
+        """Free everything if any of it belongs to another model or seed than these."""
+        prefixes = tuple(_model_key(situation) for situation in situations)
+        if not all(key.startswith(prefixes) for key in self._weights):
             self.forget_all()
 
     def _forget_other_structures(self, situation: Situation) -> None:
@@ -231,6 +233,8 @@ class Arms:
             batches=batches,
             trainer=trainer,
             step=step,
+            compute=compute,
+            autocast=autocast,
             feeds=workload.feeds,
             kernel_choices=build.kernel_choices,
             weights_dtype=build.weights_dtype,
@@ -270,6 +274,10 @@ def label(configuration: Configuration, device: torch.device) -> str:
         if (option := configuration.toggles[toggle.name]) != toggle.default_option(device)
     ]
     return ", ".join(parts) or "defaults"
+
+
+def _arm_key(situation: Situation, copy: int) -> bytes:
+    return msgspec.json.encode(situation.configuration) + b"%d" % copy
 
 
 def _model_key(situation: Situation) -> bytes:

@@ -63,7 +63,7 @@ class BenchRun:
 
     def _segment(self, row: Row, facts: dict[str, float]) -> None:
         rig = self._rig
-        index, rig.segments = rig.segments, rig.segments + 1
+        index = rig.begin_segment()
         self._segments[id(row)] = index
         configuration = Configuration(
             family=KERNELS,
@@ -116,7 +116,13 @@ class BenchRun:
             match command:
                 case protocol.Cancel():
                     raise Cancelled
-                case protocol.Stop() | protocol.Quit() | protocol.Start() | protocol.Bench():
+                case (
+                    protocol.Stop()
+                    | protocol.Quit()
+                    | protocol.Start()
+                    | protocol.Bench()
+                    | protocol.Compare()
+                ):
                     passed_on = None if isinstance(command, protocol.Stop) else command
                     raise RunEnded("stopped", passed_on)
                 case _:

@@ -8,6 +8,7 @@ import os
 import torch
 
 from workbench import protocol
+from workbench.runner.ab import CompareRun
 from workbench.runner.bench import BenchRun
 from workbench.runner.catalogue import catalogue
 from workbench.runner.failures import Cancelled, Mistake, explain
@@ -42,7 +43,7 @@ class Engine:
         command: protocol.Command | None = None
         while not isinstance(command, protocol.Quit):
             passed_on = None
-            if isinstance(command, (protocol.Start, protocol.Bench)):
+            if isinstance(command, (protocol.Start, protocol.Bench, protocol.Compare)):
                 failure, passed_on = self._run(command)
                 if failure is not None and failure.fatal:
                     return LOST_CONTEXT
@@ -57,14 +58,17 @@ class Engine:
         return 0
 
     def _run(
-        self, command: protocol.Start | protocol.Bench
+        self, command: protocol.Start | protocol.Bench | protocol.Compare
     ) -> tuple[protocol.Failure | None, protocol.Command | None]:
         """One run to its end: what failed, if anything, and the command that ended it."""
-        run: Run | BenchRun = (
-            BenchRun(self._rig, command)
-            if isinstance(command, protocol.Bench)
-            else Run(self._rig, command)
-        )
+        run: Run | BenchRun | CompareRun
+        match command:
+            case protocol.Bench():
+                run = BenchRun(self._rig, command)
+            case protocol.Compare():
+                run = CompareRun(self._rig, command)
+            case protocol.Start():
+                run = Run(self._rig, command)
         failure: protocol.Failure | None = None
         passed_on: protocol.Command | None = None
         try:

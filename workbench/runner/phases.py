@@ -36,6 +36,16 @@ class PhaseTracker:
         self._clocks: deque[float] = deque(maxlen=CLOCK_SAMPLES)
         self._watches_compiles = False
 
+    @property
+    def events(self) -> int:
+        """How many compiles and captures there have been; ``last_event`` is the latest's phase."""
+        return self._events
+
+    @property
+    def last_event(self) -> Phase:
+        """What the latest of the events was."""
+        return self._event_phase
+
     def watch_compiles(self) -> None:
         """Let Dynamo say when it compiles; backward graphs compile in autograd's threads."""
         if self._watches_compiles:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import math
+import statistics
+import time
+from collections import deque
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +21,9 @@ from workbench.runner.timing import GpuClock, HostClock, Lap, make_clock
 from workbench.runner.watchdog import Watchdog
 from workbench.runner.wire import Wire
 
+SAMPLES = 1200  # of telemetry that are kept: a minute
+RECENT_NS = 200_000_000
+
 
 @dataclass
 class Rig:
@@ -25,7 +32,10 @@ class Rig:
     wire: Wire
     device: torch.device
     arms: Arms = field(default_factory=Arms)
-    segments: int = 0
+    segments: int = 0  # that were begun
+    segment: int = -1  # that steps and phases belong to now
+    comparisons: int = 0
+    samples: deque[tuple[int, Sample]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     clock: HostClock | GpuClock = field(init=False)
     memory: GpuMemory | HostMemory = field(init=False)
     phases: PhaseTracker = field(init=False)
@@ -42,6 +52,28 @@ class Rig:
         self.watchdog.start()
         Telemetry(self.wire, make_sampler(self.device), self._telemetry_seen).start()
 
+    def begin_segment(self) -> int:
+        """The number of a new segment, to which steps and phases belong from here on."""
+        self.segment, self.segments = self.segments, self.segments + 1
+        return self.segment
+
+    def telemetry_between(self, start_ns: int, stop_ns: int) -> list[Sample]:
+        """What telemetry read in a stretch of ``perf_counter_ns``, or else just before it."""
+        samples = list(self.samples)
+        first = bisect.bisect_left(samples, start_ns, key=lambda sample: sample[0])
+        inside = [sample for taken_ns, sample in samples[first:] if taken_ns <= stop_ns]
+        if not inside and first and start_ns - samples[first - 1][0] < RECENT_NS:
+            inside = [samples[first - 1][1]]
+        return inside
+
+    def sm_clock_mhz(self, start_ns: int, stop_ns: int) -> float | None:
+        """The GPU's median SM clock in a stretch of time; None where it is not known."""
+        if self.device.type != "cuda":
+            return None
+        found = [sample["sm_clock"] for sample in self.telemetry_between(start_ns, stop_ns)
+                 if sample.get("sm_clock")]  # fmt: skip
+        return statistics.median(found) if found else None
+
     def synchronize(self) -> None:
         """Wait until the device has done all that was queued."""
         if self.device.type == "cuda":
@@ -51,8 +83,8 @@ class Rig:
         """Tell what the runner does now."""
         self.wire.send(protocol.State(state=state, text=text))
 
-    def send_steps(self, laps: list[Lap]) -> None:
-        """Send finished steps, with the memory as it is now."""
+    def send_steps(self, laps: list[Lap], block: int = 0) -> None:
+        """Send finished steps, with the memory as it is now; ``block`` is 0 outside of one."""
         memory = self.memory.sample()
         if not math.isnan(memory.reserved):
             self.phases.memory_reserved(memory.reserved)
@@ -65,17 +97,20 @@ class Rig:
             "allocated": [memory.allocated] * len(laps),
             "peak": [memory.peak] * len(laps),
         }
+        if block:
+            columns["block"] = [block] * len(laps)
         if laps[0].gpu_ms is not None:
             columns["gpu_ms"] = [lap.gpu_ms for lap in laps]
             columns["reserved"] = [memory.reserved] * len(laps)
-        self.wire.send(protocol.Steps(segment=self.segments - 1, columns=columns))
+        self.wire.send(protocol.Steps(segment=self.segment, columns=columns))
 
     def _phase_changed(self, phase: Phase) -> None:
         self.watchdog.begin(phase)
         self.memory.new_phase()
-        if self.segments:
-            self.wire.send(protocol.PhaseChanged(segment=self.segments - 1, phase=int(phase)))
+        if self.segment >= 0:
+            self.wire.send(protocol.PhaseChanged(segment=self.segment, phase=int(phase)))
 
     def _telemetry_seen(self, sample: Sample) -> None:
+        self.samples.append((time.perf_counter_ns(), sample))
         if self.device.type == "cuda" and "sm_clock" in sample:
             self.phases.clock_mhz(sample["sm_clock"])

@@ -98,7 +98,7 @@ class Run:
         rig, wire = self._rig, self._rig.wire
         rig.arms.keep_only(situation)
         reused = rig.arms.has(situation)
-        index, rig.segments = rig.segments, rig.segments + 1
+        index = rig.begin_segment()
         wire.send(
             protocol.SegmentStarted(
                 index=index,

@@ -35,6 +35,7 @@ class ActionSet(QObject):
             state.segmentsChanged,
             state.sessionChanged,
             state.comparedChanged,
+            state.comparisonsChanged,
             state.followChanged,
             state.undo.indexChanged,
         ):

@@ -167,6 +167,13 @@ ACTIONS = (
            _live_already, group=1),
     Action("reset-layout", "Reset layout", "View", "layout", lambda w: w.reset_layout(), "",
            "Put every dock back to its place", group=3),
+    Action("verdict", "Verdict against the configuration before", "Run", "verdict",
+           lambda w: w.judge(), "F8", "Alternate the configuration before the last change and "
+           "this one, block by block, until it is clear which is faster",
+           lambda s: s.verdicts.why_not_before(), group=2),
+    Action("measure-more", "Measure more", "Run", "pending", lambda w: w.judge_longer(), "Shift+F8",
+           "Go on with the last comparison; its interval holds however often one looks",
+           lambda s: s.verdicts.why_not_more(), now=lambda s: s.verdicts.more_text(), group=2),
     Action("compare", "Compare with …", "Compare", "compare", dialogs.compare, "Ctrl+Shift+O",
            "Put the sessions of files beside this one"),
     Action("clear-compared", "Clear comparison", "Compare", "close",
@@ -179,5 +186,5 @@ ACTIONS = (
     Action("about", "About", "Help", "about", dialogs.about, "", "Version and licence"),
 )  # fmt: skip
 
-TOOLBAR = ("run", "pause", "stop", "", "undo", "redo", "note", "",
+TOOLBAR = ("run", "pause", "stop", "verdict", "", "undo", "redo", "note", "",
            "open", "save", "compare", "export")  # fmt: skip

@@ -64,8 +64,26 @@ def snapshot(session: Session) -> Session:
         segments=segments,
         telemetry={device: dict(columns) for device, columns in session.telemetry.items()},
         events=list(session.events),
+        comparisons=list(session.comparisons),
         environment=dict(session.environment),
     )
+
+
+def not_saved(error: Exception, detail: str) -> protocol.Failure:
+    """What to tell of a session that could not be written."""
+    return protocol.Failure(
+        kind="mistake",
+        sentence=f"The session was not saved: {error}",
+        fix="Save it under another name; its journal is kept.",
+        detail=detail,
+    )
+
+
+def not_read(error: Exception, detail: str) -> protocol.Failure:
+    """What to tell of a file that could not be read."""
+    expected = isinstance(error, EXPECTED)
+    sentence = str(error) if expected else f"The file could not be read ({error!r})."
+    return protocol.Failure(kind="mistake", sentence=sentence, detail="" if expected else detail)
 
 
 def _has_segment(path: Path) -> bool:

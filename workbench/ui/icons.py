@@ -66,6 +66,7 @@ NAMES = {
     "toggle": "toggle-left",
     "undo": "arrow-u-up-left",
     "unknown": "question",
+    "verdict": "check-square-offset",
     "view-pause": "eye-slash",
     "warning": "warning",
 }

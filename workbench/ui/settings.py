@@ -9,7 +9,7 @@ from PySide6.QtCore import QByteArray, QSettings
 
 from sessions.model import Configuration
 
-LAYOUT_VERSION = 1  # raise it when docks are added, so that an old layout is not restored
+LAYOUT_VERSION = 2  # raise it when docks are added, so that an old layout is not restored
 RECENT = 10
 
 

@@ -21,6 +21,7 @@ from workbench.ui.stream_reader import Client
 from workbench.ui.tasks import Tasks
 from workbench.ui.theme import DARK, Theme
 from workbench.ui.undo import Choices, ToggleCommand
+from workbench.ui.verdicts import Verdicts
 
 LOG_LINES = 1000
 CHECK_DELAY_MS = 120  # after the last edit
@@ -46,6 +47,7 @@ class AppState(QObject):
     eventsChanged = Signal()
     sessionChanged = Signal()  # another session is shown, or it was renamed
     comparedChanged = Signal()
+    comparisonsChanged = Signal()  # blocks, numbers or a verdict of a paired comparison arrived
     themeChanged = Signal()
     selectionChanged = Signal()
     followChanged = Signal()
@@ -83,6 +85,7 @@ class AppState(QObject):
         self.journal: Journal | None = None
         self.undo = QUndoStack(self)
         self.tasks = Tasks(self)
+        self.verdicts = Verdicts(self)
         self.log: deque[str] = deque(maxlen=LOG_LINES)  # what libraries printed in the runner
         self._launch = launch or (lambda journal: Runner(journal, log=self.log.append))
         self._link = RunnerLink(self)
@@ -235,6 +238,11 @@ class AppState(QObject):
             self.set_follow(True)
             self._link.send(protocol.Start(configuration=self.configuration))
 
+    def compare(self, command: protocol.Compare) -> None:
+        """Run two configurations against each other, in place of what runs now."""
+        self.show_live()
+        self._link.send(command)
+
     def stop(self) -> None:
         """End the run after the current step."""
         if self.active:
@@ -306,6 +314,11 @@ class AppState(QObject):
                 return {"dataArrived"}
             case protocol.TelemetrySamples() | protocol.Metrics():
                 return {"dataArrived"}
+            case protocol.BlockDone() | protocol.Judged() | protocol.NumericsChecked():
+                self._changed()
+                return {"comparisonsChanged"}
+            case protocol.ComparisonStarted():
+                return {"comparisonsChanged", "stateChanged"}
             case protocol.PhaseChanged() | protocol.EvidenceFound():
                 return {"segmentsChanged"}
             case protocol.Note():
@@ -479,18 +492,7 @@ class AppState(QObject):
 
     def refuse(self, error: Exception, detail: str) -> None:
         """Tell of a file that could not be read."""
-        expected = isinstance(error, files.EXPECTED)
-        sentence = str(error) if expected else f"The file could not be read ({error!r})."
-        self.fail(
-            protocol.Failure(kind="mistake", sentence=sentence, detail="" if expected else detail)
-        )
+        self.fail(files.not_read(error, detail))
 
     def _not_saved(self, error: Exception, detail: str) -> None:
-        self.fail(
-            protocol.Failure(
-                kind="mistake",
-                sentence=f"The session was not saved: {error}",
-                fix="Save it under another name; its journal is kept.",
-                detail=detail,
-            )
-        )
+        self.fail(files.not_saved(error, detail))

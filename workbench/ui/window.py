@@ -49,10 +49,18 @@ def _compare(state: AppState) -> QWidget:
     return panel
 
 
+def _verdict(state: AppState) -> QWidget:
+    from workbench.ui.panels.verdict import VerdictPanel
+
+    panel: QWidget = VerdictPanel(state)
+    return panel
+
+
 PANELS = (
     Panel("build", "Build", BuildPanel),
     Panel("toggles", "Toggles", TogglesPanel),
     Panel("live", "Live", lambda state: Later(state, _live)),
+    Panel("verdict", "Verdict", lambda state: Later(state, _verdict)),
     Panel("compare", "Compare", lambda state: Later(state, _compare)),
     Panel("segments", "Segments", SegmentsPanel),
     Panel("events", "Events", EventsPanel),
@@ -100,6 +108,11 @@ class MainWindow(QMainWindow):
         return self._later("compare").panel()
 
     @property
+    def verdict(self) -> QWidget:
+        """The panel of the verdict."""
+        return self._later("verdict").panel()
+
+    @property
     def toggles(self) -> TogglesPanel:
         """The panel of the optimizations."""
         panel = self.desk.docks["toggles"].widget()
@@ -127,6 +140,16 @@ class MainWindow(QMainWindow):
     def show_palette(self) -> None:
         """Open the command palette."""
         self.palette_.ask(self.actions_.entries())
+
+    def judge(self) -> None:
+        """Compare with the configuration before, and show the verdict as it comes."""
+        self.desk.bring("verdict")
+        self.state.verdicts.against_before()
+
+    def judge_longer(self) -> None:
+        """Go on with the comparison that is undecided."""
+        self.desk.bring("verdict")
+        self.state.verdicts.measure_more()
 
     def reset_layout(self) -> None:
         """Put every dock back to its place."""

@@ -57,7 +57,7 @@ def test_an_svg_is_vector_its_text_is_text_and_nothing_lies_outside(name, runs, 
     assert not list(root.iter(f"{SVG}image"))
     texts = ["".join(node.itertext()).strip() for node in root.iter(f"{SVG}text")]
     assert PLOTS[name].title in texts
-    assert any(text.endswith(("(s)", "(ms)")) for text in texts)
+    assert any(text.endswith(("(s)", "(ms)", "(%)")) for text in texts)
     lines = [node.get("points") for node in root.iter(f"{SVG}polyline")]
     lines += [node.get("points") for node in root.iter(f"{SVG}polygon")]
     paths = list(root.iter(f"{SVG}path"))

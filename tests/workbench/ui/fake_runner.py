@@ -17,6 +17,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
 
 import msgspec  # noqa: E402
 from fake_catalogue import availability, catalogue  # noqa: E402
+from fake_session import comparison  # noqa: E402
 from fake_steps import FakeRun  # noqa: E402
 
 from sessions.model import Phase  # noqa: E402
@@ -33,6 +34,7 @@ def main() -> None:
     send(protocol.State(state="idle"))
     run = FakeRun()
     active = paused = False
+    comparisons = 0
     while True:
         try:
             command = commands.get(timeout=0.02 if active and not paused else None)
@@ -49,6 +51,12 @@ def main() -> None:
                 active = command.configuration.data != "oom"
                 if active:
                     begin(run, command.configuration, "")
+            case protocol.Compare():
+                active = False
+                compare(run, command, comparisons, commands)
+                comparisons += 1
+                send(protocol.Finished(t_s=run.now, reason="done", steps=1))
+                send(protocol.State(state="idle"))
             case protocol.Apply() if active:
                 configuration = run.configuration
                 toggles = {**configuration.toggles, **command.toggles}
@@ -87,6 +95,24 @@ def begin(run: FakeRun, configuration, label: str) -> None:
     send(run.phase(Phase.WARM_UP))
     send(run.evidence())
     send(protocol.State(state="running"))
+
+
+def compare(run: FakeRun, command: protocol.Compare, index: int, commands: queue.Queue) -> None:
+    """Alternate until the pairs are done, or a command comes."""
+    send(protocol.State(state="building", text="Building A"))
+    told = comparison(
+        run, command.base, command.other, command.before, pairs=12, index=index, ratio=0.8
+    )
+    for message in told:
+        send(message)
+        if isinstance(message, protocol.BlockDone):
+            time.sleep(0.02)
+            while not commands.empty():
+                match commands.get():
+                    case protocol.Check() as check:
+                        send(availability(check.configuration))
+                    case _:
+                        return
 
 
 def misbehave(how: str) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
+import numpy as np
 from fake_catalogue import availability, catalogue
 from fake_steps import FakeRun
 
-from sessions.model import Configuration, Phase, Session
+from sessions import verdict
+from sessions.model import Configuration, Numerics, PairedComparison, Phase, Session
 from workbench import protocol
 from workbench.recorder import Recorder
 from workbench.ui import draft
@@ -47,6 +50,12 @@ def messages(
         yield from segment(run, configuration, label, compile_s, steps)
     yield availability(configuration)
     yield protocol.State(t_s=run.now, state="running")
+    if situation == "verdict":
+        base = {**configuration.toggles, "checkpointing": "off"}
+        yield from comparison(
+            run, msgspec.structs.replace(configuration, toggles=base), configuration
+        )
+        yield protocol.State(t_s=run.now, state="idle")
     if situation == "failed":
         yield protocol.Failure(
             t_s=run.now,
@@ -78,6 +87,88 @@ def segment(
     for _ in range(0, steps, BATCH):
         yield from run.steps(BATCH)
         yield run.telemetry()
+
+
+def comparison(
+    run: FakeRun,
+    base: Configuration,
+    other: Configuration,
+    before: Sequence[protocol.Block] = (),
+    pairs: int = 26,
+    ratio: float = 1.013,
+    index: int = 0,
+) -> Iterator[protocol.AnyMessage]:
+    """Two arms alternated: drifting, one block void, B beyond tolerance in its numbers."""
+    rng = np.random.default_rng(len(before))
+    segments = []
+    for side, configuration in (("A", base), ("B", other)):
+        yield run.begin(configuration, f"{side}: {configuration.toggles['checkpointing']}")
+        segments.append(run.segment)
+        yield run.phase(Phase.BUILD, 0.2)
+        yield run.phase(Phase.WARM_UP)
+        yield run.evidence()
+    yield protocol.State(t_s=run.now, state="running", text="Alternating A and B")
+    yield protocol.ComparisonStarted(
+        t_s=run.now,
+        index=index,
+        arms=["torch.compile: reduce-overhead", "Checkpointing: selective"],
+        segments=segments,
+        asked={"budget_s": 20.0, "region": 0.01, "order": "random", "seed": 0},
+        before=list(before),
+    )
+    for arm, error in ((0, 8.1e-4), (1, 2.2e-2)):
+        numerics = Numerics(
+            reference="float64",
+            ok=arm == 0,
+            text=f"relative error {error:.2g}, at most 0.0021 expected",
+            max_error=12 * error,
+            relative_error=error,
+            tolerance=0.0021,
+            mse=error**2,
+            cosine=1 - error**2 / 2,
+            loss_difference=error / 3,
+        )
+        yield protocol.NumericsChecked(t_s=run.now, comparison=index, arm=arm, numerics=numerics)
+    blocks = list(before)
+    first = 1 + max((block.pair for block in before), default=-1)
+    for pair in range(first, first + pairs):
+        for arm in rng.permutation(2).tolist():
+            voids = ["a compile happened in it", ""] if (pair, arm) in ((3, 1), (9, 0)) else [""]
+            for void in voids:
+                median = 31.0 * ratio**arm * float(rng.normal(1 + pair / 500, 0.004))
+                block = protocol.Block(
+                    arm=arm, pair=pair, median_ms=median, clock_mhz=1980.0, void=void
+                )
+                blocks.append(block)
+                run.now += 0.3
+                yield protocol.BlockDone(t_s=run.now, comparison=index, block=block)
+        found = verdict.judge(paired(blocks), seconds=0.6 * (pair + 1))
+        yield protocol.Judged(
+            t_s=run.now,
+            comparison=index,
+            judgement=found,
+            seconds=0.6 * (pair + 1),
+            final=pair == first + pairs - 1,
+        )
+        yield protocol.Progress(
+            t_s=run.now, task="alternating", fraction=(pair - first + 1) / pairs
+        )
+
+
+def paired(blocks: Sequence[protocol.Block]) -> PairedComparison:
+    """The blocks as a comparison, for ``judge``."""
+    return PairedComparison(
+        arms=["A", "B"],
+        order=[block.arm for block in blocks],
+        medians_ms=[block.median_ms for block in blocks],
+        ratio=math.nan,
+        low=math.nan,
+        high=math.nan,
+        verdict="UNDECIDED",
+        pairs=[block.pair for block in blocks],
+        clocks_mhz=[block.clock_mhz or math.nan for block in blocks],
+        voids=[block.void for block in blocks],
+    )
 
 
 def session(title: str = "hydra small train", seed: int = 7) -> Session:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SIZES = {"1280x800": (1280, 800), "1920x1200": (1920, 1200)}
-SITUATIONS = ("first", "running", "blocked", "failed", "palette", "events", "compare")
+SITUATIONS = ("first", "running", "blocked", "failed", "palette", "events", "compare", "verdict")
 SCALE = "WORKBENCH_SCREENSHOT_SCALE"
 
 
@@ -111,6 +111,8 @@ def arrange(window, situation: str) -> None:
         for session in compared():
             window.state.compare_with(session)
         window.desk.bring("compare")
+    elif situation == "verdict":
+        window.desk.bring("verdict")
     elif situation == "running":
         window.state.select(2)
 

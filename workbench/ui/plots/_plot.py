@@ -31,6 +31,7 @@ class Run:
     color: int = 0
     segments: tuple[int, ...] | None = None
     selected: int | None = None
+    comparison: int = -1  # which of the session's paired comparisons; the last by default
     _kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property

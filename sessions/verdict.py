@@ -1,0 +1,336 @@
+"""The verdict of a paired comparison: FASTER, SLOWER, SAME or UNDECIDED, with its interval.
+
+The unit is a *pair*: one block of steps of each arm, run one after the other, and the log ratio of
+their median step times. Steps are correlated and clocks drift, but what two neighbouring blocks
+share cancels, and where the order within each pair is random what is left has a random sign, so
+that the log ratios behave as independent ones whatever the steps do.
+
+**Looking often costs nothing here.** A person watches the interval and may stop, or measure on, at
+any block, which makes an ordinary 95 % interval miss far more often than 5 %. The interval is
+therefore valid at all times at once: the log ratios for which the test martingale
+
+    E_n = (1 + n g)^(-1/2) ((1 + t^2 / v) / (1 + t^2 / ((1 + n g) v)))^(n / 2),    v = n - 1
+
+(t the t statistic of n pairs, g = 1) is below 1 / alpha. By Ville's inequality the probability that
+it *ever* leaves the truth outside is at most alpha, for independent normal log ratios of unknown
+variance: the sequential t-test with a normal mixture over the standardised effect (Wang and Ramdas,
+Anytime-valid t-tests and confidence sequences for Gaussian means with unknown variance, 2023;
+Lai, Annals of Statistics 4, 1976). The price is an interval about 1.6 times as wide as
+one for a number of pairs that was fixed beforehand. For skewed log ratios the BCa bootstrap
+(Efron, JASA 82, 1987), stretched by the same factor, takes part: the interval reaches on each side
+as far as either of the two does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sessions.model import Judgement, PairedComparison
+
+ALPHA = 0.05
+MIN_PAIRS = 8
+REGION = 0.01  # of practical equivalence: ratios from 1 / 1.01 to 1.01 are the same
+HALF_WIDTH = 0.005  # of the interval of the log ratio, at which measuring ends
+_MIXTURE = 1.0  # variance of the mixture over the effect, in those of a pair; narrow for 8 to 100
+_RESAMPLES = 1999
+_MOST_PAIRS = 1_000_000  # no verdict is promised beyond
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The finished pairs of a comparison, in the order in which they ran.
+
+    ``logs`` are the log ratios of step time, second arm over first, ``cycle_logs`` those of clock
+    cycles (NaN where a block's clock is not known); ``numbers`` are the pairs' own.
+    """
+
+    numbers: NDArray
+    logs: NDArray
+    cycle_logs: NDArray
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Mean of log ratios and the interval that holds it; NaN where there are too few pairs."""
+
+    n: int
+    mean: float
+    low: float
+    high: float
+    deviation: float  # standard deviation of one pair
+
+    @property
+    def half_width(self) -> float:
+        """The longer of the two sides."""
+        return max(self.high - self.mean, self.mean - self.low)
+
+
+def pairs(comparison: PairedComparison) -> Pairs:
+    """Pair the blocks of the first two arms, void ones left out.
+
+    Where the comparison does not say which pair a block belongs to, neighbours make one.
+    """
+    count = len(comparison.order)
+    numbers = comparison.pairs or [place // 2 for place in range(count)]
+    clocks = comparison.clocks_mhz or [math.nan] * count
+    voids = comparison.voids or [""] * count
+    found: dict[int, dict[int, tuple[float, float]]] = {}
+    for arm, number, median, clock, void in zip(
+        comparison.order, numbers, comparison.medians_ms, clocks, voids, strict=True
+    ):
+        if not void and median > 0 and math.isfinite(median):
+            found.setdefault(number, {})[arm] = (median, clock)
+    whole = {number: arms for number, arms in found.items() if arms.keys() >= {0, 1}}
+    medians = np.array([[arms[0][0], arms[1][0]] for arms in whole.values()]).reshape(-1, 2)
+    mhz = np.array([[arms[0][1], arms[1][1]] for arms in whole.values()]).reshape(-1, 2)
+    logs = np.log(medians[:, 1] / medians[:, 0])
+    return Pairs(np.array(list(whole), int), logs, logs + np.log(mhz[:, 1] / mhz[:, 0]))
+
+
+def critical(n: ArrayLike, alpha: float = ALPHA) -> NDArray:
+    """The |t| of ``n`` pairs at which the test martingale is 1 / alpha, infinite where it never is.
+
+    For one pair, and for some two to five where alpha is small, no t is large enough.
+    """
+    count = np.asarray(n, np.float64)
+    with np.errstate(all="ignore"):
+        grown = (np.sqrt(1 + count * _MIXTURE) / alpha) ** (2 / count)
+        left = 1 - grown / (1 + count * _MIXTURE)
+        square = np.where(left > 0, (count - 1) * (grown - 1) / left, np.inf)
+    return np.where(count > 1, np.sqrt(square), np.inf)
+
+
+def paths(logs: ArrayLike, alpha: float = ALPHA) -> tuple[NDArray, NDArray]:
+    """Mean and half-width of the t interval after each pair; logs and both are (..., n).
+
+    This is ``interval`` without the bootstrap, for every look at once. Infinite half-width where
+    there is no interval.
+    """
+    series = np.asarray(logs, np.float64)
+    n = np.arange(1, series.shape[-1] + 1)
+    mean = np.cumsum(series, axis=-1) / n
+    # Deviations from the first value, because the mean may be far from 0 against the scatter.
+    shifted = series - series[..., :1]
+    total, squares = np.cumsum(shifted, axis=-1), np.cumsum(shifted**2, axis=-1)
+    with np.errstate(all="ignore"):
+        error = np.sqrt(np.maximum(squares - total**2 / n, 0) / (n - 1) / n)
+        half = np.where(n > 1, critical(n, alpha) * error, np.inf)
+    return mean, np.where(np.isnan(half), np.inf, half)
+
+
+def interval(logs: ArrayLike, alpha: float = ALPHA) -> Interval:
+    """The interval of the mean log ratio that holds at all times at once, t and BCa together."""
+    series = np.asarray(logs, np.float64)
+    n = len(series)
+    if n < 2:
+        mean = float(series[0]) if n else math.nan
+        return Interval(n, mean, math.nan, math.nan, math.nan)
+    mean, deviation = float(series.mean()), float(series.std(ddof=1))
+    error = deviation / math.sqrt(n)
+    half = float(critical(n, alpha)) * error
+    if not math.isfinite(half):
+        return Interval(n, mean, math.nan, math.nan, deviation)
+    low, high = mean - half, mean + half
+    if n >= MIN_PAIRS and np.ptp(series) > 0:
+        below, above, fixed = _fixed(series, alpha)
+        low = min(low, mean - (mean - below) * half / fixed)
+        high = max(high, mean + (above - mean) * half / fixed)
+    return Interval(n, mean, low, high, deviation)
+
+
+def fixed_interval(logs: ArrayLike, alpha: float = ALPHA) -> Interval:
+    """The interval for a number of pairs that was fixed before the first look.
+
+    The wider of t and BCa on each side; of use where nobody looked in between.
+    """
+    series = np.asarray(logs, np.float64)
+    n = len(series)
+    if n < MIN_PAIRS or np.ptp(series) == 0:
+        return interval(series, alpha)
+    mean, deviation = float(series.mean()), float(series.std(ddof=1))
+    below, above, half = _fixed(series, alpha)
+    return Interval(n, mean, min(below, mean - half), max(above, mean + half), deviation)
+
+
+def p_value(found: Interval, margin: float) -> float:
+    """Whether the log ratio lies within ``+-margin``: 1 / E_n at its nearer end, at most 1.
+
+    It keeps its error rate under whatever stopping, as the interval does.
+    """
+    distance = abs(found.mean) - margin
+    if found.n < 2 or not distance > 0:
+        return 1.0
+    if not found.deviation > 0:
+        return 0.0
+    n = found.n
+    x = (distance / found.deviation) ** 2 * n / (n - 1)
+    grown = 1 + n * _MIXTURE
+    log_e = n / 2 * (math.log1p(x) - math.log1p(x / grown)) - math.log(grown) / 2
+    return min(1.0, math.exp(-log_e))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down adjusted p values, in the order given (Scand. J. Statistics 6, 1979)."""
+    adjusted = [1.0] * len(p_values)
+    highest = 0.0
+    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
+    for rank, place in enumerate(order):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = highest
+    return adjusted
+
+
+def judge(
+    comparison: PairedComparison,
+    *,
+    region: float = REGION,
+    floor: float = 0.0,
+    half_width: float = HALF_WIDTH,
+    seconds: float = math.nan,
+    alpha: float = ALPHA,
+) -> Judgement:
+    """What the blocks so far show of the second arm against the first.
+
+    ``region``: the ratio from 1 within which arms are the same in practice. ``floor``: what this
+    machine showed between identical arms; nothing below it is claimed, so that the larger of the
+    two counts. ``seconds`` is how long the pairs took, for the time that deciding would take.
+    """
+    found = pairs(comparison)
+    time = interval(found.logs, alpha)
+    margin = math.log1p(max(region, floor))
+    verdict, reasons = _decide(time, margin)
+    known = np.isfinite(found.cycle_logs)
+    cycles = interval(found.cycle_logs[known], alpha) if known.any() else None
+    if verdict in ("FASTER", "SLOWER") and cycles is not None and known.all():
+        agrees = cycles.high < 0 if verdict == "FASTER" else cycles.low > 0
+        if not agrees:
+            reasons.append(
+                f"by time it is {verdict}, but in clock cycles the ratio is "
+                f"{_ratio_text(cycles)}: the arms ran at different clocks"
+            )
+            verdict = "UNDECIDED"
+    elif verdict in ("FASTER", "SLOWER"):
+        reasons.append("the clock was not known for every block: not confirmed in clock cycles")
+    if floor > region:
+        reasons.append(
+            f"identical arms differ by up to {100 * floor:.2g} % on this machine, "
+            "so nothing smaller is claimed"
+        )
+    reasons += _about_voids(comparison)
+    more_s = _more_seconds(time, margin, seconds) if verdict == "UNDECIDED" else None
+    return Judgement(
+        verdict=verdict,
+        pairs=time.n,
+        ratio=_exp(time.mean),
+        low=_exp(time.low),
+        high=_exp(time.high),
+        cycles=None if cycles is None else [_exp(cycles.mean), _exp(cycles.low), _exp(cycles.high)],
+        p=p_value(time, margin),
+        settled=time.n >= MIN_PAIRS and time.half_width <= half_width,
+        more_s=more_s,
+        reasons=reasons,
+    )
+
+
+def corrected(judgements: Sequence[Judgement], alpha: float = ALPHA) -> list[Judgement]:
+    """The judgements of several comparisons read side by side, by Holm's correction.
+
+    A FASTER or SLOWER whose adjusted p value is above ``alpha`` becomes UNDECIDED and says so.
+    """
+    adjusted = holm([one.p for one in judgements])
+    found = []
+    for one, p in zip(judgements, adjusted, strict=True):
+        if one.verdict in ("FASTER", "SLOWER") and p > alpha:
+            reason = (
+                f"{one.verdict} by itself, but among {len(judgements)} comparisons (Holm) "
+                f"its p value is {p:.2g}"
+            )
+            one = msgspec.structs.replace(one, verdict="UNDECIDED", reasons=[reason, *one.reasons])
+        found.append(msgspec.structs.replace(one, p=p))
+    return found
+
+
+def is_look(n: int) -> bool:
+    """Whether to judge after pair ``n``: all of the first 40, then every 5 %, which costs less."""
+    return n <= 40 or n % max(1, n // 20) == 0
+
+
+def _decide(time: Interval, margin: float) -> tuple[str, list[str]]:
+    percent = 100 * math.expm1(margin)
+    if time.n < MIN_PAIRS:
+        return "UNDECIDED", [f"{time.n} of at least {MIN_PAIRS} pairs were measured"]
+    if time.high < -margin:
+        return "FASTER", []
+    if time.low > margin:
+        return "SLOWER", []
+    if -margin <= time.low and time.high <= margin:
+        return "SAME", []
+    return "UNDECIDED", [f"the interval reaches over the edge of ±{percent:.2g} %"]
+
+
+def _fixed(series: NDArray, alpha: float) -> tuple[float, float, float]:
+    """Ends of the BCa interval of the mean, and half the width of the t interval."""
+    from scipy import stats  # slow to load, and the window imports this module for its numbers
+
+    n = len(series)
+    half = float(stats.t.ppf(1 - alpha / 2, n - 1) * series.std(ddof=1)) / math.sqrt(n)
+    result = stats.bootstrap(
+        (series,),
+        np.mean,
+        n_resamples=_RESAMPLES,
+        confidence_level=1 - alpha,
+        method="BCa",
+        random_state=np.random.default_rng(0),
+    )
+    below, above = result.confidence_interval
+    return float(below), float(above), half
+
+
+def _more_seconds(time: Interval, margin: float, seconds: float) -> float | None:
+    """How long to measure on until a verdict can be expected; None where that is not known."""
+    if time.n < 2 or not seconds > 0 or not time.deviation > 0:
+        return seconds / time.n * (MIN_PAIRS - time.n) if 0 < time.n < MIN_PAIRS else None
+    distance = abs(abs(time.mean) - margin)
+    n = max(MIN_PAIRS, time.n + 1)
+    plain = float(critical(time.n)) * time.deviation / math.sqrt(time.n)
+    stretch = time.half_width / plain if time.half_width > 0 and math.isfinite(plain) else 1.0
+    while stretch * float(critical(n)) * time.deviation / math.sqrt(n) > distance:
+        n += max(1, n // 16)
+        if n > _MOST_PAIRS:
+            return None
+    return (n - time.n) * seconds / time.n
+
+
+def _about_voids(comparison: PairedComparison) -> list[str]:
+    voids = [void for void in comparison.voids if void]
+    if not voids:
+        return []
+    reason, _ = Counter(voids).most_common(1)[0]
+    total = len(comparison.order)
+    share = f"all {total}" if len(voids) == total else f"{len(voids)} of {total}"
+    return [f"{share} blocks were void and not counted: {reason}"]
+
+
+def _ratio_text(found: Interval) -> str:
+    return f"{math.exp(found.mean):.4f} [{math.exp(found.low):.4f}, {math.exp(found.high):.4f}]"
+
+
+def _exp(value: float) -> float | None:
+    return math.exp(value) if math.isfinite(value) else None
+
+
+def wrong_arms(comparison: PairedComparison) -> list[tuple[str, str]]:
+    """The arms whose numbers are out of tolerance, and how far: red, however fast."""
+    numerics = comparison.facts.get("numerics", {})
+    return [
+        ("AB"[int(arm)], found["text"])
+        for arm, found in sorted(numerics.items())
+        if not found["ok"]
+    ]

@@ -1,0 +1,91 @@
+"""A paired comparison in words, for the command line, the window and reports alike."""
+
+from __future__ import annotations
+
+import math
+
+from sessions.model import PairedComparison
+from sessions.numbers import Measured, text
+from sessions.verdict import REGION, wrong_arms
+
+_SAYS = {"FASTER": "B is FASTER than A", "SLOWER": "B is SLOWER than A"}
+
+
+def region_of(comparison: PairedComparison) -> float:
+    """The ratio from 1 within which the arms count as the same: region or floor."""
+    facts = comparison.facts
+    return max(facts.get("region", REGION), facts.get("floor", 0.0))
+
+
+def headline(comparison: PairedComparison) -> str:
+    """The verdict in a few words; wrong numbers before all."""
+    wrong = wrong_arms(comparison)
+    said = _SAYS.get(comparison.verdict, comparison.verdict)
+    if comparison.verdict == "SAME":
+        said = f"B is the SAME as A within ±{100 * region_of(comparison):.2g} %"
+    if wrong:
+        arms = " and ".join(arm for arm, _ in wrong)
+        said = f"{arms} computed wrong numbers; by time: {said}"
+    return said
+
+
+def ratio_line(comparison: PairedComparison) -> str:
+    """The ratio with its interval, and what it rests on."""
+    facts = comparison.facts
+    pairs, seconds = facts.get("pairs", 0), facts.get("seconds", math.nan)
+    basis = f"{pairs} pair{'' if pairs == 1 else 's'}"
+    if math.isfinite(seconds):
+        basis += f" in {duration(seconds)}"
+    if not math.isfinite(comparison.ratio):
+        return f"no ratio yet ({basis})"
+    if not math.isfinite(comparison.low):
+        return f"B takes {comparison.ratio:.3g} of A's step time; no interval yet ({basis})"
+    error = (comparison.high - comparison.low) / 2
+    value, low, high = (
+        text(Measured(end, error)) for end in (comparison.ratio, comparison.low, comparison.high)
+    )
+    return f"B takes {value} of A's step time, 95 % interval {low} to {high} ({basis})"
+
+
+def remarks(comparison: PairedComparison) -> list[str]:
+    """Why the verdict is not a clearer one, and what would make it so: sentences."""
+    facts = comparison.facts
+    said = [_sentence(reason) for reason in facts.get("reasons", [])]
+    if facts.get("rebuilt_each_block"):
+        said.append("The arms do not fit in memory together: each block built its arm anew.")
+    if comparison.verdict == "UNDECIDED" and facts.get("final"):
+        more_s = facts.get("more_s")
+        if more_s is not None:
+            said.append(f"Measuring about {duration(math.ceil(more_s))} more should decide.")
+    return said
+
+
+def numerics_lines(comparison: PairedComparison) -> list[str]:
+    """One line for each arm whose numbers were looked at."""
+    lines = []
+    for arm, found in sorted(comparison.facts.get("numerics", {}).items()):
+        against = f" against {found['reference']}" if found["reference"] else ""
+        mark = "right" if found["ok"] else "WRONG"
+        if not found["reference"]:
+            mark = "unknown"
+        line = f"{'AB'[int(arm)]}: numbers {mark}{against}: {found['text']}"
+        if found.get("max_error") is not None:
+            line += (
+                f"; largest error {found['max_error']:.2g}, MSE {found['mse']:.2g}, "
+                f"cosine {found['cosine']:.6f}"
+            )
+        lines.append(line)
+    return lines
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: 8 s, 3 min, 2 h."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s" if seconds < 2 else f"{seconds:.0f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def _sentence(reason: str) -> str:
+    return f"{reason[:1].upper()}{reason[1:]}."

@@ -1,0 +1,212 @@
+"""``workbench ab`` and ``calibrate``: what they ask of the runner, answer, keep and exit with."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import msgspec
+import numpy as np
+import pytest
+import wire_samples
+
+from sessions import hdf5
+from sessions.verdict_words import headline, ratio_line, remarks
+from workbench import floors, protocol
+from workbench.cli import main
+from workbench.floors import Calibration
+from workbench.recorder import Recorder
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def answers(catalogue, right=True, **judged):
+    """A runner that compares: the messages, the last verdict changed to ``judged``."""
+    told = [catalogue, *wire_samples.begin(0.1, 0), *wire_samples.begin(0.2, 1)]
+    told += wire_samples.comparison(np.random.default_rng(0), 0.3)
+    for message in told:
+        if isinstance(message, protocol.NumericsChecked) and right:
+            message.numerics = msgspec.structs.replace(message.numerics, ok=True)
+        if isinstance(message, protocol.Judged) and message.final:
+            message.judgement = msgspec.structs.replace(message.judgement, **judged)
+    return [*told, protocol.Finished(t_s=9.0, reason="done", steps=9)]
+
+
+def asked(told) -> protocol.Compare:
+    (command,) = (one for one in told if isinstance(one, protocol.Compare))
+    return command
+
+
+def test_both_arms_share_what_is_named_for_both_and_differ_in_their_own(ran, sent, capsys):
+    told = sent(*answers(ran.catalogue))
+    arguments = ["--preset", "tiny", "--workload", "train", "--set", "dim=32", "--seed", "3"]
+    arguments += ["--toggle", "adamw=fused", "--a", "precision=bf16"]
+    arguments += ["--b", "precision=amp_bf16,checkpointing=full", "--budget", "7"]
+    arguments += ["--region", "2", "--order", "abba"]
+    assert main(["ab", "hydra", *arguments]) == 0
+    command = asked(told)
+    for one in (command.base, command.other):
+        assert (one.family, one.preset, one.workload, one.seed) == ("hydra", "tiny", "train", 3)
+        assert one.model == {"dim": 32}
+    assert command.base.toggles == {"adamw": "fused", "precision": "bf16"}
+    assert command.other.toggles == {
+        "adamw": "fused",
+        "precision": "amp_bf16",
+        "checkpointing": "full",
+    }
+    assert (command.budget_s, command.region, command.order) == (7.0, 0.02, "abba")
+
+
+def test_without_arms_a_is_compared_with_a(ran, sent, capsys):
+    told = sent(*answers(ran.catalogue))
+    main(["ab", "hydra"])
+    assert asked(told).base == asked(told).other
+
+
+def test_the_verdict_its_reasons_and_the_order_are_told_and_saved(ran, sent, tmp_path, capsys):
+    sent(*answers(ran.catalogue))
+    path = tmp_path / "ab.h5"
+    assert main(["ab", "hydra", "-o", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("B is FASTER than A\nB takes 0.90")
+    assert "95 % interval 0.889 to 0.911 (9 pairs in 0.9 s)" in out
+    assert "1 of 19 blocks was void" in out
+    assert "A: off" in out and "B: on" in out and "A: numbers right against float64" in out
+    assert "ABBABABAB" in out
+    (kept,) = hdf5.load(path).comparisons
+    assert (kept.verdict, kept.ratio, len(kept.order)) == ("FASTER", 0.9, 19)
+    assert kept.voids.count("") == 18
+
+
+def test_the_answer_for_programs_has_all_of_it(ran, sent, capsys):
+    sent(*answers(ran.catalogue))
+    assert main(["ab", "hydra", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["verdict"], found["ratio"], found["pairs"]) == ("FASTER", 0.9, 9)
+    assert found["low"] < 0.9 < found["high"]
+    assert found["order"][:4] == [0, 1, 1, 0] and len(found["medians_ms"]) == 19
+    assert found["reasons"] == ["1 of 19 blocks was void"]
+    assert found["clocks_mhz"][:2] == [None, None] and found["clocks_mhz"][-1] == 1980
+    assert len(found["arms"]) == 2 and found["wrong"] == []
+    assert found["numerics"]["0"]["reference"] == "float64"
+
+
+def test_wrong_numbers_are_said_first_and_exit_with_1_however_fast(ran, sent, capsys):
+    sent(*answers(ran.catalogue, right=False))
+    assert main(["ab", "hydra"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("B computed wrong numbers; by time: B is FASTER than A")
+    assert "B: numbers WRONG" in out
+
+
+@pytest.mark.parametrize(
+    ("expected", "verdict", "code"),
+    [
+        ("faster", "FASTER", 0),
+        ("not-slower", "SAME", 0),
+        ("not-slower", "FASTER", 0),
+        ("not-slower", "UNDECIDED", 1),
+        ("same", "SLOWER", 1),
+        ("slower", "SLOWER", 0),
+    ],
+)
+def test_what_is_expected_decides_the_exit_code(ran, sent, capsys, expected, verdict, code):
+    sent(*answers(ran.catalogue, verdict=verdict))
+    assert main(["ab", "hydra", "--expect", expected]) == code
+    assert ("the verdict is" in capsys.readouterr().err) is (code == 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--b", "turbo=on"], "unknown toggle 'turbo'; expected one of precision,"),
+        (["--a", "precision=fp7"], "toggle precision: unknown option 'fp7'; expected one of fp32,"),
+    ],
+)
+def test_an_arm_that_cannot_be_is_a_mistake(ran, sent, capsys, arguments, sentence):
+    told = sent(ran.catalogue)
+    assert main(["ab", "hydra", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not any(isinstance(command, protocol.Compare) for command in told)
+
+
+# Calibration
+
+
+def test_calibrating_keeps_the_floor_which_later_verdicts_respect(ran, sent, capsys):
+    told = sent(*answers(ran.catalogue, ratio=1.0, low=0.98, high=1.01, verdict="UNDECIDED"))
+    assert main(["calibrate", "--preset", "tiny"]) == 0
+    assert asked(told).base == asked(told).other
+    assert "identical arms differ by up to 2 % on" in capsys.readouterr().out
+    found = floors.load(ran.catalogue.device_title)
+    assert found.floor == pytest.approx(1 / 0.98 - 1)
+    assert (found.pairs, found.measured_with) == (9, "hydra tiny forward")
+    told = sent(*answers(ran.catalogue))
+    main(["ab", "hydra"])
+    assert asked(told).floor == found.floor
+    capsys.readouterr()
+    sent(ran.catalogue)
+    main(["doctor"])
+    assert "identical arms differ by up to 2 %" in capsys.readouterr().out
+
+
+def test_a_machine_that_was_never_calibrated_is_told_how(ran, sent, capsys):
+    told = sent(*answers(ran.catalogue))
+    main(["ab", "hydra"])
+    assert asked(told).floor == 0
+    capsys.readouterr()
+    sent(ran.catalogue)
+    main(["doctor"])
+    assert "workbench calibrate" in capsys.readouterr().out
+
+
+def test_too_few_pairs_calibrate_nothing(ran, sent, capsys):
+    sent(*answers(ran.catalogue, pairs=5, verdict="UNDECIDED"))
+    assert main(["calibrate"]) == 1
+    assert "5 pairs were measured, at least 8 are needed" in capsys.readouterr().err
+    assert floors.load(ran.catalogue.device_title) is None
+
+
+def test_each_device_has_a_floor_of_its_own_and_a_broken_file_is_no_calibration():
+    one = Calibration(
+        device="one", floor=0.01, created=1.7e9, pairs=9, seconds=3.0, measured_with="hydra"
+    )
+    floors.store(one)
+    floors.store(msgspec.structs.replace(one, device="other", floor=0.02))
+    assert (floors.floor_of("one"), floors.floor_of("other")) == (0.01, 0.02)
+    floors.path().write_text("{")
+    assert floors.floor_of("one") == 0
+
+
+# In words
+
+
+def judged(**changes):
+    recorder = Recorder()
+    for message in answers(wire_samples.catalogue(), **changes):
+        recorder.record(message)
+    return recorder.session.comparisons[0]
+
+
+def test_an_undecided_verdict_says_how_long_deciding_takes():
+    undecided = judged(verdict="UNDECIDED", more_s=400.0, reasons=["it is at the edge"])
+    assert headline(undecided) == "UNDECIDED"
+    assert remarks(undecided) == [
+        "It is at the edge.",
+        "Measuring about 7 min more should decide.",
+    ]
+
+
+def test_without_pairs_no_ratio_is_made_up():
+    nothing = judged(verdict="UNDECIDED", pairs=0, ratio=None, low=None, high=None)
+    assert ratio_line(nothing) == "no ratio yet (0 pairs in 0.9 s)"
+    assert math.isnan(nothing.ratio)
+    one = judged(verdict="UNDECIDED", pairs=1, low=None, high=None)
+    assert "no interval yet (1 pair in" in ratio_line(one)
+
+
+def test_the_same_says_within_what():
+    assert headline(judged(verdict="SAME")) == "B is the SAME as A within ±1 %"

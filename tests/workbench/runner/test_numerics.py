@@ -1,0 +1,126 @@
+"""Whether an arm's numbers are right: what passes, what is red, and against what it is measured."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.runner import numerics
+from workbench.runner.arm import Arms
+from workbench.runner.phases import PhaseTracker
+from workbench.runner.resolve import resolve
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def build(small):
+    arms = Arms()
+
+    def build(workload="forward", **toggles):
+        settings = small.settings | ({"new_tokens": 4} if workload == "decode" else {})
+        configuration = msgspec.structs.replace(
+            small, workload=workload, settings=settings, toggles=toggles
+        )
+        situation = resolve(configuration, CPU)
+        return arms.get(situation, PhaseTracker(lambda phase: None)), situation
+
+    return build
+
+
+@pytest.mark.parametrize("workload", ["forward", "train", "prefill", "decode"])
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16", "bf16"])
+def test_every_workload_is_right_in_every_precision(build, workload, precision):
+    found = numerics.check(*build(workload, precision=precision))
+    assert found.ok, found.text
+    assert found.reference == "float64"
+    assert found.relative_error < (1e-6 if precision == "fp32" else 0.02)
+    assert found.cosine > 0.999 and found.mse > 0
+    assert (found.loss_difference is None) == (workload != "train")
+
+
+@pytest.mark.parametrize(
+    "toggles", [{"attention": "chunked"}, {"checkpointing": "full"}, {"rope_cache": "shared"}]
+)
+def test_an_optimization_that_changes_no_numbers_passes(build, toggles):
+    workload = "train" if "checkpointing" in toggles else "forward"
+    found = numerics.check(*build(workload, **toggles))
+    assert found.ok, found.text
+
+
+@pytest.mark.parametrize("workload", ["forward", "train", "prefill", "decode"])
+def test_an_error_of_a_few_roundings_of_fp32_is_red_in_fp32_and_fits_bf16(build, workload):
+    for precision, fits in (("fp32", False), ("amp_bf16", True)):
+        arm, situation = build(workload, precision=precision)
+        arm.model.register_forward_hook(lambda module, inputs, output: output * (1 + 1e-5))
+        assert numerics.check(arm, situation).ok is fits
+
+
+def test_a_wrong_loss_is_red_though_the_outputs_are_right(build):
+    arm, situation = build("train")
+    compute = arm.compute
+    arm.compute = lambda *batch: compute(*batch) * 1.01
+    found = numerics.check(arm, situation)
+    assert not found.ok and "loss off by +0.0" in found.text
+    assert found.relative_error < found.tolerance
+
+
+def test_outputs_that_are_not_finite_are_red(build):
+    arm, situation = build()
+    arm.model.register_forward_hook(lambda module, inputs, output: output / 0)
+    found = numerics.check(arm, situation)
+    assert (found.ok, found.text) == (False, "some outputs are not finite")
+    assert found.relative_error is None
+
+
+def test_a_reference_that_does_not_fit_in_fp64_is_computed_in_fp32(build, monkeypatch):
+    monkeypatch.setattr(numerics, "_fits", lambda *_: False)
+    found = numerics.check(*build())
+    assert found.ok and found.reference == "float32"
+
+
+def test_what_cannot_be_checked_says_why(build, monkeypatch):
+    def no_memory(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(numerics, "_model", no_memory)
+    found = numerics.check(*build())
+    assert found.reference == "" and found.text.startswith("not checked: Out of memory")
+
+
+def test_checking_changes_neither_weights_nor_flags(build):
+    arm, situation = build("train", precision="amp_bf16")
+    before = {name: weight.clone() for name, weight in arm.model.weights().items()}
+    numerics.check(arm, situation)
+    for name, weight in arm.model.weights().items():
+        assert torch.equal(weight, before[name])
+        assert weight.grad is None
+    assert not torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
+
+
+@given(st.integers(1, 40), st.floats(0.001, 10), st.integers(0, 99))
+def test_distances_are_those_of_their_definitions(count, size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    reference = size * torch.randn(count, generator=generator, dtype=torch.float64)
+    values = reference + 0.1 * torch.randn(count, generator=generator, dtype=torch.float64)
+    found = numerics.distance(values, reference)
+    difference = values - reference
+    assert found.max_error == float(difference.abs().max())
+    expected = [
+        float(difference.norm() / reference.norm()),
+        float((difference**2).mean()),
+        float(torch.nn.functional.cosine_similarity(values, reference, dim=0, eps=0)),
+    ]
+    assert [found.relative_error, found.mse, found.cosine] == pytest.approx(expected, rel=1e-9)
+
+
+def test_distances_are_taken_in_pieces_without_a_difference(monkeypatch):
+    values, reference = torch.randn(2, 100, dtype=torch.float64).unbind()
+    whole = numerics.distance(values, reference)
+    monkeypatch.setattr(numerics, "_PIECE", 7)
+    pieces = numerics.distance(values, reference)
+    assert pieces.max_error == whole.max_error
+    assert pieces.relative_error == pytest.approx(whole.relative_error, rel=1e-12)

@@ -1,0 +1,203 @@
+"""The verdict panel and its actions: offered after a toggle, live, measured on, stopped."""
+
+from __future__ import annotations
+
+import pytest
+from fake_session import messages, session
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QImage
+from PySide6.QtWidgets import QLabel
+
+from sessions.model import Session
+from workbench import floors, protocol
+from workbench.floors import Calibration
+from workbench.recorder import Recorder
+from workbench.ui.export import export_plot
+from workbench.ui.plots import PLOTS, Run
+from workbench.ui.plots._narrowing import _hatch
+
+
+def texts(panel) -> str:
+    return "\n".join(label.text() for label in panel.findChildren(QLabel))
+
+
+def run_once(qtbot, window):
+    window.state.start()
+    qtbot.waitUntil(lambda: len(window.state.session.segments) == 1)
+    qtbot.waitUntil(lambda: window.state.runner_state == "running")
+
+
+@pytest.fixture
+def compared() -> Session:
+    """A finished sitting that ends with a comparison whose second arm computes wrong numbers."""
+    recorder = Recorder(Session(title="compared"))
+    for message in messages("verdict"):
+        recorder.record(message)
+    return recorder.session
+
+
+@pytest.fixture
+def changed(qtbot, ready):
+    """The window with a run in progress, a toggle of which was changed."""
+    run_once(qtbot, ready)
+    ready.state.set_toggle("triton", "on")
+    qtbot.waitUntil(lambda: len(ready.state.session.segments) == 2)
+    return ready
+
+
+def test_without_a_comparison_the_panel_says_what_would_fill_it(ready):
+    assert ready.verdict.empty.isVisibleTo(ready.verdict)
+    assert "change a toggle" in texts(ready.verdict)
+    action = ready.actions_["verdict"]
+    assert not action.isEnabled()
+    assert "No other configuration has run yet" in action.toolTip()
+
+
+def test_a_changed_toggle_offers_the_verdict_against_before(changed):
+    action = changed.actions_["verdict"]
+    assert action.isEnabled()
+    entry = next(one for one in changed.actions_.entries() if one.text.startswith("Verdict"))
+    assert not entry.why_not
+    before = changed.state.verdicts.before()
+    assert before.toggles["triton"] == "off"
+
+
+def test_a_verdict_comes_live_and_is_shown_in_words(qtbot, changed):
+    state, panel = changed.state, changed.verdict
+    changed.actions_["verdict"].trigger()
+    qtbot.waitUntil(lambda: panel.headline.text().startswith("Measuring: "), timeout=10_000)
+    assert not panel.more.isEnabled()
+    qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=20_000)
+    said = "B computed wrong numbers; by time: B is FASTER than A"
+    qtbot.waitUntil(lambda: panel.headline.text() == said)
+    assert panel.headline.property("tone") == "bad"
+    assert "of A's step time, 95 % interval" in panel.ratio.text()
+    assert "(12 pairs in" in panel.ratio.text()
+    shown = texts(panel)
+    assert "Numbers right against float64" in shown and "Numbers WRONG against float64" in shown
+    assert "2 of 26 blocks were void" in shown
+    (kept,) = state.session.comparisons
+    base, other = (state.session.segments[place] for place in kept.facts["segments"])
+    assert base.configuration.toggles["triton"] == "off"
+    assert other.configuration.toggles["triton"] == "on"
+
+
+def test_measuring_on_adds_to_the_comparison(qtbot, changed):
+    state, panel = changed.state, changed.verdict
+    changed.actions_["verdict"].trigger()
+    qtbot.waitUntil(
+        lambda: bool(state.session.comparisons) and state.runner_state == "idle", timeout=20_000
+    )
+    qtbot.waitUntil(panel.more.isEnabled)
+    qtbot.mouseClick(panel.more, Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(
+        lambda: (
+            state.session.comparisons[0].facts.get("pairs") == 24 and state.runner_state == "idle"
+        ),
+        timeout=20_000,
+    )
+    assert len(state.session.comparisons) == 1
+
+
+def test_a_comparison_can_be_stopped_and_keeps_its_blocks(qtbot, changed):
+    state = changed.state
+    changed.actions_["verdict"].trigger()
+    qtbot.waitUntil(
+        lambda: bool(state.session.comparisons) and len(state.session.comparisons[0].order) > 2,
+        timeout=10_000,
+    )
+    changed.actions_["stop"].trigger()
+    qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
+    kept = state.session.comparisons[0]
+    assert 2 < len(kept.order) < 26 and not kept.facts.get("final")
+    assert changed.actions_["measure-more"].isEnabled()
+    assert not state.saved
+    state.start()
+    qtbot.waitUntil(lambda: state.runner_state == "running")
+    assert not state.verdicts.measuring
+
+
+def test_the_budget_and_the_machines_floor_are_what_the_runner_is_asked_for(
+    qtbot, changed, monkeypatch
+):
+    state = changed.state
+    floors.store(
+        Calibration(
+            device=state.catalogue.device_title,
+            floor=0.02,
+            created=1.7e9,
+            pairs=9,
+            seconds=3.0,
+            measured_with="hydra",
+        )
+    )
+    asked = []
+    monkeypatch.setattr(state, "compare", asked.append)
+    changed.verdict.budget.setValue(45)
+    changed.actions_["verdict"].trigger()
+    (command,) = asked
+    assert isinstance(command, protocol.Compare)
+    assert (command.budget_s, command.floor, command.region) == (45.0, 0.02, 0.01)
+
+
+def test_an_opened_session_shows_its_verdict_and_cannot_be_measured_on(qtbot, ready, compared):
+    ready.state._show(compared)
+    panel = ready.verdict
+    assert panel.headline.text() == "B computed wrong numbers; by time: UNDECIDED"
+    assert not panel.more.isEnabled()
+    assert "This session is a file" in panel.more.toolTip()
+    assert panel.chart.reason is None
+
+
+def test_themes_are_followed(ready, compared):
+    from workbench.ui.theme import DARK, LIGHT
+
+    ready.state._show(compared)
+    panel = ready.verdict
+    for theme in (LIGHT, DARK):
+        ready.state.set_theme(theme)
+        assert panel.chart._theme is theme
+
+
+# The plot
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf", ".csv"])
+def test_the_plot_is_exported(qapp, tmp_path, compared, suffix):
+    path = export_plot("verdict", [Run(compared)], tmp_path / f"verdict{suffix}")
+    assert path.stat().st_size > 1000 if suffix != ".csv" else True
+    if suffix == ".csv":
+        lines = path.read_text().splitlines()
+        assert lines[0] == "pair,ratio,ratio_cycles" and len(lines) == 27
+
+
+def test_hatching_and_interval_are_painted_where_they_belong(qapp, tmp_path, compared):
+    def ink(**changes) -> int:
+        comparison = compared.comparisons[0]
+        import msgspec
+
+        compared.comparisons[0] = msgspec.structs.replace(comparison, **changes)
+        path = export_plot("verdict", [Run(compared)], tmp_path / "one.png")
+        compared.comparisons[0] = comparison
+        image = QImage(str(path))
+        warning = sum(
+            1
+            for x in range(0, image.width(), 2)
+            for y in range(image.height() // 3, 2 * image.height() // 3, 4)
+            if (color := image.pixelColor(x, y)).red() > color.blue() + 60
+        )
+        return warning
+
+    voids = compared.comparisons[0].voids
+    assert ink() > ink(voids=[""] * len(voids)) + 50
+
+
+def test_strokes_of_a_stripe_stay_inside_of_it():
+    for line in _hatch(10.0, 31.0, 100.0):
+        for x, y in ((line.x1(), line.y1()), (line.x2(), line.y2())):
+            assert 10 <= x <= 31 and 0 <= y <= 100
+    assert len(_hatch(10.0, 31.0, 100.0)) > 15
+
+
+def test_a_session_without_a_comparison_says_so():
+    assert "alternating blocks" in PLOTS["verdict"].can_show([Run(session())])

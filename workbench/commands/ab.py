@@ -1,0 +1,168 @@
+"""Compare two configurations in alternating blocks: FASTER, SLOWER, SAME or UNDECIDED, and why."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sessions.model import Configuration, PairedComparison, Session
+from sessions.verdict import REGION, wrong_arms
+from sessions.verdict_words import headline, numerics_lines, ratio_line, remarks
+from workbench import floors, headless, protocol
+from workbench.commands._command import (
+    DONE,
+    FAILED,
+    Command,
+    answer,
+    answer_json,
+    check_output,
+    say,
+)
+from workbench.commands._headless import Bar, exit_code, settle
+from workbench.commands.run import (
+    configuration_arguments,
+    configure,
+    positive_float,
+    summary,
+    with_toggles,
+)
+from workbench.headless import Outcome
+
+BUDGET_S = 20.0
+EXPECTATIONS = {
+    "faster": ("FASTER",),
+    "slower": ("SLOWER",),
+    "same": ("SAME",),
+    "not-slower": ("FASTER", "SAME"),
+}
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    configuration_arguments(parser)
+    for side in "ab":
+        parser.add_argument(
+            f"--{side}",
+            default="",
+            metavar="NAME=OPTION,...",
+            help=f"toggles of {side.upper()} alone; neither given: A against A",
+        )
+    parser.add_argument(
+        "--budget",
+        type=positive_float,
+        default=BUDGET_S,
+        metavar="SECONDS",
+        help=f"of alternating, at most; default: {BUDGET_S:g}",
+    )
+    parser.add_argument(
+        "--region",
+        type=positive_float,
+        default=100 * REGION,
+        metavar="PERCENT",
+        help=f"what counts as the same; default: {100 * REGION:g}",
+    )
+    parser.add_argument("--order", choices=("random", "abba"), default="random")
+    parser.add_argument(
+        "--expect", choices=EXPECTATIONS, help="exit with 1 if the verdict is another"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.output is not None:
+        check_output(arguments.output)
+
+    def begin(catalogue: protocol.Catalogue) -> protocol.Compare:
+        both = configure(catalogue, arguments)
+        return protocol.Compare(
+            base=with_toggles(catalogue, both, arguments.a),
+            other=with_toggles(catalogue, both, arguments.b),
+            budget_s=arguments.budget,
+            region=arguments.region / 100,
+            floor=floors.floor_of(catalogue.device_title),
+            order=arguments.order,
+            seed=arguments.seed,
+        )
+
+    outcome = measure(begin)
+    saved = settle(outcome, arguments.output)
+    comparisons = outcome.session.comparisons
+    if arguments.json:
+        answer_json(as_data(outcome, saved))
+    elif comparisons:
+        answer("\n".join(_lines(outcome.session, comparisons[-1])))
+        if saved:
+            answer(f"saved {saved}")
+    return _code(arguments, outcome)
+
+
+def measure(begin: headless.Chooser) -> Outcome:
+    """Run the comparison that ``begin`` makes of the catalogue, with a progress bar."""
+    with Bar() as bar:
+        outcome = headless.run(begin, watch=bar.watch)
+    if outcome.session.segments:
+        outcome.session.title = f"{title(outcome.session.segments[0].configuration)}: A/B"
+    return outcome
+
+
+def title(configuration: Configuration) -> str:
+    """Family, preset and workload."""
+    return f"{configuration.family} {configuration.preset} {configuration.workload}"
+
+
+def as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
+    """The outcome for programs."""
+    session = outcome.session
+    found: dict[str, Any] = {
+        "reason": outcome.reason,
+        "file": saved,
+        "failures": [msgspec.to_builtins(failure) for failure in outcome.failures],
+        "environment": session.environment,
+        "verdict": None,
+    }
+    if session.comparisons:
+        comparison = session.comparisons[-1]
+        built = msgspec.to_builtins(comparison)
+        facts = built.pop("facts")
+        found |= {**facts, **built, "pairs": facts.get("pairs", 0), "block_pairs": built["pairs"]}
+        found["order_kind"] = facts.get("order")
+        found["headline"] = headline(comparison)
+        found["wrong"] = [arm for arm, _ in wrong_arms(comparison)]
+        found["arms"] = [summary(session.segments[place]) for place in facts.get("segments", [])]
+    return found
+
+
+def _lines(session: Session, comparison: PairedComparison) -> list[str]:
+    lines = [headline(comparison), ratio_line(comparison), ""]
+    for side, arm in zip("AB", comparison.arms, strict=True):
+        lines.append(f"{side}: {arm}")
+    if comparison.facts.get("identical"):
+        lines.append("A and B are the same configuration, built twice.")
+    lines += remarks(comparison)
+    lines.append(
+        f"order {comparison.facts.get('order')}, seed {comparison.facts.get('seed')}: "
+        + "".join("AB"[arm] for arm in comparison.order)
+    )
+    lines += numerics_lines(comparison)
+    for side, place in zip("AB", comparison.facts.get("segments", []), strict=False):
+        for one in session.segments[place].evidence:
+            lines.append(f"{side}: {one.toggle}={one.requested}: {one.status}: {one.text}")
+    return lines
+
+
+def _code(arguments: argparse.Namespace, outcome: Outcome) -> int:
+    code = exit_code(outcome)
+    if code != DONE:
+        return code
+    (comparison,) = outcome.session.comparisons
+    wanted = EXPECTATIONS.get(arguments.expect)
+    if wanted is not None and comparison.verdict not in wanted:
+        say(f"expected {' or '.join(wanted)}, and the verdict is {comparison.verdict}")
+        return FAILED
+    return FAILED if wrong_arms(comparison) else DONE
+
+
+COMMAND = Command(name="ab", help=__doc__, arguments=_arguments, run=_run)

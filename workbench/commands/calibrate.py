@@ -1,0 +1,71 @@
+"""Compare identical arms on this machine and keep how far apart they may seem to be."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import msgspec
+
+from sessions.verdict_words import ratio_line
+from workbench import floors, protocol
+from workbench.commands._command import DONE, Command, Failed, answer, answer_json
+from workbench.commands._headless import exit_code, settle
+from workbench.commands.ab import measure, title
+from workbench.commands.run import configuration_arguments, configure, positive_float
+from workbench.floors import Calibration
+
+BUDGET_S = 60.0
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    configuration_arguments(parser, family_default="hydra")
+    parser.add_argument(
+        "--budget",
+        type=positive_float,
+        default=BUDGET_S,
+        metavar="SECONDS",
+        help=f"of alternating, at most; default: {BUDGET_S:g}",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    devices: list[str] = []
+
+    def begin(catalogue: protocol.Catalogue) -> protocol.Compare:
+        devices.append(catalogue.device_title)
+        both = configure(catalogue, arguments)
+        return protocol.Compare(
+            base=both, other=both, budget_s=arguments.budget, seed=arguments.seed
+        )
+
+    outcome = measure(begin)
+    settle(outcome, None)
+    if exit_code(outcome) != DONE:
+        return exit_code(outcome)
+    (comparison,) = outcome.session.comparisons
+    try:
+        floor = floors.floor(comparison)
+    except ValueError as error:
+        raise Failed(f"not calibrated: {error}") from None
+    found = Calibration(
+        device=devices[0],
+        floor=floor,
+        created=time.time(),
+        pairs=comparison.facts["pairs"],
+        seconds=comparison.facts["seconds"],
+        measured_with=title(outcome.session.segments[0].configuration),
+    )
+    try:
+        floors.store(found)
+    except OSError as error:
+        raise Failed(f"{floors.path()} cannot be written: {error.strerror}") from None
+    if arguments.json:
+        answer_json({**msgspec.to_builtins(found), "file": str(floors.path())})
+    else:
+        answer(f"{floors.describe(found)}\n{ratio_line(comparison)}")
+    return DONE
+
+
+COMMAND = Command(name="calibrate", help=__doc__, arguments=_arguments, run=_run)

@@ -1,0 +1,143 @@
+"""One block of a paired comparison: steps of one arm without a pause, and whether they count.
+
+A block begins with a few steps that are not timed, because caches hold what the other arm left.
+Nothing looks into it while it is timed; what voids it is read before and after.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from sessions.model import Phase
+from sessions.statistics import MIN_BLOCK_MS, MIN_BLOCK_STEPS
+from workbench.runner.arm import Arm
+from workbench.runner.rig import Rig
+from workbench.runner.telemetry import Sample
+from workbench.runner.timing import Lap
+from workbench.runner.toggles import Situation
+
+SETTLING_STEPS = 2
+LEAST_STEPS = 5  # of a block, where the budget would not hold enough longer ones
+CLOCK_RANGE = 0.05  # by which the SM clock may change within a block
+# Of NVML's reasons for a lower clock: hardware slowdown, thermal (software, hardware), power brake.
+# A power cap is none of them: under load it is the usual state, and cycles tell its effect.
+THROTTLED = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
+
+
+@dataclass
+class Contender:
+    """One side of a comparison; ``arm`` is None while it has made room for the other."""
+
+    number: int
+    copy: int  # 1 where its configuration is the other's, so that it is built by itself
+    situation: Situation
+    segment: int = -1
+    arm: Arm | None = None
+    build_s: float = 0.0
+    step_ms: float = math.nan
+    steps: int = MIN_BLOCK_STEPS  # of a block
+
+
+@dataclass(frozen=True)
+class TimedBlock:
+    """A block that ran to its end."""
+
+    median_ms: float
+    clock_mhz: float | None
+    void: str
+    steps: int
+
+
+def block_steps(step_ms: float, budget_s: float, pairs: int, least_ms: float) -> int:
+    """Steps of a block: 20 and 50 ms at least, fewer where the budget would not hold ``pairs``."""
+    share_ms = 1000 * budget_s / (2 * pairs)
+    wanted = max(MIN_BLOCK_STEPS, math.ceil(max(MIN_BLOCK_MS, least_ms) / step_ms))
+    affordable = int(share_ms / step_ms) - SETTLING_STEPS
+    return max(min(wanted, affordable), LEAST_STEPS, math.ceil(MIN_BLOCK_MS / step_ms))
+
+
+def warm_up_block(rig: Rig, contender: Contender) -> TimedBlock | None:
+    """A short block that is none of the comparison's; None where a command ended it early."""
+    return run_block(rig, dataclasses.replace(contender, steps=LEAST_STEPS), 0)
+
+
+def run_block(rig: Rig, contender: Contender, number: int) -> TimedBlock | None:
+    """Run a block and send its steps; None where a command ended it early.
+
+    ``number`` is the block's in the comparison, from 1 on; the steps of a block 0 are warm-up.
+    """
+    arm = contender.arm
+    assert arm is not None
+    rig.segment = contender.segment
+    rig.memory.replayed_bytes = getattr(arm.step, "replayed_bytes", 0)
+    with arm.entered():
+        _run(rig, arm, SETTLING_STEPS)
+        rig.send_steps(_marked(rig.clock.drain(wait=True), Phase.WARM_UP))
+        events, reserved = rig.phases.events, rig.memory.sample().reserved
+        start_ns = time.perf_counter_ns()
+        done = _run(rig, arm, contender.steps)
+        laps = rig.clock.drain(wait=True)
+        stop_ns = time.perf_counter_ns()
+    if done < contender.steps:
+        rig.send_steps(_marked(laps, Phase.WARM_UP))
+        return None
+    void = ""
+    phase = Phase.STEADY if number else Phase.WARM_UP
+    if rig.phases.events != events:
+        phase = rig.phases.last_event
+        void = f"a {phase.title} happened in it"
+    elif not math.isnan(reserved) and rig.memory.sample().reserved != reserved:
+        phase = Phase.WARM_UP
+        void = "the allocator took or gave back memory in it"
+    elif rig.device.type == "cuda":
+        void = throttled(rig.telemetry_between(start_ns, stop_ns))
+        phase = Phase.WARM_UP if void else phase
+    rig.send_steps(_marked(laps, phase), block=number)
+    times = [lap.wall_ms if lap.gpu_ms is None else lap.gpu_ms for lap in laps]
+    return TimedBlock(median(times), rig.sm_clock_mhz(start_ns, stop_ns), void, len(laps))
+
+
+def throttled(samples: list[Sample]) -> str:
+    """Why the clock of these samples makes a block void, or nothing."""
+    bits = 0
+    for sample in samples:
+        bits |= int(sample.get("throttle", 0))
+    reasons = dict.fromkeys(reason for bit, reason in THROTTLED.items() if bits & bit)
+    if reasons:
+        return f"the GPU's clock was throttled ({', '.join(reasons)})"
+    clocks = [sample["sm_clock"] for sample in samples if sample.get("sm_clock")]
+    if clocks and max(clocks) > (1 + CLOCK_RANGE) * min(clocks):
+        return f"the SM clock moved by more than {100 * CLOCK_RANGE:g} % in it"
+    return ""
+
+
+def _run(rig: Rig, arm: Arm, steps: int) -> int:
+    """Step so many times, or until a command waits; returns how many steps were made."""
+    step, advance, lap = arm.step, arm.batches.advance, rig.clock.lap
+    phases, watchdog, wire = rig.phases, rig.watchdog, rig.wire
+    now_ns = 0
+    rig.clock.begin()
+    for done in range(steps):
+        if wire.waiting:
+            return done
+        if arm.feeds:
+            advance()
+        step()
+        now_ns = watchdog.beat_ns = lap(phases.step_phase(now_ns))
+    return steps
+
+
+def _marked(laps: list[Lap], phase: Phase) -> list[Lap]:
+    return [lap._replace(phase=phase) for lap in laps]
+
+
+def free_memory() -> None:
+    """Give the allocator's cached memory back, for what is built next."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

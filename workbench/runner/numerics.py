@@ -1,0 +1,223 @@
+"""Are an arm's numbers still right? Its outputs on one batch against a reference in more digits.
+
+The reference is the plain model of the arm's own weights, every operator in PyTorch, in FP64 where
+that fits, else in FP32. What an arm may be off is measured too, and not typed in: twice the error
+that the plain model makes in the arm's precision, and one rounding of its dtype.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+import kernels
+from models import LanguageModel
+from sessions.model import Numerics
+from workbench.runner.arm import Arm
+from workbench.runner.failures import explain, is_fatal
+from workbench.runner.toggles import Situation
+from workbench.runner.workloads import Compute
+
+SLACK = 2.0  # times the error of the plain model in the same precision
+_PIECE = 1 << 24  # outputs that are compared at a time
+_ROOM = 4  # times the reference's weights and outputs must be free for it
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far outputs are from the reference's."""
+
+    max_error: float
+    relative_error: float
+    mse: float
+    cosine: float
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model gives for the batch: outputs, and the loss where it is trained."""
+
+    values: torch.Tensor
+    loss: float | None
+
+
+def _unwrapped(compute: Compute) -> Compute:
+    return compute
+
+
+def check(arm: Arm, situation: Situation) -> Numerics:
+    """Compare the arm with its reference, outside of all timing; never raises but fatally."""
+    try:
+        with _plain_kernels():
+            reference, name = _reference(arm, situation)
+        return _judge(arm, situation, reference, name)
+    except Exception as error:
+        if is_fatal(error):
+            raise
+        sentence = explain(error).sentence
+    gc.collect()
+    text = f"not checked: {sentence}"
+    return Numerics(reference="", ok=True, text=text)
+
+
+def distance(values: torch.Tensor, reference: torch.Tensor) -> Distance:
+    """Errors of ``values`` against ``reference``, of one shape; not finite where a value is not."""
+    if values.shape != reference.shape:
+        raise ValueError(f"outputs of shape {tuple(values.shape)} against {tuple(reference.shape)}")
+    largest = 0.0
+    sums = torch.zeros(4, dtype=torch.float64, device=reference.device)
+    for y, r in zip(values.flatten().split(_PIECE), reference.flatten().split(_PIECE), strict=True):
+        y, r = y.double(), r.double()
+        d = y - r
+        largest = max(largest, float(d.abs().max())) if torch.isfinite(d).all() else math.nan
+        sums += torch.stack([d @ d, r @ r, y @ y, y @ r])
+        if math.isnan(largest):
+            return Distance(math.nan, math.nan, math.nan, math.nan)
+    squared, norm, own, product = sums.tolist()
+    return Distance(
+        max_error=largest,
+        relative_error=math.sqrt(squared / norm) if norm else math.inf if squared else 0.0,
+        mse=squared / values.numel(),
+        cosine=product / math.sqrt(own * norm) if own * norm else float(own == norm),
+    )
+
+
+def _judge(arm: Arm, situation: Situation, reference: Outputs, name: str) -> Numerics:
+    plain = _plain(arm, situation)
+    with arm.entered():
+        own = _own(arm, situation)
+    found = distance(own.values, reference.values)
+    allowed = distance(plain.values, reference.values)
+    rounding = max(torch.finfo(own.values.dtype).eps, torch.finfo(arm.weights_dtype).eps)
+    tolerance = SLACK * allowed.relative_error + rounding
+    ok = found.relative_error <= tolerance  # false for NaN
+    text = f"relative error {found.relative_error:.2g}, at most {tolerance:.2g} expected"
+    difference = None
+    if own.loss is not None and reference.loss is not None and plain.loss is not None:
+        difference = own.loss - reference.loss
+        bound = SLACK * abs(plain.loss - reference.loss) + tolerance * abs(reference.loss)
+        ok = ok and abs(difference) <= bound
+        text += f"; loss off by {difference:+.2g}, at most {bound:.2g} expected"
+    if not math.isfinite(found.relative_error):
+        text = "some outputs are not finite"
+    return Numerics(
+        reference=name,
+        ok=ok,
+        text=text,
+        max_error=_finite(found.max_error),
+        relative_error=_finite(found.relative_error),
+        tolerance=_finite(tolerance),
+        mse=_finite(found.mse),
+        cosine=_finite(found.cosine),
+        loss_difference=None if difference is None else _finite(difference),
+    )
+
+
+def _reference(arm: Arm, situation: Situation) -> tuple[Outputs, str]:
+    """The plain model's outputs in the widest dtype that fits, and that dtype's name."""
+    if _fits(arm, situation, torch.float64):
+        with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
+            outputs = _outputs(_model(arm, situation, torch.float64), situation, arm)
+            # An operator may compute in FP32 whatever it is given: say what really came out.
+            return outputs, str(outputs.values.dtype).removeprefix("torch.")
+    return _outputs(_model(arm, situation, torch.float32), situation, arm), "float32"
+
+
+def _plain(arm: Arm, situation: Situation) -> Outputs:
+    """The plain model in the arm's own precision and flags."""
+    model = _model(arm, situation, None)
+    with contextlib.ExitStack() as stack:
+        for flag in arm.flags:
+            stack.enter_context(flag())
+        with _plain_kernels():
+            return _outputs(model, situation, arm, arm.autocast)
+
+
+def _own(arm: Arm, situation: Situation) -> Outputs:
+    """What the arm itself gives: compiled and captured where its step is."""
+    tokens, targets = arm.batches.tokens, arm.batches.targets
+    match situation.workload.name:
+        case "train":
+            with _eager(), torch.no_grad():
+                values = arm.autocast(arm.model)(tokens)
+            # With gradients, as in training: without them it would be compiled once more.
+            return Outputs(values, float(arm.compute(tokens, targets).detach()))
+        case "forward":
+            return Outputs(arm.step().clone(), None)
+        case "decode":
+            position = torch.full((), tokens.shape[1], dtype=torch.int64, device=tokens.device)
+            with torch.no_grad():
+                return Outputs(arm.compute(tokens[:, -1:].clone(), position).clone(), None)
+        case _:
+            with torch.no_grad():
+                return Outputs(arm.compute(tokens).clone(), None)
+
+
+def _outputs(
+    model: LanguageModel,
+    situation: Situation,
+    arm: Arm,
+    wrap: Callable[[Compute], Compute] = _unwrapped,
+) -> Outputs:
+    """What a plain model gives for the batch of the arm's workload, without any cache."""
+    tokens, targets = arm.batches.tokens, arm.batches.targets
+    workload = situation.workload
+    if workload.name == "decode":
+        tokens = torch.cat([tokens, tokens[:, -1:]], dim=1)
+    with torch.no_grad():
+        values = wrap(model)(tokens)
+        loss = float(wrap(model.loss)(tokens, targets)) if workload.trains else None
+    if workload.name in ("decode", "prefill"):
+        values = values[:, -1:]
+    return Outputs(values, loss)
+
+
+def _model(arm: Arm, situation: Situation, dtype: torch.dtype | None) -> LanguageModel:
+    """The plain model around the arm's weights, or around copies of them in another dtype."""
+    weights = {
+        name: tensor.detach().to(dtype) if dtype and tensor.is_floating_point() else tensor
+        for name, tensor in arm.model.weights().items()
+    }
+    model: LanguageModel = situation.family.share(situation.config, weights)
+    model.train(situation.workload.trains)
+    return model
+
+
+def _fits(arm: Arm, situation: Situation, dtype: torch.dtype) -> bool:
+    """Whether weights and outputs in ``dtype`` leave most of the memory free."""
+    numbers = sum(parameter.numel() for parameter in arm.model.parameters())
+    numbers += arm.batches.tokens.numel() * int(situation.config.vocabulary)
+    if situation.on_gpu:
+        free = torch.cuda.mem_get_info(situation.device)[0]
+    else:
+        free = psutil.virtual_memory().available
+    return _ROOM * numbers * dtype.itemsize < free
+
+
+@contextlib.contextmanager
+def _plain_kernels() -> Iterator[None]:
+    """Every operator in PyTorch that has an implementation there."""
+    plain = {name: "torch" for name, op in kernels.OPS.items() if "torch" in op.implementations}
+    with kernels.using(**plain):
+        yield
+
+
+@contextlib.contextmanager
+def _eager() -> Iterator[None]:
+    """Nothing is compiled inside, if a compiler is loaded at all."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

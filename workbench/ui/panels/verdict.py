@@ -1,0 +1,204 @@
+"""The verdict of a paired comparison, live: the interval as it shrinks, the words, the evidence."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, QTimer
+from PySide6.QtWidgets import (
+    QDoubleSpinBox,
+    QHBoxLayout,
+    QLabel,
+    QPushButton,
+    QScrollArea,
+    QSplitter,
+    QStackedLayout,
+    QVBoxLayout,
+    QWidget,
+)
+
+from sessions.model import PairedComparison
+from sessions.verdict import wrong_arms
+from sessions.verdict_words import headline, numerics_lines, ratio_line, remarks
+from workbench.ui import fonts
+from workbench.ui.panels import _parts
+from workbench.ui.panels._chart import Chart
+from workbench.ui.panels.empty import Empty
+from workbench.ui.plots import PLOTS, Run
+from workbench.ui.state import AppState
+
+PERIOD_MS = 100  # between two looks while blocks arrive
+_TONES = {"FASTER": "good", "SLOWER": "bad", "SAME": "accent", "UNDECIDED": ""}
+_MARKS = {"effective": ("effective", "good"), "no effect": ("warning", "warning")}
+
+
+class VerdictPanel(QWidget):
+    """The newest comparison of the session that is shown."""
+
+    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._state = state
+        self.chart = Chart(PLOTS["verdict"], state.theme)
+        self.chart.setMinimumSize(240, 140)
+        self.chart.cursorMoved.connect(self.chart.set_cursor)
+        self.headline = QLabel()
+        self.headline.setFont(fonts.title())
+        self.headline.setWordWrap(True)
+        self.ratio = _parts.note()
+        self.progress = _parts.note()
+        self.more = QPushButton()
+        self.more.clicked.connect(state.verdicts.measure_more)
+        self.judge = QPushButton("Verdict against the configuration before")
+        self.judge.clicked.connect(state.verdicts.against_before)
+        self.budget = self._make_budget()
+        self._rows = QVBoxLayout()
+        self._pages = QStackedLayout()
+        self.empty = Empty(
+            state,
+            "verdict",
+            "No verdict yet",
+            "Run a configuration, change a toggle, then choose Verdict against the configuration "
+            "before (F8): both run in alternating blocks until it is clear which is faster, and "
+            "how sure that is.",
+        )
+        self._pages.addWidget(self.empty)
+        self._pages.addWidget(self._make_body())
+        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout.addLayout(self._pages)
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.timeout.connect(self._show)
+        state.comparisonsChanged.connect(self._show_soon)
+        for changed in (state.stateChanged, state.configurationChanged, state.segmentsChanged):
+            changed.connect(self._show_soon)
+        state.sessionChanged.connect(self._show)
+        state.themeChanged.connect(self._draw)
+        self._draw()
+
+    def _make_budget(self) -> QDoubleSpinBox:
+        box = QDoubleSpinBox()
+        box.setRange(1, 3600)
+        box.setDecimals(0)
+        box.setSuffix(" s")
+        box.setValue(self._state.verdicts.budget_s)
+        box.setToolTip("How long a new comparison may alternate")
+        box.setAccessibleName("Budget in seconds")
+        box.valueChanged.connect(self._set_budget)
+        return box
+
+    def _set_budget(self, seconds: float) -> None:
+        self._state.verdicts.budget_s = seconds
+
+    def _make_body(self) -> QWidget:
+        body = QWidget()
+        body.setProperty("panel", True)
+        body.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        bar = QHBoxLayout()
+        bar.setSpacing(8)
+        label = QLabel("Budget")
+        label.setProperty("muted", True)
+        bar.addWidget(self.more)
+        bar.addWidget(self.judge)
+        bar.addWidget(label)
+        bar.addWidget(self.budget)
+        bar.addWidget(self.progress, 1)
+        details = QWidget()
+        details.setProperty("panel", True)
+        self._rows = _parts.tight(QVBoxLayout(details), 4)
+        self._rows.setContentsMargins(12, 4, 12, 8)
+        area = QScrollArea()
+        area.setProperty("panel", True)
+        area.setWidgetResizable(True)
+        area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        area.setWidget(details)
+        split = QSplitter(Qt.Orientation.Horizontal)
+        split.setChildrenCollapsible(False)
+        for place, (widget, stretch) in enumerate(((self.chart, 5), (area, 3))):
+            split.addWidget(widget)
+            split.setStretchFactor(place, stretch)
+        split.setSizes([500, 300])
+        head = _parts.tight(QVBoxLayout(), 4)
+        head.setContentsMargins(12, 8, 12, 8)
+        head.addWidget(self.headline)
+        head.addWidget(self.ratio)
+        head.addLayout(bar)
+        column = _parts.tight(QVBoxLayout(body), 0)
+        column.addLayout(head)
+        column.addWidget(split, 1)
+        return body
+
+    def _show_soon(self) -> None:
+        if not self._timer.isActive():
+            self._timer.start(PERIOD_MS)
+
+    def _draw(self) -> None:
+        self.chart.set_theme(self._state.theme)
+        self._show()
+
+    def _show(self) -> None:
+        comparison = self._state.verdicts.newest
+        self._pages.setCurrentIndex(0 if comparison is None else 1)
+        if comparison is None:
+            return
+        wrong = wrong_arms(comparison)
+        measuring = self._state.verdicts.measuring
+        text = headline(comparison)
+        if measuring:
+            text = f"Measuring: {text}"
+        self.headline.setText(text)
+        self._set_tone("bad" if wrong else _TONES.get(comparison.verdict, ""))
+        self.ratio.setText(ratio_line(comparison))
+        self._show_actions(measuring)
+        self.chart.show_runs([Run(self._state.session)])
+        self._show_details(comparison)
+
+    def _set_tone(self, tone: str) -> None:
+        if self.headline.property("tone") != tone:
+            self.headline.setProperty("tone", tone)
+            self.headline.style().unpolish(self.headline)
+            self.headline.style().polish(self.headline)
+
+    def _show_actions(self, measuring: bool) -> None:
+        verdicts = self._state.verdicts
+        for button, why_not, text in (
+            (self.more, verdicts.why_not_more(), verdicts.more_text() or "Measure more seconds"),
+            (self.judge, verdicts.why_not_before(), self.judge.text()),
+        ):
+            button.setText(text)
+            button.setEnabled(not why_not)
+            button.setToolTip(why_not)
+        progress = self._state.progress
+        if measuring and progress is not None and progress.fraction is not None:
+            self.progress.setText(f"{100 * progress.fraction:.0f} % of the budget is spent")
+        else:
+            self.progress.setText("" if measuring else verdicts.why_not_before())
+
+    def _show_details(self, comparison: PairedComparison) -> None:
+        _parts.clear(self._rows)
+        for text in remarks(comparison):
+            self._add(text, "info", "muted")
+        for side, arm in zip("AB", comparison.arms, strict=False):
+            self._rows.addWidget(_parts.heading(f"{side}: {arm}"))
+            self._show_arm(comparison, side)
+        self._rows.addStretch(1)
+
+    def _show_arm(self, comparison: PairedComparison, side: str) -> None:
+        arm = "AB".index(side)
+        numerics = comparison.facts.get("numerics", {}).get(str(arm))
+        for line in numerics_lines(comparison):
+            if line.startswith(f"{side}: ") and numerics is not None:
+                known = bool(numerics["reference"])
+                mark, role = ("effective", "good") if numerics["ok"] else ("error", "bad")
+                if not known:
+                    mark, role = "unknown", "muted"
+                text = line.removeprefix(f"{side}: ")
+                self._add(f"{text[:1].upper()}{text[1:]}", mark, role)
+        places = comparison.facts.get("segments", [])
+        segments = self._state.session.segments
+        if arm < len(places) and places[arm] < len(segments):
+            for found in segments[places[arm]].evidence:
+                mark, role = _MARKS.get(found.status, ("unknown", "muted"))
+                text = f"{found.toggle} = {found.requested}: {found.status}: {found.text}"
+                self._add(text, mark, role)
+
+    def _add(self, text: str, mark: str, role: str) -> None:
+        tone = role if role in ("warning", "bad") else ""
+        self._rows.addWidget(_parts.marked(_parts.note(text, tone), mark, self._state.theme, role))
