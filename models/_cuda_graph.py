@@ -1,8 +1,9 @@
-"""Inference by replaying one captured CUDA graph, for inputs of one shape."""
+"""CUDA graphs: a capture that may fail, and inference by replaying one for inputs of one shape."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,29 @@ from torch.utils import _pytree as pytree
 from models._mistake import ConfigurationError
 
 WARM_UP = 3  # calls before the capture, in which libraries tune, allocate and compile
+
+
+class CaptureError(RuntimeError):
+    """A capture was given up; the sentence is the first thing that went wrong in it."""
+
+
+@contextlib.contextmanager
+def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """Capture what runs inside into ``graph``; raises ``CaptureError``.
+
+    Other threads may allocate meanwhile. After a failure the process can go on: torch leaves its
+    random generator in capture mode, in which every later random number is an error.
+    """
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            yield
+    except RuntimeError as error:
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(generator.clone_state())
+        first: BaseException = error
+        while first.__context__ is not None:  # ending the capture fails once more
+            first = first.__context__
+        raise CaptureError(str(first).strip()) from error
 
 
 class CUDAGraphInference:
@@ -43,13 +67,10 @@ class CUDAGraphInference:
             torch.cuda.synchronize()
             self._graph = torch.cuda.CUDAGraph()
             try:
-                with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                with capturing(self._graph):
                     self._outputs = model(*self._inputs)
-            except RuntimeError as error:
-                first: BaseException = error
-                while first.__context__ is not None:  # ending the capture fails once more
-                    first = first.__context__
-                reason = str(first).strip().split("\n")[0]
+            except CaptureError as error:
+                reason = str(error).split("\n")[0]
                 raise ConfigurationError(
                     f"CUDAGraphInference: {type(model).__name__} cannot be captured: {reason}"
                 ) from error

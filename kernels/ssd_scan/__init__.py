@@ -318,7 +318,6 @@ OP = Operator(
     gradients=NAMES,
     cases=(
         Case("B1 L67 H8 P12 G2 N20", _case(1, 67, 8, 12, 2, 20)),
-        Case("B4 L70 H8 P5 N6 heads together", _case(4, 70, 8, 5, 1, 6, wide=False)),
         Case("B1 L1 H8 P1 N1", _case(1, 1, 8, 1, 1, 1, wide=False)),
         Case("B1 L150 H1 P17 N33 segments", _case(1, 150, 1, 17, 1, 33, wide=False)),
         Case(

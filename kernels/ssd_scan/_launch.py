@@ -211,11 +211,9 @@ class _Scan:
 def _heads_together(heads: int, groups: int, programs: int, device: int | None) -> int:
     """Heads whose dB and dC one program adds up: as many as leave enough programs."""
     together = 1
-    while (
-        (heads // groups) % (2 * together) == 0
-        and programs // (2 * together) >= 8 * sm_count(device)
-        and together < 16
-    ):
+    while (heads // groups) % (2 * together) == 0 and together < 16:
+        if programs // (2 * together) < 8 * sm_count(device) and not INTERPRETED:
+            break
         together *= 2
     return together
 

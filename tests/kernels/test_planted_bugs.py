@@ -253,7 +253,7 @@ BUGS = {
         "b_state = add_dot(b_state, tl.trans(b_u), b_w, PRECISE)", SCAN,
     ),
     "ssd_scan: only a program's last head reaches dC": (
-        SSD_BACK, "b_u += (b_w", "b_u = (b_w", SCAN | {"batch": 8, "length": 400},
+        SSD_BACK, "b_u += (b_w", "b_u = (b_w", SCAN,
     ),
     "ssd_scan: all heads read the first group": (
         SSD, "c_ptr += i_b * c_batch + i_g * c_group\n    o_steps",

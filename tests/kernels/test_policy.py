@@ -22,7 +22,7 @@ FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 EFFICIENT = ["sdpa_efficient"]
 OURS = ["sdpa_efficient", "triton", "flex"]
 FLASH = ["sdpa_cudnn", "sdpa_flash", *OURS]
-SMALL, LARGE = ((128, 64, 4, 3), (64, 32, 4, 1)), ((128, 64, 4, 3), (64, 32, 4, 2))
+SMALL, LARGE = ((128, 64, 4, 3), (32, 32, 4, 1)), ((128, 64, 4, 3), (64, 32, 4, 2))
 EXPECTED = {
     (0, 0): (FP32, False, False, False, 48, [], (None, None)),
     (3, 7): (FP32, False, False, False, 48, [], (None, None)),

@@ -9,6 +9,7 @@ import torch
 
 import kernels
 import models
+from models._cuda_graph import CaptureError
 from workbench.protocol import Failure
 
 # By name: importing the compilers to name their exceptions would cost seconds at every start.
@@ -25,10 +26,6 @@ class OwnModelError(RuntimeError):
     def __init__(self, sentence: str, detail: str) -> None:
         super().__init__(sentence)
         self.detail = detail
-
-
-class CaptureError(RuntimeError):
-    """A CUDA graph could not be captured."""
 
 
 class Cancelled(Exception):  # noqa: N818 - a request, not an error

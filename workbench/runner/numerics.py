@@ -18,7 +18,7 @@ import psutil
 import torch
 
 import kernels
-from models import LanguageModel
+from models import Model
 from sessions.model import Numerics
 from workbench.runner.arm import Arm
 from workbench.runner.failures import explain, is_fatal
@@ -142,50 +142,55 @@ def _plain(arm: Arm, situation: Situation) -> Outputs:
 
 def _own(arm: Arm, situation: Situation) -> Outputs:
     """What the arm itself gives: compiled and captured where its step is."""
-    tokens, targets = arm.batches.tokens, arm.batches.targets
+    inputs = arm.batches.inputs
     match situation.workload.name:
         case "train":
             with _eager(), torch.no_grad():
-                values = arm.autocast(arm.model)(tokens)
+                values = arm.autocast(arm.model)(*inputs)
             # With gradients, as in training: without them it would be compiled once more.
-            return Outputs(values, float(arm.compute(tokens, targets).detach()))
+            return Outputs(values, float(arm.compute(*inputs, *arm.batches.targets).detach()))
         case "forward":
             return Outputs(arm.step().clone(), None)
         case "decode":
+            (tokens,) = inputs
             position = torch.full((), tokens.shape[1], dtype=torch.int64, device=tokens.device)
             with torch.no_grad():
                 return Outputs(arm.compute(tokens[:, -1:].clone(), position).clone(), None)
         case _:
             with torch.no_grad():
-                return Outputs(arm.compute(tokens).clone(), None)
+                return Outputs(arm.compute(*inputs).clone(), None)
 
 
 def _outputs(
-    model: LanguageModel,
+    model: Model,
     situation: Situation,
     arm: Arm,
     wrap: Callable[[Compute], Compute] = _unwrapped,
 ) -> Outputs:
     """What a plain model gives for the batch of the arm's workload, without any cache."""
-    tokens, targets = arm.batches.tokens, arm.batches.targets
+    dtype = next(model.parameters()).dtype
+    inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in arm.batches.inputs)
     workload = situation.workload
     if workload.name == "decode":
-        tokens = torch.cat([tokens, tokens[:, -1:]], dim=1)
+        (tokens,) = inputs
+        inputs = (torch.cat([tokens, tokens[:, -1:]], dim=1),)
     with torch.no_grad():
-        values = wrap(model)(tokens)
-        loss = float(wrap(model.loss)(tokens, targets)) if workload.trains else None
+        values = wrap(model)(*inputs)
+        loss = None
+        if workload.trains:
+            loss = float(wrap(model.loss)(*inputs, *arm.batches.targets))
     if workload.name in ("decode", "prefill"):
         values = values[:, -1:]
     return Outputs(values, loss)
 
 
-def _model(arm: Arm, situation: Situation, dtype: torch.dtype | None) -> LanguageModel:
+def _model(arm: Arm, situation: Situation, dtype: torch.dtype | None) -> Model:
     """The plain model around the arm's weights, or around copies of them in another dtype."""
     weights = {
         name: tensor.detach().to(dtype) if dtype and tensor.is_floating_point() else tensor
         for name, tensor in arm.model.weights().items()
     }
-    model: LanguageModel = situation.family.share(situation.config, weights)
+    model: Model = situation.family.share(situation.config, weights)
     model.train(situation.workload.trains)
     return model
 
@@ -193,7 +198,8 @@ def _model(arm: Arm, situation: Situation, dtype: torch.dtype | None) -> Languag
 def _fits(arm: Arm, situation: Situation, dtype: torch.dtype) -> bool:
     """Whether weights and outputs in ``dtype`` leave most of the memory free."""
     numbers = sum(parameter.numel() for parameter in arm.model.parameters())
-    numbers += arm.batches.tokens.numel() * int(situation.config.vocabulary)
+    each = int(getattr(situation.config, "vocabulary", 1))  # outputs of a token
+    numbers += sum(x.numel() for x in arm.batches.inputs) * each
     if situation.on_gpu:
         free = torch.cuda.mem_get_info(situation.device)[0]
     else:

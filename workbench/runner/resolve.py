@@ -22,6 +22,7 @@ from workbench.runner.workloads import Workload, all_workloads
 # One that needs many times what there is would only thrash the host.
 HOPELESS = 8
 LONGEST_S = 1e9
+FIRST_FAMILY = "hydra"  # what a first start chooses, and the demo runs
 
 # What the options of the precision toggle mean for an estimate of memory.
 _SIZES = {"fp32": "fp32", "tf32": "fp32", "amp_fp16": "amp", "amp_bf16": "amp", "bf16": "half"}
@@ -74,8 +75,9 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
 
 
 def families() -> dict[str, models.Family]:
-    """The bundled families by name, and the one of a person's own files."""
-    return {**models.FAMILIES, own.FAMILY.name: own.FAMILY}
+    """The bundled families by name, what a first start chooses first, and a person's own files."""
+    first = {FIRST_FAMILY: models.FAMILIES[FIRST_FAMILY]}
+    return {**first, **models.FAMILIES, own.FAMILY.name: own.FAMILY}
 
 
 def _why(name: str, option: str, situation: Situation) -> Blocked | None:

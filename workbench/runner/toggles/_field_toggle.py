@@ -64,6 +64,8 @@ def field_toggle(
                 dataclasses.replace(situation.config, **{field: other})
             )
         except ConfigurationError as error:
+            if said == wanted:
+                return effective(f"the model has {field} = {said}, which its other fields need")
             return Finding("unknown", f"there is no model of {field} = {other} beside it: {error}")
         differs = _differences(arm.model, without, field)
         if not differs:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from models._cuda_graph import capturing
 from sessions.model import Phase
 from workbench.protocol import Blocked
-from workbench.runner.failures import CaptureError
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     Finding,
@@ -60,13 +60,8 @@ class _CapturedStep:
                 self._step()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with self._phases.during(Phase.CAPTURE), _no_collection():
-            try:
-                # thread_local: the telemetry thread may allocate while this thread captures.
-                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                    self._output = self._step()
-            except RuntimeError as error:
-                raise CaptureError(str(error)) from error
+        with self._phases.during(Phase.CAPTURE), _no_collection(), capturing(graph):
+            self._output = self._step()
         self.replayed_bytes = _pool_bytes(graph)
         self.graph = graph
 
