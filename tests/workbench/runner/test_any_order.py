@@ -90,7 +90,7 @@ def walk(runner, configuration, moves: int, compiles: bool) -> None:
 
 @pytest.mark.parametrize("workload", ["forward", "prefill", "decode"])
 def test_options_of_inference_in_any_order(runner, small, workload):
-    walk(runner, msgspec.structs.replace(small, workload=workload, settings={}), 12, False)
+    walk(runner, msgspec.structs.replace(small, workload=workload, settings={}), 18, False)
 
 
 def test_options_of_training_in_any_order(runner, small):

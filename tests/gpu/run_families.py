@@ -1,0 +1,126 @@
+"""On a GPU host: every family through the real runner, forward, training and decode, in BF16.
+
+    python tests/gpu/run_families.py OUT [--seconds 3] [--only mamba2:2.8B ...]
+
+Each row is a run of its own with all Triton kernels on: median step, tokens a second, peak memory
+against the estimate, and the share of this GPU's matrix rate that the model's own FLOPs make.
+Prints a table and writes ``families.json`` to OUT. What does not fit or fails is a row too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics as stats
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+
+from kernels._timing import ceilings
+from models import FAMILIES
+from sessions import statistics
+from sessions.model import Configuration
+from workbench import headless, protocol
+
+ROWS = (
+    ("hydra", "base"),
+    ("hydra", "large"),
+    ("hydra", "published"),
+    ("mamba2", "96M"),
+    ("mamba2", "2.8B"),
+    ("adaattn", "base"),
+    ("adaattn", "large"),
+    ("mahia", "base"),
+    ("moe", "base"),
+    ("moe", "large"),
+)
+TOGGLES = {"precision": "bf16", "triton": "on"}
+
+
+def main() -> int:
+    """Run every row; 1 if none could be measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--workloads", nargs="+", default=["forward", "train", "decode"])
+    parser.add_argument("--only", nargs="+", metavar="FAMILY:PRESET")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    rate = ceilings().flops_per_s
+    print(f"matrix rate of this run: {rate / 1e12:.0f} TFLOP/s", flush=True)
+    found = []
+    for family, preset in ROWS:
+        if options.only and f"{family}:{preset}" not in options.only:
+            continue
+        for workload in options.workloads:
+            if workload not in FAMILIES[family].workloads or preset not in FAMILIES[family].presets:
+                continue
+            found.append(measure(family, preset, workload, options.seconds, rate))
+            print(shown(found[-1]), flush=True)
+            (options.out / "families.json").write_text(json.dumps(found, indent=1))
+    return 0 if any("median_ms" in row for row in found) else 1
+
+
+def measure(family: str, preset: str, workload: str, seconds: float, rate: float) -> dict[str, Any]:
+    """One run of its own; in it the weights are the only ones."""
+    toggles = TOGGLES | ({"adamw": "fused"} if workload == "train" else {})
+    asked = Configuration(family=family, preset=preset, workload=workload, toggles=toggles)
+    outcome = headless.run(lambda _: protocol.Start(configuration=asked, seconds=seconds))
+    outcome.journal.unlink(missing_ok=True)
+    row: dict[str, Any] = {"family": family, "preset": preset, "workload": workload}
+    row["failures"] = [failure.sentence for failure in outcome.failures]
+    if not outcome.session.segments:
+        return row
+    segment = outcome.session.segments[-1]
+    times = statistics.steady_ms(segment)
+    if not len(times):
+        return row
+    known, config = FAMILIES[family], FAMILIES[family].presets[preset]
+    settings = {name: int(value) for name, value in segment.configuration.settings.items()}
+    batch, sequence = settings["batch"], settings["sequence"]
+    median_ms = float(stats.median(times.tolist()))
+    if workload == "decode":
+        flops = known.flops(config, batch, 1, context=sequence)
+    else:
+        flops = known.flops(config, batch, sequence, training=workload == "train")
+    length = sequence + settings.get("new_tokens", 0)
+    estimate = known.footprint(
+        config, workload=workload, batch=batch, sequence=length, precision="half"
+    )
+    return row | {
+        "settings": settings,
+        "parameters": known.parameter_count(config),
+        "steps": len(times),
+        "median_ms": median_ms,
+        "tokens_per_s": 1e3 * float(segment.ledger["tokens_per_step"]) / median_ms,
+        "peak_bytes": float(max(segment.steps["peak"])),
+        "estimated_bytes": estimate.total,
+        "flops_share": flops / (1e-3 * median_ms) / rate,
+        "evidence": [[e.toggle, e.requested, e.status, e.text] for e in segment.evidence],
+        "metrics": {
+            name: torch.tensor(series.table["values"][-1]).flatten()[:8].tolist()
+            for name, series in segment.metrics.items()
+        },
+    }
+
+
+def shown(row: dict[str, Any]) -> str:
+    """One line for a person."""
+    head = f"{row['family']:8}{row['preset']:10}{row['workload']:8}"
+    if "median_ms" not in row:
+        return f"{head}{row['failures']}"
+    odd = [e[:3] for e in row["evidence"] if e[2] != "effective"]
+    return (
+        f"{head}{row['parameters'] / 1e6:8.0f} M {row['settings']} {row['median_ms']:9.3f} ms "
+        f"{row['tokens_per_s']:12,.0f} tok/s peak {row['peak_bytes'] / 2**20:8.0f} MiB "
+        f"(estimate {row['estimated_bytes'] / 2**20:8.0f}) "
+        f"{100 * row['flops_share']:5.1f} % of the matrix rate {odd or ''}"
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
