@@ -33,6 +33,7 @@ from kernels._operator import (
     floating,
     random_tensor,
     tensor_bytes,
+    traced_as_constant,
 )
 
 AXES = ("sequence", "features", "both")
@@ -114,7 +115,7 @@ def _matmul(x: Tensor, cutoff: float, damping: float, over: str, causal: bool) -
     return x
 
 
-@torch.compiler.assume_constant_result
+@traced_as_constant
 def _matrix(
     n: int, cutoff: float, damping: float, causal: bool, device: str, dtype: torch.dtype
 ) -> Tensor:

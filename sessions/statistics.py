@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import ndimage, stats
 
 from sessions.model import Phase, Segment
 
@@ -99,6 +98,8 @@ def rolling(
     0.05 s a percentile for a million values. Windows count the finite values only; where the value
     itself is not finite the result is NaN. Raises ``ValueError`` for a window below 1.
     """
+    from scipy import ndimage  # seconds to load, where nothing is computed too
+
     if window < 1:
         raise ValueError(f"window is {window}, expected at least 1")
     series = np.asarray(values, np.float64)
@@ -247,6 +248,8 @@ def _autocorrelation_time(above: NDArray) -> float:
 
 def _t_half_width(*arms: Blocks) -> float:
     """Half width of the 95 % interval of a (difference of) log medians (Welch)."""
+    from scipy import stats  # seconds to load, where nothing is computed too
+
     variances = [float(np.sum(arm.deviations**2)) / (arm.count - 1) / arm.count for arm in arms]
     total = sum(variances)
     if total == 0:
@@ -258,6 +261,8 @@ def _t_half_width(*arms: Blocks) -> float:
 
 def _bca(base: Blocks, other: Blocks) -> tuple[float, float]:
     """The 95 % interval of the difference of log medians, relative to the difference itself."""
+
+    from scipy import stats  # seconds to load, where nothing is computed too
 
     def difference(first: NDArray, second: NDArray, axis: int) -> NDArray:
         return np.asarray(second.mean(axis=axis) - first.mean(axis=axis))

@@ -47,11 +47,12 @@ sessions     sessions                                          | numpy scipy h5p
 # What a fresh process never holds, whatever is imported by whatever, after it has imported every
 # module of a package. The packages of one row are imported one after the other.
 GPU = "torch triton kernels models workbench.runner"
+COMPILER = "torch._dynamo torch._inductor"  # seconds at every start, also where nothing is compiled
 NEVER_LOADED = [
     [
-        ("kernels", f"{QT} sessions models workbench"),
-        ("models", f"{QT} sessions workbench"),
-        ("workbench.runner", f"{QT} workbench.ui workbench.commands"),
+        ("kernels", f"{QT} {COMPILER} sessions models workbench"),
+        ("models", f"{QT} {COMPILER} sessions workbench"),
+        ("workbench.runner", f"{QT} {COMPILER} workbench.ui workbench.commands"),
     ],
     [
         ("sessions", f"{GPU} {QT} workbench"),

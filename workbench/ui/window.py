@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent
@@ -39,6 +40,7 @@ SIZE = (1440, 900)
 def _live(state: AppState) -> QWidget:
     from workbench.ui.panels.live import LivePanel  # pyqtgraph takes longer than the whole window
 
+    importlib.import_module("scipy.stats")  # now, and not when the first steps arrive
     return LivePanel(state)
 
 
