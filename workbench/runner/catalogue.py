@@ -11,7 +11,7 @@ from workbench import protocol
 from workbench.runner import own
 from workbench.runner.environment import environment
 from workbench.runner.resolve import default_preset, families
-from workbench.runner.toggles import all_toggles
+from workbench.runner.toggles import Stage, all_toggles
 from workbench.runner.workloads import all_workloads
 
 
@@ -25,7 +25,11 @@ def catalogue(device: torch.device, created: float) -> protocol.Catalogue:
         environment=environment(device),
         families=[_family(family, device) for family in families().values()],
         workloads=[workload.info() for workload in all_workloads().values()],
-        toggles=[toggle.info(device) for toggle in all_toggles().values()],
+        # Last those that change the model: most of them are another family's.
+        toggles=[
+            toggle.info(device)
+            for toggle in sorted(all_toggles().values(), key=lambda t: t.stage == Stage.MODEL)
+        ],
         operators={name: str(status) for name, status in kernels.status(device.type).items()},
     )
 
