@@ -69,8 +69,10 @@ def bench(
     ``time.monotonic``; what is not begun by then says so. Profiling comes last: it slows the rest
     of the process.
     """
+    from torch._functorch import config  # torch 2.11 does not load it by itself
+
     # A backward pass that is timed runs many times over one forward pass.
-    torch._functorch.config.donated_buffer = False
+    config.donated_buffer = False
     profiled: _Profiled = []
     for case in cases if cases is not None else default_cases(op, device.type):
         yield from _bench_case(op, case, device, dtype, profiled, deadline)
