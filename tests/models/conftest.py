@@ -1,6 +1,7 @@
 """A HYDRA small enough for exact comparisons, and tokens for it."""
 
 import dataclasses
+import pathlib
 
 import pytest
 import torch
@@ -39,3 +40,19 @@ def tokens_BS():
 @pytest.fixture
 def targets_BS():
     return torch.randint(0, 256, (2, 17), generator=torch.Generator().manual_seed(2))
+
+
+# Compiling, interpreting kernels and learning take most of the time of this folder. What stays for
+# every run: the same of plain HYDRA (test_variants.py), and the kernels' own tests.
+SLOW = ("interpret", "compile", "learns")
+EVERY_RUN = ("test_variants.py", "test_metrics.py")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        name = item.path.name
+        if item.path.parent != pathlib.Path(__file__).parent or name in EVERY_RUN:
+            continue
+        said = name + item.nodeid.partition("::")[2]
+        if not name.endswith("_gpu.py") and any(word in said for word in SLOW):
+            item.add_marker(pytest.mark.slow)

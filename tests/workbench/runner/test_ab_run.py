@@ -230,6 +230,7 @@ def test_a_block_in_which_something_was_compiled_is_void_kept_and_repeated(rig, 
     assert f"{len(voids)} of {len(found.order)} blocks were void" in found.facts["reasons"][-1]
 
 
+@pytest.mark.slow
 def test_a_comparison_all_of_whose_blocks_are_void_ends_and_says_so(rig, small, monkeypatch):
     monkeypatch.setattr(ab, "WARM_UP_S", 0.2)
     disturbed(rig, small, every=1)
@@ -239,7 +240,9 @@ def test_a_comparison_all_of_whose_blocks_are_void_ends_and_says_so(rig, small, 
     assert any("not counted: a compile happened in it" in one for one in found.facts["reasons"])
 
 
-@pytest.mark.parametrize("short", ["while building", "in a later step"])
+@pytest.mark.parametrize(
+    "short", ["while building", pytest.param("in a later step", marks=pytest.mark.slow)]
+)
 def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so(
     rig, small, monkeypatch, short
 ):
