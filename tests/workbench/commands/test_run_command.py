@@ -50,7 +50,7 @@ MISTAKES = {
     "unknown workload 'dream'; expected one of decode, forward, prefill, train": [
         *("hydra", "--workload", "dream")
     ],
-    "unknown toggle 'turbo'; expected one of adaptive_precision, adaptive_rank,": [
+    "unknown toggle 'turbo'; expected one of precision, triton,": [
         "hydra",
         "--toggle",
         "turbo",

@@ -89,7 +89,9 @@ def walk(runner, configuration, moves: int, compiles: bool) -> None:
     assert not [m for m in told if isinstance(m, protocol.Failure) and m.kind == "model"]
 
 
-@pytest.mark.parametrize("workload", ["forward", "prefill", "decode"])
+@pytest.mark.parametrize(
+    "workload", ["forward", "prefill", pytest.param("decode", marks=pytest.mark.slow)]
+)
 def test_options_of_inference_in_any_order(runner, small, workload):
     walk(runner, msgspec.structs.replace(small, workload=workload, settings={}), 18, False)
 
