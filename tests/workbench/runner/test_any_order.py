@@ -57,8 +57,10 @@ def apply(runner, toggles: dict[str, str]) -> None:
     )
     assert isinstance(started, protocol.SegmentStarted), started
     assert toggles.items() <= started.configuration.toggles.items()
-    assert_effective(runner, runner.until(protocol.EvidenceFound))
-    assert "failure" not in runner.session.segments[-1].ledger
+    found = runner.until(lambda m: isinstance(m, (protocol.EvidenceFound, protocol.Failure)))
+    assert isinstance(found, protocol.EvidenceFound), found
+    assert found.segment == started.index
+    assert_effective(runner, found)
 
 
 def walk(runner, configuration, moves: int, compiles: bool) -> None:
@@ -85,13 +87,10 @@ def walk(runner, configuration, moves: int, compiles: bool) -> None:
         if now[name] != off(runner)[name]:
             apply(runner, {name: off(runner)[name]})
     assert runner.finish(protocol.Stop()).reason == "stopped"
-    told = runner.messages[since:]
-    assert not [m for m in told if isinstance(m, protocol.Failure) and m.kind == "model"]
+    assert not [m for m in runner.messages[since:] if isinstance(m, protocol.Failure)]
 
 
-@pytest.mark.parametrize(
-    "workload", ["forward", "prefill", pytest.param("decode", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("workload", ["forward", "prefill", "decode"])
 def test_options_of_inference_in_any_order(runner, small, workload):
     walk(runner, msgspec.structs.replace(small, workload=workload, settings={}), 18, False)
 

@@ -6,7 +6,11 @@ error, never a silent fallback.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kernels
 from workbench.protocol import Blocked
@@ -41,9 +45,28 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     if option == "auto":
         return None
     reason = kernels.OPS["attention"].unavailable(option, situation.device.type)
-    if reason is None:
+    if reason is not None:
+        fix = "Choose Automatic, or see `workbench doctor` for what would enable it."
+        return Blocked(reason, fix)
+    if situation.workload.name == "decode":
+        reason = _refuses_a_cache(option, situation.device.type)
+        return Blocked(reason, "Choose Automatic or another backend.") if reason else None
+    return None
+
+
+@functools.cache
+def _refuses_a_cache(option: str, device_type: str) -> str | None:
+    """Why a backend cannot attend from one new token to a cache that is not full.
+
+    Asked with tensors that have no memory: the answer must not disturb what runs on the GPU.
+    """
+    implementation = kernels.OPS["attention"].implementation(option)
+    if implementation.refuses is None:
         return None
-    return Blocked(reason, "Choose Automatic, or see `workbench doctor` for what would enable it.")
+    with FakeTensorMode():
+        q, k = (torch.empty(1, 1, n, 64, dtype=torch.bfloat16, device=device_type) for n in (1, 8))
+        length = torch.empty((), dtype=torch.int64, device=device_type)
+        return implementation.refuses(q, k, k, True, None, None, length)
 
 
 def _apply(option: str, build: Build) -> None:
