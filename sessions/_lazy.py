@@ -142,11 +142,13 @@ def _lost(source: Source, error: Exception) -> SessionError:
 
 
 def tables(session: Session) -> list[Mapping[str, NDArray]]:
-    """All tables of the session that may be long: steps, breakdown, memory, metrics, telemetry."""
+    """All tables that may be long: steps, breakdown, memory, metrics, telemetry, of studies."""
     found = list(session.telemetry.values())
     for segment in session.segments:
         found += [segment.steps, segment.breakdown, segment.memory]
         found += [series.table for series in segment.metrics.values()]
+    for study in session.studies:
+        found += study.tables.values()
     return found
 
 

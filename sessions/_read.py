@@ -25,6 +25,7 @@ from sessions.model import (
     PhaseSpan,
     Segment,
     Session,
+    Study,
 )
 from sessions.schema import ColumnInfo
 
@@ -53,6 +54,7 @@ def read(source: Source, sealed: bool) -> Session:
             },
             events=_events(file),
             comparisons=[_comparison(group) for group in _children(file, "comparisons")],
+            studies=_studies(file, source),
         )
 
 
@@ -140,6 +142,25 @@ def _comparison(group: h5py.Group) -> PairedComparison:
         clocks_mhz=blocks["clock_mhz"].tolist() if "clock_mhz" in blocks else [],
         voids=blocks["void"].tolist() if "void" in blocks else [],
     )
+
+
+def _studies(file: h5py.File, source: Source) -> list[Study]:
+    if "studies" not in file:  # there were none
+        return []
+    return [
+        Study(
+            kind=_attribute(group, "kind", str),
+            title=_attribute(group, "description", str),
+            start_s=_attribute(group, "start_s", float),
+            asked=_json(group, "asked", dict[str, Any]),
+            facts=_json(group, "facts", dict[str, Any]),
+            tables={
+                table.name.rpartition("/")[2]: _table(table, {}, source)
+                for table in _children(group, "tables")
+            },
+        )
+        for group in _children(file, "studies")
+    ]
 
 
 def _environment(file: h5py.File) -> dict[str, str]:

@@ -18,7 +18,7 @@ from sessions import schema, seal
 from sessions._lazy import kept_open
 from sessions.columns import row_count
 from sessions.errors import SessionError
-from sessions.model import MetricSeries, PairedComparison, Segment, Session
+from sessions.model import MetricSeries, PairedComparison, Segment, Session, Study
 from sessions.schema import ColumnInfo
 
 FORMAT = "gpu-optimization-workbench session"
@@ -94,6 +94,10 @@ def _write(file: h5py.File, session: Session) -> None:
     comparisons = _group(file, "comparisons", "Blocks of two arms run alternately")
     for number, comparison in enumerate(list(session.comparisons)):
         _comparison(comparisons, f"{number:04d}", comparison)
+    if session.studies:
+        studies = _group(file, "studies", "Questions that took many configurations, or own steps")
+        for number, study in enumerate(list(session.studies)):
+            _study(studies, f"{number:04d}", study)
 
 
 def _segment(parent: h5py.Group, name: str, segment: Segment) -> None:
@@ -154,8 +158,22 @@ def _comparison(parent: h5py.Group, name: str, comparison: PairedComparison) -> 
     _columns(group, "blocks", "One row a block, as they ran", blocks, columns)
 
 
-def _group(parent: h5py.Group, name: str, description: str) -> h5py.Group:
-    group = parent.create_group(name)
+def _study(parent: h5py.Group, name: str, study: Study) -> None:
+    group = _group(parent, name, text(study.title))
+    group.attrs["kind"] = text(study.kind)
+    group.attrs["start_s"] = float(study.start_s)
+    group.attrs["asked"] = _json(study.asked, f"what study {name} asked")
+    group.attrs["facts"] = _json(study.facts, f"facts of study {name}")
+    tables = _group(group, "tables", "What the study found")
+    for table, columns in sorted(study.tables.items()):
+        if not _is_plain(table):
+            raise ValueError(f"table name {table!r} in {group.name}: only letters, digits and _")
+        _columns(tables, table, "One table of the study", columns, {}, ordered=True)
+
+
+def _group(parent: h5py.Group, name: str, description: str, ordered: bool = False) -> h5py.Group:
+    """A new group; where it is ``ordered``, what is in it is read in the order of writing."""
+    group = parent.create_group(name, track_order=ordered)
     group.attrs["description"] = description
     return group
 
@@ -166,8 +184,9 @@ def _columns(
     description: str,
     table: Mapping[str, NDArray],
     columns: Mapping[str, ColumnInfo],
+    ordered: bool = False,
 ) -> h5py.Group:
-    group = _group(parent, name, description)
+    group = _group(parent, name, description, ordered)
     rows = row_count(table)
     for column in table:
         if not _is_plain(column):

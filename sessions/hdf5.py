@@ -1,11 +1,11 @@
 """Sessions as HDF5 files: save, load, rename.
 
 One session is one file, laid out so that any HDF5 program reads it: groups ``environment``,
-``segments/0000/steps``, ``telemetry/gpu0``, ``comparisons/0000``, ``events``; one dataset a column,
-each with ``units`` and ``description``. A file is written whole under a temporary name and renamed
-into place, so that at any moment the name holds the old file or the new one. Nothing of a file
-reaches the HDF5 library in this process before a checksum over all of it fits, or a child process
-has read it to its end.
+``segments/0000/steps``, ``telemetry/gpu0``, ``comparisons/0000``, ``studies/0000``, ``events``; one
+dataset a column, each with ``units`` and ``description``. A file is written whole under a temporary
+name and renamed into place, so that at any moment the name holds the old file or the new one.
+Nothing of a file reaches the HDF5 library in this process before a checksum over all of it fits, or
+a child process has read it to its end.
 """
 
 from __future__ import annotations

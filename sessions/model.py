@@ -172,6 +172,22 @@ class Event:
 
 
 @dataclass
+class Study:
+    """A question that took many configurations, or steps of its own, and tables that answer it.
+
+    ``tables`` are columns of numbers, or of text, by table and column; a number that was not
+    measured is NaN. What the columns mean is said where the study is made.
+    """
+
+    kind: str  # "attribution", "sweep", ...
+    title: str
+    start_s: float
+    asked: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    tables: dict[str, Mapping[str, NDArray]] = field(default_factory=dict)
+
+
+@dataclass
 class Session:
     """One sitting, live or loaded from a file."""
 
@@ -184,3 +200,4 @@ class Session:
     telemetry: dict[str, Mapping[str, NDArray]] = field(default_factory=dict)  # "gpu0", "cpu"
     events: list[Event] = field(default_factory=list)
     comparisons: list[PairedComparison] = field(default_factory=list)
+    studies: list[Study] = field(default_factory=list)

@@ -323,6 +323,34 @@ class Judged(Message, tag="judged"):
     final: bool = False
 
 
+class StudyStarted(Message, tag="study"):
+    """A study begins; ``kind`` names it ("sweep" ...), ``asked`` is what the command asked for."""
+
+    index: int
+    kind: str
+    title: str
+    asked: dict[str, Scalar | list[Scalar]]
+
+
+class StudyRows(Message, tag="rows"):
+    """More rows of one of a study's tables: columns of numbers, or of text; None is NaN.
+
+    With ``replace`` they take the place of the rows so far.
+    """
+
+    study: int
+    table: str
+    columns: dict[str, list[float | str | None]]
+    replace: bool = False
+
+
+class StudyFacts(Message, tag="found"):
+    """More of what a study found."""
+
+    study: int
+    facts: dict[str, Scalar | list[Scalar]]
+
+
 class Note(Message, tag="note"):
     """Something worth a mark on the timeline: a toggle, a warning, a note by the user."""
 
@@ -371,6 +399,9 @@ AnyMessage = (
     | BlockDone
     | NumericsChecked
     | Judged
+    | StudyStarted
+    | StudyRows
+    | StudyFacts
     | Note
     | Described
     | Failure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,7 @@ from sessions.model import (
     PhaseSpan,
     Segment,
     Session,
+    Study,
 )
 from workbench import protocol
 
@@ -41,6 +43,7 @@ class Recorder:
         self._segments: dict[int, Segment] = {}  # of the present runner, by its own numbers
         self._described: dict[tuple[str, str], protocol.MetricInfo] = {}  # by family and name
         self._comparisons: dict[int, int] = {}  # the same, to places in the session
+        self._studies: dict[int, int] = {}
 
     def record(self, message: protocol.AnyMessage) -> Segment | None:
         """Take one message; returns the segment that it changed, if any.
@@ -97,6 +100,18 @@ class Recorder:
                 self._take_numerics(message)
             case protocol.Judged():
                 self._take_judgement(message)
+            case protocol.StudyStarted():
+                self._studies[message.index] = len(session.studies)
+                start_s = message.t_s + self._offset_s
+                asked = dict(message.asked)
+                session.studies.append(Study(message.kind, message.title, start_s, asked))
+            case protocol.StudyRows():
+                self._take_rows(message)
+            case protocol.StudyFacts():
+                place = self._study(message.study)
+                study = session.studies[place]
+                facts = {**study.facts, **message.facts}
+                session.studies[place] = dataclasses.replace(study, facts=facts)
             case protocol.Note():
                 self._event(message.t_s, message.kind, message.text)
             case protocol.Described():
@@ -111,7 +126,7 @@ class Recorder:
             session.created = catalogue.created
         self._begun = True
         self._offset_s = max(catalogue.created - session.created, self._last_s)
-        self._segments, self._comparisons = {}, {}
+        self._segments, self._comparisons, self._studies = {}, {}, {}
         self._described = {
             (family.name, metric.name): metric
             for family in catalogue.families
@@ -218,6 +233,29 @@ class Recorder:
             **{name: math.nan if end is None else end for name, end in ends.items()},
         )
 
+    def _study(self, index: int) -> int:
+        try:
+            return self._studies[index]
+        except KeyError:
+            raise protocol.WireError(f"study {index} was never started") from None
+
+    def _take_rows(self, message: protocol.StudyRows) -> None:
+        # A new study each time: another thread may be saving the old one.
+        place = self._study(message.study)
+        study = self.session.studies[place]
+        more = _study_columns(message)
+        known = {} if message.replace else study.tables.get(message.table, {})
+        if known:
+            kinds = [{name: c.dtype.kind for name, c in each.items()} for each in (known, more)]
+            if kinds[0] != kinds[1]:
+                raise protocol.WireError(
+                    f"table {message.table[:40]!r}: columns {sorted(more)} in a study where they "
+                    f"were {sorted(known)}, or text where there were numbers"
+                )
+            more = {name: np.concatenate([known[name], more[name]]) for name in known}
+        tables = {**study.tables, message.table: more}
+        self.session.studies[place] = dataclasses.replace(study, tables=tables)
+
     def _state(self, place: int, **facts: Any) -> None:
         comparison = self.session.comparisons[place]
         self.session.comparisons[place] = msgspec.structs.replace(
@@ -246,6 +284,23 @@ class Recorder:
 
     def _event(self, t_s: float, kind: str, text: str) -> None:
         self.session.events.append(Event(t_s + self._offset_s, kind, text))
+
+
+def _study_columns(message: protocol.StudyRows) -> dict[str, np.ndarray]:
+    """The rows' columns: FP64, or objects where they are text."""
+    for name in (message.table, *message.columns):
+        if not name.isidentifier() or not name.isascii():
+            raise protocol.WireError(f"{name[:40]!r} is no name of a table or column of a study")
+    lengths = {name: len(values) for name, values in message.columns.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        raise protocol.WireError(f"columns of one batch are empty or differ in length: {lengths}")
+    found = {}
+    for name, values in message.columns.items():
+        is_text = {isinstance(value, str) for value in values}
+        if len(is_text) > 1:
+            raise protocol.WireError(f"column {name[:40]!r} of a study mixes text and numbers")
+        found[name] = np.array(values, object if True in is_text else np.float64)
+    return found
 
 
 def _matrix(name: str, rows: list[list[float | None]], known: MetricSeries | None) -> np.ndarray:

@@ -20,6 +20,7 @@ from sessions.model import (
     PhaseSpan,
     Segment,
     Session,
+    Study,
 )
 
 
@@ -115,6 +116,21 @@ def session(n: int = 300, segments: int = 2, title: str = "sample") -> Session:
                 voids=["", "", "recompiled", ""],
             )
         ],
+        studies=[
+            Study(
+                kind="sweep",
+                title="batch 1 to 4",
+                start_s=2.5,
+                asked={"values": [1, 4]},
+                facts={"exponent": 0.9},
+                tables={
+                    "points": {
+                        "value": np.array([1.0, 4.0]),
+                        "outcome": np.array(["ran", "out of memory"], object),
+                    }
+                },
+            )
+        ],
     )
 
 
@@ -205,6 +221,20 @@ def comparisons(draw: st.DrawFn) -> PairedComparison:
     )
 
 
+@st.composite
+def studies(draw: st.DrawFn) -> Study:
+    """A study with any numbers and texts in its tables; at times none."""
+    columns = {"value": schema.ColumnInfo("f8", "", ""), "text": schema.ColumnInfo("str", "", "")}
+    return Study(
+        kind=draw(texts),
+        title=draw(texts),
+        start_s=draw(floats),
+        asked=draw(st.dictionaries(texts, json_values, max_size=2)),
+        facts=draw(st.dictionaries(texts, json_values, max_size=2)),
+        tables=draw(st.dictionaries(st.sampled_from("abc"), tables(columns), max_size=2)),
+    )
+
+
 sessions = st.builds(
     Session,
     title=texts,
@@ -216,6 +246,7 @@ sessions = st.builds(
     telemetry=st.dictionaries(texts, tables(schema.TELEMETRY), max_size=2),
     events=st.lists(st.builds(Event, floats, texts, texts), max_size=3),
     comparisons=st.lists(comparisons(), max_size=2),
+    studies=st.lists(studies(), max_size=2),
 )
 
 
@@ -229,7 +260,7 @@ def _plain(value: object) -> object:
         case np.ndarray():
             exact = value.tolist() if value.dtype == object else value.tobytes()
             return (str(value.dtype), exact)
-        case Session() | Segment() | Event() | MetricSeries():
+        case Session() | Segment() | Event() | MetricSeries() | Study():
             return _plain(vars(value))
         case list() | tuple():
             return [_plain(item) for item in value]

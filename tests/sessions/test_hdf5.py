@@ -342,6 +342,12 @@ def test_the_checksum_can_be_checked_without_this_program(tmp_path):
     assert f"sha256 of byte 512 on: {hashlib.sha256(rest).hexdigest()}\n" in head
 
 
+def test_the_columns_of_a_study_keep_their_order(tmp_path):
+    hdf5.save(samples.session(), tmp_path / "a.h5")
+    (study,) = hdf5.load(tmp_path / "a.h5").studies
+    assert list(study.tables["points"]) == ["value", "outcome"]
+
+
 def test_saving_the_same_session_twice_gives_the_same_bytes(tmp_path):
     hdf5.save(samples.session(), tmp_path / "a.h5")
     hdf5.save(hdf5.load(tmp_path / "a.h5"), tmp_path / "b.h5")

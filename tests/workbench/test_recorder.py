@@ -102,6 +102,11 @@ def batch(**columns) -> protocol.Steps:
     return protocol.Steps(segment=0, columns={"t_s": [1.0, 2.0], **columns})
 
 
+def rows(study: int = 0, table: str = "points", **columns) -> protocol.StudyRows:
+    row = {"value": [8.0], "ms": [2.0], "outcome": ["ran"], **columns}
+    return protocol.StudyRows(study=study, table=table, columns=row)
+
+
 MISFITS = [
     protocol.Steps(segment=7, columns={"t_s": [1.0]}),
     protocol.Steps(segment=-1, columns={"t_s": [1.0]}),
@@ -130,7 +135,34 @@ MISFITS = [
     protocol.TelemetrySamples(device="gpu0", columns={"t_s": [1.0], "busy": [1.0, 2.0]}),
     protocol.TelemetrySamples(device="gpu0", columns={"t_s": [1.0], "surprise": [1.0]}),
     protocol.TelemetrySamples(device="gpu0", columns={"busy": [1.0]}),
+    protocol.StudyFacts(study=7, facts={"a": 1}),
+    rows(study=7),
+    rows(table="no name"),
+    rows(value=[]),
+    rows(value=[1.0, 2.0]),
+    rows(value=["text"]),
+    rows(outcome=["ran", 1.0], ms=[1.0, 2.0], value=[1.0, 2.0]),
+    rows(surprise=[1.0]),
 ]
+
+
+def test_the_rows_of_a_study_are_added_up_or_replaced():
+    messages = wire_samples.stream()
+    (study,) = recorded(messages).studies
+    assert (study.kind, study.title, study.asked) == ("sweep", "batch", {"values": [1, 2, 4]})
+    assert study.facts == {"exponent": 0.9}
+    points = study.tables["points"]
+    np.testing.assert_array_equal(points["value"], [1, 2, 4])
+    assert points["outcome"].tolist() == ["ran", "ran", "out of memory"]
+    assert np.isnan(points["ms"]).tolist() == [False, False, True]  # None on the wire
+    other = protocol.StudyRows(
+        study=0, table="points", columns={"name": ["a"], "share": [1.0]}, replace=True
+    )
+    (study,) = recorded([*messages, other]).studies
+    assert {name: values.tolist() for name, values in study.tables["points"].items()} == {
+        "name": ["a"],
+        "share": [1.0],
+    }
 
 
 @pytest.mark.parametrize("misfit", MISFITS, ids=repr)
@@ -165,6 +197,16 @@ wild_messages = st.one_of(
     ),
     st.builds(protocol.Facts, segment=indices, ledger=st.just({"a": 1})),
     st.builds(protocol.EvidenceFound, segment=indices, evidence=st.just([])),
+    st.builds(
+        protocol.StudyRows,
+        study=indices,
+        table=st.sampled_from(["points", "other"]),
+        columns=st.dictionaries(
+            st.sampled_from(["value", "outcome", "ms"]),
+            st.lists(st.none() | st.floats(allow_nan=False) | st.text(max_size=3), max_size=2),
+        ),
+        replace=st.booleans(),
+    ),
     st.sampled_from(wire_samples.stream(segments=2)),
 )
 

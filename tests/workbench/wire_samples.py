@@ -87,6 +87,7 @@ def stream(
         sent.append(protocol.EvidenceFound(t_s=now, segment=index, evidence=found))
         sent.append(protocol.Note(t_s=now, kind="note", text=f"after {index}"))
     sent += comparison(rng, now)
+    sent += study(rng, now)
     sent.append(protocol.Failure(t_s=now, kind="model", sentence="It failed."))
     sent.append(protocol.Finished(t_s=now, reason="failed", steps=segments * batches * BATCH))
     return sent
@@ -163,6 +164,24 @@ def comparison(
     return sent
 
 
+def study(rng: np.random.Generator, now: float) -> list[protocol.AnyMessage]:
+    """A study of three points that come one by one, the last of them without a number."""
+    sent: list[protocol.AnyMessage] = [
+        protocol.StudyStarted(
+            t_s=now, index=0, kind="sweep", title="batch", asked={"values": [1, 2, 4]}
+        )
+    ]
+    for value in (1, 2, 4):
+        columns = {
+            "value": [float(value)],
+            "ms": [float(rng.random()) if value < 4 else None],
+            "outcome": ["ran" if value < 4 else "out of memory"],
+        }
+        sent.append(protocol.StudyRows(t_s=now, study=0, table="points", columns=columns))
+    sent.append(protocol.StudyFacts(t_s=now, study=0, facts={"exponent": 0.9}))
+    return sent
+
+
 def telemetry(rng: np.random.Generator, now: float) -> protocol.TelemetrySamples:
     """One sample of the host."""
     return protocol.TelemetrySamples(
@@ -186,6 +205,12 @@ def assert_same(found: Session, wanted: Session) -> None:
     assert found.environment == wanted.environment
     assert found.events == wanted.events
     assert repr(found.comparisons) == repr(wanted.comparisons)  # in which NaN equals NaN
+    assert len(found.studies) == len(wanted.studies)
+    for one, other in zip(found.studies, wanted.studies, strict=True):
+        assert dataclasses.replace(one, tables={}) == dataclasses.replace(other, tables={})
+        assert one.tables.keys() == other.tables.keys()
+        for name, columns in one.tables.items():
+            _assert_same_columns(columns, other.tables[name])
     assert len(found.segments) == len(wanted.segments)
     for one, other in zip(found.segments, wanted.segments, strict=True):
         for name in ("index", "configuration", "label", "start_s", "phases", "evidence", "ledger"):

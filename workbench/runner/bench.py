@@ -116,14 +116,8 @@ class BenchRun:
             match command:
                 case protocol.Cancel():
                     raise Cancelled
-                case (
-                    protocol.Stop()
-                    | protocol.Quit()
-                    | protocol.Start()
-                    | protocol.Bench()
-                    | protocol.Compare()
-                ):
+                case protocol.Pause() | protocol.Resume() | protocol.Apply():
+                    pass  # nothing runs that could be paused or changed
+                case _:
                     passed_on = None if isinstance(command, protocol.Stop) else command
                     raise RunEnded("stopped", passed_on)
-                case _:
-                    pass  # nothing runs that could be paused or changed

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import torch
 
@@ -17,6 +19,21 @@ from workbench.runner.rig import Rig
 from workbench.runner.run import Run, RunEnded
 from workbench.runner.wire import Wire
 
+
+class LongRun(Protocol):
+    """What a command starts: it goes on until it is done, or ends with one of run's exceptions."""
+
+    steps: int
+
+    def execute(self) -> None:
+        """Run to the end."""
+
+
+RUNS: Mapping[type[protocol.Command], Callable[[Rig, Any], LongRun]] = {
+    protocol.Start: Run,
+    protocol.Bench: BenchRun,
+    protocol.Compare: CompareRun,
+}
 LOST_CONTEXT = 3  # exit code: the GPU's context was lost, and only a new process has one
 
 
@@ -43,7 +60,7 @@ class Engine:
         command: protocol.Command | None = None
         while not isinstance(command, protocol.Quit):
             passed_on = None
-            if isinstance(command, (protocol.Start, protocol.Bench, protocol.Compare)):
+            if command is not None and type(command) in RUNS:
                 failure, passed_on = self._run(command)
                 if failure is not None and failure.fatal:
                     return LOST_CONTEXT
@@ -58,17 +75,10 @@ class Engine:
         return 0
 
     def _run(
-        self, command: protocol.Start | protocol.Bench | protocol.Compare
+        self, command: protocol.Command
     ) -> tuple[protocol.Failure | None, protocol.Command | None]:
         """One run to its end: what failed, if anything, and the command that ended it."""
-        run: Run | BenchRun | CompareRun
-        match command:
-            case protocol.Bench():
-                run = BenchRun(self._rig, command)
-            case protocol.Compare():
-                run = CompareRun(self._rig, command)
-            case protocol.Start():
-                run = Run(self._rig, command)
+        run = RUNS[type(command)](self._rig, command)
         failure: protocol.Failure | None = None
         passed_on: protocol.Command | None = None
         try:

@@ -35,6 +35,7 @@ class Rig:
     segments: int = 0  # that were begun
     segment: int = -1  # that steps and phases belong to now
     comparisons: int = 0
+    studies: int = 0
     samples: deque[tuple[int, Sample]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     clock: HostClock | GpuClock = field(init=False)
     memory: GpuMemory | HostMemory = field(init=False)

@@ -65,6 +65,7 @@ def snapshot(session: Session) -> Session:
         telemetry={device: dict(columns) for device, columns in session.telemetry.items()},
         events=list(session.events),
         comparisons=list(session.comparisons),
+        studies=list(session.studies),
         environment=dict(session.environment),
     )
 

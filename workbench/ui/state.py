@@ -16,6 +16,7 @@ from workbench.client import Runner
 from workbench.journal import Journal
 from workbench.recorder import Recorder
 from workbench.ui import draft, files
+from workbench.ui.arrivals import MEASURED, TOUCHED
 from workbench.ui.runner_link import RunnerLink
 from workbench.ui.stream_reader import Client
 from workbench.ui.tasks import Tasks
@@ -48,6 +49,7 @@ class AppState(QObject):
     sessionChanged = Signal()  # another session is shown, or it was renamed
     comparedChanged = Signal()
     comparisonsChanged = Signal()  # blocks, numbers or a verdict of a paired comparison arrived
+    studiesChanged = Signal()  # rows or facts of a study arrived
     themeChanged = Signal()
     selectionChanged = Signal()
     followChanged = Signal()
@@ -238,8 +240,8 @@ class AppState(QObject):
             self.set_follow(True)
             self._link.send(protocol.Start(configuration=self.configuration))
 
-    def compare(self, command: protocol.Compare) -> None:
-        """Run two configurations against each other, in place of what runs now."""
+    def perform(self, command: protocol.Command) -> None:
+        """Run a command that takes a while (a comparison, a study) in place of what runs now."""
         self.show_live()
         self._link.send(command)
 
@@ -300,7 +302,6 @@ class AppState(QObject):
                 self._set_state(message.state, message.text)
             case protocol.Progress():
                 self.progress = message
-                return {"stateChanged"}
             case protocol.SegmentStarted():
                 self.running = message.configuration
                 if self.replaying:
@@ -309,20 +310,6 @@ class AppState(QObject):
                     self._take_back()
                 self._changed()
                 return {"segmentsChanged", "configurationChanged"}
-            case protocol.Steps():
-                self._changed()
-                return {"dataArrived"}
-            case protocol.TelemetrySamples() | protocol.Metrics():
-                return {"dataArrived"}
-            case protocol.BlockDone() | protocol.Judged() | protocol.NumericsChecked():
-                self._changed()
-                return {"comparisonsChanged"}
-            case protocol.ComparisonStarted():
-                return {"comparisonsChanged", "stateChanged"}
-            case protocol.PhaseChanged() | protocol.EvidenceFound():
-                return {"segmentsChanged"}
-            case protocol.Note():
-                return {"eventsChanged"}
             case protocol.Failure():
                 if message.fatal:
                     self._set_state("dead", message.sentence)
@@ -330,7 +317,9 @@ class AppState(QObject):
                 self._take_back()
                 self.fail(message)
                 return {"eventsChanged", "configurationChanged"}
-        return set()
+        if isinstance(message, MEASURED):
+            self._changed()
+        return TOUCHED.get(type(message), set())
 
     def _take_back(self) -> None:
         """Toggles that the run refused, or could not be built with, are chosen no longer."""

@@ -68,7 +68,7 @@ class Verdicts(QObject):
         state, base = self._state, self.before()
         if base is None or state.configuration is None or self.why_not_before():
             return
-        state.compare(
+        state.perform(
             protocol.Compare(
                 base=base,
                 other=state.configuration,
@@ -106,7 +106,7 @@ class Verdicts(QObject):
         segments = self._state.session.segments
         base, other = (segments[place].configuration for place in newest.facts["segments"])
         facts = newest.facts
-        self._state.compare(
+        self._state.perform(
             protocol.Compare(
                 base=base,
                 other=other,

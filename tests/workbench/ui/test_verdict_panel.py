@@ -132,7 +132,7 @@ def test_the_budget_and_the_machines_floor_are_what_the_runner_is_asked_for(
         )
     )
     asked = []
-    monkeypatch.setattr(state, "compare", asked.append)
+    monkeypatch.setattr(state, "perform", asked.append)
     changed.verdict.budget.setValue(45)
     changed.actions_["verdict"].trigger()
     (command,) = asked

@@ -1,0 +1,32 @@
+"""What the arrival of each kind of message means to the window."""
+
+from __future__ import annotations
+
+from workbench import protocol
+
+# The signals of ``AppState`` that tell of a message.
+TOUCHED: dict[type[protocol.Message], set[str]] = {
+    protocol.Progress: {"stateChanged"},
+    protocol.Steps: {"dataArrived"},
+    protocol.TelemetrySamples: {"dataArrived"},
+    protocol.Metrics: {"dataArrived"},
+    protocol.BlockDone: {"comparisonsChanged"},
+    protocol.Judged: {"comparisonsChanged"},
+    protocol.NumericsChecked: {"comparisonsChanged"},
+    protocol.ComparisonStarted: {"comparisonsChanged", "stateChanged"},
+    protocol.StudyStarted: {"studiesChanged", "stateChanged"},
+    protocol.StudyRows: {"studiesChanged"},
+    protocol.StudyFacts: {"studiesChanged"},
+    protocol.PhaseChanged: {"segmentsChanged"},
+    protocol.EvidenceFound: {"segmentsChanged"},
+    protocol.Note: {"eventsChanged"},
+}
+MEASURED = (  # what makes the live session worth saving
+    protocol.Steps,
+    protocol.BlockDone,
+    protocol.Judged,
+    protocol.NumericsChecked,
+    protocol.StudyStarted,
+    protocol.StudyRows,
+    protocol.StudyFacts,
+)
