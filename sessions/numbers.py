@@ -43,8 +43,8 @@ def number(value: float, error: float | None = None) -> str:
     if not math.isfinite(value):
         return MISSING
     if error is not None and math.isfinite(error) and error > 0:
-        exponent = math.floor(math.log10(error))
-        decimals = -exponent + (error / 10.0**exponent < 2)
+        leading, _, exponent_text = f"{error:.16e}".partition("e")  # of 5e-324 too, unlike a power
+        decimals = -int(exponent_text) + (float(leading) < 2)
     else:
         exponent = int(f"{value:.{DIGITS - 1}e}".partition("e")[2])  # after rounding: 99.96 is 100
         decimals = DIGITS - 1 - exponent

@@ -109,6 +109,7 @@ def test_columns_of_numbers_are_aligned_to_the_right():
         (math.inf, None, "–"),
         (1e300, None, "1.00e+300"),
         (1e-300, None, "1.00e-300"),
+        (0.0, 5e-324, "0.00e+00"),
     ],
 )
 def test_numbers_end_where_their_error_begins(value, error, expected):
