@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from models import _fields
 from models._costs import Costs
 from models._family import setting
 from models._layers import mlp_width
@@ -85,12 +86,8 @@ class MahiaConfig:
     expert_top_k: int = setting(
         2, "Experts a token", "How many experts serve a token.", minimum=1, maximum=512
     )
-    rope_theta: float = setting(
-        10_000.0, "RoPE base", "Base of the rotary frequencies.", minimum=1, maximum=1e9
-    )
-    norm_eps: float = setting(
-        1e-6, "Norm epsilon", "Added to the mean square in RMSNorm.", minimum=1e-12, maximum=0.1
-    )
+    rope_theta: float = _fields.rope_theta()
+    norm_eps: float = _fields.norm_eps()
 
 
 def check(config: MahiaConfig) -> None:

@@ -7,6 +7,7 @@ on the device that a step overwrites, so that reading them now and then makes no
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,7 @@ class Metric:
     columns: str = ""  # what a column is ("expert", "head"); empty where there is one
 
 
-class Model(nn.Module):
+class Model(nn.Module, ABC):
     """A model that the runner can step, share, checkpoint and ask for its metrics.
 
     A subclass defines ``forward(*inputs) -> Tensor`` and ``loss(*inputs, *targets) -> Tensor []``
@@ -52,9 +53,9 @@ class Model(nn.Module):
         self.checkpointed_blocks = 0
         self._metrics: dict[str, tuple[int, ...]] = {}
 
+    @abstractmethod
     def loss(self, *batch: Tensor) -> Tensor:
         """The mean loss of a batch, inputs first, then targets: [], in FP32 at least."""
-        raise NotImplementedError
 
     def weights(self) -> dict[str, nn.Parameter]:
         """The parameters themselves by name, for ``Family.share``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from models import _fields
 from models._family import setting
 from models._mistake import ConfigurationError
 
@@ -11,25 +12,12 @@ GATINGS = ("topk", "noisy_topk", "dense")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoEConfig:
+class MoEConfig(_fields.RoundedVocabulary):
     """The sizes of one mixture-of-experts model."""
 
-    vocabulary: int = setting(
-        50257,
-        "Vocabulary",
-        "Number of different tokens; at least 256, so that the bytes of a file are tokens.",
-        minimum=256,
-        maximum=1_048_576,
-    )
-    vocabulary_multiple: int = setting(
-        64,
-        "Round vocabulary up to",
-        "Unused rows fill the embedding up to this multiple: tensor cores are slow on 50257.",
-        choices=(1, 8, 64, 128),
-    )
-    input_dim: int = setting(
-        512, "Width", "Width of the residual stream.", minimum=8, maximum=65536
-    )
+    vocabulary: int = _fields.vocabulary()
+    vocabulary_multiple: int = _fields.vocabulary_multiple()
+    input_dim: int = _fields.width(512)
     hidden_dim: int = setting(
         2048, "Expert width", "Feed-forward width of one expert.", minimum=1, maximum=262_144
     )
@@ -79,30 +67,12 @@ class MoEConfig:
         minimum=0,
         maximum=64,
     )
-    n_heads: int = setting(8, "Query heads", "Must divide the width.", minimum=1, maximum=1024)
-    n_kv_heads: int = setting(
-        8,
-        "Key/value heads",
-        "Must divide the query heads; fewer means a smaller decode cache.",
-        minimum=1,
-        maximum=1024,
-    )
-    max_sequence: int = setting(
-        2048,
-        "Longest sequence",
-        "Positions in the rotary tables; no step may be longer.",
-        minimum=1,
-        maximum=1_048_576,
-    )
-    rope_theta: float = setting(
-        10_000.0, "RoPE base", "Base of the rotary frequencies.", minimum=1, maximum=1e9
-    )
-    norm_eps: float = setting(
-        1e-6, "Norm epsilon", "Added to the mean square in RMSNorm.", minimum=1e-12, maximum=0.1
-    )
-    tie_embeddings: bool = setting(
-        True, "Tie embeddings", "The head uses the embedding's weights instead of its own."
-    )
+    n_heads: int = _fields.heads(8)
+    n_kv_heads: int = _fields.kv_heads(8)
+    max_sequence: int = _fields.max_sequence()
+    rope_theta: float = _fields.rope_theta()
+    norm_eps: float = _fields.norm_eps()
+    tie_embeddings: bool = _fields.tie_embeddings(True)
     in_place: bool = setting(
         False,
         "Add in place",
@@ -113,11 +83,6 @@ class MoEConfig:
         "Reuse buffers",
         "Inference only: the residual stream of all blocks lives in one buffer, allocated once.",
     )
-
-    @property
-    def rows(self) -> int:
-        """Rows of the embedding: the vocabulary, rounded up."""
-        return -(-self.vocabulary // self.vocabulary_multiple) * self.vocabulary_multiple
 
     @property
     def active_experts(self) -> int:

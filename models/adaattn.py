@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import kernels
+from models import _fields
 from models._adaptive import ESTIMATIONS, PRECISIONS, Adaptation, Choice, Rules
 from models._adaptive_attention import AdaptiveHeads
 from models._attention import KVState, RotaryCache
@@ -149,25 +150,14 @@ def check_rules(name: str, rules: Rules) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaAttnConfig:
+class AdaAttnConfig(_fields.RoundedVocabulary):
     """The sizes of one AdaAttn model, and the rules that its heads adapt by."""
 
-    vocabulary: int = setting(
-        50257,
-        "Vocabulary",
-        "Number of different tokens; at least 256, so that the bytes of a file are tokens.",
-        minimum=256,
-        maximum=1_048_576,
-    )
-    vocabulary_multiple: int = setting(
-        64,
-        "Round vocabulary up to",
-        "Unused rows fill the embedding up to this multiple: tensor cores are slow on 50257.",
-        choices=(1, 8, 64, 128),
-    )
-    dim: int = setting(512, "Width", "Width of the residual stream.", minimum=8, maximum=65536)
-    n_layers: int = setting(6, "Layers", "Number of blocks.", minimum=1, maximum=1024)
-    n_heads: int = setting(8, "Heads", "Must divide the width.", minimum=1, maximum=1024)
+    vocabulary: int = _fields.vocabulary()
+    vocabulary_multiple: int = _fields.vocabulary_multiple()
+    dim: int = _fields.width(512)
+    n_layers: int = _fields.layers(6)
+    n_heads: int = _fields.heads(8, "Heads")
     rank_ratio: float = setting(
         0.5,
         "Least rank",
@@ -208,34 +198,11 @@ class AdaAttnConfig:
         minimum=1,
         maximum=1_000_000,
     )
-    mlp_ratio: float = setting(
-        2.67,
-        "MLP ratio",
-        "Feed-forward width over model width, rounded to a multiple of 128 (of 8 below 1024).",
-        minimum=0.25,
-        maximum=16,
-    )
-    max_sequence: int = setting(
-        8192,
-        "Longest sequence",
-        "Positions in the rotary tables; no step may be longer.",
-        minimum=1,
-        maximum=1_048_576,
-    )
-    rope_theta: float = setting(
-        10_000.0, "RoPE base", "Base of the rotary frequencies.", minimum=1, maximum=1e9
-    )
-    norm_eps: float = setting(
-        1e-6, "Norm epsilon", "Added to the mean square in RMSNorm.", minimum=1e-12, maximum=0.1
-    )
-    tie_embeddings: bool = setting(
-        True, "Tie embeddings", "The head uses the embedding's weights instead of its own."
-    )
-
-    @property
-    def rows(self) -> int:
-        """Rows of the embedding: the vocabulary, rounded up."""
-        return -(-self.vocabulary // self.vocabulary_multiple) * self.vocabulary_multiple
+    mlp_ratio: float = _fields.mlp_ratio()
+    max_sequence: int = _fields.max_sequence(8192)
+    rope_theta: float = _fields.rope_theta()
+    norm_eps: float = _fields.norm_eps()
+    tie_embeddings: bool = _fields.tie_embeddings(True)
 
     @property
     def rules(self) -> Rules:

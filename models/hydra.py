@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from models import _fields
 from models._attention import Attention, RotaryCache, SharedKV
 from models._ccgqa import CCGQA
 from models._depth import MixtureOfDepths
@@ -36,55 +37,20 @@ from models._share import ALL, Share
 
 
 @dataclass(frozen=True, kw_only=True)
-class HydraConfig:
+class HydraConfig(_fields.RoundedVocabulary):
     """The sizes of one HYDRA model."""
 
-    vocabulary: int = setting(
-        50257,
-        "Vocabulary",
-        "Number of different tokens; at least 256, so that the bytes of a file are tokens.",
-        minimum=256,
-        maximum=1_048_576,
-    )
-    vocabulary_multiple: int = setting(
-        64,
-        "Round vocabulary up to",
-        "Unused rows fill the embedding up to this multiple: tensor cores are slow on 50257.",
-        choices=(1, 8, 64, 128),
-    )
-    dim: int = setting(768, "Width", "Width of the residual stream.", minimum=8, maximum=65536)
-    n_layers: int = setting(12, "Layers", "Number of blocks.", minimum=1, maximum=1024)
-    n_heads: int = setting(12, "Query heads", "Must divide the width.", minimum=1, maximum=1024)
-    n_kv_heads: int = setting(
-        4,
-        "Key/value heads",
-        "Must divide the query heads; fewer means a smaller decode cache.",
-        minimum=1,
-        maximum=1024,
-    )
-    mlp_ratio: float = setting(
-        2.67,
-        "MLP ratio",
-        "Feed-forward width over model width, rounded to a multiple of 128 (of 8 below 1024).",
-        minimum=0.25,
-        maximum=16,
-    )
-    max_sequence: int = setting(
-        2048,
-        "Longest sequence",
-        "Positions in the rotary tables; no step may be longer.",
-        minimum=1,
-        maximum=1_048_576,
-    )
-    rope_theta: float = setting(
-        10_000.0, "RoPE base", "Base of the rotary frequencies.", minimum=1, maximum=1e9
-    )
-    norm_eps: float = setting(
-        1e-6, "Norm epsilon", "Added to the mean square in RMSNorm.", minimum=1e-12, maximum=0.1
-    )
-    tie_embeddings: bool = setting(
-        True, "Tie embeddings", "The head uses the embedding's weights instead of its own."
-    )
+    vocabulary: int = _fields.vocabulary()
+    vocabulary_multiple: int = _fields.vocabulary_multiple()
+    dim: int = _fields.width(768)
+    n_layers: int = _fields.layers(12)
+    n_heads: int = _fields.heads(12)
+    n_kv_heads: int = _fields.kv_heads(4)
+    mlp_ratio: float = _fields.mlp_ratio()
+    max_sequence: int = _fields.max_sequence()
+    rope_theta: float = _fields.rope_theta()
+    norm_eps: float = _fields.norm_eps()
+    tie_embeddings: bool = _fields.tie_embeddings(True)
 
     ccgqa: bool = setting(
         False,
@@ -163,11 +129,6 @@ class HydraConfig:
         minimum=0,
         maximum=10,
     )
-
-    @property
-    def rows(self) -> int:
-        """Rows of the embedding: the vocabulary, rounded up."""
-        return -(-self.vocabulary // self.vocabulary_multiple) * self.vocabulary_multiple
 
     @property
     def head_dim(self) -> int:

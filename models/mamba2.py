@@ -29,6 +29,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from kernels.ssd_scan import CHUNK
+from models import _fields
 from models._attention import Attention, KVState, RotaryCache
 from models._costs import Costs
 from models._family import Family, setting
@@ -40,24 +41,13 @@ from models._ssm import SSM, SSMSizes, SSMState
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mamba2Config:
+class Mamba2Config(_fields.RoundedVocabulary):
     """The sizes of one Mamba-2 hybrid."""
 
-    vocabulary: int = setting(
-        32768,
-        "Vocabulary",
-        "Number of different tokens; at least 256, so that the bytes of a file are tokens.",
-        minimum=256,
-        maximum=1_048_576,
-    )
-    vocabulary_multiple: int = setting(
-        64,
-        "Round vocabulary up to",
-        "Unused rows fill the embedding up to this multiple: tensor cores are slow on 50257.",
-        choices=(1, 8, 64, 128),
-    )
-    dim: int = setting(768, "Width", "Width of the residual stream.", minimum=8, maximum=65536)
-    n_layers: int = setting(12, "Layers", "Number of blocks.", minimum=1, maximum=1024)
+    vocabulary: int = _fields.vocabulary(32768)
+    vocabulary_multiple: int = _fields.vocabulary_multiple()
+    dim: int = _fields.width(768)
+    n_layers: int = _fields.layers(12)
     expand: int = setting(
         2, "Expansion", "Inner width of the mixer over model width.", minimum=1, maximum=16
     )
@@ -85,34 +75,11 @@ class Mamba2Config:
     n_heads: int = setting(
         32, "Query heads", "Of the attention; must divide the width.", minimum=1, maximum=1024
     )
-    n_kv_heads: int = setting(
-        8,
-        "Key/value heads",
-        "Must divide the query heads; fewer means a smaller decode cache.",
-        minimum=1,
-        maximum=1024,
-    )
-    max_sequence: int = setting(
-        2048,
-        "Longest sequence",
-        "Positions in the rotary tables; no step may be longer.",
-        minimum=1,
-        maximum=1_048_576,
-    )
-    rope_theta: float = setting(
-        10_000.0, "RoPE base", "Base of the rotary frequencies.", minimum=1, maximum=1e9
-    )
-    norm_eps: float = setting(
-        1e-5, "Norm epsilon", "Added to the mean square in RMSNorm.", minimum=1e-12, maximum=0.1
-    )
-    tie_embeddings: bool = setting(
-        False, "Tie embeddings", "The head uses the embedding's weights instead of its own."
-    )
-
-    @property
-    def rows(self) -> int:
-        """Rows of the embedding: the vocabulary, rounded up."""
-        return -(-self.vocabulary // self.vocabulary_multiple) * self.vocabulary_multiple
+    n_kv_heads: int = _fields.kv_heads(8)
+    max_sequence: int = _fields.max_sequence()
+    rope_theta: float = _fields.rope_theta()
+    norm_eps: float = _fields.norm_eps(1e-5)
+    tie_embeddings: bool = _fields.tie_embeddings(False)
 
     @property
     def mixer(self) -> SSMSizes:

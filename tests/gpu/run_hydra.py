@@ -25,20 +25,9 @@ from sessions.model import Configuration, Session
 from workbench import protocol
 from workbench.client import Runner
 from workbench.recorder import Recorder
+from workbench.runner.toggles import all_toggles
 
-OFF = {
-    "precision": "fp32",
-    "triton": "off",
-    "triton_rms_norm": "follow",
-    "triton_swiglu": "follow",
-    "triton_rope": "follow",
-    "attention": "auto",
-    "checkpointing": "none",
-    "rope_cache": "per_layer",
-    "adamw": "loop",
-    "compile": "off",
-    "cuda_graphs": "off",
-}
+OFF = {toggle.name: toggle.off for toggle in all_toggles().values()}
 BF16 = {"precision": "amp_bf16", "adamw": "fused"}
 TRAINING: list[dict[str, str]] = [
     {},

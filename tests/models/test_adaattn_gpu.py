@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from on_gpu import captured, estimated_and_measured, warm
 
 import kernels
 from models import FAMILIES
@@ -34,25 +35,6 @@ def concentrated(dtype=torch.bfloat16, **fields):
                 norm.weight.fill_(0.05)
                 norm.weight[: DIM // 8] = norm.weight[DIM // 2 : DIM // 2 + DIM // 8] = 2
     return model
-
-
-def warm(work):
-    """Run outside of the default stream until everything is tuned and allocated."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-
-
-def captured(work):
-    warm(work)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        result = work()
-    return graph, result
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
@@ -200,27 +182,12 @@ def test_the_basis_on_the_gpu_is_that_of_the_cpu():
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_the_peak_of_a_training_step_is_as_estimated(precision, checkpointing):
     config, batch, sequence = ADAATTN.presets["base"], 8, 1024
-    dtype = torch.bfloat16 if precision == "half" else torch.float32
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
-    model = ADAATTN.materialise(config, "cuda", dtype)
-    model.set_checkpointing(checkpointing)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    tokens_BS = tokens(batch, sequence)
-    for _ in range(2):  # the first step makes the optimizer's moments
-        torch.cuda.reset_peak_memory_stats()
-        optimizer.zero_grad(set_to_none=False)
-        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "amp"):
-            loss = model.loss(tokens_BS, tokens_BS)
-        loss.backward()
-        optimizer.step()
-    measured = torch.cuda.max_memory_allocated() - before
-    estimate = ADAATTN.footprint(
-        config,
-        workload="train",
-        batch=batch,
-        sequence=sequence,
-        precision=precision,
-        checkpointing=checkpointing,
+
+    def draw():
+        tokens_BS = tokens(batch, sequence)
+        return tokens_BS, tokens_BS
+
+    estimate, measured = estimated_and_measured(
+        ADAATTN, config, draw, batch, sequence, precision, checkpointing
     )
-    assert estimate.total == pytest.approx(measured, rel=0.15)
+    assert estimate == pytest.approx(measured, rel=0.15)

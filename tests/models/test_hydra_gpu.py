@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from on_gpu import captured, estimated_and_measured, tokens, without_waiting
 
 from models import FAMILIES
 
@@ -16,34 +17,10 @@ pytestmark = [
 ]
 
 
-def tokens(batch, sequence, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (batch, sequence), generator=generator).cuda()
-
-
 @pytest.fixture
 def half_model():
     config = dataclasses.replace(HYDRA.presets["tiny"], n_layers=2)
     return HYDRA.materialise(config, "cuda", torch.bfloat16, seed=3)
-
-
-def warm(work):
-    """Run outside of the default stream until everything is tuned and allocated."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-
-
-def captured(work):
-    warm(work)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        result = work()
-    return graph, result
 
 
 def test_a_seed_gives_the_same_weights_as_on_the_cpu():
@@ -72,12 +49,7 @@ def test_no_step_waits_for_the_host(half_model, checkpointing):
             half_model(tokens_BS, cache=cache, last_only=True)
             half_model(tokens_BS[:, :1], cache=cache, position=position)
 
-    warm(work)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        work()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    without_waiting(work)
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
@@ -136,27 +108,12 @@ def test_a_compiled_decode_step_is_captured_once_the_cache_is_marked_static(half
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_the_peak_of_a_training_step_is_as_estimated(precision, checkpointing):
     config, batch, sequence = HYDRA.presets["base"], 8, 1024
-    dtype = torch.bfloat16 if precision == "half" else torch.float32
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
-    model = HYDRA.materialise(config, "cuda", dtype)
-    model.set_checkpointing(checkpointing)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    tokens_BS = tokens(batch, sequence)
-    for _ in range(2):  # the first step makes the optimizer's moments
-        torch.cuda.reset_peak_memory_stats()
-        optimizer.zero_grad(set_to_none=False)
-        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "amp"):
-            loss = model.loss(tokens_BS, tokens_BS)
-        loss.backward()
-        optimizer.step()
-    measured = torch.cuda.max_memory_allocated() - before
-    estimate = HYDRA.footprint(
-        config,
-        workload="train",
-        batch=batch,
-        sequence=sequence,
-        precision=precision,
-        checkpointing=checkpointing,
+
+    def draw():
+        tokens_BS = tokens(batch, sequence)
+        return tokens_BS, tokens_BS
+
+    estimate, measured = estimated_and_measured(
+        HYDRA, config, draw, batch, sequence, precision, checkpointing
     )
-    assert estimate.total == pytest.approx(measured, rel=0.15)
+    assert estimate == pytest.approx(measured, rel=0.15)

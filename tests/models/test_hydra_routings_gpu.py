@@ -5,8 +5,8 @@ import statistics
 
 import pytest
 import torch
+from on_gpu import captured, tokens, without_waiting
 from routed import config_of
-from test_hydra_gpu import captured, tokens, warm
 
 import kernels
 from models import FAMILIES
@@ -54,12 +54,7 @@ def test_no_step_waits_for_the_host(combination, checkpointing):
             model(tokens_BS[:, 7:20], cache=cache, position=position)
             model(tokens_BS[:, :1], cache=cache, position=position)
 
-    warm(work)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        work()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    without_waiting(work)
 
 
 @every_combination

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from on_gpu import estimated_and_measured, warm
 
 import kernels
 from models import FAMILIES
@@ -28,17 +29,6 @@ def batch(config, size, seed=0):
 
 def configured(**fields):
     return MAHIA.configure("tiny", {"max_layers": 3, **fields})
-
-
-def warm(work):
-    """Run outside of the default stream until everything is tuned and allocated."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
 
 
 def gpu_ms(work):
@@ -200,27 +190,13 @@ def test_a_compiled_forward_pass_gives_the_same():
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_the_peak_of_a_training_step_is_as_estimated(precision, checkpointing):
     config, size = MAHIA.presets["base"], 64
-    dtype = torch.bfloat16 if precision == "half" else torch.float32
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
-    model = MAHIA.materialise(config, "cuda", dtype)
-    model.set_checkpointing(checkpointing)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    inputs = batch(config, size)
-    for _ in range(2):  # the first step makes the optimizer's moments
-        torch.cuda.reset_peak_memory_stats()
-        optimizer.zero_grad(set_to_none=False)
-        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "amp"):
-            loss = model.loss(*inputs)
-        loss.backward()
-        optimizer.step()
-    measured = torch.cuda.max_memory_allocated() - before
-    estimate = MAHIA.footprint(
+    estimate, measured = estimated_and_measured(
+        MAHIA,
         config,
-        workload="train",
-        batch=size,
-        sequence=config.text_seq_len,
-        precision=precision,
-        checkpointing=checkpointing,
+        lambda: batch(config, size),
+        size,
+        config.text_seq_len,
+        precision,
+        checkpointing,
     )
-    assert estimate.total == pytest.approx(measured, rel=0.15)
+    assert estimate == pytest.approx(measured, rel=0.15)

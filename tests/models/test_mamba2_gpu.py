@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from on_gpu import captured, estimated_and_measured, tokens, without_waiting
 
 import kernels
 from models import FAMILIES, generate
@@ -18,44 +19,11 @@ pytestmark = [
 ]
 
 
-def tokens(batch, sequence, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (batch, sequence), generator=generator).cuda()
-
-
 @pytest.fixture(params=[False, True], ids=["apart", "fused"])
 def half_model(request):
     model = MAMBA2.materialise(TINY, "cuda", torch.bfloat16, seed=3)
     model.set_fused_add_norm(request.param)
     return model
-
-
-def warm(work):
-    """Run outside of the default stream until everything is tuned and allocated."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-
-
-def captured(work):
-    warm(work)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        result = work()
-    return graph, result
-
-
-def without_waiting(work):
-    warm(work)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        return work()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("attention_every", [0, 2])
@@ -179,27 +147,12 @@ def test_generation_never_waits_and_a_seed_decides_it():
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_the_peak_of_a_training_step_is_as_estimated(precision, checkpointing):
     config, batch, sequence = MAMBA2.presets["96M"], 4, 1024
-    dtype = torch.bfloat16 if precision == "half" else torch.float32
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
-    model = MAMBA2.materialise(config, "cuda", dtype)
-    model.set_checkpointing(checkpointing)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    tokens_BS = tokens(batch, sequence)
-    for _ in range(2):  # the first step makes the optimizer's moments
-        torch.cuda.reset_peak_memory_stats()
-        optimizer.zero_grad(set_to_none=False)
-        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "amp"):
-            loss = model.loss(tokens_BS, tokens_BS)
-        loss.backward()
-        optimizer.step()
-    measured = torch.cuda.max_memory_allocated() - before
-    estimate = MAMBA2.footprint(
-        config,
-        workload="train",
-        batch=batch,
-        sequence=sequence,
-        precision=precision,
-        checkpointing=checkpointing,
+
+    def draw():
+        tokens_BS = tokens(batch, sequence)
+        return tokens_BS, tokens_BS
+
+    estimate, measured = estimated_and_measured(
+        MAMBA2, config, draw, batch, sequence, precision, checkpointing
     )
-    assert estimate.total == pytest.approx(measured, rel=0.15)
+    assert estimate == pytest.approx(measured, rel=0.15)

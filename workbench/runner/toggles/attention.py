@@ -48,15 +48,14 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     if reason is not None:
         fix = "Choose Automatic, or see `workbench doctor` for what would enable it."
         return Blocked(reason, fix)
-    if situation.workload.name == "decode":
-        reason = _refuses_a_cache(option, situation.device.type)
-        return Blocked(reason, "Choose Automatic or another backend.") if reason else None
-    return None
+    workload = situation.workload
+    reason = _refuses(option, situation.device.type, workload.trains, workload.name == "decode")
+    return Blocked(reason, "Choose Automatic or another backend.") if reason else None
 
 
 @functools.cache
-def _refuses_a_cache(option: str, device_type: str) -> str | None:
-    """Why a backend cannot attend from one new token to a cache that is not full.
+def _refuses(option: str, device_type: str, trains: bool, decodes: bool) -> str | None:
+    """Why a backend cannot do what a workload asks: gradients, or one token against a cache.
 
     Asked with tensors that have no memory: the answer must not disturb what runs on the GPU.
     """
@@ -64,8 +63,13 @@ def _refuses_a_cache(option: str, device_type: str) -> str | None:
     if implementation.refuses is None:
         return None
     with FakeTensorMode():
-        q, k = (torch.empty(1, 1, n, 64, dtype=torch.bfloat16, device=device_type) for n in (1, 8))
-        length = torch.empty((), dtype=torch.int64, device=device_type)
+        q, k = (
+            torch.empty(
+                *(1, 1, length, 64), dtype=torch.bfloat16, device=device_type, requires_grad=trains
+            )
+            for length in (1 if decodes else 8, 8)
+        )
+        length = torch.empty((), dtype=torch.int64, device=device_type) if decodes else None
         return implementation.refuses(q, k, k, True, None, None, length)
 
 
