@@ -1,6 +1,12 @@
 """What the marker ``gpu`` means: where such a test runs, and why not here."""
 
+import os
+
 import pytest
+
+# Tests run two at a time on two cores: OpenMP threads that spin at barriers would wait for cores
+# that the other test's threads keep, for many times as long as one thread takes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
