@@ -220,7 +220,9 @@ def test_a_block_in_which_something_was_compiled_is_void_kept_and_repeated(rig, 
     CompareRun(rig, protocol.Compare(base=small, other=small, budget_s=6.0)).execute()
     found, session = recorded(rig)
     voids = [place for place, void in enumerate(found.voids) if void]
-    assert len(voids) == 2 and {found.voids[place] for place in voids} == {"a compile happened in it"}
+    assert len(voids) == 2 and {found.voids[place] for place in voids} == {
+        "a compile happened in it"
+    }
     assert {found.order[place] for place in voids} == {0}
     steps = session.segments[0].steps
     assert (steps["phase"][steps["block"] == voids[0] + 1] == Phase.COMPILE).all()
