@@ -17,6 +17,7 @@ import torch
 
 import kernels
 from models import Model
+from models._checkpointing import kept_operators, reset_kept_operators
 from sessions.model import Configuration, Evidence, Scalar
 from workbench.runner.compiles import Compiles
 from workbench.runner.data import Batches, make_batches
@@ -89,6 +90,7 @@ class Arm:
     probe: Probe
     ledger: dict[str, Scalar]
     usage: dict[str, dict[str, int]] = field(default_factory=dict)
+    kept_operators: dict[str, int] = field(default_factory=dict)  # by a checkpoint's policy
     compiles: Compiles = field(default_factory=Compiles)
     evidence: list[Evidence] | None = None
 
@@ -104,10 +106,12 @@ class Arm:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Record which kernels the first step calls, for the evidence."""
+        """Record which kernels the first step calls, and what it keeps, for the evidence."""
         kernels.reset_usage()
+        reset_kept_operators()
         yield
         self.usage = kernels.usage()
+        self.kept_operators = kept_operators()
 
     def find_evidence(self) -> list[Evidence]:
         """Ask every toggle that was switched for the proof that it took effect; asked once."""
