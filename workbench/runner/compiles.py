@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from workbench.runner.optimizers import EIGHT_BIT
+
 RECORDS = 4096  # that Dynamo keeps; its own limit is 64
 _SHOWN = 3  # of each kind, in a sentence
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
@@ -67,7 +69,6 @@ class Compiles:
         return ", ".join([*parts, recompiles + because])
 
     def _add(self, before: _Mark, now: _Mark) -> None:
-        self.graphs += now.graphs - before.graphs
         self.breaks += (now.breaks - before.breaks).total()
         self.cudagraph_skips += now.cudagraph_skips - before.cudagraph_skips
         for reason in now.breaks - before.breaks:
@@ -76,6 +77,9 @@ class Compiles:
             self._add_record(record)
 
     def _add_record(self, record: Any) -> None:
+        if any(library in Path(record.co_filename or "").parts for library in EIGHT_BIT):
+            return  # an optimizer that compiles itself
+        self.graphs += bool(record.has_guarded_code and record.graph_op_count)
         function = f"{_file(record.co_filename)}:{record.co_firstlineno} in {record.co_name}"
         if resumed := _RESUMED.fullmatch(record.co_name or ""):
             file, name, line = _file(record.co_filename), *resumed.groups()
@@ -91,7 +95,6 @@ class Compiles:
 class _Mark:
     """Dynamo's counters at one moment, and the last of its records."""
 
-    graphs: int
     breaks: Counter[str]
     cudagraph_skips: int
     last: Any
@@ -99,11 +102,10 @@ class _Mark:
     @classmethod
     def now(cls) -> _Mark:
         if "torch._dynamo" not in sys.modules:  # importing it costs seconds; nothing was compiled
-            return cls(0, Counter(), 0, None)
+            return cls(Counter(), 0, None)
         counters = torch._dynamo.utils.counters
         records = torch._dynamo.utils.get_compilation_metrics()
         return cls(
-            counters["stats"]["unique_graphs"],
             Counter(counters["graph_break"]),
             counters["inductor"]["cudagraph_skips"],
             records[-1] if records else None,

@@ -36,14 +36,20 @@ if TYPE_CHECKING:
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
+NEEDS_COMPILER = Blocked("Inductor needs a C++ compiler on the CPU and finds none", "Install g++.")
+
+
+def has_compiler(situation: Situation) -> bool:
+    """Whether Inductor can compile here: on the CPU it writes C++."""
+    return situation.on_gpu or any(map(shutil.which, ("g++", "clang++", "c++")))
+
+
 def _blocked(option: str, situation: Situation) -> Blocked | None:
     if option == "off":
         return None
     if option in WITH_GRAPHS and not situation.on_gpu:
         return NEEDS_GPU
-    if not situation.on_gpu and not any(map(shutil.which, ("g++", "clang++", "c++"))):
-        return Blocked("Inductor needs a C++ compiler on the CPU and finds none", "Install g++.")
-    return None
+    return None if has_compiler(situation) else NEEDS_COMPILER
 
 
 def _apply(option: str, build: Build) -> None:

@@ -87,7 +87,7 @@ def _resized(x: torch.Tensor, rows: int, columns: int | None = None) -> torch.Te
     sizes = (rows, *x.shape[1:]) if columns is None else (rows, columns)
     gap = x.stride(0) - x[0].numel()  # of tokens and targets, which share a buffer
     other = x.new_zeros(rows, math.prod(sizes[1:]) + gap)
-    other = other[:, : other.shape[1] - gap].unflatten(1, sizes[1:]) if len(sizes) > 1 else other
+    other = other[:, : other.shape[1] - gap].view(sizes)
     kept = tuple(slice(min(one, two)) for one, two in zip(sizes, x.shape, strict=True))
     other[kept] = x[kept]
     return other
