@@ -117,11 +117,13 @@ class Arm:
         """Ask every toggle that was switched for the proof that it took effect; asked once."""
         if self.evidence is None:
             self.evidence = []
-            for toggle in all_toggles().values():
-                option = self.configuration.toggles[toggle.name]
-                if option != toggle.off:
-                    found = toggle.evidence(option, self)
-                    self.evidence.append(Evidence(toggle.name, option, found.status, found.text))
+            with self.entered():
+                for toggle in all_toggles().values():
+                    option = self.configuration.toggles[toggle.name]
+                    if option != toggle.off:
+                        found = toggle.evidence(option, self)
+                        evidence = Evidence(toggle.name, option, found.status, found.text)
+                        self.evidence.append(evidence)
         return self.evidence
 
 

@@ -40,7 +40,10 @@ class Compiles:
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
-        """Everything that is compiled inside is counted here."""
+        """Everything that is compiled inside is counted here; may be entered again inside."""
+        if self._mark is not None:
+            yield
+            return
         self._mark = _Mark.now()
         try:
             yield

@@ -63,12 +63,15 @@ def _compiled(compute: Compute, build: Build) -> Compute:
     if not build.compiles_blocks:
         return torch.compile(own_code(compute), **build.compile_options)
     assert build.model is not None
-    forwards: dict[type[nn.Module], Callable[..., Any]] = {}
+    compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
     for block in repeated_blocks(build.model):
-        kind = type(block)
-        if kind not in forwards:  # blocks of one kind share what is compiled
-            forwards[kind] = torch.compile(own_code(kind.forward), **build.compile_options)
-        block.forward = types.MethodType(forwards[kind], block)
+        for name in ("forward", "branch"):  # the branch alone is called where an addition is fused
+            method = getattr(type(block), name, None)
+            if method is None:
+                continue
+            if method not in compiled:  # blocks of one kind share what is compiled
+                compiled[method] = torch.compile(own_code(method), **build.compile_options)
+            setattr(block, name, types.MethodType(compiled[method], block))
     return compute
 
 
