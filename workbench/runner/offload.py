@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
-from torch._prims_common import is_non_overlapping_and_dense
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -51,7 +50,7 @@ class Offload:
         if storage.data_ptr() in self._weights:
             return tensor
         # A compiled backward pass relies on strides, which a copy keeps only if there are no gaps.
-        if tensor.nbytes < self._least_bytes or not is_non_overlapping_and_dense(tensor):
+        if tensor.nbytes < self._least_bytes or not _is_dense(tensor):
             self.left_bytes += tensor.nbytes
             return tensor
         # A weak reference to a storage keeps its address from meaning another one.
@@ -86,6 +85,11 @@ class _Away:
             back = self._host.to(self._device, non_blocking=True, copy=True)
             self._back = weakref.ref(back)
         return back
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether its numbers lie without gaps in memory, in whatever order."""
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
 def _unpack(saved: Tensor | _Away) -> Tensor:

@@ -51,8 +51,9 @@ def _configure(setting: str) -> None:
     """Change one setting of the allocator; whatever is cached goes, so that it holds at once."""
     asked = next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), "")
     torch.cuda.empty_cache()
-    # Each call begins with the defaults anew.
-    torch._C._accelerator_setAllocatorSettings(",".join(filter(None, (asked, setting))))
+    older = torch.cuda.memory._set_allocator_settings
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", older)
+    change(",".join(filter(None, (asked, setting))))  # what is not named may fall to its default
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
