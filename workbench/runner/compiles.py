@@ -61,12 +61,11 @@ class Compiles:
     def text(self) -> str:
         """Graphs, breaks and recompiles, counted, with lines and reasons."""
         parts = [counted(self.graphs, "graph") + " compiled"]
-        if self.break_lines or self.break_reasons:
-            where = f" at {_first(self.break_lines)}" if self.break_lines else ""
-            why = f" ({_first(self.break_reasons)})" if self.break_reasons else ""
-            parts.append(f"{counted(self.breaks, 'graph break')}{where}{why}")
-        else:
-            parts.append(counted(self.breaks, "graph break"))
+        # Dynamo counts a break once for every function that was being inlined there.
+        breaks = len(self.break_lines) or self.breaks
+        where = f" at {_first(self.break_lines)}" if self.break_lines else ""
+        why = f" ({_first(self.break_reasons)})" if self.break_reasons else ""
+        parts.append(f"{counted(breaks, 'graph break')}{where}{why}")
         recompiles = counted(len(self.recompiles), "recompile")
         because = f" because {_first(self.recompiles)}" if self.recompiles else ""
         return ", ".join([*parts, recompiles + because])
@@ -88,7 +87,7 @@ class Compiles:
             file, name, line = _file(record.co_filename), *resumed.groups()
             _append(self.break_lines, f"{file}:{line} in {name}")
         if record.recompile_reason and record.has_guarded_code:
-            reason = re.sub(r"^\d+/\d+: ", "", record.recompile_reason.partition("\n")[0])
+            reason = without_id(record.recompile_reason.partition("\n")[0])
             self.recompiles.append(f"{reason} ({function})")
         if record.fail_reason and "limit" in record.fail_reason:
             _append(self.given_up, record.fail_reason.partition("\n")[0])
@@ -130,6 +129,11 @@ def eager() -> Iterator[None]:
         return
     with torch.compiler.set_stance("force_eager"):
         yield
+
+
+def without_id(reason: str) -> str:
+    """A guard's failure without the number of the graph that it guards."""
+    return re.sub(r"^\W*\d+/\d+: ", "", reason)
 
 
 def counted(count: int, noun: str) -> str:

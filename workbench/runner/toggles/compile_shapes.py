@@ -16,6 +16,7 @@ import torch
 
 from models import LanguageModel
 from workbench.protocol import Blocked
+from workbench.runner.compiles import without_id
 from workbench.runner.toggles._toggle import (
     NOT_COMPILED,
     Finding,
@@ -103,7 +104,8 @@ def _refusal(arm: Arm, batch: Tensors) -> str:
         if "fail_on_recompile" not in str(error):
             raise
         _, _, failures = str(error).partition("guard failure(s):")
-        return (failures.strip().split("\n") or [""])[0].partition(" #")[0].strip("- ") or "a guard"
+        first = failures.strip().partition("\n")[0].partition("  #")[0]
+        return without_id(first) or "a guard failed"
     return ""
 
 
