@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from models._checkpointing import CHECKPOINTING
 from models._share import Share
 
 
@@ -161,7 +162,8 @@ def footprint(
     if workload == "train":
         moments = 2 * size.weight if optimizer_bytes is None else optimizer_bytes
         gradients, optimizer = weights, costs.parameters * moments
-        stride = {"none": 0, "full": 1, "selective": 2}[checkpointing]
+        # What "operators" keeps is most of a block: estimated as all of it.
+        stride = 0 if checkpointing == "operators" else CHECKPOINTING[checkpointing]
         again = sizes[::stride] if stride else ()  # of the blocks that are checkpointed
         whole = sum(sizes) - sum(again)
         kept = round(whole * block) + len(again) * tokens * costs.dim * size.stream

@@ -20,7 +20,7 @@ import kernels
 from models import _cache_file
 from models._layers import Embedding, Linear, RMSNorm
 from models._mistake import ConfigurationError
-from models._model import Model, recomputed
+from models._model import Model
 
 
 class State(Protocol):
@@ -236,7 +236,7 @@ class LanguageModel(Model):
             drawn = block.draw(x_BSE) if hasattr(block, "draw") else ()
             more = (*given[index], *drawn)
             if again[index]:
-                found = recomputed(block, x_BSE, None, None, *more)
+                found = self.recomputed(block, x_BSE, None, None, *more)
             elif apart[index]:
                 found = block(x_BSE, state, position, *more)
             else:

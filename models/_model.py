@@ -14,17 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from models._attention import RotaryCache
-
-CHECKPOINTING = ("none", "full", "selective")
-
-
-def recomputed(block: nn.Module, *inputs: Any) -> Any:
-    """What ``block`` gives, keeping its inputs only and computing it again in backward."""
-    # Blocks draw nothing themselves, and saving the generator's state would end graph capture.
-    return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
+from models._checkpointing import CHECKPOINTING, recomputed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,22 +57,26 @@ class Model(nn.Module, ABC):
     def set_checkpointing(self, mode: str) -> None:
         """Which blocks keep their inputs only and compute again in backward.
 
-        "none"; "full": every block; "selective": every second one, which halves the saving and
-        the recomputation, and unlike a policy per operator means the same for eager, compiled and
-        captured steps. Raises ``ValueError`` for another mode.
+        "none"; "full": every block; "selective", "third", "fourth": every second, third or fourth
+        one, which divides the saving and the recomputation; "operators": every block, which keeps
+        the outputs of its matrix products and its attention too. Raises ``ValueError`` for another
+        mode.
         """
         if mode not in CHECKPOINTING:
-            raise ValueError(f"set_checkpointing: unknown mode {mode!r}; allowed: {CHECKPOINTING}")
+            allowed = tuple(CHECKPOINTING)
+            raise ValueError(f"set_checkpointing: unknown mode {mode!r}; allowed: {allowed}")
         self.checkpointing = mode
 
     def choose_checkpointed(self, n_blocks: int) -> list[bool]:
         """Of each of ``n_blocks``, whether this call checkpoints it: none without gradients."""
-        stride = {"none": 0, "full": 1, "selective": 2}[self.checkpointing]
-        if not torch.is_grad_enabled():
-            stride = 0
+        stride = CHECKPOINTING[self.checkpointing] if torch.is_grad_enabled() else 0
         chosen = [stride > 0 and index % stride == 0 for index in range(n_blocks)]
         self.checkpointed_blocks = sum(chosen)
         return chosen
+
+    def recomputed(self, block: nn.Module, *inputs: Any) -> Any:
+        """What ``block`` gives, checkpointed as ``set_checkpointing`` says."""
+        return recomputed(self.checkpointing, block, *inputs)
 
     def share_rope_cache(self, shared: bool) -> None:
         """Let all layers hold one rotary table, or each one of its own; the results are the same.

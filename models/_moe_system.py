@@ -14,7 +14,7 @@ from torch.nn import functional
 from models._initialise import initialise
 from models._layers import Linear, RMSNorm
 from models._mixture import make_blocks
-from models._model import Model, recomputed
+from models._model import Model
 from models._moe_config import MoEConfig, check_blocks
 
 
@@ -63,7 +63,7 @@ class MixtureOfExpertsSystem(Model):
         chosen = self.choose_checkpointed(len(self.blocks))
         for row, block in enumerate(self.blocks):
             drawn = block.draw(x_BTI)
-            run = recomputed if chosen[row] else nn.Module.__call__
+            run = self.recomputed if chosen[row] else nn.Module.__call__
             x_BTI, loss, measured = run(block, x_BTI, None, None, *drawn)
             total = total if loss is None else total + loss
             for name, values in measured.items():

@@ -33,7 +33,7 @@ from models._layers import Embedding, Linear, RMSNorm, SwiGLUMLP, mlp_width, res
 from models._mahia_config import MahiaConfig, check, costs
 from models._meta_attention import MetaAttentionKernel
 from models._mistake import ConfigurationError
-from models._model import Metric, Model, recomputed
+from models._model import Metric, Model
 from models._neuro_fabric import DynamicNeuroFabric, depth_shares
 
 __all__ = [
@@ -228,7 +228,7 @@ class HybridEfficientModel(Model):
         x_BSE, balance = self.embedding(tokens_BS), None
         checkpointed = self.choose_checkpointed(len(self.blocks))
         for index, block in enumerate(self.blocks):
-            found = recomputed(block, x_BSE) if checkpointed[index] else block(x_BSE)
+            found = self.recomputed(block, x_BSE) if checkpointed[index] else block(x_BSE)
             x_BSE = found.x
             if found.loss is not None:
                 balance = found.loss if balance is None else balance + found.loss

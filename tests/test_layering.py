@@ -36,6 +36,7 @@ sessions     sessions                                          | numpy scipy h5p
 .floors sessions .journal                                 | msgspec
 .headless    sessions .protocol .recorder .journal .client     |
 .runner      .runner kernels models sessions .protocol         | torch msgspec psutil pynvml
+.runner.optimizers .runner | torch torchao bitsandbytes
 .ui .ui sessions .protocol .recorder .journal .client .floors | PySide6 pyqtgraph numpy msgspec
 .ui.plots    .ui.plots .ui.icons .ui.style sessions            | PySide6 pyqtgraph numpy
 .commands .commands sessions .protocol .journal .client .headless .floors .ui | msgspec rich PySide6
@@ -52,7 +53,10 @@ NEVER_LOADED = [
     [
         ("kernels", f"{QT} {COMPILER} sessions models workbench"),
         ("models", f"{QT} {COMPILER} sessions workbench"),
-        ("workbench.runner", f"{QT} {COMPILER} workbench.ui workbench.commands"),
+        (
+            "workbench.runner",
+            f"{QT} {COMPILER} workbench.ui workbench.commands torchao bitsandbytes",
+        ),
     ],
     [
         ("sessions", f"{GPU} {QT} workbench"),

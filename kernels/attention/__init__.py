@@ -12,10 +12,10 @@ undefined elsewhere.
 
 Backends: ``manual`` (the definition: the whole matrix of weights), ``chunked`` (online softmax in
 plain torch: memory linear in the length), torch's ``sdpa_math``, ``sdpa_flash``,
-``sdpa_efficient``, ``sdpa_cudnn`` and ``flex``, and of optional packages ``flash2``, ``flash3``,
-``flash4`` and ``xformers``; ``triton`` is our own, forward and backward. ``auto`` takes the first
-that fits of flash-attn 4 and 3, SDPA's cuDNN, flash-attn 2, SDPA's flash and memory-efficient
-kernels, our own, chunked (for long sequences) and manual.
+``sdpa_efficient``, ``sdpa_cudnn`` and ``flex``, ``sdpa`` for torch's own choice, and of optional
+packages ``flash2``, ``flash3``, ``flash4`` and ``xformers``; ``triton`` is our own, forward and
+backward. ``auto`` takes the first that fits of flash-attn 4 and 3, SDPA's cuDNN, flash-attn 2,
+SDPA's flash and memory-efficient kernels, our own, chunked (for long sequences) and manual.
 """
 
 from __future__ import annotations
@@ -229,6 +229,7 @@ OP = Operator(
         "chunked": Implementation(chunked, avoid=_short),
         "manual": Implementation(reference),
         "sdpa_math": _sdpa.BACKENDS["sdpa_math"],
+        "sdpa": _sdpa.BACKENDS["sdpa"],
     },
     inputs=_inputs,
     cost=_cost,

@@ -56,7 +56,9 @@ def _masking(
     return False, visible(q.shape[2], k.shape[2], q.device, causal, window, kv_length)
 
 
-def _call(backend: SDPBackend) -> Callable[..., Tensor]:
+def _call(backend: SDPBackend | None) -> Callable[..., Tensor]:
+    """SDPA on that backend alone; None leaves the choice to torch, among those it may use."""
+
     def call(
         q: Tensor,
         k: Tensor,
@@ -75,7 +77,7 @@ def _call(backend: SDPBackend) -> Callable[..., Tensor]:
             grouped = False
         q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
         only = sdpa_kernel if torch.compiler.is_compiling() else _only
-        with only(backend):
+        with only(backend) if backend is not None else contextlib.nullcontext():
             return scaled_dot_product_attention(
                 q, k, v, mask, is_causal=is_causal, scale=scale, enable_gqa=grouped
             )
@@ -183,6 +185,10 @@ def _ask(
     return f"torch refuses it: {said.rstrip('.')}"
 
 
+def _by_name_alone(*_: Any) -> str:
+    return "SDPA's own choice is made for who asks for it by name"
+
+
 BACKENDS = {
     "sdpa_cudnn": Implementation(
         _call(SDPBackend.CUDNN_ATTENTION),
@@ -202,4 +208,5 @@ BACKENDS = {
         _efficient_avoid,
     ),
     "sdpa_math": Implementation(_call(SDPBackend.MATH)),
+    "sdpa": Implementation(_call(None), avoid=_by_name_alone, stated_ulps={"cpu": 20.0}),
 }

@@ -55,7 +55,7 @@ def test_every_row_of_the_table(capability):
     optional = {"flash2", "flash3", "flash4", "xformers"}  # installed here or not
     assert [name for name in able if name not in optional] == [
         *fused,
-        *("chunked", "manual", "sdpa_math"),
+        *("chunked", "manual", "sdpa_math", "sdpa"),
     ]
     assert (found.tile, found.tile_fp32) == tiles
     adaptive = ["triton", "torch", "manual"] if tiles[0] else ["torch", "manual"]

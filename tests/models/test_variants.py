@@ -1,11 +1,13 @@
 """Checkpointing, shared rotary tables and compilation change the cost and not the result."""
 
 import dataclasses
+from collections import Counter
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from models import FAMILIES
+from models import FAMILIES, _checkpointing
 from models._attention import RotaryCache
 
 HYDRA = FAMILIES["hydra"]
@@ -34,7 +36,22 @@ def saved_bytes(model, tokens_BS, targets_BS):
     return sum(size for size, _ in kept.values())
 
 
-@pytest.mark.parametrize(("mode", "blocks"), [("full", 3), ("selective", 2), ("none", 0)])
+class Counts(TorchDispatchMode):
+    """How often each operator ran inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.ran = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.ran[str(func.overloadpacket).rpartition(".")[2]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("mode", "blocks"),
+    [("full", 3), ("selective", 2), ("third", 1), ("fourth", 1), ("operators", 3), ("none", 0)],
+)
 def test_checkpointing_gives_the_same_gradients(model, tokens_BS, targets_BS, mode, blocks):
     loss, expected = gradients(model, tokens_BS, targets_BS)
     assert model.checkpointed_blocks == 0
@@ -54,6 +71,25 @@ def test_checkpointing_keeps_less_for_backward(model, tokens_BS, targets_BS):
     assert kept["full"] < kept["selective"] < kept["none"]
     per_block = (kept["none"] - kept["full"]) / 3
     assert kept["none"] - kept["selective"] == pytest.approx(2 * per_block, rel=0.05)
+
+
+def test_by_operator_products_are_kept_and_the_rest_is_computed_again(model, tokens_BS, targets_BS):
+    ran = {}
+    for mode in ("full", "operators"):
+        model.set_checkpointing(mode)
+        _checkpointing.reset_kept_operators()
+        loss = model.loss(tokens_BS, targets_BS)
+        kept = _checkpointing.kept_operators()
+        with Counts() as counts:
+            loss.backward()
+        ran[mode] = counts.ran
+    products = sum(kept.values()) - kept["scaled_dot_product_flash_attention_for_cpu"]
+    assert products == kept["mm"] == 3 * 4  # blocks; q k v, output, gate and up, down
+    # Neither computes again what a block ends with: nothing needs it.
+    assert ran["full"]["mm"] - ran["operators"]["mm"] == products - 3
+    attention = "_scaled_dot_product_flash_attention_for_cpu"
+    assert ran["full"][attention] == 3 and ran["operators"][attention] == 0
+    assert ran["full"]["rsqrt"] == ran["operators"]["rsqrt"] > 0  # norms, again
 
 
 def test_checkpointing_does_nothing_where_nothing_is_kept(model, tokens_BS):
@@ -124,7 +160,7 @@ def test_the_forward_pass_compiles_whole(two_layers, tokens_BS):
     torch.testing.assert_close(logits_BSV, two_layers(tokens_BS))
 
 
-@pytest.mark.parametrize(("mode", "blocks"), [("none", 0), ("selective", 1), ("full", 2)])
+@pytest.mark.parametrize(("mode", "blocks"), [("none", 0), ("selective", 1), ("operators", 2)])
 def test_the_loss_and_its_gradients_compile_whole(two_layers, tokens_BS, targets_BS, mode, blocks):
     loss, expected = gradients(two_layers, tokens_BS, targets_BS)
     two_layers.set_checkpointing(mode)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -18,7 +17,9 @@ import torch
 
 import kernels
 from models import Model
+from models._checkpointing import kept_operators, reset_kept_operators
 from sessions.model import Configuration, Evidence, Scalar
+from workbench.runner.compiles import Compiles
 from workbench.runner.data import Batches, make_batches
 from workbench.runner.failures import Mistake
 from workbench.runner.phases import PhaseTracker
@@ -48,6 +49,11 @@ class Build:
         }  # the plain loop
     )
     kernel_choices: dict[str, str] = field(default_factory=dict)
+    compile_options: dict[str, Any] = field(
+        default_factory=lambda: {"dynamic": False, "fullgraph": False}
+    )
+    compiles_blocks: bool = False  # each block by itself, and not the whole computation
+    model: Model | None = None  # once it is built
     flags: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
     transforms: list[Callable[[Model], None]] = field(default_factory=list)
     compute_wrappers: list[Callable[[Compute], Compute]] = field(default_factory=list)
@@ -84,7 +90,8 @@ class Arm:
     probe: Probe
     ledger: dict[str, Scalar]
     usage: dict[str, dict[str, int]] = field(default_factory=dict)
-    compile_counts: dict[str, Any] = field(default_factory=dict)
+    kept_operators: dict[str, int] = field(default_factory=dict)  # by a checkpoint's policy
+    compiles: Compiles = field(default_factory=Compiles)
     evidence: list[Evidence] | None = None
 
     @contextlib.contextmanager
@@ -94,26 +101,29 @@ class Arm:
             for flag in self.flags:
                 stack.enter_context(flag())
             stack.enter_context(kernels.using(**self.kernel_choices))
+            stack.enter_context(self.compiles.following())
             yield
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Record what the first step compiles and which kernels it calls, for the evidence."""
+        """Record which kernels the first step calls, and what it keeps, for the evidence."""
         kernels.reset_usage()
-        before = _compiled_so_far()
+        reset_kept_operators()
         yield
         self.usage = kernels.usage()
-        self.compile_counts = _compiled_since(before)
+        self.kept_operators = kept_operators()
 
     def find_evidence(self) -> list[Evidence]:
         """Ask every toggle that was switched for the proof that it took effect; asked once."""
         if self.evidence is None:
             self.evidence = []
-            for toggle in all_toggles().values():
-                option = self.configuration.toggles[toggle.name]
-                if option != toggle.off:
-                    found = toggle.evidence(option, self)
-                    self.evidence.append(Evidence(toggle.name, option, found.status, found.text))
+            with self.entered():
+                for toggle in all_toggles().values():
+                    option = self.configuration.toggles[toggle.name]
+                    if option != toggle.off:
+                        found = toggle.evidence(option, self)
+                        evidence = Evidence(toggle.name, option, found.status, found.text)
+                        self.evidence.append(evidence)
         return self.evidence
 
 
@@ -204,6 +214,7 @@ class Arms:
         unshared = model.rope_cache_bytes()
         for transform in build.transforms:
             transform(model)
+        build.model = model
         model.train(workload.trains)
         trainer = (
             weights.trainer(build.optimizer, scales_loss=build.scales_loss)
@@ -327,24 +338,3 @@ def _autocast(build: Build) -> Callable[[Compute], Compute]:
 def _autocast_region(build: Build) -> torch.autocast:
     enabled = build.autocast is not None
     return torch.autocast(build.situation.device.type, build.autocast, enabled=enabled)
-
-
-def _compiled_so_far() -> dict[str, int]:
-    if "torch._dynamo" not in sys.modules:  # importing it costs seconds, and nothing was compiled
-        return {}
-    counters = torch._dynamo.utils.counters
-    return {
-        "graphs": counters["stats"]["unique_graphs"],
-        "breaks": sum(counters["graph_break"].values()),
-        "cudagraph_skips": counters["inductor"]["cudagraph_skips"],
-    }
-
-
-def _compiled_since(before: dict[str, int]) -> dict[str, Any]:
-    counts: dict[str, Any] = {
-        name: count - before.get(name, 0) for name, count in _compiled_so_far().items()
-    }
-    if counts.get("breaks"):
-        reasons = torch._dynamo.utils.counters["graph_break"]
-        counts["reasons"] = "; ".join(reason.split("\n")[0] for reason in reasons)
-    return counts

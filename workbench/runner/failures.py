@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from pathlib import Path
 
 import torch
 
@@ -14,6 +15,8 @@ from workbench.protocol import Failure
 
 # By name: importing the compilers to name their exceptions would cost seconds at every start.
 _COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
+_LET_IT_BREAK = "Choose the whole model as compile scope: then this part runs in eager mode."
+_DO_NOT_COMPILE = "Switch torch.compile off or use another mode; the log has the compiler's output."
 
 
 class Mistake(ValueError):  # noqa: N818 - it is the person's, not the program's
@@ -62,8 +65,8 @@ def explain(error: BaseException) -> Failure:
     if type(error).__module__.startswith(_COMPILERS):
         return Failure(
             kind="compile",
-            sentence=f"torch.compile failed: {first}",
-            fix="Switch torch.compile off or use another mode; the log has the compiler's output.",
+            sentence=f"torch.compile failed: {_why_not_compiled(str(error)) or first}",
+            fix=_LET_IT_BREAK if type(error).__name__ == "Unsupported" else _DO_NOT_COMPILE,
             detail=detail,
         )
     if is_fatal(error):
@@ -88,6 +91,19 @@ def is_fatal(error: BaseException) -> bool:
         return False  # a capture that failed leaves the context usable
     lost = getattr(torch, "AcceleratorError", ())
     return isinstance(error, lost or ()) or "CUDA error:" in str(error)
+
+
+def _why_not_compiled(text: str) -> str:
+    """The reason and the line of the model's source, where Dynamo tells both."""
+    reason, told, source = text.strip().partition("from user code:")
+    frames = re.findall(r'File "(.+)", line (\d+), in .+\n\s*(.+)', source)
+    if not told or not frames:
+        return ""
+    what = reason.split("\n")[0].rstrip(". ")
+    if explained := re.search(r"Explanation: (.+)", reason):
+        what += f": {explained[1].rstrip('. ')}"
+    file, line, code = frames[-1]
+    return f"{what} ({Path(file).name}, line {line}: {code.strip()})"
 
 
 def _wanted(text: str) -> str:

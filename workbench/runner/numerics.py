@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ import kernels
 from models import Model
 from sessions.model import Numerics
 from workbench.runner.arm import Arm
+from workbench.runner.compiles import eager
 from workbench.runner.failures import explain, is_fatal
 from workbench.runner.toggles import Situation
 from workbench.runner.workloads import Compute
@@ -145,7 +145,7 @@ def _own(arm: Arm, situation: Situation) -> Outputs:
     inputs = arm.batches.inputs
     match situation.workload.name:
         case "train":
-            with _eager(), torch.no_grad():
+            with eager(), torch.no_grad():
                 values = arm.autocast(arm.model)(*inputs)
             # With gradients, as in training: without them it would be compiled once more.
             return Outputs(values, float(arm.compute(*inputs, *arm.batches.targets).detach()))
@@ -212,16 +212,6 @@ def _plain_kernels() -> Iterator[None]:
     """Every operator in PyTorch that has an implementation there."""
     plain = {name: "torch" for name, op in kernels.OPS.items() if "torch" in op.implementations}
     with kernels.using(**plain):
-        yield
-
-
-@contextlib.contextmanager
-def _eager() -> Iterator[None]:
-    """Nothing is compiled inside, if a compiler is loaded at all."""
-    if "torch._dynamo" not in sys.modules:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
         yield
 
 

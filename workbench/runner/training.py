@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from workbench.runner.optimizers import eight_bit_adamw
+
 LEARNING_RATE = 3e-4
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
@@ -16,7 +18,9 @@ WEIGHT_DECAY = 0.1
 class Trainer:
     """One optimizer with its loss scaler; ``update`` is the part of a step after the loss."""
 
-    def __init__(self, optimizer: torch.optim.AdamW, scaler: torch.amp.GradScaler | None) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None
+    ) -> None:
         self.optimizer = optimizer
         self.scaler = scaler
 
@@ -36,12 +40,14 @@ class Weights:
     """The parameters of one model in one precision, and the optimizer state that belongs to them.
 
     However AdamW is stepped (loop, foreach, fused), its moments are the same tensors: a toggle
-    goes on training where the other left off, and memory is held once.
+    goes on training where the other left off, and memory is held once. Moments in 8 bits are
+    others, which begin at zero.
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
         self.parameters = parameters
         self._optimizers: dict[tuple[tuple[str, Any], ...], torch.optim.AdamW] = {}
+        self._eight_bit: dict[str, torch.optim.Optimizer] = {}
         self._scaler: torch.amp.GradScaler | None = None
 
     @property
@@ -55,14 +61,27 @@ class Weights:
             parameter.grad = None
 
     def trainer(self, options: dict[str, Any], *, scales_loss: bool) -> Trainer:
-        """The trainer for these AdamW options, its moments shared with every other."""
-        key = tuple(sorted(options.items()))
-        if key not in self._optimizers:
-            self._optimizers[key] = self._make_optimizer(options)
+        """The trainer for these AdamW options, its moments shared with every other.
+
+        ``{"eight_bit": library}`` takes that library's 8-bit AdamW.
+        """
         if scales_loss and self._scaler is None:
             device = next(iter(self.parameters.values())).device
             self._scaler = torch.amp.GradScaler(device.type)
-        return Trainer(self._optimizers[key], self._scaler if scales_loss else None)
+        return Trainer(self._optimizer(options), self._scaler if scales_loss else None)
+
+    def _optimizer(self, options: dict[str, Any]) -> torch.optim.Optimizer:
+        if library := options.get("eight_bit"):
+            if library not in self._eight_bit:
+                groups = _groups(self.parameters.values())
+                self._eight_bit[library] = eight_bit_adamw(
+                    library, groups, lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY
+                )
+            return self._eight_bit[library]
+        key = tuple(sorted(options.items()))
+        if key not in self._optimizers:
+            self._optimizers[key] = self._make_optimizer(options)
+        return self._optimizers[key]
 
     def _make_optimizer(self, options: dict[str, Any]) -> torch.optim.AdamW:
         optimizer = torch.optim.AdamW(

@@ -133,3 +133,6 @@ NEEDS_TRAINING = Blocked(
     "Choose the training step.",
     {"workload": "train"},
 )
+NOT_COMPILED = Blocked(
+    "acts on torch.compile, which is off", "Switch torch.compile on.", {"compile": "default"}
+)

@@ -1,10 +1,16 @@
-"""How AdamW walks over the parameters: a loop, lists of tensors, or one fused kernel per list."""
+"""How AdamW walks over the parameters, and how many bits its moments have.
+
+A loop, lists of tensors (foreach), or one fused kernel per list compute the same. In 8 bits the
+moments take a quarter of their memory; they begin anew, and tensors of fewer than 4,096 numbers
+keep FP32. Fused pays where a model has many small tensors; 8 bits where memory is short.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from workbench.protocol import Blocked
+from workbench.runner import optimizers
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
@@ -14,16 +20,38 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
+from workbench.runner.toggles.compile import NEEDS_COMPILER, has_compiler
 
 if TYPE_CHECKING:
     from workbench.runner.arm import Arm, Build
 
+_EIGHT_BIT = {f"8bit_{library}": library for library in optimizers.EIGHT_BIT}
+
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
-    return NEEDS_TRAINING if option != "loop" and not situation.workload.trains else None
+    if option == "loop":
+        return None
+    if not situation.workload.trains:
+        return NEEDS_TRAINING
+    library = _EIGHT_BIT.get(option)
+    if library is None:
+        return None
+    if not optimizers.installed(library):
+        return Blocked(
+            f"needs {library}, which is not installed",
+            "Install it with the extra: pip install 'gpu-optimization-workbench[quant]'.",
+        )
+    if library == "torchao" and not has_compiler(situation):
+        return NEEDS_COMPILER
+    return None
 
 
 def _apply(option: str, build: Build) -> None:
+    if option in _EIGHT_BIT:
+        build.optimizer = {"eight_bit": _EIGHT_BIT[option]}
+        if option == "8bit_torchao":
+            build.phases.watch_compiles()  # it compiles its step
+        return
     fused = option == "fused"
     # Capturable keeps the step count on the GPU, which is what lets a CUDA graph hold the step.
     build.optimizer = {
@@ -35,7 +63,15 @@ def _apply(option: str, build: Build) -> None:
 
 def _evidence(option: str, arm: Arm) -> Finding:
     assert arm.trainer is not None
-    groups = arm.trainer.optimizer.param_groups
+    optimizer = arm.trainer.optimizer
+    if option in _EIGHT_BIT:
+        held = optimizers.moments(optimizer)
+        text = (
+            f"{held.eight_bit} of {held.tensors} tensors have moments in 8 bits; the optimizer "
+            f"keeps {held.bytes / max(held.numbers, 1):.1f} bytes a parameter"
+        )
+        return effective(text) if held.eight_bit else no_effect(text)
+    groups = optimizer.param_groups
     if all(group[option] for group in groups):
         tensors = sum(len(group["params"]) for group in groups)
         return effective(f"AdamW steps {tensors} tensors with {option}=True")
@@ -48,7 +84,8 @@ TOGGLE = Toggle(
     help=__doc__,
     group="Optimizer",
     stage=Stage.OPTIMIZER,
-    options={"loop": "Loop", "foreach": "Foreach", "fused": "Fused"},
+    options={"loop": "Loop", "foreach": "Foreach", "fused": "Fused"}
+    | {option: f"8-bit ({library})" for option, library in _EIGHT_BIT.items()},
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,

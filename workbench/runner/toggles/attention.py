@@ -27,6 +27,7 @@ _TITLES = {
     "sdpa_flash": "SDPA flash",
     "sdpa_efficient": "SDPA memory-efficient",
     "sdpa_cudnn": "SDPA cuDNN",
+    "sdpa": "SDPA, torch's choice",
     "flex": "FlexAttention",
     "xformers": "xFormers",
     "flash2": "FlashAttention 2",

@@ -1,7 +1,9 @@
-"""Gradient checkpointing: keep only each block's input and compute the rest again in backward.
+"""Gradient checkpointing: keep only a block's input and compute the rest again in backward.
 
-Saves activation memory and costs about one more forward pass. *Every second
-block* halves both. (Chen et al., arXiv 1604.06174.)
+Saves activation memory and costs about one more forward pass; *every second* (third, fourth) block
+divides both. *By operator* keeps of every block what is dear to compute, the outputs of its matrix
+products and of attention, and computes again what is cheap: less is saved, and less time lost.
+Without a need for the memory, all of them only cost time. (Chen et al., arXiv 1604.06174.)
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workbench.protocol import Blocked
+from workbench.runner.compiles import counted
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
@@ -24,7 +27,18 @@ if TYPE_CHECKING:
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
-    return NEEDS_TRAINING if option != "none" and not situation.workload.trains else None
+    if option == "none":
+        return None
+    if not situation.workload.trains:
+        return NEEDS_TRAINING
+    if option == "operators" and situation.option("compile_scope") == "blocks":
+        return Blocked(
+            "a block that is compiled by itself is one operator to the policy, which then keeps "
+            "nothing of it",
+            "Compile the whole model.",
+            {"compile_scope": "model"},
+        )
+    return None
 
 
 def _apply(option: str, build: Build) -> None:
@@ -33,9 +47,19 @@ def _apply(option: str, build: Build) -> None:
 
 def _evidence(option: str, arm: Arm) -> Finding:
     blocks = arm.model.checkpointed_blocks
-    if blocks:
-        return effective(f"{blocks} blocks recompute their activations in backward")
-    return no_effect("no block is checkpointed")
+    if not blocks:
+        return no_effect("no block is checkpointed")
+    text = f"{counted(blocks, 'block')} of {arm.situation.config.n_layers} recompute in backward"
+    if option != "operators":
+        return effective(text)
+    if not arm.kept_operators:
+        return no_effect(f"{text}, and no operator's output was kept: they recompute everything")
+    # A compiler traces a block more than once, so that only the names mean something there.
+    compiled = arm.situation.option("compile") != "off"
+    kept = ", ".join(
+        name if compiled else f"{count} of {name}" for name, count in arm.kept_operators.items()
+    )
+    return effective(f"{text} all but the outputs of operators that are kept: {kept}")
 
 
 TOGGLE = Toggle(
@@ -44,7 +68,14 @@ TOGGLE = Toggle(
     help=__doc__,
     group="Memory",
     stage=Stage.MEMORY,
-    options={"none": "Off", "selective": "Every second block", "full": "Every block"},
+    options={
+        "none": "Off",
+        "fourth": "Every fourth block",
+        "third": "Every third block",
+        "selective": "Every second block",
+        "operators": "By operator",
+        "full": "Every block",
+    },
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,

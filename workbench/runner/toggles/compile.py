@@ -1,19 +1,24 @@
 """``torch.compile``: Dynamo traces the model, Inductor generates fused kernels for it.
 
 ``reduce-overhead`` and ``max-autotune`` also replay CUDA graphs. Compiling takes from seconds to
-minutes; the timeline shows it as a phase of its own.
+minutes; the timeline shows it as a phase of its own. Pays where many small operators follow one
+another, and least where matrix products take the time.
 """
 
 from __future__ import annotations
 
-import functools
 import shutil
-from typing import TYPE_CHECKING
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from kernels import own_code
 from workbench.protocol import Blocked
+from workbench.runner.compiles import keep_records
+from workbench.runner.failures import Mistake
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     Finding,
@@ -26,8 +31,17 @@ from workbench.runner.toggles._toggle import (
 
 if TYPE_CHECKING:
     from workbench.runner.arm import Arm, Build
+    from workbench.runner.workloads import Compute
 
 WITH_GRAPHS = ("reduce-overhead", "max-autotune")
+
+
+NEEDS_COMPILER = Blocked("Inductor needs a C++ compiler on the CPU and finds none", "Install g++.")
+
+
+def has_compiler(situation: Situation) -> bool:
+    """Whether Inductor can compile here: on the CPU it writes C++."""
+    return situation.on_gpu or any(map(shutil.which, ("g++", "clang++", "c++")))
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -35,27 +49,61 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     if option in WITH_GRAPHS and not situation.on_gpu:
         return NEEDS_GPU
-    if not situation.on_gpu and not any(map(shutil.which, ("g++", "clang++", "c++"))):
-        return Blocked("Inductor needs a C++ compiler on the CPU and finds none", "Install g++.")
-    return None
+    return None if has_compiler(situation) else NEEDS_COMPILER
 
 
 def _apply(option: str, build: Build) -> None:
+    keep_records()
     build.phases.watch_compiles()
-    compiled = functools.partial(torch.compile, mode=option, dynamic=False)
-    build.compute_wrappers.append(lambda compute: compiled(own_code(compute)))
+    build.compile_options["mode"] = option
+    build.compute_wrappers.append(lambda compute: _compiled(compute, build))
+
+
+def _compiled(compute: Compute, build: Build) -> Compute:
+    if not build.compiles_blocks:
+        return torch.compile(own_code(compute), **build.compile_options)
+    assert build.model is not None
+    compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+    for block in repeated_blocks(build.model):
+        for name in ("forward", "branch"):  # the branch alone is called where an addition is fused
+            method = getattr(type(block), name, None)
+            if method is None:
+                continue
+            if method not in compiled:  # blocks of one kind share what is compiled
+                compiled[method] = torch.compile(own_code(method), **build.compile_options)
+            setattr(block, name, types.MethodType(compiled[method], block))
+    return compute
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The entries of the model's outermost lists of modules; raises ``Mistake`` if it has none."""
+    blocks = list(_listed(model))
+    if not blocks:
+        raise Mistake(
+            f"compile_scope: {type(model).__name__} has no nn.ModuleList, whose entries would be "
+            "compiled one by one; choose the whole model"
+        )
+    return blocks
+
+
+def _listed(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if isinstance(child, nn.ModuleList):
+            yield from child
+        else:
+            yield from _listed(child)
 
 
 def _evidence(option: str, arm: Arm) -> Finding:
-    counts = arm.compile_counts
-    if not counts.get("graphs"):
+    found = arm.compiles.read()
+    if not found.graphs:
         return no_effect("no graph was compiled: the model ran in eager mode")
-    text = f"{counts['graphs']} graphs compiled, {counts.get('breaks', 0)} graph breaks"
-    if counts.get("reasons"):
-        text += f" ({counts['reasons']})"
+    text = found.text()
+    if found.given_up:
+        return no_effect(f"{text}; gave up and went on in eager mode: {found.given_up[0]}")
     if option in WITH_GRAPHS:
-        if counts.get("cudagraph_skips"):
-            return no_effect(f"{text}; CUDA graphs skipped {counts['cudagraph_skips']} times")
+        if found.cudagraph_skips:
+            return no_effect(f"{text}; CUDA graphs skipped {found.cudagraph_skips} times")
         text += ", replayed as CUDA graphs"
     return effective(text)
 

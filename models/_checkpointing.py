@@ -1,0 +1,69 @@
+"""Gradient checkpointing: which blocks keep less for backward, and what they keep.
+
+A block that is checkpointed keeps its inputs and runs again in backward (Chen et al., arXiv
+1604.06174). Under "operators" it also keeps what is dear to compute and small to hold, the outputs
+of matrix products and attention, and computes only the rest again (Korthikanti et al., arXiv
+2205.05198, section 5, with the choice turned round).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+# Of how many blocks one is checkpointed, by mode.
+CHECKPOINTING = {"none": 0, "full": 1, "selective": 2, "third": 3, "fourth": 4, "operators": 1}
+
+_KEPT_OPERATORS = (
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "_grouped_mm",
+    "_scaled_mm",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
+_kept: Counter[str] = Counter()
+
+
+def recomputed(mode: str, block: nn.Module, *inputs: Any) -> Any:
+    """What ``block`` gives, keeping what ``mode`` says and computing the rest again in backward."""
+    # Blocks draw nothing themselves, and saving the generator's state would end graph capture.
+    keeps = {"context_fn": _keeping} if mode == "operators" else {}
+    return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False, **keeps)
+
+
+def kept_operators() -> dict[str, int]:
+    """How many outputs "operators" has kept since the last reset, by operator.
+
+    A compiled step is counted once, when it is traced.
+    """
+    return dict(_kept)
+
+
+def reset_kept_operators() -> None:
+    """Begin counting anew."""
+    _kept.clear()
+
+
+def _keeping() -> Any:
+    return create_selective_checkpoint_contexts(_policy)
+
+
+def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    name = str(getattr(operator, "overloadpacket", operator)).rpartition(".")[2]
+    if name not in _KEPT_OPERATORS:
+        return CheckpointPolicy.PREFER_RECOMPUTE
+    if not context.is_recompute:
+        _kept[name.removeprefix("_")] += 1
+    return CheckpointPolicy.MUST_SAVE

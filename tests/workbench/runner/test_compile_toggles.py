@@ -1,0 +1,165 @@
+"""What torch.compile is given and which sizes it fixes: each option shows what it did, or did not.
+
+Graphs are captured in earnest and run by torch's own quick backend, which generates no code.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from sessions.model import Configuration
+from workbench.runner import resolve
+from workbench.runner.arm import Arms
+from workbench.runner.failures import explain
+from workbench.runner.phases import PhaseTracker
+
+CPU = torch.device("cpu")
+BROKEN = Path(__file__).parent / "broken_model.py"
+PRINT_LINE = 1 + next(n for n, t in enumerate(BROKEN.read_text().split("\n")) if "print(" in t)
+
+
+@pytest.fixture(autouse=True)
+def quick_backend(monkeypatch):
+    """Dynamo as it is, without generating code: a test of seconds becomes one of tenths."""
+    real = torch.compile
+
+    def compile_quickly(function, mode=None, **options):
+        return real(function, backend="eager", **options)
+
+    monkeypatch.setattr(torch, "compile", compile_quickly)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def own():
+    """The model that prints, for a forward pass."""
+    return Configuration(
+        family="own", preset="file", model={"source": str(BROKEN)}, settings={"batch": 4}
+    )
+
+
+def stepped(configuration: Configuration, **toggles: str):
+    """An arm after three steps of three batches."""
+    asked = msgspec.structs.replace(configuration, toggles={"compile": "default", **toggles})
+    situation = resolve.resolve(asked, CPU)
+    resolve.require_unblocked(situation)
+    arm = Arms().get(situation, PhaseTracker(lambda phase: None))
+    with arm.entered():
+        for _ in range(3):
+            arm.batches.advance()
+            arm.step()
+    return arm
+
+
+def found(arm) -> dict[str, tuple[str, str]]:
+    return {each.toggle: (each.status, each.text) for each in arm.find_evidence()}
+
+
+def test_a_break_is_counted_with_its_line_and_its_reason(own):
+    (status, text) = found(stepped(own))["compile"]
+    assert status == "effective"
+    assert text.startswith(f"2 graphs compiled, 1 graph break at broken_model.py:{PRINT_LINE} in ")
+    assert "Failed to trace builtin" in text and text.endswith(", 0 recompiles")
+
+
+def test_a_break_where_one_graph_is_demanded_is_an_error_with_its_line(own):
+    with pytest.raises(Exception, match="print") as raised:
+        stepped(own, compile_scope="fullgraph")
+    failure = explain(raised.value)
+    assert failure.kind == "compile"
+    assert failure.sentence.endswith(f'(broken_model.py, line {PRINT_LINE}: print(end=""))')
+    assert "Dynamo does not know how to trace builtin operator `print`" in failure.sentence
+    assert "whole model" in failure.fix
+
+
+def test_blocks_that_are_compiled_one_by_one_share_a_graph(own, small):
+    status, text = found(stepped(own, compile_scope="blocks"))["compile_scope"]
+    assert (status, text) == ("effective", "2 blocks of 1 kind share 1 compiled graph")
+    arm = stepped(small, compile_scope="blocks")
+    assert found(arm)["compile_scope"] == (status, text)
+    assert "1 graph compiled, 0 graph breaks" in found(arm)["compile"][1]
+
+
+def test_blocks_that_nothing_calls_show_that_nothing_was_compiled(own, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    status, text = found(stepped(own, compile_scope="blocks"))["compile_scope"]
+    assert (status, text) == ("no effect", "no graph was compiled")
+
+
+def test_one_graph_without_a_break_says_so(small):
+    status, text = found(stepped(small, compile_scope="fullgraph"))["compile_scope"]
+    assert (status, text) == ("effective", "1 graph without a break, which was demanded")
+
+
+def test_dynamic_takes_other_sizes_without_a_recompile_and_static_would_not(small):
+    wide = msgspec.structs.replace(small, settings={"batch": 3, "sequence": 16})
+    status, text = found(stepped(wide, compile_shapes="dynamic"))["compile_shapes"]
+    assert status == "effective"
+    assert text == (
+        "without a recompile it also takes a batch of 2 and not 3, a sequence of 8 and not 16"
+    )
+
+
+def test_dynamic_that_was_not_heeded_is_told(small, monkeypatch):
+    quick = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **o: quick(f, **{**o, "dynamic": False}))
+    wide = msgspec.structs.replace(small, settings={"batch": 3, "sequence": 16})
+    status, text = found(stepped(wide, compile_shapes="dynamic"))["compile_shapes"]
+    assert status == "no effect"
+    assert "a batch of 2 and not 3 would recompile: tensor" in text and "size mismatch" in text
+
+
+def test_automatic_shows_an_effect_once_sizes_change(own):
+    arm = stepped(own, compile_shapes="automatic", compile_scope="blocks")
+    assert found(arm)["compile_shapes"][0] == "no effect"
+    arm.evidence = None
+    with arm.entered(), torch.no_grad():
+        for rows in (5, 6, 7):
+            arm.compute(torch.zeros(rows, 8))
+    status, text = found(arm)["compile_shapes"]
+    assert status == "effective" and "size mismatch at index 0. expected 4, actual 5" in text
+    assert "1 recompile because tensor" in found(arm)["compile"][1]
+
+
+def test_a_step_that_recompiles_past_the_limit_is_told_to_run_in_eager_mode(own):
+    arm = stepped(own, compile_scope="blocks")
+    with arm.entered(), torch.no_grad():
+        for rows in range(5, 15):
+            arm.compute(torch.zeros(rows, 8))
+    status, text = found(arm)["compile"]
+    assert status == "no effect" and "gave up and went on in eager mode" in text
+    assert "7 recompiles because" in text
+
+
+def test_what_one_arm_compiles_is_not_counted_for_another(own, small):
+    arm = stepped(own)
+    stepped(small)
+    assert "2 graphs compiled" in found(arm)["compile"][1]
+
+
+def test_without_compilation_the_options_are_blocked(small):
+    blocked = resolve.availability(small, CPU).blocked
+    assert set(blocked["compile_scope"]) == {"fullgraph", "blocks"}
+    assert set(blocked["compile_shapes"]) == {"automatic", "dynamic"}
+    for why in (*blocked["compile_scope"].values(), *blocked["compile_shapes"].values()):
+        assert why.reason == "acts on torch.compile, which is off"
+        assert why.set == {"compile": "default"}
+
+
+def test_a_policy_by_operator_and_blocks_compiled_alone_exclude_each_other(small):
+    toggles = {"compile": "default", "compile_scope": "blocks"}
+    asked = msgspec.structs.replace(small, workload="train", toggles=toggles)
+    why = resolve.availability(asked, CPU).blocked["checkpointing"]
+    assert set(why) == {"operators"} and why["operators"].set == {"compile_scope": "model"}
+
+
+def test_decoding_has_one_shape(small):
+    asked = msgspec.structs.replace(small, workload="decode", toggles={"compile": "default"})
+    why = resolve.availability(asked, CPU).blocked["compile_shapes"]
+    assert set(why) == {"automatic", "dynamic"} and "one shape" in why["dynamic"].reason

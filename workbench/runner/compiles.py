@@ -1,0 +1,164 @@
+"""What Dynamo compiled while an arm ran: graphs, where they break, what recompiled and why.
+
+Dynamo keeps a record of every frame that it compiles, and a code object that recompiles more often
+than its limit allows runs in eager mode from then on, with no more than a line in the log. Read
+here before and after an arm is in force, both belong to that arm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.runner.optimizers import EIGHT_BIT
+
+RECORDS = 4096  # that Dynamo keeps; its own limit is 64
+_SHOWN = 3  # of each kind, in a sentence
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
+
+
+@dataclass
+class Compiles:
+    """What was compiled while ``following()``; all empty where nothing was."""
+
+    graphs: int = 0
+    breaks: int = 0
+    cudagraph_skips: int = 0
+    break_lines: list[str] = field(default_factory=list)  # "net.py:12 in forward"
+    break_reasons: list[str] = field(default_factory=list)
+    recompiles: list[str] = field(default_factory=list)  # each with its reason
+    given_up: list[str] = field(default_factory=list)  # what runs in eager mode since
+    _mark: _Mark | None = None
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Everything that is compiled inside is counted here; may be entered again inside."""
+        if self._mark is not None:
+            yield
+            return
+        self._mark = _Mark.now()
+        try:
+            yield
+        finally:
+            self.read()
+            self._mark = None
+
+    def read(self) -> Compiles:
+        """Take in what was compiled so far; may be asked while following."""
+        if self._mark is not None:
+            before, self._mark = self._mark, _Mark.now()
+            self._add(before, self._mark)
+        return self
+
+    def text(self) -> str:
+        """Graphs, breaks and recompiles, counted, with lines and reasons."""
+        parts = [counted(self.graphs, "graph") + " compiled"]
+        # Dynamo counts a break once for every function that was being inlined there.
+        breaks = len(self.break_lines) or self.breaks
+        where = f" at {_first(self.break_lines)}" if self.break_lines else ""
+        why = f" ({_first(self.break_reasons)})" if self.break_reasons else ""
+        parts.append(f"{counted(breaks, 'graph break')}{where}{why}")
+        recompiles = counted(len(self.recompiles), "recompile")
+        because = f" because {_first(self.recompiles)}" if self.recompiles else ""
+        return ", ".join([*parts, recompiles + because])
+
+    def _add(self, before: _Mark, now: _Mark) -> None:
+        self.breaks += (now.breaks - before.breaks).total()
+        self.cudagraph_skips += now.cudagraph_skips - before.cudagraph_skips
+        for reason in now.breaks - before.breaks:
+            _append(self.break_reasons, reason.partition("\n")[0])
+        for record in _records_since(before.last):
+            self._add_record(record)
+
+    def _add_record(self, record: Any) -> None:
+        if any(library in Path(record.co_filename or "").parts for library in EIGHT_BIT):
+            return  # an optimizer that compiles itself
+        self.graphs += bool(record.has_guarded_code and record.graph_op_count)
+        function = f"{_file(record.co_filename)}:{record.co_firstlineno} in {record.co_name}"
+        if resumed := _RESUMED.fullmatch(record.co_name or ""):
+            file, name, line = _file(record.co_filename), *resumed.groups()
+            _append(self.break_lines, f"{file}:{line} in {name}")
+        if record.recompile_reason and record.has_guarded_code:
+            reason = without_id(record.recompile_reason.partition("\n")[0])
+            self.recompiles.append(f"{reason} ({function})")
+        if record.fail_reason and "limit" in record.fail_reason:
+            _append(self.given_up, record.fail_reason.partition("\n")[0])
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """Dynamo's counters at one moment, and the last of its records."""
+
+    breaks: Counter[str]
+    cudagraph_skips: int
+    last: Any
+
+    @classmethod
+    def now(cls) -> _Mark:
+        if "torch._dynamo" not in sys.modules:  # importing it costs seconds; nothing was compiled
+            return cls(Counter(), 0, None)
+        counters = torch._dynamo.utils.counters
+        records = torch._dynamo.utils.get_compilation_metrics()
+        return cls(
+            Counter(counters["graph_break"]),
+            counters["inductor"]["cudagraph_skips"],
+            records[-1] if records else None,
+        )
+
+
+def keep_records() -> None:
+    """Let Dynamo keep enough of its records; imports it."""
+    import torch._dynamo.utils
+
+    torch._dynamo.utils.set_compilation_metrics_limit(RECORDS)
+
+
+@contextlib.contextmanager
+def eager() -> Iterator[None]:
+    """Nothing is compiled inside, nor runs compiled, if a compiler is loaded at all."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def without_id(reason: str) -> str:
+    """A guard's failure without the number of the graph that it guards."""
+    return re.sub(r"^\W*\d+/\d+: ", "", reason)
+
+
+def counted(count: int, noun: str) -> str:
+    """ "1 graph", "2 graphs"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _records_since(last: Any) -> list[Any]:
+    if "torch._dynamo" not in sys.modules:
+        return []
+    records = torch._dynamo.utils.get_compilation_metrics()
+    places = [place for place, record in enumerate(records) if record is last]
+    return records[places[-1] + 1 :] if places else records
+
+
+def _append(kept: list[str], text: str) -> None:
+    if text not in kept:
+        kept.append(text)
+
+
+def _file(path: str | None) -> str:
+    return Path(path).name if path else "?"
+
+
+def _first(texts: Sequence[str]) -> str:
+    different = list(dict.fromkeys(texts))
+    more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
+    return "; ".join(different[:_SHOWN]) + more

@@ -1,0 +1,102 @@
+"""Marked calls: one eager call of what an arm computes, outside of all timing, to be looked at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.attention import SDPBackend
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from workbench.runner.compiles import eager
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm
+
+_CONVOLUTIONS = frozenset(
+    (
+        *(torch.conv1d, torch.conv2d, torch.conv3d, torch.convolution),
+        *(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
+    )
+)
+
+
+def call(arm: Arm) -> None:
+    """Compute what a step does, uncompiled, up to its loss; the arm must be entered."""
+    workload, batch = arm.situation.workload, arm.batches.inputs
+    with eager(), torch.set_grad_enabled(workload.trains):
+        if workload.name == "decode":
+            (tokens,) = batch
+            position = torch.full((), tokens.shape[1], dtype=torch.int64, device=tokens.device)
+            arm.compute(tokens[:, -1:].clone(), position)
+        elif workload.trains:
+            arm.compute(*batch, *arm.batches.targets)
+        else:
+            arm.compute(*batch)
+
+
+class AttentionChoices(TorchFunctionMode):
+    """Which backend torch takes for each SDPA call inside, and which with other flags.
+
+    ``otherwise`` sets the other flags and sets them back.
+    """
+
+    def __init__(self, otherwise: Callable[[], Any]) -> None:
+        super().__init__()
+        self._otherwise = otherwise
+        self.chosen: Counter[tuple[str, str]] = Counter()  # (as it is, otherwise)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Look at the call, and make it."""
+        kwargs = kwargs or {}
+        if func is scaled_dot_product_attention:
+            chosen = _choice(*args, **kwargs)
+            with self._otherwise():
+                self.chosen[chosen, _choice(*args, **kwargs)] += 1
+        return func(*args, **kwargs)
+
+
+def _choice(*args: Any, **kwargs: Any) -> str:
+    backend = SDPBackend(torch._fused_sdp_choice(*args, **kwargs))
+    return str(backend.name).lower().removesuffix("_attention").replace("_", " ")
+
+
+class Convolutions(TorchFunctionMode):
+    """The library that each convolution inside runs in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.libraries: Counter[str] = Counter()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Look at the call, and make it."""
+        if func not in _CONVOLUTIONS:
+            return func(*args, **(kwargs or {}))
+        with _Canonical(self.libraries):
+            return func(*args, **(kwargs or {}))
+
+
+class _Canonical(TorchDispatchMode):
+    """Sees a convolution as the one operator that all of them become."""
+
+    def __init__(self, libraries: Counter[str]) -> None:
+        super().__init__()
+        self._libraries = libraries
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.convolution.default:
+            x, weight, bias, *rest = args
+            sizes = None if bias is None else list(bias.shape)
+            backend = torch._C._select_conv_backend(x, weight, bias, *rest, sizes)
+            self._libraries[backend.name] += 1
+        return func(*args, **(kwargs or {}))

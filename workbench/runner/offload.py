@@ -1,0 +1,96 @@
+"""Keeps what backward will need in the host's memory, and fetches it back when it is needed.
+
+Autograd's hooks for saved tensors hand over each one. The copies are queued on the stream that
+computes, from and to pinned memory: no step waits for the host, and nothing overlaps.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+
+LEAST_BYTES = 1 << 16  # smaller tensors stay: their copy would cost more than their place
+
+
+class Offload:
+    """``compute`` with its saved activations on the host; ``moved_*`` tell of its last call.
+
+    Weights stay where they are, and so does what is small or has gaps in memory (``least_bytes``).
+    A tensor that is saved several times is copied once.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[..., Tensor],
+        weights: Iterable[Tensor],
+        least_bytes: int = LEAST_BYTES,
+    ) -> None:
+        self._compute = compute
+        self._weights = {weight.untyped_storage().data_ptr() for weight in weights}
+        self._least_bytes = least_bytes
+        self._seen: dict[tuple[object, ...], tuple[StorageWeakRef, weakref.ref[_Away]]] = {}
+        self.moved_bytes = 0
+        self.moved_tensors = 0
+        self.left_bytes = 0  # of what was saved on the device
+
+    def __call__(self, *batch: Tensor) -> Tensor:
+        """What ``compute`` gives."""
+        self._seen.clear()
+        self.moved_bytes = self.moved_tensors = self.left_bytes = 0
+        with saved_tensors_hooks(self._pack, _unpack):
+            return self._compute(*batch)
+
+    def _pack(self, tensor: Tensor) -> Tensor | _Away:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() in self._weights:
+            return tensor
+        # A compiled backward pass relies on strides, which a copy keeps only if there are no gaps.
+        if tensor.nbytes < self._least_bytes or not _is_dense(tensor):
+            self.left_bytes += tensor.nbytes
+            return tensor
+        # A weak reference to a storage keeps its address from meaning another one.
+        reference = StorageWeakRef(storage)
+        place = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        key = (reference.cdata, tensor._version, *place)
+        if key in self._seen:
+            earlier, away = self._seen[key]
+            if not earlier.expired() and (found := away()) is not None:
+                return found
+        moved = _Away(tensor)
+        self._seen[key] = reference, weakref.ref(moved)
+        self.moved_bytes += tensor.nbytes
+        self.moved_tensors += 1
+        return moved
+
+
+class _Away:
+    """A tensor whose numbers are on the host."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        pinned = tensor.is_cuda
+        self._device = tensor.device
+        self._host = torch.empty_like(tensor, device="cpu", pin_memory=pinned, requires_grad=False)
+        self._host.copy_(tensor.detach(), non_blocking=pinned)
+        self._back: weakref.ref[Tensor] | None = None
+
+    def fetch(self) -> Tensor:
+        """The tensor on its device; the same one while anybody still holds it."""
+        back = self._back() if self._back is not None else None
+        if back is None:
+            back = self._host.to(self._device, non_blocking=True, copy=True)
+            self._back = weakref.ref(back)
+        return back
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether its numbers lie without gaps in memory, in whatever order."""
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+
+
+def _unpack(saved: Tensor | _Away) -> Tensor:
+    return saved.fetch() if isinstance(saved, _Away) else saved

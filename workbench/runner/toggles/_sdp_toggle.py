@@ -1,0 +1,104 @@
+"""The switches of torch's own choice among its attention backends: one may be forbidden each.
+
+They act where a model calls ``scaled_dot_product_attention`` and leaves the choice to torch: under
+the attention backend "SDPA, torch's choice", and in models of one's own. What proves one is that
+torch would choose another backend with it than without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from torch.backends import cuda
+
+from workbench.protocol import Blocked
+from workbench.runner import marked, own
+from workbench.runner.compiles import counted
+from workbench.runner.toggles._toggle import (
+    NEEDS_GPU,
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    effective,
+    no_effect,
+)
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm, Build
+
+SWITCHES: dict[str, tuple[Callable[[], bool], Callable[[bool], None]]] = {
+    "sdp_flash": (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+    "sdp_mem_efficient": (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
+    "sdp_cudnn": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+    "sdp_math": (cuda.math_sdp_enabled, cuda.enable_math_sdp),
+}
+_ON_CPU = ("sdp_flash", "sdp_math")
+OWN_CHOICE = "sdpa"  # the attention backend that leaves the choice to torch
+
+
+def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
+    """The toggle that forbids one backend, whose name in words is ``backend``."""
+    enabled, enable = SWITCHES[name]
+
+    @contextlib.contextmanager
+    def switched(on: bool) -> Iterator[None]:
+        before = enabled()
+        enable(on)
+        try:
+            yield
+        finally:
+            enable(before)
+
+    def blocked(option: str, situation: Situation) -> Blocked | None:
+        if option == "allowed":
+            return None
+        if not situation.on_gpu and name not in _ON_CPU:
+            return NEEDS_GPU
+        if situation.family is not own.FAMILY and situation.option("attention") != OWN_CHOICE:
+            return Blocked(
+                "acts on torch's own choice, and the attention toggle makes another",
+                "Leave the choice to torch.",
+                {"attention": OWN_CHOICE},
+            )
+        there = SWITCHES if situation.on_gpu else _ON_CPU
+        others = [each for each in there if each != name]
+        if all(situation.option(each) == "forbidden" for each in others):
+            return Blocked(
+                "all the others are forbidden, and one must be left",
+                "Allow another.",
+                {others[-1]: "allowed"},
+            )
+        return None
+
+    def apply(option: str, build: Build) -> None:
+        build.flags.append(lambda: switched(False))
+
+    def evidence(option: str, arm: Arm) -> Finding:
+        with marked.AttentionChoices(lambda: switched(True)) as seen:
+            marked.call(arm)
+        if not seen.chosen:
+            return no_effect("this model never calls scaled_dot_product_attention")
+        told = [
+            f"{counted(count, 'SDPA call')} ran {now}; with {backend} allowed: {before}"
+            for (now, before), count in seen.chosen.items()
+            if now != before
+        ]
+        if told:
+            return effective("; ".join(told))
+        ran = ", ".join(f"{count} {now}" for (now, _), count in seen.chosen.items())
+        return no_effect(f"torch would not choose {backend} here: SDPA calls ran {ran}")
+
+    return Toggle(
+        name=name,
+        title=f"SDPA: {backend}",
+        help=help,
+        group="Attention",
+        stage=Stage.ATTENTION,
+        options={"allowed": "Allowed", "forbidden": "Forbidden"},
+        apply=apply,
+        evidence=evidence,
+        blocked=blocked,
+    )

@@ -1,0 +1,93 @@
+"""Keep activations in the host's memory between the forward and the backward pass.
+
+Frees what autograd saves on the GPU, weights excepted, and copies it out and back over PCIe on the
+computing stream. Pays only where nothing else makes a step fit: checkpointing saves as much, and
+computing again is usually faster than the two copies.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workbench.protocol import Blocked
+from workbench.runner.offload import LEAST_BYTES, Offload
+from workbench.runner.toggles._toggle import (
+    NEEDS_TRAINING,
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    effective,
+    no_effect,
+)
+from workbench.runner.toggles.compile import WITH_GRAPHS
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm, Build
+    from workbench.runner.workloads import Compute
+
+
+def _blocked(option: str, situation: Situation) -> Blocked | None:
+    if option == "off":
+        return None
+    if not situation.workload.trains:
+        return NEEDS_TRAINING
+    if not situation.on_gpu:
+        return Blocked(
+            "the activations of this runner are in the host's memory already",
+            "Run it on a machine with a GPU.",
+        )
+    if situation.option("cuda_graphs") == "on":
+        return Blocked(
+            "a captured step keeps all of its activations in the graph's own pool",
+            "Switch CUDA graphs off.",
+            {"cuda_graphs": "off"},
+        )
+    mode = situation.option("compile")
+    if mode in WITH_GRAPHS:
+        return Blocked(
+            f"torch.compile {mode} keeps activations in the pool of its CUDA graphs",
+            "Compile without them.",
+            {"compile": "max-autotune-no-cudagraphs" if mode == "max-autotune" else "default"},
+        )
+    if situation.option("checkpointing") == "operators":
+        return Blocked(
+            "what a checkpoint keeps by operator does not pass through autograd's hooks",
+            "Checkpoint whole blocks.",
+            {"checkpointing": "full"},
+        )
+    return None
+
+
+def _apply(option: str, build: Build) -> None:
+    build.compute_wrappers.append(lambda compute: _offloaded(compute, build))
+
+
+def _offloaded(compute: Compute, build: Build) -> Compute:
+    assert build.model is not None
+    return Offload(compute, build.model.parameters())
+
+
+def _evidence(option: str, arm: Arm) -> Finding:
+    offload = arm.compute
+    assert isinstance(offload, Offload)
+    left = f"{offload.left_bytes / 2**20:.1f} MiB stayed"
+    if not offload.moved_tensors:
+        return no_effect(f"nothing that autograd saved was as large as {LEAST_BYTES >> 10} KiB")
+    return effective(
+        f"{offload.moved_bytes / 2**20:.1f} MiB in {offload.moved_tensors} tensors go to the host "
+        f"and back in a step; {left}"
+    )
+
+
+TOGGLE = Toggle(
+    name="activation_offload",
+    title="Activation offload",
+    help=__doc__,
+    group="Memory",
+    stage=Stage.GRAPHS,  # around what is compiled
+    options={"off": "Off", "on": "On"},
+    apply=_apply,
+    evidence=_evidence,
+    blocked=_blocked,
+)

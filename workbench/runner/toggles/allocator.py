@@ -1,0 +1,99 @@
+"""How torch's allocator takes memory from the GPU: in blocks, or in segments that can grow.
+
+Expandable segments map more memory behind what they have, so that sizes which change leave fewer
+holes: less is reserved for the same tensors, and a step may fit that did not. Torch takes the
+setting while it runs: what is allocated from then on lies in such segments, and what was allocated
+before (weights that other configurations share) stays where it is. Steps of one shape gain nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from workbench.protocol import Blocked
+from workbench.runner.toggles._toggle import (
+    NEEDS_GPU,
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    effective,
+    no_effect,
+)
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm, Build
+
+_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_depth = 0
+
+
+@contextlib.contextmanager
+def _expandable() -> Iterator[None]:
+    global _depth
+    _depth += 1
+    if _depth == 1:
+        _configure("expandable_segments:True")
+    try:
+        yield
+    finally:
+        _depth -= 1
+        if _depth == 0:
+            _configure("expandable_segments:False")
+
+
+def _configure(setting: str) -> None:
+    """Change one setting of the allocator; whatever is cached goes, so that it holds at once."""
+    asked = next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), "")
+    torch.cuda.empty_cache()
+    older = torch.cuda.memory._set_allocator_settings
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", older)
+    change(",".join(filter(None, (asked, setting))))  # what is not named may fall to its default
+
+
+def _blocked(option: str, situation: Situation) -> Blocked | None:
+    if option == "blocks":
+        return None
+    if not situation.on_gpu:
+        return NEEDS_GPU
+    if any("expandable_segments:True" in os.environ.get(name, "") for name in _VARIABLES):
+        return Blocked(
+            "the runner was started with expandable segments for every configuration",
+            f"Start it without {' and '.join(_VARIABLES)}.",
+        )
+    if torch.cuda.get_allocator_backend() != "native":
+        return Blocked(
+            f"the allocator is {torch.cuda.get_allocator_backend()}, which has no segments",
+            f"Start the runner without {' and '.join(_VARIABLES)}.",
+        )
+    return None
+
+
+def _apply(option: str, build: Build) -> None:
+    build.flags.append(_expandable)
+
+
+def _evidence(option: str, arm: Arm) -> Finding:
+    segments = torch.cuda.memory_snapshot()
+    total = sum(segment["total_size"] for segment in segments)
+    within = sum(segment["total_size"] for segment in segments if segment["is_expandable"])
+    text = f"{within / 2**20:.0f} of {total / 2**20:.0f} MiB reserved lie in expandable segments"
+    return effective(text) if within else no_effect(text)
+
+
+TOGGLE = Toggle(
+    name="allocator",
+    title="Allocator",
+    help=__doc__,
+    group="Memory",
+    stage=Stage.MEMORY,
+    options={"blocks": "Blocks", "expandable": "Expandable segments"},
+    apply=_apply,
+    evidence=_evidence,
+    blocked=_blocked,
+)

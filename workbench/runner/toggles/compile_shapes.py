@@ -1,0 +1,122 @@
+"""Which sizes ``torch.compile`` takes for fixed.
+
+*Static* compiles for the shapes that it sees, and again for every other one. *Dynamic* compiles
+kernels that hold for any size at once: no recompile when the batch or the sequence changes, at the
+cost of slower kernels. *Automatic*, torch's own default, begins static and turns dynamic those
+sizes that it has seen change. A size of 1 is always fixed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from models import LanguageModel
+from workbench.protocol import Blocked
+from workbench.runner.compiles import without_id
+from workbench.runner.toggles._toggle import (
+    NOT_COMPILED,
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    effective,
+    no_effect,
+)
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm, Build
+    from workbench.runner.data import Tensors
+
+
+def _blocked(option: str, situation: Situation) -> Blocked | None:
+    if option == "static":
+        return None
+    if situation.option("compile") == "off":
+        return NOT_COMPILED
+    if situation.workload.name == "decode":
+        return Blocked(
+            "a step of decoding has one shape whatever the length", "Choose another workload."
+        )
+    return None
+
+
+def _apply(option: str, build: Build) -> None:
+    build.compile_options["dynamic"] = True if option == "dynamic" else None
+
+
+def _evidence(option: str, arm: Arm) -> Finding:
+    found = arm.compiles.read()
+    if not found.graphs:
+        return no_effect("no graph was compiled")
+    if option == "automatic":
+        changed = [reason for reason in found.recompiles if "size" in reason]
+        if changed:
+            return effective(f"{len(changed)} recompiles because sizes changed: {changed[0]}")
+        return no_effect("every step had the same sizes, for which automatic compiles as static")
+    tried = [(told, _refusal(arm, batch)) for told, batch in _other_sizes(arm)]
+    held = [told for told, why in tried if not why]
+    lost = [f"{told} would recompile: {why}" for told, why in tried if why]
+    if held:
+        return effective("; ".join([f"without a recompile it also takes {', '.join(held)}", *lost]))
+    return no_effect("; ".join(lost))
+
+
+def _other_sizes(arm: Arm) -> Iterator[tuple[str, Tensors]]:
+    """The arm's batch with another size of its own, and what that size is, in words."""
+    batch = arm.batches.inputs
+    if arm.situation.workload.trains:
+        batch += arm.batches.targets
+    size = batch[0].shape[0]
+    if arm.situation.workload.name != "prefill":  # its cache is made for one batch
+        other = size - 1 if size > 2 else 2 * size
+        yield f"a batch of {other} and not {size}", tuple(_resized(x, other) for x in batch)
+    if isinstance(arm.model, LanguageModel):
+        length = batch[0].shape[1]
+        shorter = max(1, length // 2)
+        yield (
+            f"a sequence of {shorter} and not {length}",
+            tuple(_resized(x, size, shorter) for x in batch),
+        )
+
+
+def _resized(x: torch.Tensor, rows: int, columns: int | None = None) -> torch.Tensor:
+    """``x`` with another batch or sequence, as far apart in memory as real batches are."""
+    sizes = (rows, *x.shape[1:]) if columns is None else (rows, columns)
+    gap = x.stride(0) - x[0].numel()  # of tokens and targets, which share a buffer
+    other = x.new_zeros(rows, math.prod(sizes[1:]) + gap)
+    other = other[:, : other.shape[1] - gap].view(sizes)
+    kept = tuple(slice(min(one, two)) for one, two in zip(sizes, x.shape, strict=True))
+    other[kept] = x[kept]
+    return other
+
+
+def _refusal(arm: Arm, batch: Tensors) -> str:
+    """Why the arm would compile once more for this batch; empty if it would not."""
+    trains = arm.situation.workload.trains
+    try:
+        with torch.compiler.set_stance("fail_on_recompile"), torch.set_grad_enabled(trains):
+            arm.compute(*batch)
+    except RuntimeError as error:
+        if "fail_on_recompile" not in str(error):
+            raise
+        _, _, failures = str(error).partition("guard failure(s):")
+        first = failures.strip().partition("\n")[0].partition("  #")[0]
+        return without_id(first) or "a guard failed"
+    return ""
+
+
+TOGGLE = Toggle(
+    name="compile_shapes",
+    title="Compiled shapes",
+    help=__doc__,
+    group="Compilation",
+    stage=Stage.COMPILE,
+    options={"static": "Static", "automatic": "Automatic", "dynamic": "Dynamic"},
+    apply=_apply,
+    evidence=_evidence,
+    blocked=_blocked,
+)

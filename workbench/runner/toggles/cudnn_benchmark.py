@@ -1,0 +1,71 @@
+"""Let cuDNN time its convolution algorithms at each new shape, and keep the fastest.
+
+Costs time at every first step of a shape, and none later. Acts on convolutions that run through
+cuDNN alone: of the bundled families none but Mamba-2 has any, and its own kernel replaces them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from torch.backends import cudnn
+
+from workbench.protocol import Blocked
+from workbench.runner import marked
+from workbench.runner.toggles._toggle import (
+    NEEDS_GPU,
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    effective,
+    no_effect,
+)
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm, Build
+
+
+@contextlib.contextmanager
+def _benchmarking() -> Iterator[None]:
+    before = cudnn.benchmark
+    cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        cudnn.benchmark = before
+
+
+def _blocked(option: str, situation: Situation) -> Blocked | None:
+    return NEEDS_GPU if option == "on" and not situation.on_gpu else None
+
+
+def _apply(option: str, build: Build) -> None:
+    build.flags.append(_benchmarking)
+
+
+def _evidence(option: str, arm: Arm) -> Finding:
+    with marked.Convolutions() as seen:
+        marked.call(arm)
+    through = {name: n for name, n in seen.libraries.items() if name.startswith("Cudnn")}
+    shown = ", ".join(f"{count} {name}" for name, count in seen.libraries.items())
+    if through and cudnn.benchmark:
+        return effective(f"convolutions ran through cuDNN while it times algorithms: {shown}")
+    if not seen.libraries:
+        return no_effect("this model calls no convolution")
+    return no_effect(f"no convolution ran through cuDNN: {shown}")
+
+
+TOGGLE = Toggle(
+    name="cudnn_benchmark",
+    title="cuDNN benchmark",
+    help=__doc__,
+    group="Kernels",
+    stage=Stage.KERNELS,
+    options={"off": "Off", "on": "On"},
+    apply=_apply,
+    evidence=_evidence,
+    blocked=_blocked,
+)

@@ -1,0 +1,9 @@
+"""Whether torch may choose cuDNN's attention where it chooses for itself.
+
+On Hopper and later often the fastest for FP16 and BF16; torch plans it once for every new shape,
+which costs time where shapes change.
+"""
+
+from workbench.runner.toggles._sdp_toggle import sdp_toggle
+
+TOGGLE = sdp_toggle("sdp_cudnn", "cuDNN", __doc__)

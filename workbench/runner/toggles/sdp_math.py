@@ -1,0 +1,9 @@
+"""Whether torch may choose its plain products and softmax where it chooses for itself.
+
+They hold the whole matrix of weights. Forbidden, a call that no fused kernel takes is an error
+instead of a slow surprise.
+"""
+
+from workbench.runner.toggles._sdp_toggle import sdp_toggle
+
+TOGGLE = sdp_toggle("sdp_math", "math", __doc__)
