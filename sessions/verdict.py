@@ -284,7 +284,7 @@ def is_look(n: int) -> bool:
 
 
 def decide(time: Interval, margin: float) -> tuple[str, list[str]]:
-    """The verdict by where the interval lies against ``+-margin``, and why it is not a clear one."""
+    """The verdict by where the interval lies against ``+-margin``, and why it is no clear one."""
     percent = 100 * math.expm1(margin)
     if time.n < MIN_PAIRS:
         return "UNDECIDED", [f"{time.n} of at least {MIN_PAIRS} pairs were measured"]

@@ -23,7 +23,9 @@ from workbench.runner.wire import Wire
 class LongRun(Protocol):
     """What a command starts: it goes on until it is done, or ends with one of run's exceptions."""
 
-    steps: int
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
 
     def execute(self) -> None:
         """Run to the end."""
