@@ -11,6 +11,7 @@ import torch
 
 from workbench import protocol
 from workbench.runner.ab import CompareRun
+from workbench.runner.attribute import AttributeRun
 from workbench.runner.bench import BenchRun
 from workbench.runner.catalogue import catalogue
 from workbench.runner.failures import Cancelled, Mistake, explain
@@ -35,6 +36,7 @@ RUNS: Mapping[type[protocol.Command], Callable[[Rig, Any], LongRun]] = {
     protocol.Start: Run,
     protocol.Bench: BenchRun,
     protocol.Compare: CompareRun,
+    protocol.Attribute: AttributeRun,
 }
 LOST_CONTEXT = 3  # exit code: the GPU's context was lost, and only a new process has one
 
