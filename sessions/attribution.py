@@ -39,6 +39,7 @@ MOST_FACTORIAL = 5  # toggles: 32 arms
 LEAST_ORDERS = 4  # that are sampled, or their scatter would say nothing
 
 Subset = frozenset[int]  # places of the toggles that are on
+Table = NDArray  # (rounds, arms): a number of each block, NaN where none counts
 Weights = Mapping[int, float]  # by arm
 
 
@@ -146,7 +147,7 @@ def values(weights: Weights, logs: NDArray) -> NDArray:
 
 def rounds(
     number: ArrayLike, arm: ArrayLike, value: ArrayLike, voids: Sequence[str], arms: int
-) -> NDArray:
+) -> Table:
     """Blocks as a table (rounds, arms) in the order of rounds; NaN where no block counts."""
     numbers, places = np.asarray(number, int), np.asarray(arm, int)
     found, rows = np.unique(numbers, return_inverse=True)
@@ -158,8 +159,8 @@ def rounds(
 
 def measure(
     wanted: Sequence[Contrast],
-    medians_ms: NDArray,
-    clocks_mhz: NDArray,
+    medians_ms: Table,
+    clocks_mhz: Table,
     *,
     region: float = verdict.REGION,
     floor: float = 0.0,
@@ -185,7 +186,13 @@ def memory(wanted: Sequence[Contrast], peak_bytes: ArrayLike) -> list[float]:
     return [math.nan if one.reason else float(np.exp(values(one.weights, logs))) for one in wanted]
 
 
-def against_first(medians_ms: NDArray) -> list[verdict.Interval]:
+def typical_ms(medians_ms: Table) -> list[float]:
+    """The median of each arm's block medians; NaN where there are none."""
+    there = [column[np.isfinite(column)] for column in medians_ms.T]
+    return [float(np.median(column)) if len(column) else math.nan for column in there]
+
+
+def against_first(medians_ms: Table) -> list[verdict.Interval]:
     """Each arm's log ratio to the first, paired within rounds."""
     logs = np.log(medians_ms)
     differences = logs - logs[:, :1]

@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from models import ConfigurationError
 from sessions import attribution, verdict
@@ -341,11 +339,11 @@ class AttributeRun:
                 rebuilt_each_block=self._alternation.alone,
             )
 
-    def _send_arms(self, medians: NDArray | None = None) -> None:
-        table = np.empty((0, len(self._arms))) if medians is None else medians
+    def _send_arms(self, medians: attribution.Table | None = None) -> None:
+        table = self._table([]) if medians is None else medians
         self._send("arms", arm_rows(self._arms, table))
 
-    def _table(self, values: Sequence[float | None]) -> NDArray:
+    def _table(self, values: Sequence[float | None]) -> attribution.Table:
         """A value of each block as (rounds, arms)."""
         return attribution.rounds(
             [number for number, _, _ in self._blocks],

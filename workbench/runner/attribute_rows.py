@@ -6,9 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sessions import attribution
 from sessions.model import Evidence, Numerics
 from workbench.runner.blocks import Contender
@@ -33,12 +30,9 @@ class Looked:
     evidence: list[Evidence] = field(default_factory=list)
 
 
-def arm_rows(arms: Sequence[Looked], medians_ms: NDArray) -> Rows:
+def arm_rows(arms: Sequence[Looked], medians_ms: attribution.Table) -> Rows:
     """One row an arm: ``ratio``, ``low`` and ``high`` are of its step time over the first arm's."""
     ratios = attribution.against_first(medians_ms)
-    with np.errstate(all="ignore"):
-        typical = [float(np.median(c[np.isfinite(c)])) if np.isfinite(c).any() else math.nan
-                   for c in medians_ms.T]  # fmt: skip
     numerics = [arm.numerics for arm in arms]
     return {
         "arm": [*range(len(arms))],
@@ -46,7 +40,7 @@ def arm_rows(arms: Sequence[Looked], medians_ms: NDArray) -> Rows:
         "on": [" ".join(str(place) for place in sorted(arm.on)) for arm in arms],
         "state": [arm.state for arm in arms],
         "reason": [arm.reason for arm in arms],
-        "step_ms": [*typical],
+        "step_ms": [*attribution.typical_ms(medians_ms)],
         "rounds": [one.n for one in ratios],
         "ratio": [_exp(one.mean) for one in ratios],
         "low": [_exp(one.low) for one in ratios],
