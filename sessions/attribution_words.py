@@ -128,11 +128,19 @@ def remarks(study: Study) -> list[str]:
         said.append(f"{facts['rounds']} rounds in {duration(float(facts['seconds']))}.")
     if facts.get("rebuilt_each_block"):
         said.append("The arms do not fit in memory together: each block built its arm anew.")
-    for row in rows(study, "arms"):
-        for found in str(row["evidence"]).split("; "):
-            if ": no effect: " in found:
-                said.append(f"{row['title']}: {found}.")
+    for found, arms in _without_effect(study).items():
+        said.append(f"{found} ({', '.join(arms)}).")
     return said
+
+
+def _without_effect(study: Study) -> dict[str, list[str]]:
+    """What was asked for and did nothing, and in which arms."""
+    found: dict[str, list[str]] = {}
+    for row in rows(study, "arms"):
+        for one in str(row["evidence"]).split("; "):
+            if ": no effect: " in one:
+                found.setdefault(one, []).append(str(row["title"]))
+    return found
 
 
 def wrong_arms(study: Study) -> list[str]:

@@ -19,12 +19,12 @@ import msgspec
 
 from models import ConfigurationError
 from sessions import attribution, verdict
+from sessions.attribution_rows import Arm, arm_rows, effect_rows
 from sessions.model import Scalar
 from workbench import protocol
 from workbench.runner import blocks
 from workbench.runner.alternation import Alternation
 from workbench.runner.arm import label
-from workbench.runner.attribute_rows import Looked, arm_rows, effect_rows
 from workbench.runner.blocks import Contender, TimedBlock
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.resolve import LONGEST_S, require_unblocked, resolve
@@ -54,7 +54,7 @@ class AttributeRun:
         self._names: list[str] = []  # of the toggles that can be used
         self._blocked: dict[str, str] = {}
         self._orders: list[tuple[int, ...]] = []
-        self._arms: list[Looked] = []
+        self._arms: list[Arm] = []
         self._study = -1
         self._began = 0.0
         self._blocks: list[tuple[int, int, TimedBlock]] = []  # round, arm, block
@@ -101,10 +101,8 @@ class AttributeRun:
             reasons = "; ".join(f"{name}: {why}" for name, why in self._blocked.items())
             raise Mistake(f"{error}{'; ' if reasons else ''}{reasons}") from None
         for number, subset in enumerate(subsets):
-            self._arms.append(self._make_arm(base, number, subset))
-        there = [arm.contender for arm in self._arms if arm.contender is not None]
-        self._alternation.contenders = there
-        rig.arms.keep_only(*(contender.situation for contender in there))
+            self._add_arm(base, number, subset)
+        rig.arms.keep_only(*(one.situation for one in self._alternation.contenders))
         return base
 
     def _check_names(self, base: Situation) -> None:
@@ -137,16 +135,16 @@ class AttributeRun:
         require_unblocked(situation)
         return situation
 
-    def _make_arm(self, base: Situation, number: int, subset: attribution.Subset) -> Looked:
+    def _add_arm(self, base: Situation, number: int, subset: attribution.Subset) -> None:
         names = [self._names[place] for place in sorted(subset)]
-        arm = Looked(subset, self._title(names))
+        arm = Arm(subset, self._title(names))
+        self._arms.append(arm)
         try:
             situation = self._situation(base, names)
         except (Mistake, ConfigurationError) as error:
             arm.state, arm.reason = "blocked", str(error)
         else:
-            arm.contender = Contender(number, 0, situation, f"arm {number}")
-        return arm
+            self._alternation.contenders.append(Contender(number, 0, situation, f"arm {number}"))
 
     def _title(self, names: Sequence[str]) -> str:
         if not names:

@@ -1,4 +1,4 @@
-"""The rows of an attribution's tables: its arms, and the effects that they show."""
+"""The rows of an attribution's tables, as they are sent: its arms, and the effects they show."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 
 from sessions import attribution
 from sessions.model import Evidence, Numerics
-from workbench.runner.blocks import Contender
 
 Rows = dict[str, list[float | str | None]]
 
 
 @dataclass
-class Looked:
+class Arm:
     """An arm: the toggles that are on by place, and what was learned of it so far.
 
     ``state``: measured, blocked, out of memory or failed; ``reason`` says why it is not measured.
@@ -22,7 +21,6 @@ class Looked:
 
     on: attribution.Subset
     title: str
-    contender: Contender | None = None
     state: str = "measured"
     reason: str = ""
     peak_bytes: float = math.nan
@@ -30,7 +28,7 @@ class Looked:
     evidence: list[Evidence] = field(default_factory=list)
 
 
-def arm_rows(arms: Sequence[Looked], medians_ms: attribution.Table) -> Rows:
+def arm_rows(arms: Sequence[Arm], medians_ms: attribution.Table) -> Rows:
     """One row an arm: ``ratio``, ``low`` and ``high`` are of its step time over the first arm's."""
     ratios = attribution.against_first(medians_ms)
     numerics = [arm.numerics for arm in arms]
