@@ -34,8 +34,8 @@ class Row:
     ``times_us``: GPU time of single calls with cold caches, by CUDA events. ``kernel_us``: mean
     time in kernels alone, by CUPTI, where it can be had. ``floor_us``: what the mathematics needs
     at the ceilings of this run. ``error``: largest error over what is allowed, of all outputs and
-    gradients. ``first_s``: the first call, its compilation and tuning included. ``problem``: why
-    there are no times.
+    gradients. ``difference``: largest difference of any output from the exact one. ``first_s``: the
+    first call, its compilation and tuning included. ``problem``: why there are no times.
     """
 
     op: str
@@ -46,6 +46,7 @@ class Row:
     work: Work
     floor_us: float
     error: float = float("nan")
+    difference: float = float("nan")
     first_s: float = float("nan")
     times_us: list[float] = field(default_factory=list)
     kernel_us: float | None = None
@@ -140,6 +141,9 @@ def _bench_case(
             known = {
                 "first_s": time.perf_counter() - began,
                 "error": max((c.error / c.allowed for c in compared if c.allowed), default=0.0),
+                "difference": max(
+                    (c.error for c in compared if c.what.startswith("output")), default=0.0
+                ),
             }
             wrong = [str(c) for c in compared if not c.right]
             if wrong:

@@ -245,5 +245,6 @@ CASES = (
     Case("3x5000 packed", {"rows": 3, "dim": 5000, "packed": True}),
     Case("16384x2048", {"rows": 16384, "dim": 2048}, bench=True),
     Case("16384x6912", {"rows": 16384, "dim": 6912}, bench=True),
+    Case("2048x2048", {"rows": 2048, "dim": 2048}, bench=True),
     Case("16384x6912 packed", {"rows": 16384, "dim": 6912, "packed": True}, bench=True),
 )

@@ -351,5 +351,6 @@ OP = Operator(
         Case("16384x768", {"rows": 16384, "dim": 768}, bench=True),
         Case("16384x2560", {"rows": 16384, "dim": 2560}, bench=True),
         Case("8192x8192", {"rows": 8192, "dim": 8192}, bench=True),
+        Case("2048x768", {"rows": 2048, "dim": 768}, bench=True),
     ),
 )

@@ -163,6 +163,7 @@ OP = Operator(
         Case("B0 S5 H2/1 D8", _qk.sizes(0, 5, 2, 1, 8)),
         Case("B4 S4096 H32/8 D128", _qk.sizes(4, 4096, 32, 8, 128), bench=True),
         Case("B8 S2048 H12/12 D64", _qk.sizes(8, 2048, 12, 12, 64), bench=True),
+        Case("B4 S512 H12/12 D64", _qk.sizes(4, 512, 12, 12, 64), bench=True),
         Case(
             "B4 S4096 H32/8 D128 interleaved",
             _qk.sizes(4, 4096, 32, 8, 128, interleaved=True),

@@ -202,10 +202,31 @@ def judge(
     machine showed between identical arms; nothing below it is claimed, so that the larger of the
     two counts. ``seconds`` is how long the pairs took, for the time that deciding would take.
     """
-    found = pairs(comparison)
+    return judge_pairs(
+        pairs(comparison),
+        comparison.voids,
+        region=region,
+        floor=floor,
+        half_width=half_width,
+        seconds=seconds,
+        alpha=alpha,
+    )
+
+
+def judge_pairs(
+    found: Pairs,
+    voids: Sequence[str] = (),
+    *,
+    region: float = REGION,
+    floor: float = 0.0,
+    half_width: float = HALF_WIDTH,
+    seconds: float = math.nan,
+    alpha: float = ALPHA,
+) -> Judgement:
+    """As ``judge``, of pairs already made; ``voids`` says of each block why it does not count."""
     time = interval(found.logs, alpha)
     margin = math.log1p(max(region, floor))
-    verdict, reasons = _decide(time, margin)
+    verdict, reasons = decide(time, margin)
     known = np.isfinite(found.cycle_logs)
     cycles = interval(found.cycle_logs[known], alpha) if known.any() else None
     if verdict in ("FASTER", "SLOWER") and cycles is not None and known.all():
@@ -223,7 +244,7 @@ def judge(
             f"identical arms differ by up to {100 * floor:.2g} % on this machine, "
             "so nothing smaller is claimed"
         )
-    reasons += _about_voids(comparison)
+    reasons += _about_voids(voids)
     more_s = _more_seconds(time, margin, seconds) if verdict == "UNDECIDED" else None
     return Judgement(
         verdict=verdict,
@@ -262,7 +283,8 @@ def is_look(n: int) -> bool:
     return n <= 40 or n % max(1, n // 20) == 0
 
 
-def _decide(time: Interval, margin: float) -> tuple[str, list[str]]:
+def decide(time: Interval, margin: float) -> tuple[str, list[str]]:
+    """The verdict by where the interval lies against ``+-margin``, and why it is no clear one."""
     percent = 100 * math.expm1(margin)
     if time.n < MIN_PAIRS:
         return "UNDECIDED", [f"{time.n} of at least {MIN_PAIRS} pairs were measured"]
@@ -308,12 +330,12 @@ def _more_seconds(time: Interval, margin: float, seconds: float) -> float | None
     return (n - time.n) * seconds / time.n
 
 
-def _about_voids(comparison: PairedComparison) -> list[str]:
-    voids = [void for void in comparison.voids if void]
+def _about_voids(blocks: Sequence[str]) -> list[str]:
+    voids = [void for void in blocks if void]
     if not voids:
         return []
     reason, _ = Counter(voids).most_common(1)[0]
-    total = len(comparison.order)
+    total = len(blocks)
     share = f"all {total}" if len(voids) == total else f"{len(voids)} of {total}"
     return [f"{share} blocks were void and not counted: {reason}"]
 

@@ -34,12 +34,14 @@ sessions     sessions                                          | numpy scipy h5p
 .journal     sessions .protocol .recorder                      |
 .client      .protocol .journal                                |
 .floors sessions .journal                                 | msgspec
+.claims      .claims sessions .protocol                        | numpy scipy
 .headless    sessions .protocol .recorder .journal .client     |
 .runner      .runner kernels models sessions .protocol         | torch msgspec psutil pynvml
 .runner.optimizers .runner | torch torchao bitsandbytes
 .ui .ui sessions .protocol .recorder .journal .client .floors | PySide6 pyqtgraph numpy msgspec
 .ui.plots    .ui.plots .ui.icons .ui.style sessions            | PySide6 pyqtgraph numpy
-.commands .commands sessions .protocol .journal .client .headless .floors .ui | msgspec rich PySide6
+.commands .commands .claims .ui sessions .protocol .journal .client .headless .floors \
+| msgspec rich PySide6
 .cli         sessions .commands .ui.app                        |
 .__main__    .cli                                              |
 .__init__                                                      |
@@ -64,6 +66,7 @@ NEVER_LOADED = [
         ("workbench.client", f"{GPU} {QT}"),
         ("workbench.recorder", f"{GPU} {QT}"),
         ("workbench.headless", f"{GPU} {QT}"),
+        ("workbench.claims", f"{GPU} {QT}"),
         ("workbench.cli", f"{GPU} {QT}"),
         ("workbench.commands", f"{GPU} {QT}"),
         ("workbench.ui.window", GPU),

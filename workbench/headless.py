@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from workbench.recorder import Recorder
 
 Watcher = Callable[[protocol.AnyMessage], None]
 Chooser = Callable[[protocol.Catalogue], protocol.Command]
+Plan = Callable[[protocol.Catalogue, "Outcome"], Iterator[protocol.Command]]
 
 
 @dataclass
@@ -44,10 +45,20 @@ def run(choose: Chooser, *, watch: Watcher = lambda _message: None) -> Outcome:
 
     Ctrl+C cancels and keeps what was measured.
     """
+    return run_plan(lambda catalogue, _: iter([choose(catalogue)]), watch=watch)
+
+
+def run_plan(plan: Plan, *, watch: Watcher = lambda _message: None) -> Outcome:
+    """Run one command after the other in one session, as ``plan`` gives them.
+
+    Each is asked for once the one before has finished, so that a plan may look at the outcome so
+    far. A command that fails does not end the plan; one that is cancelled does.
+    """
     journal = Journal()
     recorder = Recorder(Session())
     outcome = Outcome(recorder.session, journal.path)
     runner = Runner(journal)
+    commands: Iterator[protocol.Command] = iter(())
     try:
         with _interrupt_cancels(runner) as interrupted:
             for message in runner.messages():
@@ -58,15 +69,24 @@ def run(choose: Chooser, *, watch: Watcher = lambda _message: None) -> Outcome:
                         if interrupted.is_set():
                             outcome.reason = "cancelled"
                             break
-                        runner.send(choose(message))
+                        commands = plan(message, outcome)
+                        runner.send(next(commands))
                     case protocol.Failure():
                         outcome.failures.append(message)
                     case protocol.Finished():
                         outcome.reason = message.reason
-                        break
+                        if outcome.reason in ("cancelled", "stopped") or interrupted.is_set():
+                            break
+                        command = next(commands, None)
+                        if command is None:
+                            break
+                        outcome.reason = "died"  # unless it finishes
+                        runner.send(command)
     finally:
         runner.close()
         journal.close(keep=bool(recorder.session.segments))
+        if isinstance(commands, Generator):
+            commands.close()  # what it does at its end comes before the outcome is read
     return outcome
 
 

@@ -154,6 +154,25 @@ class Compare(Command, tag="compare"):
     before_s: float = 0.0
 
 
+class Attribute(Command, tag="attribute"):
+    """Run a base and what toggles make of it in interleaved rounds: which of them gave what.
+
+    ``toggles``: option by name, in the order of the ladder. ``mode`` as in
+    ``sessions.attribution.MODES``; ``orders`` are how many it samples, where it does. ``budget_s``:
+    seconds of alternating, without what building takes. The answer is a study.
+    """
+
+    base: Configuration
+    toggles: dict[str, str]
+    mode: str = "ladder"
+    budget_s: float = 60.0
+    region: float = 0.01
+    floor: float = 0.0
+    half_width: float = 0.005
+    seed: int = 0
+    orders: int = 8
+
+
 class Apply(Command, tag="apply"):
     """Change toggles of the run in progress; those left out stay as they are."""
 
@@ -382,7 +401,9 @@ class Finished(Message, tag="finished"):
     steps: int
 
 
-AnyCommand = Start | Bench | Compare | Apply | Check | Pause | Resume | Stop | Cancel | Quit
+AnyCommand = (
+    Start | Bench | Compare | Attribute | Apply | Check | Pause | Resume | Stop | Cancel | Quit
+)
 AnyMessage = (
     Catalogue
     | Availability

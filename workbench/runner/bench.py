@@ -99,7 +99,12 @@ class BenchRun:
             "bytes": row.work.bytes,
             "flops": row.work.flops,
         }
-        measured = {"error": row.error, "first_s": row.first_s, "kernel_us": row.kernel_us}
+        measured = {
+            "error": row.error,
+            "max_difference": row.difference,
+            "first_s": row.first_s,
+            "kernel_us": row.kernel_us,
+        }
         ledger |= {k: v for k, v in measured.items() if v is not None and math.isfinite(v)}
         if row.problem:
             ledger["failure"] = row.problem

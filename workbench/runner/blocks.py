@@ -32,11 +32,12 @@ THROTTLED = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power 
 
 @dataclass
 class Contender:
-    """One side of a comparison; ``arm`` is None while it has made room for the other."""
+    """One side of a comparison; ``arm`` is None while it has made room for the others."""
 
     number: int
     copy: int  # 1 where its configuration is the other's, so that it is built by itself
     situation: Situation
+    name: str
     segment: int = -1
     arm: Arm | None = None
     build_s: float = 0.0
@@ -54,9 +55,11 @@ class TimedBlock:
     steps: int
 
 
-def block_steps(step_ms: float, budget_s: float, pairs: int, least_ms: float) -> int:
-    """Steps of a block: 20 and 50 ms at least, fewer where the budget would not hold ``pairs``."""
-    share_ms = 1000 * budget_s / (2 * pairs)
+def block_steps(
+    step_ms: float, budget_s: float, rounds: int, least_ms: float, arms: int = 2
+) -> int:
+    """Steps of a block: 20 and 50 ms at least, fewer where the budget would not hold ``rounds``."""
+    share_ms = 1000 * budget_s / (arms * rounds)
     wanted = max(MIN_BLOCK_STEPS, math.ceil(max(MIN_BLOCK_MS, least_ms) / step_ms))
     affordable = int(share_ms / step_ms) - SETTLING_STEPS
     return max(min(wanted, affordable), LEAST_STEPS, math.ceil(MIN_BLOCK_MS / step_ms))

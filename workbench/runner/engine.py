@@ -11,6 +11,7 @@ import torch
 
 from workbench import protocol
 from workbench.runner.ab import CompareRun
+from workbench.runner.attribute import AttributeRun
 from workbench.runner.bench import BenchRun
 from workbench.runner.catalogue import catalogue
 from workbench.runner.failures import Cancelled, Mistake, explain
@@ -23,7 +24,9 @@ from workbench.runner.wire import Wire
 class LongRun(Protocol):
     """What a command starts: it goes on until it is done, or ends with one of run's exceptions."""
 
-    steps: int
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
 
     def execute(self) -> None:
         """Run to the end."""
@@ -33,6 +36,7 @@ RUNS: Mapping[type[protocol.Command], Callable[[Rig, Any], LongRun]] = {
     protocol.Start: Run,
     protocol.Bench: BenchRun,
     protocol.Compare: CompareRun,
+    protocol.Attribute: AttributeRun,
 }
 LOST_CONTEXT = 3  # exit code: the GPU's context was lost, and only a new process has one
 

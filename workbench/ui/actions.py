@@ -174,6 +174,8 @@ ACTIONS = (
     Action("measure-more", "Measure more", "Run", "pending", lambda w: w.judge_longer(), "Shift+F8",
            "Go on with the last comparison; its interval holds however often one looks",
            lambda s: s.verdicts.why_not_more(), now=lambda s: s.verdicts.more_text(), group=2),
+    Action("attribution", "Attribution …", "Run", "attribution", lambda w: w.attribute(), "F9",
+           "Find which of the toggles gave what: time and memory, alone and together", group=2),
     Action("compare", "Compare with …", "Compare", "compare", dialogs.compare, "Ctrl+Shift+O",
            "Put the sessions of files beside this one"),
     Action("clear-compared", "Clear comparison", "Compare", "close",

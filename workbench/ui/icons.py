@@ -22,6 +22,7 @@ from workbench.ui.theme import Theme
 
 NAMES = {
     "about": "info",
+    "attribution": "chart-bar-horizontal",
     "build": "cube",
     "cancel": "x-circle",
     "close": "x",

@@ -17,6 +17,7 @@ from workbench.journal import Journal
 from workbench.recorder import Recorder
 from workbench.ui import draft, files
 from workbench.ui.arrivals import MEASURED, TOUCHED
+from workbench.ui.attributions import Attributions
 from workbench.ui.runner_link import RunnerLink
 from workbench.ui.stream_reader import Client
 from workbench.ui.tasks import Tasks
@@ -88,6 +89,7 @@ class AppState(QObject):
         self.undo = QUndoStack(self)
         self.tasks = Tasks(self)
         self.verdicts = Verdicts(self)
+        self.attributions = Attributions(self)
         self.log: deque[str] = deque(maxlen=LOG_LINES)  # what libraries printed in the runner
         self._launch = launch or (lambda journal: Runner(journal, log=self.log.append))
         self._link = RunnerLink(self)

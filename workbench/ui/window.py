@@ -58,11 +58,19 @@ def _verdict(state: AppState) -> QWidget:
     return panel
 
 
+def _attribution(state: AppState) -> QWidget:
+    from workbench.ui.panels.attribution import AttributionPanel
+
+    panel: QWidget = AttributionPanel(state)
+    return panel
+
+
 PANELS = (
     Panel("build", "Build", BuildPanel),
     Panel("toggles", "Toggles", TogglesPanel),
     Panel("live", "Live", lambda state: Later(state, _live)),
     Panel("verdict", "Verdict", lambda state: Later(state, _verdict)),
+    Panel("attribution", "Attribution", lambda state: Later(state, _attribution)),
     Panel("compare", "Compare", lambda state: Later(state, _compare)),
     Panel("segments", "Segments", SegmentsPanel),
     Panel("events", "Events", EventsPanel),
@@ -115,6 +123,11 @@ class MainWindow(QMainWindow):
         return self._later("verdict").panel()
 
     @property
+    def attribution(self) -> QWidget:
+        """The panel of the attribution."""
+        return self._later("attribution").panel()
+
+    @property
     def toggles(self) -> TogglesPanel:
         """The panel of the optimizations."""
         panel = self.desk.docks["toggles"].widget()
@@ -152,6 +165,10 @@ class MainWindow(QMainWindow):
         """Go on with the comparison that is undecided."""
         self.desk.bring("verdict")
         self.state.verdicts.measure_more()
+
+    def attribute(self) -> None:
+        """Show what the toggles gave, and where to ask for it."""
+        self.desk.bring("attribution")
 
     def reset_layout(self) -> None:
         """Put every dock back to its place."""

@@ -22,7 +22,7 @@ from sessions.model import Configuration, Phase
 from workbench import journal, protocol
 from workbench.journal import Journal
 from workbench.recorder import Recorder
-from workbench.runner import ab, blocks
+from workbench.runner import alternation, blocks
 from workbench.runner.ab import CompareRun
 from workbench.runner.failures import Cancelled
 from workbench.runner.resolve import resolve
@@ -215,7 +215,7 @@ def recorded(rig: Rig):
 
 
 def test_a_block_in_which_something_was_compiled_is_void_kept_and_repeated(rig, small, monkeypatch):
-    monkeypatch.setattr(ab, "WARM_UP_S", 0.3)
+    monkeypatch.setattr(alternation, "WARM_UP_S", 0.3)
     disturbed(rig, small, blocks=(2, 3))
     CompareRun(rig, protocol.Compare(base=small, other=small, budget_s=6.0)).execute()
     found, session = recorded(rig)
@@ -232,7 +232,7 @@ def test_a_block_in_which_something_was_compiled_is_void_kept_and_repeated(rig, 
 
 @pytest.mark.slow
 def test_a_comparison_all_of_whose_blocks_are_void_ends_and_says_so(rig, small, monkeypatch):
-    monkeypatch.setattr(ab, "WARM_UP_S", 0.2)
+    monkeypatch.setattr(alternation, "WARM_UP_S", 0.2)
     disturbed(rig, small, blocks=range(10_000))
     CompareRun(rig, protocol.Compare(base=small, other=small, budget_s=300)).execute()
     found, _ = recorded(rig)
@@ -270,7 +270,7 @@ def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so
         return arm
 
     monkeypatch.setattr(rig.arms, "_build", build_one_at_a_time)
-    monkeypatch.setattr(ab, "WARM_UP_S", 0.1)
+    monkeypatch.setattr(alternation, "WARM_UP_S", 0.1)
     CompareRun(rig, protocol.Compare(base=small, other=small, budget_s=2.0)).execute()
     found, session = recorded(rig)
     assert found.facts["rebuilt_each_block"] is (short == "while building")

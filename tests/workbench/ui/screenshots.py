@@ -18,7 +18,18 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SIZES = {"1280x800": (1280, 800), "1920x1200": (1920, 1200)}
-SITUATIONS = ("first", "running", "blocked", "failed", "palette", "events", "compare", "verdict")
+SITUATIONS = (
+    "first",
+    "running",
+    "blocked",
+    "failed",
+    "palette",
+    "events",
+    "compare",
+    "verdict",
+    "attribution",
+    "attribution-empty",
+)
 SCALE = "WORKBENCH_SCREENSHOT_SCALE"
 
 
@@ -113,6 +124,8 @@ def arrange(window, situation: str) -> None:
         window.desk.bring("compare")
     elif situation == "verdict":
         window.desk.bring("verdict")
+    elif situation.startswith("attribution"):
+        window.desk.bring("attribution")
     elif situation == "running":
         window.state.select(2)
 

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QPoint, Qt, Signal
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import (
-    QAbstractItemView,
     QComboBox,
     QHeaderView,
     QMenu,
-    QTableWidget,
     QTableWidgetItem,
     QToolButton,
     QWidget,
@@ -20,6 +18,7 @@ from PySide6.QtWidgets import (
 from workbench.ui import fonts
 from workbench.ui.icons import icon
 from workbench.ui.panels import _parts
+from workbench.ui.panels._calm_table import RIGHT, CalmTable
 from workbench.ui.panels._segment_model import swatch
 from workbench.ui.panels.segments import ROW_HEIGHT
 from workbench.ui.plots import Run
@@ -40,8 +39,6 @@ _COLUMNS = (
     "Peak memory",
     "",
 )
-_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 MARGIN = 0.01  # of the step time; less is not called a difference
 _NUMBERS = range(3, 7)
 _ROW_PX = ROW_HEIGHT + 4  # a row holds a box to choose from
@@ -50,34 +47,7 @@ _REMOVE_PX = 36
 _SEGMENT_PX = 130
 
 
-class _Table(QTableWidget):
-    """A calm table without a grid."""
-
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setShowGrid(False)
-        self.setAlternatingRowColors(True)
-        self.setWordWrap(False)
-        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
-        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
-        self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
-        self.verticalHeader().hide()
-        self.verticalHeader().setDefaultSectionSize(ROW_HEIGHT)
-        self.horizontalHeader().setHighlightSections(False)
-        self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
-        self.horizontalHeader().setStretchLastSection(True)
-        self.horizontalHeader().setDefaultAlignment(_LEFT)
-
-    def _put(self, row: int, column: int, text: str, *, number: bool = False) -> QTableWidgetItem:
-        item = QTableWidgetItem(text)
-        item.setFont(fonts.numbers())
-        item.setToolTip(text)
-        item.setTextAlignment(_RIGHT if number else _LEFT)
-        self.setItem(row, column, item)
-        return item
-
-
-class SessionsTable(_Table):
+class SessionsTable(CalmTable):
     """One row a session: the segment it takes part with, its steps, its ratio."""
 
     segmentChosen = Signal(object, int)  # session, place of the segment
@@ -101,7 +71,7 @@ class SessionsTable(_Table):
         self.setColumnWidth(_REMOVE, _REMOVE_PX)
         for column in _NUMBERS:
             heading = QTableWidgetItem(_COLUMNS[column])
-            heading.setTextAlignment(_RIGHT)
+            heading.setTextAlignment(RIGHT)
             self.setHorizontalHeaderItem(column, heading)
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.customContextMenuRequested.connect(self._show_menu)
@@ -116,7 +86,7 @@ class SessionsTable(_Table):
         self._runs = runs
         self.setRowCount(len(runs))
         for row, (run, arm) in enumerate(zip(runs, comparison.arms, strict=True)):
-            title = self._put(row, 0, run.session.title)
+            title = self.put(row, 0, run.session.title)
             title.setIcon(swatch(run.color, self._state.theme))
             if row == comparison.baseline:
                 bold = fonts.numbers()
@@ -124,15 +94,15 @@ class SessionsTable(_Table):
                 title.setFont(bold)
             self.setCellWidget(row, 1, self._segments(run, arm))
             summary = arm.summary
-            self._put(row, 5, f"{summary.n:,}", number=True)
-            self._put(row, 3, number(summary.median, summary.error), number=True)
-            self._put(row, 4, number(summary.p95, summary.error), number=True)
-            cell = self._put(row, _VERDICT, verdict(arm))
+            self.put(row, 5, f"{summary.n:,}", number=True)
+            self.put(row, 3, number(summary.median, summary.error), number=True)
+            self.put(row, 4, number(summary.p95, summary.error), number=True)
+            cell = self.put(row, _VERDICT, verdict(arm))
             cell.setForeground(QColor(getattr(self._state.theme, tone(arm))))
             if arm.ratio is not None:
                 how = arm.ratio.reason or f"95 % interval by {arm.ratio.method}"
                 cell.setToolTip(how)
-            self._put(row, 6, BYTES.text(arm.peak_bytes), number=True)
+            self.put(row, 6, BYTES.text(arm.peak_bytes), number=True)
             self.setCellWidget(row, _REMOVE, self._remove_button(run))
 
     def _segments(self, run: Run, arm: Arm) -> QWidget:
@@ -177,20 +147,14 @@ class SessionsTable(_Table):
         menu.popup(self.viewport().mapToGlobal(place))
 
 
-class DifferencesTable(_Table):
+class DifferencesTable(CalmTable):
     """One row for each thing that differs, one column a session."""
 
     def show_comparison(self, comparison: Comparison) -> None:
         """Fill the rows."""
-        from sessions.tables import differences_table, text
+        from sessions.tables import differences_table
 
-        table = differences_table(comparison)
-        self.setColumnCount(len(table.columns))
-        self.setHorizontalHeaderLabels([column.heading for column in table.columns])
-        self.setRowCount(len(table.rows))
-        for row, cells in enumerate(table.rows):
-            for column, cell in enumerate(cells):
-                self._put(row, column, text(cell))
+        self.show_table(differences_table(comparison))
 
 
 def verdict(arm: Arm) -> str:

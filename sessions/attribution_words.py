@@ -1,0 +1,177 @@
+"""An attribution in words and tables, for the command line, the window and reports alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sessions.columns import row_count
+from sessions.model import Session, Study
+from sessions.numbers import Cell, Measured, text
+from sessions.tables import Column, Table
+from sessions.verdict_words import duration
+
+KIND = "attribution"
+MEBIBYTE = 2**20
+
+_KINDS = {
+    "step": "adds",
+    "without": "gives beside the others",
+    "share": "share",
+    "interaction": "together beyond each",
+    "total": "all together",
+}
+
+
+def newest(session: Session) -> Study | None:
+    """The session's last attribution."""
+    found = [study for study in session.studies if study.kind == KIND]
+    return found[-1] if found else None
+
+
+def rows(study: Study, table: str) -> list[dict[str, Any]]:
+    """The rows of one of a study's tables; none where it has no such table."""
+    columns: Mapping[str, Any] = study.tables.get(table, {})
+    if not columns:
+        return []
+    return [{name: column[place] for name, column in columns.items()}
+            for place in range(row_count(columns))]  # fmt: skip
+
+
+def headline(study: Study) -> str:
+    """What all toggles did together, in a few words; wrong numbers before all."""
+    wrong = [row["title"] for row in rows(study, "arms") if row["wrong"] == 1]
+    said = "nothing was measured yet"
+    for row in rows(study, "effects"):
+        if row["kind"] == "total" and row["quantity"] == "time":
+            said = f"all together: {_said(row)}"
+    return f"{', '.join(wrong)} computed wrong numbers; {said}" if wrong else said
+
+
+def arms_table(study: Study) -> Table:
+    """One row an arm: step time, its ratio to the base with interval, peak memory, state."""
+    columns = [
+        Column("arm"),
+        Column("median", "ms"),
+        Column("of the base"),
+        Column("from"),
+        Column("to"),
+        Column("rounds"),
+        Column("peak memory", "MiB"),
+        Column("numbers"),
+        Column("note"),
+    ]
+    made: list[list[Cell]] = []
+    for row in rows(study, "arms"):
+        note = row["state"] if row["state"] != "measured" else ""
+        if row["reason"]:
+            note += f": {row['reason']}"
+        made.append(
+            [
+                row["title"],
+                float(row["step_ms"]),
+                *_ratio_cells(row),
+                int(row["rounds"]),
+                _mebibytes(row["peak_bytes"]),
+                {0.0: "right", 1.0: "WRONG"}.get(float(row["wrong"]), ""),
+                note,
+            ]
+        )
+    return Table(f"{study.title}: arms", columns, made)
+
+
+def effects_table(study: Study) -> Table:
+    """One row an effect: on time with interval and verdict, and beside it on memory, exact."""
+    columns = [
+        Column("toggle"),
+        Column("effect"),
+        Column("time ratio"),
+        Column("from"),
+        Column("to"),
+        Column("verdict"),
+        Column("memory ratio"),
+        Column("note"),
+    ]
+    memory = {
+        (row["kind"], row["name"]): float(row["ratio"])
+        for row in rows(study, "effects")
+        if row["quantity"] == "memory"
+    }
+    made: list[list[Cell]] = [
+        [
+            row["name"],
+            _KINDS.get(row["kind"], row["kind"]),
+            *_ratio_cells(row),
+            row["verdict"] or "not measured",
+            memory.get((row["kind"], row["name"]), math.nan),
+            row["reason"],
+        ]
+        for row in rows(study, "effects")
+        if row["quantity"] == "time"
+    ]
+    for row in rows(study, "blocked"):
+        made.append([row["toggle"], "blocked", None, None, None, "not measured", None,
+                     row["reason"]])  # fmt: skip
+    return Table(f"{study.title}: effects", columns, made)
+
+
+def remarks(study: Study) -> list[str]:
+    """What a reader must know of how it was measured: sentences."""
+    facts = study.facts
+    said = [
+        "Ratios of step time with 95 % intervals, each; FASTER and SLOWER are corrected for the "
+        "number of effects (Holm). Below 1 is less.",
+        f"Peak memory: {facts.get('memory', 'not measured')}.",
+    ]
+    if facts.get("final"):
+        said.append(f"{facts['rounds']} rounds in {duration(float(facts['seconds']))}.")
+    if facts.get("rebuilt_each_block"):
+        said.append("The arms do not fit in memory together: each block built its arm anew.")
+    for found, arms in _without_effect(study).items():
+        said.append(f"{found} ({', '.join(arms)}).")
+    return said
+
+
+def _without_effect(study: Study) -> dict[str, list[str]]:
+    """What was asked for and did nothing, and in which arms."""
+    found: dict[str, list[str]] = {}
+    for row in rows(study, "arms"):
+        for one in str(row["evidence"]).split("; "):
+            if ": no effect: " in one:
+                found.setdefault(one, []).append(str(row["title"]))
+    return found
+
+
+def wrong_arms(study: Study) -> list[str]:
+    """Titles of the arms whose numbers are out of tolerance."""
+    return [row["title"] for row in rows(study, "arms") if row["wrong"] == 1]
+
+
+def is_measured(study: Study) -> bool:
+    """Whether any effect on time is known."""
+    return any(
+        row["quantity"] == "time" and math.isfinite(row["ratio"]) for row in rows(study, "effects")
+    )
+
+
+def _said(row: Mapping[str, Any]) -> str:
+    ratio, low, high = _ratio_cells(row)
+    if not math.isfinite(row["ratio"]):
+        return "not measured"
+    interval = "no interval yet"
+    if math.isfinite(row["low"]):
+        interval = f"95 % interval {text(low)} to {text(high)}"
+    return f"{row['verdict']}, {text(ratio)} of the base's step time ({interval})"
+
+
+def _ratio_cells(row: Mapping[str, Any]) -> list[Cell]:
+    ends = [float(row[name]) for name in ("ratio", "low", "high")]
+    if not all(map(math.isfinite, ends)):
+        return [ends[0], None, None]
+    error = (ends[2] - ends[1]) / 2
+    return [Measured(end, error) for end in ends]
+
+
+def _mebibytes(count: float) -> Cell:
+    return round(count / MEBIBYTE) if math.isfinite(count) else None

@@ -1,0 +1,106 @@
+"""The wire of an attribution, made of effects that are planted: a ladder, or any other mode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from fake_steps import FakeRun
+
+from sessions import attribution
+from sessions.attribution_rows import Arm, arm_rows, effect_rows
+from sessions.model import Configuration, Evidence, Numerics, Phase
+from workbench import protocol
+
+TIME = {"compile": 0.66, "precision": 0.52, "checkpointing": 1.24, "cuda_graphs": 0.93}
+MEMORY = {"compile": 0.97, "precision": 0.58, "checkpointing": 0.61, "cuda_graphs": 1.08}
+GIB = 2**30
+
+
+def attribution_messages(
+    run: FakeRun,
+    base: Configuration,
+    toggles: Mapping[str, str],
+    mode: str = "ladder",
+    blocked: Mapping[str, str] | None = None,
+    rounds: int = 16,
+    short: Sequence[int] = (),
+    memory: bool = True,
+    index: int = 0,
+    scatter: float = 0.012,
+) -> Iterator[protocol.AnyMessage]:
+    """An attribution to its end; ``short`` are arms that run out of memory."""
+    rng = np.random.default_rng(3)
+    blocked = dict(blocked or {})
+    names = [name for name in toggles if name not in blocked]
+    titles = [f"{name}={toggles[name]}" for name in names]
+    orders = attribution.sampled_orders(len(names), 8, 0) if mode == "shapley" else []
+    subsets = attribution.subsets(mode, len(names), orders)
+    arms = []
+    for number, subset in enumerate(subsets):
+        title = "base" if not subset else ", ".join(titles[place] for place in sorted(subset))
+        if mode == "ladder" and subset:
+            title = f"+ {titles[max(subset)]}"
+        arm = Arm(subset, title, numerics=numerics())
+        arm.evidence = [Evidence("compile", "default", "no effect", "the model ran eagerly")]
+        own = [MEMORY.get(names[place], 0.9) for place in subset]
+        arm.peak_bytes = 11.2 * GIB * math.prod(own) if memory else math.nan
+        if number in short:
+            arm.state, arm.reason = "out of memory", "Out of memory: 3.0 GiB more was needed."
+            arm.peak_bytes = math.nan
+        arms.append(arm)
+    asked = {"mode": mode, "toggles": titles, "family": base.family, "budget_s": 60.0}
+    title = f"{base.family} {base.workload}: {mode}"
+    yield protocol.StudyStarted(
+        t_s=run.now, index=index, kind="attribution", title=title, asked=asked
+    )
+    if blocked:
+        options = [f"{name}={toggles[name]}" for name in blocked]
+        rows = {"toggle": options, "reason": [*blocked.values()]}
+        yield protocol.StudyRows(t_s=run.now, study=index, table="blocked", columns=rows)
+    counted = "counted by the allocator, each arm alone" if memory else "not measured: on the CPU"
+    yield protocol.StudyFacts(t_s=run.now, study=index, facts={"memory": counted})
+    for number, arm in enumerate(arms):
+        if arm.state == "measured":
+            yield run.begin(base, f"arm {number}: {arm.title}")
+            yield run.phase(Phase.BUILD, 0.2)
+            yield run.phase(Phase.WARM_UP)
+    missing = {n: arm.reason for n, arm in enumerate(arms) if arm.state != "measured"}
+    wanted = attribution.contrasts(mode, titles, subsets, missing, orders)
+    truth = np.array(
+        [math.prod(TIME.get(names[place], 0.9) for place in subset) for subset in subsets]
+    )
+    medians = 31.0 * truth * np.exp(rng.normal(0, scatter, (rounds, len(arms))))
+    medians[:, list(missing)] = np.nan
+    peaks = [arm.peak_bytes for arm in arms]
+    for number in range(1, rounds + 1):
+        run.now += 0.5
+        so_far = medians[:number]
+        effects = attribution.measure(wanted, so_far, np.full_like(so_far, np.nan))
+        exact = attribution.memory(wanted, peaks) if memory else []
+        for table, columns in (
+            ("effects", effect_rows(effects, exact)),
+            ("arms", arm_rows(arms, so_far)),
+        ):
+            yield protocol.StudyRows(
+                t_s=run.now, study=index, table=table, columns=columns, replace=True
+            )
+        text = f"{number} rounds of {len(arms)} arms"
+        yield protocol.Progress(
+            t_s=run.now, task="alternating", fraction=number / rounds, text=text
+        )
+    facts = {"final": True, "rounds": rounds, "seconds": 0.5 * rounds, "settled": True}
+    yield protocol.StudyFacts(
+        t_s=run.now, study=index, facts={**facts, "rebuilt_each_block": False}
+    )
+
+
+def numerics() -> Numerics:
+    return Numerics(
+        reference="float64",
+        ok=True,
+        text="relative error 8e-4, at most 0.0021 expected",
+        max_error=0.01,
+        mse=6e-7,
+    )

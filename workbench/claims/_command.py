@@ -1,0 +1,44 @@
+"""The commands that experiments are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sessions.model import Configuration, Scalar
+from workbench import protocol
+
+
+def eager(catalogue: protocol.Catalogue, **others: str) -> dict[str, str]:
+    """Every toggle that leaves the model alone, but for ``others``."""
+    return {toggle.name: toggle.options[0].name for toggle in catalogue.toggles} | others
+
+
+def on_gpu(catalogue: protocol.Catalogue) -> bool:
+    """Whether the runner has a GPU."""
+    return catalogue.device == "cuda"
+
+
+def configuration(
+    family: str,
+    preset: str,
+    toggles: Mapping[str, str],
+    *,
+    workload: str = "forward",
+    batch: int = 1,
+    sequence: int = 64,
+    model: Mapping[str, Scalar] | None = None,
+) -> Configuration:
+    """What a claim is measured at: all of it, so that no default of the device takes part."""
+    return Configuration(
+        family=family,
+        preset=preset,
+        model=dict(model or {}),
+        workload=workload,
+        settings={"batch": batch, "sequence": sequence},
+        toggles=dict(toggles),
+    )
+
+
+def ladder(base: Configuration, budget_s: float, **toggles: str) -> protocol.Attribute:
+    """Toggles added to a base one after the other."""
+    return protocol.Attribute(base=base, toggles=toggles, budget_s=budget_s)

@@ -1,0 +1,221 @@
+"""How claims read what their experiments measured: attributions, kernels, step times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from sessions import statistics
+from sessions.attribution_words import rows
+from sessions.kernels import speedup
+from sessions.model import KERNELS, Segment
+from workbench.claims._claim import Found, Reading, Unmeasured
+
+Read = Callable[[Found], Reading]
+
+
+def speed_up(toggle: str = "", study: int = 0) -> Read:
+    """How many times faster than the base: the ladder up to the rung ``toggle``, or all of it."""
+
+    def read(found: Found) -> Reading:
+        row = _arm(found, study, toggle)
+        ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
+        if not math.isfinite(low):
+            raise Unmeasured(f"{int(row['rounds'])} rounds are too few for an interval")
+        return Reading(1 / ratio, 1 / high, 1 / low, _wrong(row), _evidence(row))
+
+    return read
+
+
+def slow_down(toggle: str = "", study: int = 0) -> Read:
+    """Step time over the base's."""
+
+    def read(found: Found) -> Reading:
+        faster = speed_up(toggle, study)(found)
+        low, high = faster.ends
+        return Reading(1 / faster.value, 1 / high, 1 / low, faster.wrong, faster.note)
+
+    return read
+
+
+def step_speed_up(toggle: str, study: int = 0) -> Read:
+    """How many times faster a rung is than the one before."""
+
+    def read(found: Found) -> Reading:
+        row = _arm(found, study, toggle)
+        for effect in rows(found.studies[study], "effects"):
+            if effect["quantity"] == "time" and effect["name"].startswith(f"{toggle}="):
+                ratio, low, high = (float(effect[name]) for name in ("ratio", "low", "high"))
+                if not math.isfinite(low):
+                    raise Unmeasured("there are too few rounds for an interval")
+                return Reading(1 / ratio, 1 / high, 1 / low, _wrong(row), _evidence(row))
+        raise Unmeasured(f"the effect of {toggle} alone is not known")
+
+    return read
+
+
+def arms_right(study: int = 0) -> Read:
+    """Share of the configurations asked for that ran, and with right numbers."""
+
+    def read(found: Found) -> Reading:
+        if study >= len(found.studies):
+            raise Unmeasured("the attribution did not begin")
+        arms = rows(found.studies[study], "arms")
+        blocked = rows(found.studies[study], "blocked")
+        right = [row for row in arms if row["state"] == "measured" and row["wrong"] == 0]
+        bad = [f"{row['title']}: {row['state']}, {row['numerics'] or row['reason']}" for row in arms
+               if row not in right]  # fmt: skip
+        bad += [f"{row['toggle']}: {row['reason']}" for row in blocked]
+        return Reading(len(right) / (len(arms) + len(blocked)), note="; ".join(bad))
+
+    return read
+
+
+def ledger_ratio(numerator: str, denominator: str) -> Read:
+    """The ratio of two facts of the experiment's last segment."""
+
+    def read(found: Found) -> Reading:
+        for segment in reversed(found.segments):
+            if numerator in segment.ledger and float(segment.ledger.get(denominator, 0)) > 0:
+                return Reading(float(segment.ledger[numerator]) / segment.ledger[denominator])
+        raise Unmeasured(f"no segment says its {denominator}")
+
+    return read
+
+
+def memory_share(toggle: str = "", study: int = 0) -> Read:
+    """Peak memory over the base's: the ladder up to the rung ``toggle``, or all of it."""
+
+    def read(found: Found) -> Reading:
+        row, base = _arm(found, study, toggle), _arm(found, study, None)
+        share = float(row["peak_bytes"]) / float(base["peak_bytes"])
+        if not math.isfinite(share):
+            raise Unmeasured("the peak memory of an arm is not known")
+        return Reading(share, wrong=_wrong(row), note=_evidence(row))
+
+    return read
+
+
+def error(column: str, toggle: str = "", study: int = 0) -> Read:
+    """``mse`` or ``max_error`` of an arm's outputs against the reference."""
+
+    def read(found: Found) -> Reading:
+        value = float(_arm(found, study, toggle)[column])
+        if not math.isfinite(value):
+            raise Unmeasured("the outputs were not compared with a reference")
+        return Reading(value)
+
+    return read
+
+
+def kernel(operator: str, case: str, other: str = "triton", base: str = "torch") -> Read:
+    """How many times faster one implementation of an operator is than another, forward."""
+
+    def read(found: Found) -> Reading:
+        first, second = (_kernel(found, operator, case, name) for name in (base, other))
+        times = [statistics.steady_ms(one) for one in (first, second)]
+        if not all(len(each) for each in times):
+            slower = first if not len(times[0]) else second
+            raise Unmeasured(str(slower.ledger.get("failure", "it was not timed")))
+        value, low, high = speedup(*times)
+        note = f"{case}: {1e3 * np.median(times[0]):.3g} us to {1e3 * np.median(times[1]):.3g} us"
+        return Reading(value, low, high, note=note)
+
+    return read
+
+
+def kernel_difference(operator: str, implementation: str) -> Read:
+    """The largest difference of any output from the reference in FP64, over all cases timed."""
+
+    def read(found: Found) -> Reading:
+        values = [
+            float(one.ledger["max_difference"])
+            for one in found.segments
+            if _is(one, operator, "", implementation) and "max_difference" in one.ledger
+        ]
+        if not values:
+            raise Unmeasured(f"{operator} did not run as {implementation}")
+        return Reading(max(values))
+
+    return read
+
+
+def exponent(setting: str) -> Read:
+    """The exponent of step time in a setting: the slope of logs over segments, t interval."""
+
+    def read(found: Found) -> Reading:
+        from scipy import stats
+
+        points = {}
+        for segment in found.segments:
+            times = statistics.steady_ms(segment)
+            if len(times):
+                size = float(segment.configuration.settings[setting])
+                points[size] = float(np.median(times))
+        if len(points) < 4:
+            raise Unmeasured(f"{len(points)} sizes were measured, and 4 are needed")
+        fit = stats.linregress(np.log(list(points)), np.log(list(points.values())))
+        reach = float(stats.t.ppf(0.975, len(points) - 2)) * fit.stderr
+        shown = ", ".join(f"{size:g}: {ms:.3g} ms" for size, ms in sorted(points.items()))
+        return Reading(fit.slope, fit.slope - reach, fit.slope + reach, note=shown)
+
+    return read
+
+
+def _arm(found: Found, study: int, toggle: str | None) -> Mapping[str, Any]:
+    """The ladder's arm whose rung is ``toggle``; the last where empty, the base where None."""
+    if study >= len(found.studies):
+        raise Unmeasured("the attribution did not begin")
+    arms = rows(found.studies[study], "arms")
+    if toggle is None:
+        row = arms[0]
+    elif toggle:
+        wanted = [row for row in arms if row["title"].startswith(f"+ {toggle}=")]
+        if not wanted:
+            raise Unmeasured(_blocked(found, study, toggle))
+        row = wanted[0]
+    else:
+        blocked = rows(found.studies[study], "blocked")
+        if blocked:
+            raise Unmeasured(f"{blocked[0]['toggle']} is blocked: {blocked[0]['reason']}")
+        row = arms[-1]
+    if row["state"] != "measured":
+        raise Unmeasured(f"{row['title']}: {row['state']}: {row['reason']}")
+    return row
+
+
+def _blocked(found: Found, study: int, toggle: str) -> str:
+    for row in rows(found.studies[study], "blocked"):
+        if row["toggle"].startswith(f"{toggle}="):
+            return f"blocked: {row['reason']}"
+    return f"there is no rung {toggle}"
+
+
+def _wrong(row: Mapping[str, Any]) -> str:
+    return str(row["title"]) if row["wrong"] == 1 else ""
+
+
+def _evidence(row: Mapping[str, Any]) -> str:
+    """What was asked for and did nothing."""
+    return "; ".join(one for one in str(row["evidence"]).split("; ") if ": no effect: " in one)
+
+
+def _kernel(found: Found, operator: str, case: str, implementation: str) -> Segment:
+    for segment in found.segments:
+        if _is(segment, operator, case, implementation):
+            return segment
+    raise Unmeasured(f"{operator} {case} did not run as {implementation}")
+
+
+def _is(segment: Segment, operator: str, case: str, implementation: str) -> bool:
+    configuration = segment.configuration
+    return (
+        configuration.family == KERNELS
+        and configuration.preset == operator
+        and configuration.workload == "forward"
+        and case in ("", configuration.settings["case"])
+        and configuration.toggles["implementation"] == implementation
+    )

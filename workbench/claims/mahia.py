@@ -1,0 +1,101 @@
+"""The MAHIA-X summary: its components, the whole model, and the validation that it reports."""
+
+from __future__ import annotations
+
+from workbench import protocol
+from workbench.claims._claim import GPU_CLAIM, Claim, Document, Experiment
+from workbench.claims._command import configuration, eager, ladder, on_gpu
+from workbench.claims._read import arms_right, kernel, memory_share, speed_up
+
+# Component, its operator, case, fast and standard implementation.
+COMPONENTS = (
+    ("MetaAttentionKernel, attention", "attention", "B4 S4096 H12 D64 causal",
+     "triton", "manual"),
+    ("MetaAttentionKernel, Fourier mixing", "fourier_mix", "B8 T1024 D768", "matmul", "torch"),
+    ("GraphDiffusionMemory", "graph_diffusion", "65536x64 4 steps", "triton", "torch"),
+    ("DynamicNeuroFabric, its MLP", "swiglu", "16384x2048", "triton", "torch"),
+)  # fmt: skip
+
+
+def _components(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Command]:
+    return [protocol.Bench(operators=[operator for _, operator, *_ in COMPONENTS])]
+
+
+def _model(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Command]:
+    base = configuration(
+        "mahia", "small", eager(catalogue, attention="manual"), batch=256, sequence=128
+    )
+    return [ladder(base, budget_s, attention="auto", triton="on", compile="max-autotune")]
+
+
+def _validation(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Command]:
+    fast = {"triton": "on"} if on_gpu(catalogue) else {}
+    base = configuration("mahia", "tiny", eager(catalogue), batch=8, sequence=16)
+    return [ladder(base, min(budget_s, 5.0), **fast, compile="default")]
+
+
+DOCUMENT = Document(
+    name="mahia",
+    title="MAHIA-X CUDA optimizations",
+    experiments=(
+        Experiment(
+            name="components",
+            how="the operator that each component spends its time in, fused against standard, "
+            "forward, cold caches",
+            commands=_components,
+            claims=tuple(
+                Claim(
+                    row="M6",
+                    name=component,
+                    says="3-8x",
+                    unit="x faster than the standard path",
+                    least=3.0,
+                    read=kernel(operator, case, fast, standard),
+                )
+                for component, operator, case, fast, standard in COMPONENTS
+            ),
+            needs_gpu=GPU_CLAIM,
+        ),
+        Experiment(
+            name="model",
+            how="the whole model, forward: standard attention and eager, against kernels and "
+            "torch.compile max-autotune, all in FP32",
+            commands=_model,
+            claims=(
+                Claim(
+                    row="M6",
+                    name="whole model",
+                    says="5-10x",
+                    unit="x faster than standard",
+                    least=5.0,
+                    read=speed_up(),
+                ),
+                Claim(
+                    row="M6",
+                    name="whole model",
+                    says="50 % less memory",
+                    unit="memory of standard",
+                    most=0.5,
+                    read=memory_share(),
+                ),
+            ),
+            needs_gpu=GPU_CLAIM,
+        ),
+        Experiment(
+            name="validation",
+            how="the model with all components built, run, compiled, and compared with FP64 (the "
+            'summary reports "4/4 passed" over a shape error and a compile error)',
+            commands=_validation,
+            claims=(
+                Claim(
+                    row="M4",
+                    name="all components run, and compile",
+                    says="4/4 tests passed",
+                    unit="of its configurations ran with right numbers",
+                    least=1.0,
+                    read=arms_right(),
+                ),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,190 @@
+"""The mixture-of-experts guide: its ladder of optimizations, and what it says of each alone."""
+
+from __future__ import annotations
+
+from sessions.model import Configuration
+from workbench import protocol
+from workbench.claims._claim import GPU_CLAIM, Claim, Document, Experiment
+from workbench.claims._command import configuration, eager, ladder, on_gpu
+from workbench.claims._read import memory_share, slow_down, speed_up, step_speed_up
+
+MEMORY = "memory of the baseline"
+
+
+def _base(catalogue: protocol.Catalogue, workload: str) -> Configuration:
+    """The document's model of 32 experts at its own batch; on the CPU the tiny one."""
+    # Only fused AdamW can be captured, and an optimizer is none of the rungs.
+    toggles = eager(catalogue, **({"adamw": "fused"} if workload == "train" else {}))
+    if on_gpu(catalogue):
+        return configuration("moe", "document", toggles, workload=workload, batch=32, sequence=128)
+    return configuration("moe", "tiny", toggles, workload=workload, batch=4, sequence=64)
+
+
+def _amp(catalogue: protocol.Catalogue) -> str:
+    return "amp_fp16" if on_gpu(catalogue) else "amp_bf16"
+
+
+def _training(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Command]:
+    return [
+        ladder(
+            _base(catalogue, "train"),
+            budget_s,
+            compile="default",
+            precision=_amp(catalogue),
+            checkpointing="full",
+            cuda_graphs="on",
+        )
+    ]
+
+
+def _inference(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Command]:
+    base = _base(catalogue, "forward")
+    return [ladder(base, budget_s, compile="default", precision=_amp(catalogue), cuda_graphs="on")]
+
+
+def _alone(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Command]:
+    base = _base(catalogue, "train")
+    return [
+        ladder(base, budget_s, precision=_amp(catalogue)),
+        ladder(base, budget_s, checkpointing="full"),
+    ]
+
+
+def _modes(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Command]:
+    """The small preset: tuning the kernels of a large model takes many minutes."""
+    base = configuration("moe", "small", eager(catalogue), batch=8, sequence=512)
+    modes = ("default", "reduce-overhead", "max-autotune")
+    return [ladder(base, budget_s, compile=mode) for mode in modes]
+
+
+def _rung(toggle: str, name: str, speed: float, memory: float) -> tuple[Claim, Claim]:
+    """A row of the document's table: at least this fast, at most this much memory."""
+    return (
+        Claim(
+            row="E11",
+            name=name,
+            says=f"{speed:.1f}x",
+            unit="x faster than the baseline",
+            least=speed - 0.05,
+            read=speed_up(toggle),
+            needs_gpu=GPU_CLAIM if toggle == "cuda_graphs" else "",
+        ),
+        Claim(
+            row="E11",
+            name=name,
+            says=f"{memory:.1f}x memory",
+            unit=MEMORY,
+            most=memory + 0.05,
+            read=memory_share(toggle),
+            needs_gpu="nothing counts the memory of one arm on the CPU",
+        ),
+    )
+
+
+DOCUMENT = Document(
+    name="moe",
+    title="MoE framework: optimization guide",
+    experiments=(
+        Experiment(
+            name="training ladder",
+            how="the guide's stack, one rung after the other, on a training step (E7); its CUDA "
+            "graphs are for inference only, here the whole step is captured",
+            commands=_training,
+            claims=(
+                *_rung("compile", "+ torch.compile", 1.5, 1.0),
+                *_rung("precision", "+ AMP", 3.0, 0.5),
+                *_rung("checkpointing", "+ checkpointing", 3.0, 0.3),
+                *_rung("cuda_graphs", "+ CUDA graphs", 4.5, 0.3),
+            ),
+        ),
+        Experiment(
+            name="inference ladder",
+            how="the same stack on a forward pass, where there is nothing to checkpoint",
+            commands=_inference,
+            claims=(
+                Claim(
+                    row="E11",
+                    name="+ torch.compile, inference",
+                    says="1.5x",
+                    unit="x faster than the baseline",
+                    least=1.45,
+                    read=speed_up("compile"),
+                ),
+                Claim(
+                    row="E11",
+                    name="CUDA graphs on top of it",
+                    says="2-3x faster inference (32 experts: 15 ms to 6 ms)",
+                    unit="x faster than without graphs",
+                    least=2.0,
+                    read=step_speed_up("cuda_graphs"),
+                    needs_gpu=GPU_CLAIM,
+                ),
+            ),
+        ),
+        Experiment(
+            name="each alone",
+            how="AMP and checkpointing, each by itself against the eager training step",
+            commands=_alone,
+            claims=(
+                Claim(
+                    row="E6",
+                    name="AMP",
+                    says="2-3x faster on tensor cores",
+                    unit="x faster than FP32",
+                    least=2.0,
+                    read=speed_up(study=0),
+                    needs_gpu=GPU_CLAIM,
+                ),
+                Claim(
+                    row="E6",
+                    name="AMP",
+                    says="40-50 % less memory",
+                    unit=MEMORY,
+                    most=0.6,
+                    read=memory_share(study=0),
+                    needs_gpu=GPU_CLAIM,
+                ),
+                Claim(
+                    row="E6",
+                    name="checkpointing",
+                    says="50-70 % less memory",
+                    unit=MEMORY,
+                    most=0.5,
+                    read=memory_share(study=1),
+                    needs_gpu=GPU_CLAIM,
+                ),
+                Claim(
+                    row="E6",
+                    name="checkpointing",
+                    says="20-30 % slower",
+                    unit="of the step time without",
+                    most=1.3,
+                    read=slow_down(study=1),
+                ),
+            ),
+        ),
+        Experiment(
+            name="compile modes",
+            how="torch.compile by mode, forward pass of the small preset (E4)",
+            commands=_modes,
+            claims=tuple(
+                Claim(
+                    row="E4",
+                    name=f"torch.compile {mode}",
+                    says=says,
+                    unit="x faster than eager",
+                    least=least,
+                    read=speed_up(study=place),
+                )
+                for place, (mode, says, least) in enumerate(
+                    (
+                        ("default", "1.3-1.5x", 1.3),
+                        ("reduce-overhead", "1.2-1.3x", 1.2),
+                        ("max-autotune", "1.5-2.0x", 1.5),
+                    )
+                )
+            ),
+            needs_gpu="two of the three modes replay CUDA graphs, and this runner uses the CPU",
+        ),
+    ),
+)

@@ -1,0 +1,138 @@
+"""Find which toggles gave what: a ladder, leave-one-out, interactions or shares, with intervals."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sessions import attribution
+from sessions.attribution_words import (
+    arms_table,
+    effects_table,
+    headline,
+    is_measured,
+    newest,
+    remarks,
+    rows,
+    wrong_arms,
+)
+from sessions.verdict import REGION
+from workbench import floors, headless, protocol
+from workbench.commands._command import (
+    DONE,
+    FAILED,
+    Command,
+    Mistaken,
+    answer,
+    answer_json,
+    check_output,
+)
+from workbench.commands._headless import Bar, exit_code, settle
+from workbench.commands.ab import title
+from workbench.commands.run import (
+    configuration_arguments,
+    configure,
+    positive_float,
+    with_toggles,
+)
+from workbench.headless import Outcome
+
+BUDGET_S = 60.0
+ORDERS = 8
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    configuration_arguments(parser)
+    parser.add_argument(
+        "--toggles",
+        required=True,
+        metavar="NAME=OPTION,...",
+        help="what is attributed, in the order of the ladder; the rest is the base",
+    )
+    parser.add_argument(
+        "--mode", choices=attribution.MODES, default="ladder", help="default: ladder"
+    )
+    parser.add_argument(
+        "--budget",
+        type=positive_float,
+        default=BUDGET_S,
+        metavar="SECONDS",
+        help=f"of alternating, at most; default: {BUDGET_S:g}",
+    )
+    parser.add_argument(
+        "--region",
+        type=positive_float,
+        default=100 * REGION,
+        metavar="PERCENT",
+        help=f"what counts as the same; default: {100 * REGION:g}",
+    )
+    parser.add_argument(
+        "--orders", type=int, default=ORDERS, help=f"that shapley samples; default: {ORDERS}"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.output is not None:
+        check_output(arguments.output)
+
+    def begin(catalogue: protocol.Catalogue) -> protocol.Attribute:
+        base = configure(catalogue, arguments)
+        nothing = msgspec.structs.replace(base, toggles={})
+        toggles = with_toggles(catalogue, nothing, arguments.toggles).toggles
+        if not toggles:
+            raise Mistaken("--toggles: name at least one, as NAME=OPTION")
+        return protocol.Attribute(
+            base=base,
+            toggles=toggles,
+            mode=arguments.mode,
+            budget_s=arguments.budget,
+            region=arguments.region / 100,
+            floor=floors.floor_of(catalogue.device_title),
+            seed=arguments.seed,
+            orders=arguments.orders,
+        )
+
+    with Bar() as bar:
+        outcome = headless.run(begin, watch=bar.watch)
+    session = outcome.session
+    if session.segments:
+        session.title = f"{title(session.segments[0].configuration)}: {arguments.mode}"
+    saved = settle(outcome, arguments.output)
+    study = newest(session)
+    if arguments.json:
+        answer_json(as_data(outcome, saved))
+    elif study is not None:
+        parts = [headline(study), "", arms_table(study).to_markdown()]
+        parts += [effects_table(study).to_markdown(), *remarks(study)]
+        answer("\n".join(parts))
+        if saved:
+            answer(f"saved {saved}")
+    code = exit_code(outcome)
+    if code != DONE or study is None:
+        return code
+    return FAILED if wrong_arms(study) or not is_measured(study) else DONE
+
+
+def as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
+    """The outcome for programs."""
+    found: dict[str, Any] = {
+        "reason": outcome.reason,
+        "file": saved,
+        "failures": [msgspec.to_builtins(failure) for failure in outcome.failures],
+        "environment": outcome.session.environment,
+    }
+    study = newest(outcome.session)
+    if study is not None:
+        found |= {**study.asked, **study.facts, "headline": headline(study)}
+        for table in ("arms", "effects", "blocked", "blocks"):
+            found[table] = rows(study, table)
+        found["wrong"] = wrong_arms(study)
+    return found
+
+
+COMMAND = Command(name="attribute", help=__doc__, arguments=_arguments, run=_run)

@@ -1,0 +1,230 @@
+"""Warm arms that take turns on one device, block by block.
+
+Each is built, looked at for evidence, checked against a reference and warmed up. Where they do not
+fit in memory together, each block builds its arm anew. Commands are taken between blocks.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+import time
+from collections.abc import Callable
+
+from sessions.model import Numerics, Phase
+from workbench import protocol
+from workbench.runner import blocks, numerics
+from workbench.runner.arm import Arm, label
+from workbench.runner.blocks import Contender, TimedBlock
+from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
+from workbench.runner.rig import Rig
+from workbench.runner.run import RunEnded
+
+TRIES = 3  # of a block that is void, before its pair is given up
+WARM_UP_S = 10.0  # at most, for an arm that does not become steady
+
+
+class Alternation:
+    """Builds contenders and runs their blocks; what is measured goes to whoever asks for it.
+
+    ``rounds`` is how many blocks of each contender the budget should hold. ``busy`` is the sentence
+    for a person who changes toggles meanwhile. ``before`` blocks were timed already.
+    """
+
+    def __init__(self, rig: Rig, budget_s: float, rounds: int, busy: str, before: int = 0) -> None:
+        self._rig = rig
+        self._budget_s = budget_s
+        self._rounds = rounds
+        self._busy = busy
+        self._number = before  # of the last block that was timed
+        self.contenders: list[Contender] = []
+        self.alone = False  # the arms do not fit in memory together
+        self.steps = 0
+
+    def begin(self, contender: Contender) -> None:
+        """Begin the contender's segment and build its arm."""
+        rig = self._rig
+        contender.segment = rig.begin_segment()
+        configuration = contender.situation.configuration
+        rig.wire.send(
+            protocol.SegmentStarted(
+                index=contender.segment,
+                configuration=configuration,
+                label=f"{contender.name}: {label(configuration, rig.device)}",
+                reused=rig.arms.has(contender.situation, contender.copy),
+            )
+        )
+        rig.state("building", f"Building {contender.name}")
+        self.build(contender)
+
+    def build(self, contender: Contender) -> Arm:
+        """The contender's arm after its first step; alone in memory if it must be."""
+        if self.alone:
+            self._make_room(contender)
+        try:
+            return self._enter(contender)
+        except Exception as error:
+            self._rig.arms.forget(contender.situation, contender.copy)
+            kind = explain(error).kind
+            if kind not in ("out-of-memory", "capture") or self.alone or is_fatal(error):
+                raise
+        # Outside of the except clause: its traceback would keep the tensors of the failed build.
+        self._go_alone(contender)
+        return self._enter(contender)
+
+    def check(self, contender: Contender) -> Numerics:
+        """The contender's numbers against a reference."""
+        if contender.arm is None:
+            self.build(contender)
+        rig = self._rig
+        rig.segment = contender.segment
+        rig.state("running", f"Checking the numbers of {contender.name}")
+        assert contender.arm is not None  # no name of its own: it may have to make room below
+        found = numerics.check(contender.arm, contender.situation)
+        blocks.free_memory()
+        return found
+
+    def settle(self, contender: Contender) -> None:
+        """Warm up, send the evidence, and settle how long a block is."""
+        rig = self._rig
+        self.take_commands()
+        rig.state("running", f"Warming up {contender.name}")
+        self.warm_up(contender)
+        assert contender.arm is not None
+        evidence = contender.arm.find_evidence()
+        rig.wire.send(protocol.EvidenceFound(segment=contender.segment, evidence=evidence))
+        self.set_steps(contender)
+
+    def set_steps(self, contender: Contender) -> None:
+        """Settle how long a block is: the budget is shared among all contenders."""
+        least_ms = 500 * contender.build_s if self.alone else 0.0
+        contender.steps = blocks.block_steps(
+            contender.step_ms, self._budget_s, self._rounds, least_ms, len(self.contenders)
+        )
+
+    def warm_up(self, contender: Contender) -> None:
+        """Step until the phase is steady; the last steps tell how long one takes."""
+        rig = self._rig
+        rig.phases.restart()
+        until = time.perf_counter() + WARM_UP_S
+        steady = False
+        contender.step_ms = math.nan
+        while math.isnan(contender.step_ms) or (not steady and time.perf_counter() < until):
+            done = self._attempt(contender, blocks.warm_up_block)
+            self.take_commands()
+            if done is not None:
+                self.steps += done.steps
+                contender.step_ms = max(done.median_ms, 1e-3)
+                steady = rig.phases.phase is Phase.STEADY
+
+    def block(self, contender: Contender, keep: Callable[[TimedBlock], None]) -> bool:
+        """Run a block, again while it is void; whether one came to count. ``keep`` gets all."""
+        tries = 0
+        while tries < TRIES:
+            if contender.arm is None:
+                self.build(contender)
+                self.warm_up(contender)
+            run = functools.partial(blocks.run_block, number=self._number + 1)
+            done = self._attempt(contender, run)
+            self.take_commands()
+            if done is None:
+                continue  # a command came in between, or memory was short: it goes on
+            tries += 1
+            self._number += 1
+            self.steps += done.steps
+            keep(done)
+            if not done.void:
+                return True
+        return False
+
+    def take_commands(self) -> None:
+        """Act on what waits; raises ``Cancelled`` or ``RunEnded``."""
+        rig = self._rig
+        self.check_cancelled()
+        while (command := rig.wire.pending()) is not None:
+            if isinstance(command, protocol.Pause):
+                rig.watchdog.active = False
+                rig.state("paused")
+                while isinstance(command := rig.wire.next(), protocol.Pause):
+                    pass
+                rig.watchdog.active = True
+                rig.watchdog.begin(rig.phases.phase)
+                rig.state("running")
+            match command:
+                case protocol.Resume():
+                    pass
+                case protocol.Apply():
+                    rig.wire.send(explain(Mistake(self._busy)))
+                case protocol.Cancel():
+                    raise Cancelled
+                case protocol.Stop():
+                    raise RunEnded("stopped")
+                case _:
+                    raise RunEnded("stopped", command)
+
+    def check_cancelled(self) -> None:
+        """Raise ``Cancelled`` if that was asked for."""
+        if self._rig.wire.cancelled.is_set():
+            raise Cancelled
+
+    def forget(self) -> None:
+        """Free every arm and all weights, so that the next arm has the memory to itself."""
+        for contender in self.contenders:
+            contender.arm = None
+        self._rig.arms.forget_all()
+        gc.collect()  # what was compiled holds its model in a cycle
+        blocks.free_memory()
+
+    def _enter(self, contender: Contender) -> Arm:
+        rig = self._rig
+        began = time.perf_counter()
+        reused = rig.arms.has(contender.situation, contender.copy)
+        rig.segment = contender.segment
+        rig.watchdog.active = True
+        with rig.phases.during(Phase.BUILD):
+            arm = rig.arms.get(contender.situation, rig.phases, contender.copy)
+        rig.phases.restart()
+        with arm.entered():
+            if not reused:
+                rig.clock.begin()
+                with arm.watched():
+                    arm.step()
+                    rig.synchronize()
+                rig.clock.lap(rig.phases.step_phase(time.perf_counter_ns()))
+                rig.send_steps(rig.clock.drain(wait=True))
+        self.check_cancelled()
+        contender.arm = arm
+        contender.build_s = time.perf_counter() - began
+        rig.wire.send(protocol.Facts(segment=contender.segment, ledger=arm.ledger))
+        return arm
+
+    def _go_alone(self, contender: Contender) -> None:
+        self.alone = True
+        contender.arm = None
+        self._make_room(contender)
+        text = "the arms do not fit in memory together: each block builds its arm anew"
+        self._rig.wire.send(protocol.Note(kind="warning", text=text))
+
+    def _make_room(self, contender: Contender) -> None:
+        """Free the other arms, whose place in memory this one needs."""
+        for other in self.contenders:
+            if other is not contender:
+                other.arm = None
+        if contender.arm is None:
+            self._rig.arms.forget_arms()
+            blocks.free_memory()
+
+    def _attempt(
+        self, contender: Contender, run: Callable[[Rig, Contender], TimedBlock | None]
+    ) -> TimedBlock | None:
+        """A block; None where it was ended early, or needs the other arms' place in memory."""
+        try:
+            return run(self._rig, contender)
+        except Exception as error:
+            kind = explain(error).kind
+            if self.alone or is_fatal(error) or kind != "out-of-memory":
+                raise
+        self._go_alone(contender)
+        self.build(contender)
+        return None

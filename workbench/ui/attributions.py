@@ -1,0 +1,113 @@
+"""Attributions as the window asks for them: which toggles, in which way, for how long, why not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from PySide6.QtCore import QObject
+
+from sessions import attribution_words
+from sessions.attribution import MOST_FACTORIAL
+from sessions.model import Study
+from workbench import floors, protocol
+
+if TYPE_CHECKING:
+    from workbench.ui.state import AppState
+
+BUDGET_S = 60.0
+MODES = {
+    "ladder": "Ladder: one after the other",
+    "leave-one-out": "Leave one out",
+    "factorial": "Every combination, with interactions",
+    "shapley": "Shares from sampled orders",
+}
+
+
+class Attributions(QObject):
+    """Asks the runner for attributions; what comes back is in the session's ``studies``."""
+
+    def __init__(self, state: AppState) -> None:
+        super().__init__(state)
+        self._state = state
+        self.budget_s = BUDGET_S
+        self.mode = "ladder"
+        self._left_out: set[str] = set()
+        self._asked = False
+        state.stateChanged.connect(self._take_state)
+
+    @property
+    def newest(self) -> Study | None:
+        """The last attribution of the session that is shown."""
+        return attribution_words.newest(self._state.session)
+
+    @property
+    def measuring(self) -> bool:
+        """Whether the newest attribution is being measured now."""
+        return self._asked and self._state.live and self._state.active
+
+    def candidates(self) -> dict[str, str]:
+        """The toggles of the configuration being edited that do something: option by name."""
+        state = self._state
+        if state.catalogue is None or state.configuration is None:
+            return {}
+        chosen = state.configuration.toggles
+        return {
+            toggle.name: chosen[toggle.name]
+            for toggle in state.catalogue.toggles
+            if chosen.get(toggle.name, toggle.options[0].name) != toggle.options[0].name
+        }
+
+    def chosen(self) -> dict[str, str]:
+        """The candidates that take part, in order."""
+        return {n: o for n, o in self.candidates().items() if n not in self._left_out}
+
+    def choose(self, name: str, take_part: bool) -> None:
+        """Let a candidate take part, or leave it in the base as it is."""
+        (self._left_out.discard if take_part else self._left_out.add)(name)
+
+    def why_not(self) -> str:
+        """Why nothing can be attributed now; empty where it can."""
+        state, count = self._state, len(self.chosen())
+        if state.replaying:
+            return "This is a replay; open the window without --replay to measure."
+        if self.measuring:
+            return "An attribution is being measured."
+        if state.runner_state not in ("idle", "running", "paused"):
+            return "The runner is not ready."
+        problems = state.availability.problems if state.availability is not None else []
+        if problems:
+            return problems[0]
+        if not count:
+            return "Switch at least one toggle on, and tick it here."
+        if self.mode == "factorial" and count > MOST_FACTORIAL:
+            return (
+                f"{count} toggles make {2**count} arms; tick at most {MOST_FACTORIAL}, "
+                "or take shares from sampled orders."
+            )
+        return ""
+
+    def run(self) -> None:
+        """Attribute the chosen toggles, against the configuration with them off."""
+        state, toggles = self._state, self.chosen()
+        if state.configuration is None or state.catalogue is None or self.why_not():
+            return
+        off = {t.name: t.options[0].name for t in state.catalogue.toggles if t.name in toggles}
+        base = msgspec.structs.replace(
+            state.configuration, toggles={**state.configuration.toggles, **off}
+        )
+        self._asked = True
+        state.perform(
+            protocol.Attribute(
+                base=base,
+                toggles=toggles,
+                mode=self.mode,
+                budget_s=self.budget_s,
+                floor=floors.floor_of(state.catalogue.device_title),
+                seed=base.seed,
+            )
+        )
+
+    def _take_state(self) -> None:
+        if self._state.runner_state in ("idle", "dead", "none") and not self._state.active:
+            self._asked = False

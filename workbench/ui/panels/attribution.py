@@ -1,0 +1,209 @@
+"""Which toggles gave what: choose them, alternate their arms, see the waterfall and its numbers."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, QTimer
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QComboBox,
+    QDoubleSpinBox,
+    QHBoxLayout,
+    QLabel,
+    QPushButton,
+    QSplitter,
+    QStackedLayout,
+    QVBoxLayout,
+    QWidget,
+)
+
+from sessions.attribution_words import effects_table, headline, is_measured, remarks, wrong_arms
+from sessions.model import Study
+from workbench.ui import draft, fonts
+from workbench.ui.attributions import MODES
+from workbench.ui.panels import _parts
+from workbench.ui.panels._calm_table import CalmTable
+from workbench.ui.panels._chart import Chart
+from workbench.ui.panels.empty import Empty
+from workbench.ui.plots import PLOTS, Run
+from workbench.ui.state import AppState
+
+PERIOD_MS = 100  # between two looks while rounds arrive
+_CHOICES_PX = 248
+_BOX_PX = 64  # of a line, beside its text
+_ELIDE = Qt.TextElideMode.ElideRight
+
+
+class AttributionPanel(QWidget):
+    """The newest attribution of the session that is shown, and what the next one would ask."""
+
+    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._state = state
+        self.setProperty("panel", True)
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.boxes: dict[str, QCheckBox] = {}
+        self.chart = Chart(PLOTS["attribution"], state.theme)
+        self.chart.setMinimumSize(240, 140)
+        self.table = CalmTable()
+        self.headline = QLabel()
+        self.headline.setFont(fonts.title())
+        self.headline.setWordWrap(True)
+        self.about = _parts.note()
+        self.why_not = _parts.note()
+        self.run = QPushButton("Attribute")
+        self.run.clicked.connect(state.attributions.run)
+        self.mode = self._make_mode()
+        self.budget = self._make_budget()
+        self.empty = Empty(
+            state,
+            "attribution",
+            "No attribution yet",
+            "Switch several optimizations on, tick those in question, and press Attribute: each "
+            "combination runs in turn until it is clear how much time and memory each one gave.",
+        )
+        self._pages = QStackedLayout()
+        self._pages.addWidget(self.empty)
+        self._pages.addWidget(self._make_results())
+        row = _parts.tight(QHBoxLayout(self), 0)
+        row.addWidget(self._make_choices())
+        row.addLayout(self._pages, 1)
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.timeout.connect(self._show)
+        changes = (state.studiesChanged, state.stateChanged, state.availabilityChanged)
+        for changed in (*changes, state.configurationChanged, state.catalogueChanged):
+            changed.connect(self._show_soon)
+        state.sessionChanged.connect(self._show)
+        state.themeChanged.connect(self._draw)
+        self._draw()
+
+    def _make_mode(self) -> QComboBox:
+        box = QComboBox()
+        box.setAccessibleName("How the toggles are told apart")
+        for name, title in MODES.items():
+            box.addItem(title, name)
+        box.setMinimumContentsLength(8)
+        box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+        box.currentIndexChanged.connect(self._set_mode)
+        return box
+
+    def _set_mode(self) -> None:
+        self._state.attributions.mode = str(self.mode.currentData())
+        self._show_choices()
+
+    def _make_budget(self) -> QDoubleSpinBox:
+        box = QDoubleSpinBox()
+        box.setRange(1, 7200)
+        box.setDecimals(0)
+        box.setSuffix(" s")
+        box.setValue(self._state.attributions.budget_s)
+        box.setToolTip("How long the arms may alternate; building them comes on top")
+        box.setAccessibleName("Budget in seconds")
+        box.valueChanged.connect(self._set_budget)
+        return box
+
+    def _set_budget(self, seconds: float) -> None:
+        self._state.attributions.budget_s = seconds
+
+    def _make_choices(self) -> QWidget:
+        """The column of what to ask."""
+        side = QWidget()
+        side.setFixedWidth(_CHOICES_PX)
+        layout = _parts.column(side)
+        layout.addWidget(_parts.heading("Toggles in question"))
+        self._rows = _parts.tight(QVBoxLayout(), 4)
+        layout.addLayout(self._rows)
+        layout.addWidget(self.mode)
+        line = QHBoxLayout()
+        label = QLabel("Budget")
+        label.setProperty("muted", True)
+        line.addWidget(label)
+        line.addWidget(self.budget, 1)
+        layout.addLayout(line)
+        layout.addWidget(self.run)
+        layout.addWidget(self.why_not)
+        layout.addStretch(1)
+        return side
+
+    def _make_results(self) -> QWidget:
+        body = QWidget()
+        body.setProperty("panel", True)
+        body.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        split = QSplitter(Qt.Orientation.Vertical)
+        split.setChildrenCollapsible(False)
+        for place, (widget, stretch) in enumerate(((self.chart, 3), (self.table, 2))):
+            split.addWidget(widget)
+            split.setStretchFactor(place, stretch)
+        split.setSizes([300, 180])
+        column = _parts.tight(QVBoxLayout(body), 4)
+        head = _parts.tight(QVBoxLayout(), 4)
+        head.setContentsMargins(12, 8, 12, 0)
+        head.addWidget(self.headline)
+        head.addWidget(self.about)
+        column.addLayout(head)
+        column.addWidget(split, 1)
+        return body
+
+    def _show_soon(self) -> None:
+        if not self._timer.isActive():
+            self._timer.start(PERIOD_MS)
+
+    def _draw(self) -> None:
+        self.chart.set_theme(self._state.theme)
+        self._show()
+
+    def _show(self) -> None:
+        self._show_choices()
+        study = self._state.attributions.newest
+        self._pages.setCurrentIndex(0 if study is None else 1)
+        if study is not None:
+            self._show_study(study)
+
+    def _show_choices(self) -> None:
+        attributions, catalogue = self._state.attributions, self._state.catalogue
+        candidates, chosen = attributions.candidates(), attributions.chosen()
+        if list(self.boxes) != list(candidates) and catalogue is not None:
+            _parts.clear(self._rows)
+            self.boxes = {}
+            for name in candidates:
+                box = QCheckBox()
+                box.toggled.connect(lambda on, n=name: self._choose(n, on))
+                self.boxes[name] = box
+                self._rows.addWidget(box)
+        for name, box in self.boxes.items():
+            if catalogue is not None:
+                toggle = draft.toggle_of(catalogue, name)
+                option = draft.option_title(toggle, candidates[name])
+                text = f"{toggle.title}: {option}"
+                room = _CHOICES_PX - _BOX_PX
+                box.setText(box.fontMetrics().elidedText(text, _ELIDE, room))
+                box.setToolTip(text)
+                box.setAccessibleName(text)
+            box.blockSignals(True)
+            box.setChecked(name in chosen)
+            box.blockSignals(False)
+        reason = attributions.why_not()
+        self.run.setEnabled(not reason)
+        self.run.setToolTip(reason)
+        progress = self._state.progress
+        if attributions.measuring and progress is not None:
+            reason = f"{progress.task.capitalize()}: {progress.text}"
+        self.why_not.setText(reason)
+
+    def _choose(self, name: str, take_part: bool) -> None:
+        self._state.attributions.choose(name, take_part)
+        self._show_choices()
+
+    def _show_study(self, study: Study) -> None:
+        said = headline(study)
+        if self._state.attributions.measuring:
+            said = f"Measuring: {said}"
+        self.headline.setText(f"{said[:1].upper()}{said[1:]}")
+        tone = "bad" if wrong_arms(study) else "accent" if is_measured(study) else ""
+        if self.headline.property("tone") != tone:
+            self.headline.setProperty("tone", tone)
+            self.headline.style().unpolish(self.headline)
+            self.headline.style().polish(self.headline)
+        self.about.setText(" ".join(remarks(study)[1:]))
+        self.chart.show_runs([Run(self._state.session)])
+        self.table.show_table(effects_table(study))

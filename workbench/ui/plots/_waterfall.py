@@ -1,0 +1,248 @@
+"""What the attribution's plot stacks: bars of time and memory by toggle, with their intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QBrush, QFontMetricsF, QPainter, QPen
+
+from sessions.attribution_words import rows
+from sessions.model import Study
+from workbench.ui.plots._layers import Entry, Frame, Layer
+from workbench.ui.plots._units import PERCENT
+from workbench.ui.style import Style, shade
+
+QUANTITIES = ("time", "memory")
+_REACH = 0.5  # of the bars' own span: as far beyond it may an interval stretch the axis
+_HALF_PX = 9.0
+_GAP_PX = 8.0
+_LEAST_SHARE = 0.7  # of a line of text that a bar must be high, for two labels in a row
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One effect of one quantity, in per cent; ``low`` and ``high`` are NaN where it is exact.
+
+    ``whole`` bars stand on zero: the base, and all toggles together. ``change`` is what the toggle
+    did to what was there before it.
+    """
+
+    row: int
+    quantity: str
+    start: float
+    stop: float
+    low: float
+    high: float
+    whole: bool
+    change: float
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """The rows from top to bottom, why some have no bar, and the bars."""
+
+    names: list[str]
+    reasons: dict[int, str]
+    bars: list[Bar]
+    cumulative: bool  # bars are shares of the base; else changes
+
+
+def waterfall(study: Study) -> Waterfall:
+    """A ladder as steps from the base down (or up) to the total; else each effect from zero."""
+    effects = [row for row in rows(study, "effects") if row["kind"] != "total"]
+    totals = [row for row in rows(study, "effects") if row["kind"] == "total"]
+    steps = [row for row in effects if row["quantity"] == "time"]
+    cumulative = study.asked.get("mode") == "ladder"
+    names = [_name(row) for row in steps]
+    reasons = {place: row["reason"] for place, row in enumerate(steps) if not row["verdict"]}
+    for row in rows(study, "blocked"):
+        reasons[len(names)] = f"blocked: {row['reason']}"
+        names.append(row["toggle"])
+    bars: list[Bar] = []
+    first = int(cumulative)
+    for quantity in QUANTITIES:
+        own = [row for row in effects if row["quantity"] == quantity]
+        known = [row for row in [*own, *totals] if math.isfinite(row["ratio"])]
+        if not any(row["quantity"] == quantity for row in known):
+            continue
+        standing = 100.0
+        if cumulative:
+            bars.append(Bar(0, quantity, 0, 100, math.nan, math.nan, True, 0))
+        for place, row in enumerate(own):
+            bar = _bar(place + first, row, standing, cumulative)
+            if math.isfinite(bar.stop):
+                bars.append(bar)
+                standing = bar.stop
+        bars += [
+            _total(len(names) + first, row, cumulative)
+            for row in totals
+            if row["quantity"] == quantity and math.isfinite(row["ratio"])
+        ]
+    head = ["base"] if cumulative else []
+    reasons = {place + first: reason for place, reason in reasons.items()}
+    return Waterfall([*head, *names, "all together"], reasons, bars, cumulative)
+
+
+def _name(effect: Mapping[str, Any]) -> str:
+    """The toggle with its option; of two that interact their names alone, which are long enough."""
+    name = str(effect["name"])
+    if effect["kind"] != "interaction":
+        return name
+    return " × ".join(one.partition("=")[0] for one in name.split(" x "))
+
+
+def _bar(row: int, effect: Mapping[str, Any], standing: float, cumulative: bool) -> Bar:
+    ratio, low, high = (float(effect[name]) for name in ("ratio", "low", "high"))
+    change = 100 * (ratio - 1)
+    quantity = str(effect["quantity"])
+    if not cumulative:
+        return Bar(row, quantity, 0, change, 100 * (low - 1), 100 * (high - 1), False, change)
+    return Bar(
+        row, quantity, standing, standing * ratio, standing * low, standing * high, False, change
+    )
+
+
+def _total(row: int, effect: Mapping[str, Any], cumulative: bool) -> Bar:
+    ratio, low, high = (100 * float(effect[name]) for name in ("ratio", "low", "high"))
+    off = 0 if cumulative else 100
+    quantity = str(effect["quantity"])
+    return Bar(row, quantity, 0, ratio - off, low - off, high - off, True, ratio - 100)
+
+
+class Bars(Layer):
+    """The bars of one quantity, each with its interval and its change in per cent."""
+
+    z = 30.0
+
+    def __init__(self, quantity: str, bars: Sequence[Bar], lane: int, style: Style) -> None:
+        super().__init__()
+        self._quantity = quantity
+        self._bars = [bar for bar in bars if bar.quantity == quantity]
+        self._lane = lane  # 0 above, 1 below, where both quantities share a row; -1 alone
+        self._style = style
+
+    def entries(self) -> list[Entry]:
+        color = self._style.color(QUANTITIES.index(self._quantity))
+        name = {"time": "step time, 95 % interval", "memory": "peak memory, exact"}[self._quantity]
+        return [Entry(name, "patch", QPen(Qt.PenStyle.NoPen), QBrush(color))]
+
+    def x_span(self) -> tuple[float, float] | None:
+        if not self._bars:
+            return None
+        ends = [end for bar in self._bars for end in (bar.start, bar.stop)]
+        low, high = min(ends), max(ends)
+        reach = _REACH * max(high - low, 1.0)
+        for bar in self._bars:
+            if math.isfinite(bar.low):
+                low, high = min(low, bar.low), max(high, bar.high)
+        return max(low, min(ends) - reach), min(high, max(ends) + reach)
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        style = self._style
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
+        row_px = abs(frame.height / (frame.y[1] - frame.y[0]))
+        lanes = 1 if self._lane < 0 else 2
+        half = min(_HALF_PX, 0.38 * row_px / lanes)
+        shift = 0.0 if lanes == 1 else (2 * self._lane - 1) * (half + 0.5)
+        before: tuple[float, float] | None = None
+        for bar in self._bars:
+            y = float(frame.py(-float(bar.row))) + shift
+            left, right = sorted((float(frame.px(bar.start)), float(frame.px(bar.stop))))
+            left, right = max(0.0, left), min(frame.width, right)
+            if before is not None and not (bar.whole and bar.start == bar.stop):
+                self._join(painter, before, float(frame.px(bar.start)), y, frame)
+            fill = style.color(QUANTITIES.index(self._quantity), 0.45 if bar.whole else 1.0)
+            painter.fillRect(QRectF(left, y - half, max(1.5, right - left), 2 * half), fill)
+            end = right
+            if math.isfinite(bar.low):
+                end = max(end, self._whisker(painter, bar, y, half, frame))
+            self._label(painter, bar, end, y, half, frame)
+            before = (float(frame.px(bar.stop)), y)
+
+    def _join(
+        self, painter: QPainter, before: tuple[float, float], x: float, y: float, frame: Frame
+    ) -> None:
+        """The thin line from a bar's end to the next one's start, where they are the same."""
+        if abs(before[0] - x) < 1 and 0 <= x <= frame.width:
+            painter.setPen(QPen(shade(self._style.theme.muted), 1))
+            painter.drawLine(QPointF(x, before[1]), QPointF(x, y))
+
+    def _whisker(self, painter: QPainter, bar: Bar, y: float, half: float, frame: Frame) -> float:
+        """The interval; returns where it ends on the right."""
+        low, high = float(frame.px(bar.low)), float(frame.px(bar.high))
+        pen = QPen(shade(self._style.theme.text), self._style.line_px)
+        painter.setPen(pen)
+        left, right = max(0.0, low), min(frame.width, high)
+        if left < right:
+            painter.drawLine(QPointF(left, y), QPointF(right, y))
+        for place in (low, high):
+            if 0 <= place <= frame.width:
+                painter.drawLine(QPointF(place, y - 0.6 * half), QPointF(place, y + 0.6 * half))
+        return right
+
+    def _label(
+        self, painter: QPainter, bar: Bar, end: float, y: float, half: float, frame: Frame
+    ) -> None:
+        if bar.whole and bar.change == 0 and bar.row == 0:
+            return
+        font = self._style.font(small=True)
+        metrics = QFontMetricsF(font)
+        if self._lane > 0 and _LEAST_SHARE * metrics.height() > 2 * half:
+            return  # it would lie on that of the time, which is drawn; the table has both
+        change = bar.change if abs(bar.change) >= 0.05 else 0.0
+        text = PERCENT.text(change, 2)
+        text = f"+{text}" if change > 0 else text
+        width = metrics.horizontalAdvance(text)
+        left = end + _GAP_PX
+        if left + width > frame.width:
+            left = max(0.0, float(frame.px(min(bar.start, bar.stop))) - _GAP_PX - width)
+        painter.setFont(font)
+        painter.setPen(shade(self._style.theme.text))
+        painter.drawText(QPointF(left, y + (metrics.ascent() - metrics.descent()) / 2), text)
+
+
+class Reasons(Layer):
+    """Why a row has no bar, in words."""
+
+    z = 40.0
+
+    def __init__(self, reasons: dict[int, str], style: Style) -> None:
+        super().__init__()
+        self._reasons = reasons
+        self._style = style
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        font = self._style.font(small=True)
+        metrics = QFontMetricsF(font)
+        painter.setFont(font)
+        for row, reason in self._reasons.items():
+            y = float(frame.py(-float(row)))
+            text = metrics.elidedText(reason, Qt.TextElideMode.ElideRight, frame.width - 16)
+            width, height = metrics.horizontalAdvance(text), metrics.height()
+            plate = QRectF(5, y - height / 2, width + 6, height)
+            painter.fillRect(plate, shade(self._style.theme.surface))
+            painter.setPen(shade(self._style.theme.muted))
+            painter.drawText(QPointF(8, y + (metrics.ascent() - metrics.descent()) / 2), text)
+
+
+class Zero(Layer):
+    """The line that changes are counted from."""
+
+    z = 20.0
+
+    def __init__(self, style: Style) -> None:
+        super().__init__()
+        self._style = style
+
+    def x_span(self) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        x = float(frame.px(0.0))
+        if 0 <= x <= frame.width:
+            painter.setPen(QPen(shade(self._style.theme.muted), 1))
+            painter.drawLine(QPointF(x, 0), QPointF(x, frame.height))

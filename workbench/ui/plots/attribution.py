@@ -1,0 +1,93 @@
+"""Which optimization gave what: bars of step time and of peak memory, by toggle.
+
+A ladder begins with the base, 100 %, and each toggle takes its share off, or adds to it, down to
+all together. Otherwise a bar is the change that a toggle makes, from zero: beside all others
+(leave-one-out), on average over all orders (shares), or what two do together beyond each. The thin
+line over a bar is the 95 % interval of the change; memory is counted and has none. A toggle that
+could not be measured says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sessions.attribution_words import is_measured, newest
+from sessions.model import Study
+from workbench.ui.plots._arrays import Array
+from workbench.ui.plots._canvas import Canvas
+from workbench.ui.plots._plot import Plot, Run
+from workbench.ui.plots._units import PERCENT, STEPS
+from workbench.ui.plots._waterfall import QUANTITIES, Bars, Reasons, Zero, waterfall
+from workbench.ui.style import Style
+
+
+def shown(runs: Sequence[Run]) -> Study | None:
+    """The newest attribution of the first run that has one."""
+    for run in runs:
+        if (study := newest(run.session)) is not None:
+            return study
+    return None
+
+
+def nothing(runs: Sequence[Run]) -> str | None:
+    """Why there is nothing to show."""
+    study = shown(runs)
+    if study is None:
+        return "No attribution of toggles is in this session."
+    return None if is_measured(study) else "The attribution has no round that counts yet."
+
+
+def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
+    """One row a toggle, the first on top."""
+    study = shown(runs)
+    if study is None:
+        return
+    found = waterfall(study)
+    plot_item.header.subtitle = study.title
+    plot_item.axis("left").categories = [
+        (-float(row), name) for row, name in enumerate(found.names)
+    ]
+    title = "Of the base" if found.cumulative else "Change"
+    plot_item.describe((PERCENT, title), (STEPS, ""))
+    plot_item.fixed_y = (-len(found.names) + 0.4, 0.6)
+    plot_item.pad_x = 0.12
+    plot_item.add(Zero(style))
+    there = [one for one in QUANTITIES if any(bar.quantity == one for bar in found.bars)]
+    for lane, quantity in enumerate(there):
+        plot_item.add(Bars(quantity, found.bars, lane if len(there) > 1 else -1, style))
+    plot_item.add(Reasons(found.reasons, style))
+
+
+def table(runs: Sequence[Run]) -> dict[str, Array]:
+    """Every bar, in per cent: where it begins and ends, and its interval."""
+    study = shown(runs)
+    found = None if study is None else waterfall(study)
+    bars = [] if found is None else found.bars
+    names = [] if found is None else found.names
+    return {
+        "toggle": np.array([names[bar.row] for bar in bars], dtype=object),
+        "quantity": np.array([bar.quantity for bar in bars], dtype=object),
+        "start_percent": np.array([bar.start for bar in bars], np.float64),
+        "stop_percent": np.array([bar.stop for bar in bars], np.float64),
+        "low_percent": np.array([bar.low for bar in bars], np.float64),
+        "high_percent": np.array([bar.high for bar in bars], np.float64),
+    }
+
+
+def _key(runs: Sequence[Run]) -> object:
+    """The study itself: its rows are replaced, not appended to."""
+    return [id(study) for run in runs for study in run.session.studies]
+
+
+PLOT = Plot(
+    name="attribution",
+    title="Attribution",
+    help=__doc__ or "",
+    draw=draw,
+    table=table,
+    can_show=nothing,
+    axis="value",
+    key=_key,
+)
