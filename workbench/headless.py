@@ -70,7 +70,10 @@ def run_plan(plan: Plan, *, watch: Watcher = lambda _message: None) -> Outcome:
                             outcome.reason = "cancelled"
                             break
                         commands = plan(message, outcome)
-                        runner.send(next(commands))
+                        if (command := next(commands, None)) is None:
+                            outcome.reason = "done"
+                            break
+                        runner.send(command)
                     case protocol.Failure():
                         outcome.failures.append(message)
                     case protocol.Finished():

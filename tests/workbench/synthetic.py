@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attribution_samples
 import numpy as np
 from numpy.typing import NDArray
 
@@ -100,6 +101,7 @@ def gpu_session(
     if segments > 2:
         session.events.append(Event(now * 0.8, "note", "fan at 100 % from here on"))
         session.comparisons.append(comparison(seed))
+        session.studies.append(attribution_samples.study())
     return session
 
 

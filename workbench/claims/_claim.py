@@ -46,11 +46,11 @@ class Reading:
 
 @dataclass(frozen=True)
 class Found:
-    """What one experiment left in the session."""
+    """What one experiment left in the session: ``studies`` one for each command, if it made one."""
 
     session: Session
     segments: Sequence[Segment]
-    studies: Sequence[Study]
+    studies: Sequence[Study | None]
     failures: Sequence[str]  # sentences
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from sessions import statistics
 from sessions.attribution_words import rows
 from sessions.kernels import speedup
-from sessions.model import KERNELS, Segment
+from sessions.model import KERNELS, Segment, Study
 from workbench.claims._claim import Found, Reading, Unmeasured
 
 Read = Callable[[Found], Reading]
@@ -46,7 +46,7 @@ def step_speed_up(toggle: str, study: int = 0) -> Read:
 
     def read(found: Found) -> Reading:
         row = _arm(found, study, toggle)
-        for effect in rows(found.studies[study], "effects"):
+        for effect in rows(_study(found, study), "effects"):
             if effect["quantity"] == "time" and effect["name"].startswith(f"{toggle}="):
                 ratio, low, high = (float(effect[name]) for name in ("ratio", "low", "high"))
                 if not math.isfinite(low):
@@ -61,10 +61,8 @@ def arms_right(study: int = 0) -> Read:
     """Share of the configurations asked for that ran, and with right numbers."""
 
     def read(found: Found) -> Reading:
-        if study >= len(found.studies):
-            raise Unmeasured("the attribution did not begin")
-        arms = rows(found.studies[study], "arms")
-        blocked = rows(found.studies[study], "blocked")
+        made = _study(found, study)
+        arms, blocked = rows(made, "arms"), rows(made, "blocked")
         right = [row for row in arms if row["state"] == "measured" and row["wrong"] == 0]
         bad = [f"{row['title']}: {row['state']}, {row['numerics'] or row['reason']}" for row in arms
                if row not in right]  # fmt: skip
@@ -167,18 +165,19 @@ def exponent(setting: str) -> Read:
 
 def _arm(found: Found, study: int, toggle: str | None) -> Mapping[str, Any]:
     """The ladder's arm whose rung is ``toggle``; the last where empty, the base where None."""
-    if study >= len(found.studies):
-        raise Unmeasured("the attribution did not begin")
-    arms = rows(found.studies[study], "arms")
+    made = _study(found, study)
+    arms = rows(made, "arms")
+    if not arms:
+        raise Unmeasured("no arm was looked at")
     if toggle is None:
         row = arms[0]
     elif toggle:
         wanted = [row for row in arms if row["title"].startswith(f"+ {toggle}=")]
         if not wanted:
-            raise Unmeasured(_blocked(found, study, toggle))
+            raise Unmeasured(_blocked(made, toggle))
         row = wanted[0]
     else:
-        blocked = rows(found.studies[study], "blocked")
+        blocked = rows(made, "blocked")
         if blocked:
             raise Unmeasured(f"{blocked[0]['toggle']} is blocked: {blocked[0]['reason']}")
         row = arms[-1]
@@ -187,8 +186,15 @@ def _arm(found: Found, study: int, toggle: str | None) -> Mapping[str, Any]:
     return row
 
 
-def _blocked(found: Found, study: int, toggle: str) -> str:
-    for row in rows(found.studies[study], "blocked"):
+def _study(found: Found, number: int) -> Study:
+    made = found.studies[number] if number < len(found.studies) else None
+    if made is None:
+        raise Unmeasured("the attribution did not begin")
+    return made
+
+
+def _blocked(study: Study, toggle: str) -> str:
+    for row in rows(study, "blocked"):
         if row["toggle"].startswith(f"{toggle}="):
             return f"blocked: {row['reason']}"
     return f"there is no rung {toggle}"

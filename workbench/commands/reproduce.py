@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from sessions.model import Study
 from workbench import floors, headless, protocol
 from workbench.claims import Document, documents
 from workbench.claims._claim import (
@@ -74,18 +75,25 @@ def _run(arguments: argparse.Namespace) -> int:
             if all(why_not(experiment, claim, catalogue.device) for claim in experiment.claims):
                 continue
             session = so_far.session
-            before = len(session.segments), len(session.studies), len(so_far.failures)
+            before = len(session.segments), len(so_far.failures)
+            studies: list[Study | None] = []
             try:
                 for command in experiment.commands(catalogue, arguments.budget):
                     if isinstance(command, protocol.Attribute):
                         command.floor = floor
-                    yield command
+                    count_before = len(session.studies)
+                    studies.append(None)
+                    try:
+                        yield command
+                    finally:
+                        if len(session.studies) > count_before:
+                            studies[-1] = session.studies[-1]
             finally:  # also where the plan is given up: what was measured counts
                 found = Found(
                     session,
                     session.segments[before[0] :],
-                    session.studies[before[1] :],
-                    [failure.sentence for failure in so_far.failures[before[2] :]],
+                    studies,
+                    [failure.sentence for failure in so_far.failures[before[1] :]],
                 )
                 for place, one in enumerate(outcomes):
                     if one.experiment is experiment:

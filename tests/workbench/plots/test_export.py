@@ -141,7 +141,12 @@ def test_a_label_with_commas_quotes_and_line_breaks_stays_one_cell(tmp_path):
 @pytest.mark.parametrize(
     ("name", "file", "options", "said"),
     [
-        ("bars", "a.png", {}, "There is no plot 'bars'; expected one of aligned_timeline, box"),
+        (
+            "bars",
+            "a.png",
+            {},
+            "There is no plot 'bars'; expected one of aligned_timeline, ",
+        ),
         ("box", "a.bmp", {}, "unknown suffix '.bmp', expected one of .png, .svg, .pdf, .csv"),
         ("box", "a", {}, "unknown suffix ''"),
         ("box", "no/such/folder/a.png", {}, "No such file or directory; choose another place"),

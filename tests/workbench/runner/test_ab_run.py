@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import signal
-import threading
 import weakref
 from collections.abc import Container
 
@@ -15,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from recording_wire import RecordingWire
 from runner_driver import Driver
 
 from sessions import verdict
@@ -162,31 +162,9 @@ def test_a_runner_that_is_killed_leaves_every_block_in_the_journal(tmp_path, sma
 # In this process, with a wire that only records
 
 
-class FakeWire:
-    """Takes what is sent; ``commands`` are what waits to be taken."""
-
-    def __init__(self) -> None:
-        self.sent: list[protocol.Message] = []
-        self.commands: list[protocol.Command] = []
-        self.cancelled = threading.Event()
-
-    @property
-    def waiting(self) -> bool:
-        return bool(self.commands)
-
-    def send(self, message: protocol.Message) -> None:
-        self.sent.append(message)
-
-    def seconds(self, now_ns: int = 0) -> float:
-        return 1.0 + now_ns * 1e-9
-
-    def pending(self) -> protocol.Command | None:
-        return self.commands.pop(0) if self.commands else None
-
-
 @pytest.fixture
 def rig() -> Rig:
-    return Rig(FakeWire(), torch.device("cpu"))
+    return Rig(RecordingWire(), torch.device("cpu"))
 
 
 def disturbed(rig: Rig, small: Configuration, blocks: Container[int]):

@@ -13,8 +13,9 @@ import threading
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
+sys.path[:0] = [str(Path(__file__).parents[up]) for up in (0, 1, 3)]
 
+import attribution_samples  # noqa: E402
 import msgspec  # noqa: E402
 from fake_catalogue import availability, catalogue  # noqa: E402
 from fake_session import comparison  # noqa: E402
@@ -56,6 +57,12 @@ def main() -> None:
                 compare(run, command, comparisons, commands)
                 comparisons += 1
                 send(protocol.Finished(t_s=run.now, reason="done", steps=1))
+                send(protocol.State(state="idle"))
+            case protocol.Attribute():
+                active = False
+                ended = attribute(run, command, comparisons, commands)
+                comparisons += 1
+                send(protocol.Finished(t_s=run.now, reason=ended, steps=1))
                 send(protocol.State(state="idle"))
             case protocol.Apply() if active:
                 configuration = run.configuration
@@ -103,16 +110,31 @@ def compare(run: FakeRun, command: protocol.Compare, index: int, commands: queue
     told = comparison(
         run, command.base, command.other, command.before, pairs=12, index=index, ratio=0.8
     )
+    tell(told, protocol.BlockDone, commands)
+
+
+def attribute(run: FakeRun, command: protocol.Attribute, index: int, commands: queue.Queue) -> str:
+    """Alternate until the rounds are done, or a command comes; how it ended."""
+    begin(run, command.base, "arm 0: base")
+    told = attribution_samples.messages(
+        run.now, command.toggles, command.mode, index=index, looks=16
+    )
+    return "done" if tell(told, protocol.Progress, commands) else "stopped"
+
+
+def tell(told, paced: type[protocol.Message], commands: queue.Queue) -> bool:
+    """Send the messages, at a pace, until a command comes; whether none came."""
     for message in told:
         send(message)
-        if isinstance(message, protocol.BlockDone):
+        if isinstance(message, paced):
             time.sleep(0.02)
             while not commands.empty():
                 match commands.get():
                     case protocol.Check() as check:
                         send(availability(check.configuration))
                     case _:
-                        return
+                        return False
+    return True
 
 
 def misbehave(how: str) -> None:

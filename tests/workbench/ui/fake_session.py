@@ -6,9 +6,9 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 
+import attribution_samples
 import msgspec
 import numpy as np
-from fake_attribution import attribution_messages
 from fake_catalogue import availability, catalogue
 from fake_steps import FakeRun
 
@@ -58,14 +58,8 @@ def messages(
         )
         yield protocol.State(t_s=run.now, state="idle")
     if situation == "attribution":
-        toggles = {
-            "compile": "reduce-overhead",
-            "precision": "amp_bf16",
-            "checkpointing": "selective",
-            "cuda_graphs": "on",
-        }
         blocked = {"cuda_graphs": "torch.compile reduce-overhead captures CUDA graphs of its own"}
-        yield from attribution_messages(run, configuration, toggles, blocked=blocked)
+        yield from attribution_samples.messages(run.now, blocked=blocked)
         yield protocol.State(t_s=run.now, state="idle")
     if situation == "failed":
         yield protocol.Failure(

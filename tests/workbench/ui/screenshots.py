@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def draw(arguments: argparse.Namespace) -> None:
-    sys.path[:0] = [str(HERE), str(HERE.parents[2])]
+    sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[2])]
     from PySide6.QtWidgets import QApplication
 
     application = QApplication([])

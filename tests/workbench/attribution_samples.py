@@ -1,4 +1,4 @@
-"""The wire of an attribution, made of effects that are planted: a ladder, or any other mode."""
+"""The wire of an attribution, and its study, made of effects that are planted."""
 
 from __future__ import annotations
 
@@ -6,25 +6,42 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from fake_steps import FakeRun
 
 from sessions import attribution
 from sessions.attribution_rows import Arm, arm_rows, effect_rows
-from sessions.model import Configuration, Evidence, Numerics, Phase
+from sessions.model import Evidence, Numerics, Study
 from workbench import protocol
+from workbench.recorder import Recorder
 
 TIME = {"compile": 0.66, "precision": 0.52, "checkpointing": 1.24, "cuda_graphs": 0.93}
 MEMORY = {"compile": 0.97, "precision": 0.58, "checkpointing": 0.61, "cuda_graphs": 1.08}
 GIB = 2**30
 
 
-def attribution_messages(
-    run: FakeRun,
-    base: Configuration,
-    toggles: Mapping[str, str],
+TOGGLES = {
+    "compile": "default",
+    "precision": "amp_bf16",
+    "checkpointing": "full",
+    "cuda_graphs": "on",
+}
+
+
+def study(**options) -> Study:
+    """The study that the messages make."""
+    recorder = Recorder()
+    for message in messages(**options):
+        recorder.record(message)
+    (found,) = recorder.session.studies
+    return found
+
+
+def messages(
+    now: float = 1.0,
+    toggles: Mapping[str, str] = TOGGLES,
     mode: str = "ladder",
     blocked: Mapping[str, str] | None = None,
     rounds: int = 16,
+    looks: int = 1,
     short: Sequence[int] = (),
     memory: bool = True,
     index: int = 0,
@@ -50,22 +67,15 @@ def attribution_messages(
             arm.state, arm.reason = "out of memory", "Out of memory: 3.0 GiB more was needed."
             arm.peak_bytes = math.nan
         arms.append(arm)
-    asked = {"mode": mode, "toggles": titles, "family": base.family, "budget_s": 60.0}
-    title = f"{base.family} {base.workload}: {mode}"
-    yield protocol.StudyStarted(
-        t_s=run.now, index=index, kind="attribution", title=title, asked=asked
-    )
+    asked = {"mode": mode, "toggles": titles, "family": "moe", "budget_s": 60.0}
+    title = f"moe train: {mode}"
+    yield protocol.StudyStarted(t_s=now, index=index, kind="attribution", title=title, asked=asked)
     if blocked:
         options = [f"{name}={toggles[name]}" for name in blocked]
         rows = {"toggle": options, "reason": [*blocked.values()]}
-        yield protocol.StudyRows(t_s=run.now, study=index, table="blocked", columns=rows)
+        yield protocol.StudyRows(t_s=now, study=index, table="blocked", columns=rows)
     counted = "counted by the allocator, each arm alone" if memory else "not measured: on the CPU"
-    yield protocol.StudyFacts(t_s=run.now, study=index, facts={"memory": counted})
-    for number, arm in enumerate(arms):
-        if arm.state == "measured":
-            yield run.begin(base, f"arm {number}: {arm.title}")
-            yield run.phase(Phase.BUILD, 0.2)
-            yield run.phase(Phase.WARM_UP)
+    yield protocol.StudyFacts(t_s=now, study=index, facts={"memory": counted})
     missing = {n: arm.reason for n, arm in enumerate(arms) if arm.state != "measured"}
     wanted = attribution.contrasts(mode, titles, subsets, missing, orders)
     truth = np.array(
@@ -74,8 +84,8 @@ def attribution_messages(
     medians = 31.0 * truth * np.exp(rng.normal(0, scatter, (rounds, len(arms))))
     medians[:, list(missing)] = np.nan
     peaks = [arm.peak_bytes for arm in arms]
-    for number in range(1, rounds + 1):
-        run.now += 0.5
+    for number in range(rounds // looks, rounds + 1, rounds // looks):
+        now += 0.5
         so_far = medians[:number]
         effects = attribution.measure(wanted, so_far, np.full_like(so_far, np.nan))
         exact = attribution.memory(wanted, peaks) if memory else []
@@ -84,16 +94,12 @@ def attribution_messages(
             ("arms", arm_rows(arms, so_far)),
         ):
             yield protocol.StudyRows(
-                t_s=run.now, study=index, table=table, columns=columns, replace=True
+                t_s=now, study=index, table=table, columns=columns, replace=True
             )
         text = f"{number} rounds of {len(arms)} arms"
-        yield protocol.Progress(
-            t_s=run.now, task="alternating", fraction=number / rounds, text=text
-        )
+        yield protocol.Progress(t_s=now, task="alternating", fraction=number / rounds, text=text)
     facts = {"final": True, "rounds": rounds, "seconds": 0.5 * rounds, "settled": True}
-    yield protocol.StudyFacts(
-        t_s=run.now, study=index, facts={**facts, "rebuilt_each_block": False}
-    )
+    yield protocol.StudyFacts(t_s=now, study=index, facts={**facts, "rebuilt_each_block": False})
 
 
 def numerics() -> Numerics:

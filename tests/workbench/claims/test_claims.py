@@ -1,0 +1,222 @@
+"""The documents' claims: that they can be run at all, and that none holds without a measurement."""
+
+from __future__ import annotations
+
+import math
+
+import attribution_samples
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+import kernels
+import models
+from sessions.model import KERNELS, Configuration, Segment, Session
+from workbench import protocol
+from workbench.claims import documents
+from workbench.claims._claim import (
+    FAILS,
+    HOLDS,
+    NOT_HERE,
+    NOT_MEASURED,
+    UNDECIDED,
+    Claim,
+    Experiment,
+    Found,
+    Reading,
+    Unmeasured,
+    judge,
+)
+from workbench.claims._read import exponent, kernel, kernel_difference, speed_up
+from workbench.runner.catalogue import catalogue
+from workbench.runner.resolve import require_unblocked, resolve
+from workbench.runner.toggles import all_toggles
+from workbench.runner.workloads import all_workloads
+
+CPU = torch.device("cpu")
+EXPERIMENTS = [(d, e) for d in documents().values() for e in d.experiments]
+NAMES = [f"{document.name}: {experiment.name}" for document, experiment in EXPERIMENTS]
+
+
+@pytest.fixture(scope="module")
+def here() -> protocol.Catalogue:
+    return catalogue(CPU, 0.0)
+
+
+def configurations(command: protocol.Command) -> list[Configuration]:
+    match command:
+        case protocol.Attribute():
+            toggles = {**command.base.toggles, **command.toggles}
+            return [command.base, msgspec.structs.replace(command.base, toggles=toggles)]
+        case protocol.Start():
+            return [command.configuration]
+    return []
+
+
+def test_the_folder_holds_the_five_documents():
+    assert list(documents()) == ["adaattn", "hydra", "mahia", "mamba2", "moe"]
+    for name, document in documents().items():
+        assert document.name == name and document.experiments
+        titles = [experiment.name for experiment in document.experiments]
+        assert len(set(titles)) == len(titles)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("document", "experiment"), EXPERIMENTS, ids=NAMES)
+def test_what_an_experiment_asks_for_exists(here, document, experiment, device):
+    commands = experiment.commands(msgspec.structs.replace(here, device=device), 10.0)
+    assert commands
+    for command in commands:
+        assert protocol.decode_command(protocol.encode(command)) == command
+        if isinstance(command, protocol.Bench):
+            assert set(command.operators) <= set(kernels.OPS)
+        for configuration in configurations(command):
+            family = models.FAMILIES[configuration.family]
+            assert family.name == document.name
+            family.configure(configuration.preset, configuration.model)
+            fields = {field.name for field in all_workloads()[configuration.workload].fields}
+            assert set(configuration.settings) <= fields
+            assert set(configuration.toggles) == set(all_toggles()), "no default takes part"
+            for name, option in configuration.toggles.items():
+                assert option in all_toggles()[name].options
+            if device == "cpu" and not experiment.needs_gpu:
+                situation = resolve(configuration, CPU)
+                if configuration.toggles["cuda_graphs"] == "off":
+                    require_unblocked(situation)
+
+
+def test_the_kernels_that_are_claimed_are_timed_at_the_sizes_that_are_claimed():
+    from workbench.claims import hydra, mahia
+
+    for operator, case, _ in hydra.KERNELS:
+        assert case in {one.name for one in kernels.OPS[operator].cases if one.bench}
+        assert {"torch", "triton"} <= set(kernels.OPS[operator].implementations)
+    for _, operator, case, fast, standard in mahia.COMPONENTS:
+        assert case in {one.name for one in kernels.OPS[operator].cases if one.bench}
+        assert {fast, standard} <= set(kernels.OPS[operator].implementations)
+
+
+@pytest.mark.parametrize(("document", "experiment"), EXPERIMENTS, ids=NAMES)
+def test_a_claim_has_a_bound_and_nothing_holds_that_was_not_measured(document, experiment):
+    empty = Found(Session(), [], [], ["Out of memory: 3 GiB more was needed."])
+    for claim in experiment.claims:
+        assert math.isfinite(claim.least) != math.isfinite(claim.most)
+        assert claim.says and claim.unit and claim.row[0] in "MAHSE"
+        for device in ("cpu", "cuda"):
+            for found in (None, empty):
+                outcome = judge(experiment, claim, device, found)
+                assert outcome.verdict in (NOT_MEASURED, NOT_HERE)
+                assert outcome.reading is None and outcome.reason
+
+
+# The judgement
+
+
+def judged(reading, device="cuda", **changes):
+    claim = Claim(row="M1", name="", says="", unit="", read=lambda found: reading, **changes)
+    experiment = Experiment(name="", how="", commands=lambda *_: [], claims=(claim,))
+    return judge(experiment, claim, device, Found(Session(), [], [], []))
+
+
+@pytest.mark.parametrize(
+    ("ends", "verdict"),
+    [
+        ((2.0, 2.2), HOLDS),
+        ((1.9, 2.1), UNDECIDED),
+        ((1.5, 1.9), FAILS),
+        ((None, None), HOLDS),
+    ],
+)
+def test_a_claim_holds_where_the_whole_interval_is_within_its_bound(ends, verdict):
+    assert judged(Reading(2.0, *ends), least=2.0).verdict == verdict
+
+
+def test_a_bound_from_above_works_the_other_way_round():
+    assert judged(Reading(0.4), most=0.5).verdict == HOLDS
+    assert judged(Reading(0.51), most=0.5).verdict == FAILS
+    assert judged(Reading(0.5, 0.4, 0.6), most=0.5).verdict == UNDECIDED
+
+
+def test_fast_but_wrong_does_not_hold():
+    outcome = judged(Reading(9.0, 8.0, 10.0, wrong="+ compile"), least=2.0)
+    assert outcome.verdict == FAILS and "+ compile computed wrong numbers" in outcome.reason
+
+
+def test_what_is_no_number_is_not_measured():
+    assert judged(Reading(math.nan), least=2.0).verdict == NOT_MEASURED
+
+
+def test_what_needs_a_gpu_is_not_judged_on_the_cpu_whatever_was_measured():
+    outcome = judged(Reading(9.0), "cpu", least=2.0, needs_gpu="it is about a GPU")
+    assert (outcome.verdict, outcome.reading) == (NOT_HERE, None)
+    assert judged(Reading(9.0), "cuda", least=2.0, needs_gpu="it is").verdict == HOLDS
+
+
+# What claims read
+
+
+def timed(operator, implementation, us, **ledger) -> Segment:
+    made = Segment(
+        0,
+        Configuration(
+            family=KERNELS,
+            preset=operator,
+            workload="forward",
+            settings={"case": "one", "dtype": "bfloat16"},
+            toggles={"implementation": implementation},
+        ),
+        "",
+        ledger=ledger,
+    )
+    times = np.asarray(us) / 1e3
+    batch = {"t_s": np.arange(len(times)), "phase": np.full(len(times), 5), "gpu_ms": times}
+    made.steps.append(batch)
+    return made
+
+
+def test_a_kernels_speed_up_is_the_ratio_of_medians_with_an_interval():
+    rng = np.random.default_rng(0)
+    found = Found(
+        Session(),
+        [
+            timed("rope", "torch", 100 * np.exp(rng.normal(0, 0.01, 30))),
+            timed("rope", "triton", 40 * np.exp(rng.normal(0, 0.01, 30)), max_difference=1e-6),
+            timed("rope", "other", [], failure="wrong: output 0"),
+        ],
+        [],
+        [],
+    )
+    reading = kernel("rope", "one")(found)
+    assert reading.low < 2.5 < reading.high and reading.high - reading.low < 0.1
+    assert kernel_difference("rope", "triton")(found).value == 1e-6
+    with pytest.raises(Unmeasured, match="wrong: output 0"):
+        kernel("rope", "one", "other")(found)
+    with pytest.raises(Unmeasured, match="did not run as quack"):
+        kernel("rope", "one", "quack")(found)
+
+
+@pytest.mark.parametrize(("power", "verdict"), [(1.0, HOLDS), (1.3, FAILS)])
+def test_the_exponent_of_a_planted_scaling_is_found(power, verdict):
+    segments = []
+    for place, size in enumerate((512, 1024, 2048, 4096, 8192)):
+        one = timed("x", "y", np.full(20, 5.0 * size**power * (1 + 0.002 * (-1) ** place)))
+        settings = {"sequence": size}
+        one.configuration = msgspec.structs.replace(one.configuration, settings=settings)
+        segments.append(one)
+    found = Found(Session(), segments, [], [])
+    reading = exponent("sequence")(found)
+    assert reading.low < power < reading.high
+    (claim,) = documents()["mamba2"].experiments[1].claims
+    assert judge(documents()["mamba2"].experiments[1], claim, "cuda", found).verdict == verdict
+    with pytest.raises(Unmeasured, match="3 sizes were measured, and 4 are needed"):
+        exponent("sequence")(Found(Session(), segments[:3], [], []))
+
+
+def test_a_ladder_with_a_blocked_rung_has_no_total_but_its_other_rungs():
+    study = attribution_samples.study(blocked={"cuda_graphs": "needs a GPU"})
+    found = Found(Session(), [], [study], [])
+    assert speed_up("compile")(found).value == pytest.approx(1 / 0.66, rel=0.03)
+    for toggle in ("", "cuda_graphs"):
+        with pytest.raises(Unmeasured, match="needs a GPU"):
+            speed_up(toggle)(found)

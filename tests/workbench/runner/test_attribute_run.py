@@ -1,0 +1,224 @@
+"""An attribution by the real runner and in this process: what is measured, told, kept, refused."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from recording_wire import RecordingWire
+
+from sessions import attribution, hdf5
+from sessions.attribution_words import rows
+from workbench import protocol
+from workbench.recorder import Recorder
+from workbench.runner import alternation
+from workbench.runner.attribute import AttributeRun
+from workbench.runner.failures import Cancelled
+from workbench.runner.memory import Memory
+from workbench.runner.resolve import resolve
+from workbench.runner.rig import Rig
+from workbench.runner.run import RunEnded
+
+TOGGLES = {"adamw": "foreach", "cuda_graphs": "on", "checkpointing": "full"}
+
+
+@pytest.fixture
+def train(small):
+    return msgspec.structs.replace(small, workload="train")
+
+
+@pytest.fixture
+def rig(monkeypatch) -> Rig:
+    monkeypatch.setattr(alternation, "WARM_UP_S", 0.1)
+    return Rig(RecordingWire(), torch.device("cpu"))
+
+
+def attribute(rig: Rig, base, toggles, **asked):
+    """Run in this process; the study that what was sent makes, and the session."""
+    command = protocol.Attribute(base=base, toggles=toggles, **{"budget_s": 0.8, **asked})
+    AttributeRun(rig, command).execute()
+    return recorded(rig)
+
+
+def recorded(rig: Rig):
+    recorder = Recorder()
+    for message in rig.wire.sent:
+        recorder.record(protocol.decode_message(protocol.encode(message)))
+    (study,) = recorder.session.studies
+    return study, recorder.session
+
+
+def test_a_ladder_is_measured_round_by_round_and_kept_and_blocked_rungs_say_why(
+    runner, train, tmp_path
+):
+    runner.send(protocol.Attribute(base=train, toggles=TOGGLES, budget_s=2.0, seed=3))
+    assert runner.finish().reason == "done", runner.describe()
+    hdf5.save(runner.session, tmp_path / "a.h5")
+    study = hdf5.load(tmp_path / "a.h5").studies[-1]
+    (blocked,) = rows(study, "blocked")
+    assert blocked["toggle"] == "cuda_graphs=on" and "needs a CUDA GPU" in blocked["reason"]
+    arms = rows(study, "arms")
+    titles = ["base", "+ adamw=foreach", "+ checkpointing=full"]
+    assert [row["title"] for row in arms] == titles
+    assert {row["state"] for row in arms} == {"measured"}
+    assert all(row["wrong"] == 0 and row["mse"] < 1e-12 for row in arms)
+    assert "adamw=foreach: effective" in arms[1]["evidence"]
+    assert "checkpointing=full: effective" in arms[2]["evidence"]
+    assert np.isnan([row["peak_bytes"] for row in arms]).all()
+    assert "not measured" in study.facts["memory"] and study.facts["final"]
+    blocks = study.tables["blocks"]
+    first = [blocks["arm"][blocks["round"] == n].tolist() for n in range(study.facts["rounds"])]
+    assert all(sorted(set(order)) == [0, 1, 2] for order in first[:-1])
+    if len(first) > 8:
+        assert len({tuple(order) for order in first}) > 1, "the order is random"
+    medians = attribution.rounds(
+        blocks["round"], blocks["arm"], blocks["median_ms"], [str(v) for v in blocks["void"]], 3
+    )
+    steps = [row for row in rows(study, "effects") if row["kind"] == "step"]
+    for place, row in enumerate(steps, start=1):
+        logs = np.log(medians[:, place] / medians[:, place - 1])
+        assert row["ratio"] == pytest.approx(np.exp(np.nanmean(logs)))
+    segments = runner.session.segments[-3:]
+    assert [segment.label[:6] for segment in segments] == ["arm 0:", "arm 1:", "arm 2:"]
+    for arm, segment in enumerate(segments):
+        numbers = segment.steps["block"]
+        own = 1 + np.flatnonzero(blocks["arm"] == arm)
+        assert sorted(set(numbers[numbers > 0])) == own.tolist()
+
+
+def test_an_arm_out_of_memory_is_a_data_point_and_the_others_are_measured(rig, small, monkeypatch):
+    build = rig.arms._build
+
+    def tight(situation, phases):
+        option = situation.configuration.toggles
+        if option["rope_cache"] == "shared" and option["attention"] == "auto":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return build(situation, phases)
+
+    monkeypatch.setattr(rig.arms, "_build", tight)
+    study, session = attribute(rig, small, {"rope_cache": "shared", "attention": "manual"})
+    states = [row["state"] for row in rows(study, "arms")]
+    assert states == ["measured", "out of memory", "measured"]
+    step, joint, total = (row for row in rows(study, "effects") if row["quantity"] == "time")
+    assert step["name"] == "rope_cache=shared" and "2.00 GiB more was needed" in step["reason"]
+    assert np.isnan(step["ratio"])
+    assert joint["name"] == "rope_cache=shared + attention=manual"
+    assert joint["ratio"] == total["ratio"] and joint["rounds"] > 0
+    assert any("out of memory" in event.text for event in session.events)
+    assert not study.facts["rebuilt_each_block"], "the others fit"
+
+
+def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so(
+    rig, small, monkeypatch
+):
+    built = []
+    build = rig.arms._build
+
+    def one_at_a_time(situation, phases):
+        gc.collect()
+        if any(reference() is not None for reference in built):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        arm = build(situation, phases)
+        built.append(weakref.ref(arm))
+        return arm
+
+    monkeypatch.setattr(rig.arms, "_build", one_at_a_time)
+    study, session = attribute(rig, small, {"rope_cache": "shared"})
+    assert study.facts["rebuilt_each_block"]
+    assert {row["state"] for row in rows(study, "arms")} == {"measured"}
+    blocks = study.tables["blocks"]
+    alternations = 1 + (np.diff(blocks["arm"]) != 0).sum()
+    assert len(built) >= alternations
+    assert any("do not fit in memory together" in event.text for event in session.events)
+
+
+def test_memory_is_counted_with_nothing_else_built(rig, small, monkeypatch):
+    alive = []
+    built = []
+    build = rig.arms._build
+
+    def remember(situation, phases):
+        arm = build(situation, phases)
+        built.append(weakref.ref(arm))
+        return arm
+
+    def sample() -> Memory:
+        count = sum(reference() is not None for reference in built)
+        alive.append(count)
+        return Memory(0.0, float("nan"), 1000.0 * count + len(built))
+
+    monkeypatch.setattr(AttributeRun, "_counts_memory", property(lambda run: True))
+    monkeypatch.setattr(rig.arms, "_build", remember)
+    monkeypatch.setattr(rig.memory, "sample", sample)
+    study, _ = attribute(rig, small, {"rope_cache": "shared", "attention": "manual"})
+    peaks = [row["peak_bytes"] for row in rows(study, "arms")]
+    assert peaks == [1001, 1002, 1003], "each arm alone, in turn"
+    assert max(alive) == 3, "and all together while they alternate"
+    memory = [row for row in rows(study, "effects") if row["quantity"] == "memory"]
+    assert [row["ratio"] for row in memory] == pytest.approx(
+        [1002 / 1001, 1003 / 1002, 1003 / 1001]
+    )
+    assert np.isnan([row["low"] for row in memory]).all()
+    assert "needs no interval" in study.facts["memory"]
+
+
+@pytest.mark.parametrize(
+    ("command", "error"), [(protocol.Stop(), RunEnded), (protocol.Cancel(), Cancelled)]
+)
+def test_whoever_ends_it_keeps_what_was_measured(rig, small, command, error):
+    send = rig.wire.send
+
+    def order(message: protocol.Message) -> None:
+        send(message)
+        done = [m for m in rig.wire.sent if isinstance(m, protocol.StudyRows)]
+        if sum(m.table == "blocks" for m in done) == 5 and not rig.wire.commands:
+            rig.wire.commands.append(command)
+
+    rig.wire.send = order
+    with pytest.raises(error):
+        attribute(rig, small, {"rope_cache": "shared"}, budget_s=300)
+    study, _ = recorded(rig)
+    assert len(study.tables["blocks"]["round"]) == 5
+    assert study.facts["final"] and study.facts["rounds"] == 3
+    (step, _) = rows(study, "effects")
+    assert step["rounds"] == 2 and np.isfinite(step["ratio"])
+
+
+def test_every_combination_is_an_arm_of_a_factorial(rig, small):
+    toggles = {"rope_cache": "shared", "attention": "manual"}
+    study, _ = attribute(rig, small, toggles, mode="factorial", budget_s=0.3)
+    titles = [row["title"] for row in rows(study, "arms")]
+    assert titles == ["base", "rope_cache=shared", "attention=manual",
+                      "rope_cache=shared, attention=manual"]  # fmt: skip
+    kinds = [row["kind"] for row in rows(study, "effects")]
+    assert kinds == ["share", "share", "interaction", "total"]
+
+
+def test_the_base_is_what_was_asked_for_with_the_toggles_as_they_are_there(rig, small):
+    base = msgspec.structs.replace(small, toggles={"attention": "manual"})
+    _, session = attribute(rig, base, {"rope_cache": "shared"}, budget_s=0.2)
+    expected = resolve(base, rig.device).configuration
+    assert session.segments[0].configuration == expected
+    assert session.segments[1].configuration.toggles == {**expected.toggles, "rope_cache": "shared"}
+
+
+@pytest.mark.parametrize(
+    ("toggles", "asked", "sentence"),
+    [
+        ({"turbo": "on"}, {}, "toggle: unknown 'turbo'; expected one of"),
+        ({"adamw": "slow"}, {}, "toggle adamw: unknown 'slow'; expected one of"),
+        ({"adamw": "loop"}, {}, "toggle adamw: the base has 'loop' already; leave it out"),
+        ({"adamw": "fused"}, {"mode": "stairs"}, "mode: unknown 'stairs'; expected one of"),
+        ({"adamw": "fused"}, {"budget_s": 0.0}, "budget_s = 0 is outside of 0 to"),
+        ({"adamw": "fused"}, {"orders": 0}, "orders = 0 is outside of 1 to 64"),
+        ({"cuda_graphs": "on"}, {}, "at least one toggle .*cuda_graphs: .*needs a CUDA GPU"),
+    ],
+)
+def test_what_cannot_be_attributed_is_refused_in_one_sentence(rig, train, toggles, asked, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        attribute(rig, train, toggles, **asked)
+    assert not rig.wire.sent
