@@ -63,6 +63,14 @@ def test_checkpointing_gives_the_same_gradients(model, tokens_BS, targets_BS, mo
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize(
+    ("mode", "every"), [("full", 1), ("selective", 2), ("third", 3), ("fourth", 4)]
+)
+def test_every_so_many_blocks_are_checkpointed(model, mode, every):
+    model.set_checkpointing(mode)
+    assert model.choose_checkpointed(12) == [index % every == 0 for index in range(12)]
+
+
 def test_checkpointing_keeps_less_for_backward(model, tokens_BS, targets_BS):
     kept = {}
     for mode in ("none", "selective", "full"):

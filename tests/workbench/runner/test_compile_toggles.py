@@ -10,14 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from built import blocked, found, stepped
 
 from sessions.model import Configuration
-from workbench.runner import resolve
-from workbench.runner.arm import Arms
 from workbench.runner.failures import explain
-from workbench.runner.phases import PhaseTracker
 
-CPU = torch.device("cpu")
 BROKEN = Path(__file__).parent / "broken_model.py"
 PRINT_LINE = 1 + next(n for n, t in enumerate(BROKEN.read_text().split("\n")) if "print(" in t)
 
@@ -44,25 +41,13 @@ def own():
     )
 
 
-def stepped(configuration: Configuration, **toggles: str):
+def compiled(configuration, workload="forward", **toggles):
     """An arm after three steps of three batches."""
-    asked = msgspec.structs.replace(configuration, toggles={"compile": "default", **toggles})
-    situation = resolve.resolve(asked, CPU)
-    resolve.require_unblocked(situation)
-    arm = Arms().get(situation, PhaseTracker(lambda phase: None))
-    with arm.entered():
-        for _ in range(3):
-            arm.batches.advance()
-            arm.step()
-    return arm
-
-
-def found(arm) -> dict[str, tuple[str, str]]:
-    return {each.toggle: (each.status, each.text) for each in arm.find_evidence()}
+    return stepped(configuration, workload, steps=3, **{"compile": "default", **toggles})
 
 
 def test_a_break_is_counted_with_its_line_and_its_reason(own):
-    (status, text) = found(stepped(own))["compile"]
+    (status, text) = found(compiled(own))["compile"]
     assert status == "effective"
     assert text.startswith(f"2 graphs compiled, 1 graph break at broken_model.py:{PRINT_LINE} in ")
     assert "Failed to trace builtin" in text and text.endswith(", 0 recompiles")
@@ -70,7 +55,7 @@ def test_a_break_is_counted_with_its_line_and_its_reason(own):
 
 def test_a_break_where_one_graph_is_demanded_is_an_error_with_its_line(own):
     with pytest.raises(Exception, match="print") as raised:
-        stepped(own, compile_scope="fullgraph")
+        compiled(own, compile_scope="fullgraph")
     failure = explain(raised.value)
     assert failure.kind == "compile"
     assert failure.sentence.endswith(f'(broken_model.py, line {PRINT_LINE}: print(end=""))')
@@ -79,27 +64,27 @@ def test_a_break_where_one_graph_is_demanded_is_an_error_with_its_line(own):
 
 
 def test_blocks_that_are_compiled_one_by_one_share_a_graph(own, small):
-    status, text = found(stepped(own, compile_scope="blocks"))["compile_scope"]
+    status, text = found(compiled(own, compile_scope="blocks"))["compile_scope"]
     assert (status, text) == ("effective", "2 blocks of 1 kind share 1 compiled graph")
-    arm = stepped(small, compile_scope="blocks")
+    arm = compiled(small, compile_scope="blocks")
     assert found(arm)["compile_scope"] == (status, text)
     assert "1 graph compiled, 0 graph breaks" in found(arm)["compile"][1]
 
 
 def test_blocks_that_nothing_calls_show_that_nothing_was_compiled(own, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    status, text = found(stepped(own, compile_scope="blocks"))["compile_scope"]
+    status, text = found(compiled(own, compile_scope="blocks"))["compile_scope"]
     assert (status, text) == ("no effect", "no graph was compiled")
 
 
 def test_one_graph_without_a_break_says_so(small):
-    status, text = found(stepped(small, compile_scope="fullgraph"))["compile_scope"]
+    status, text = found(compiled(small, compile_scope="fullgraph"))["compile_scope"]
     assert (status, text) == ("effective", "1 graph without a break, which was demanded")
 
 
 def test_dynamic_takes_other_sizes_without_a_recompile_and_static_would_not(small):
     wide = msgspec.structs.replace(small, settings={"batch": 3, "sequence": 16})
-    status, text = found(stepped(wide, compile_shapes="dynamic"))["compile_shapes"]
+    status, text = found(compiled(wide, compile_shapes="dynamic"))["compile_shapes"]
     assert status == "effective"
     assert text == (
         "without a recompile it also takes a batch of 2 and not 3, a sequence of 8 and not 16"
@@ -110,13 +95,13 @@ def test_dynamic_that_was_not_heeded_is_told(small, monkeypatch):
     quick = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **o: quick(f, **{**o, "dynamic": False}))
     wide = msgspec.structs.replace(small, settings={"batch": 3, "sequence": 16})
-    status, text = found(stepped(wide, compile_shapes="dynamic"))["compile_shapes"]
+    status, text = found(compiled(wide, compile_shapes="dynamic"))["compile_shapes"]
     assert status == "no effect"
     assert "a batch of 2 and not 3 would recompile: tensor" in text and "size mismatch" in text
 
 
 def test_automatic_shows_an_effect_once_sizes_change(own):
-    arm = stepped(own, compile_shapes="automatic", compile_scope="blocks")
+    arm = compiled(own, compile_shapes="automatic", compile_scope="blocks")
     assert found(arm)["compile_shapes"][0] == "no effect"
     arm.evidence = None
     with arm.entered(), torch.no_grad():
@@ -128,7 +113,7 @@ def test_automatic_shows_an_effect_once_sizes_change(own):
 
 
 def test_a_step_that_recompiles_past_the_limit_is_told_to_run_in_eager_mode(own):
-    arm = stepped(own, compile_scope="blocks")
+    arm = compiled(own, compile_scope="blocks")
     with arm.entered(), torch.no_grad():
         for rows in range(5, 15):
             arm.compute(torch.zeros(rows, 8))
@@ -138,28 +123,25 @@ def test_a_step_that_recompiles_past_the_limit_is_told_to_run_in_eager_mode(own)
 
 
 def test_what_one_arm_compiles_is_not_counted_for_another(own, small):
-    arm = stepped(own)
-    stepped(small)
+    arm = compiled(own)
+    compiled(small)
     assert "2 graphs compiled" in found(arm)["compile"][1]
 
 
 def test_without_compilation_the_options_are_blocked(small):
-    blocked = resolve.availability(small, CPU).blocked
-    assert set(blocked["compile_scope"]) == {"fullgraph", "blocks"}
-    assert set(blocked["compile_shapes"]) == {"automatic", "dynamic"}
-    for why in (*blocked["compile_scope"].values(), *blocked["compile_shapes"].values()):
+    found = blocked(small)
+    assert set(found["compile_scope"]) == {"fullgraph", "blocks"}
+    assert set(found["compile_shapes"]) == {"automatic", "dynamic"}
+    for why in (*found["compile_scope"].values(), *found["compile_shapes"].values()):
         assert why.reason == "acts on torch.compile, which is off"
         assert why.set == {"compile": "default"}
 
 
 def test_a_policy_by_operator_and_blocks_compiled_alone_exclude_each_other(small):
-    toggles = {"compile": "default", "compile_scope": "blocks"}
-    asked = msgspec.structs.replace(small, workload="train", toggles=toggles)
-    why = resolve.availability(asked, CPU).blocked["checkpointing"]
+    why = blocked(small, compile="default", compile_scope="blocks")["checkpointing"]
     assert set(why) == {"operators"} and why["operators"].set == {"compile_scope": "model"}
 
 
 def test_decoding_has_one_shape(small):
-    asked = msgspec.structs.replace(small, workload="decode", toggles={"compile": "default"})
-    why = resolve.availability(asked, CPU).blocked["compile_shapes"]
+    why = blocked(small, "decode", compile="default")["compile_shapes"]
     assert set(why) == {"automatic", "dynamic"} and "one shape" in why["dynamic"].reason

@@ -8,43 +8,23 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 import torch
+from built import blocked, found, stepped
 from torch import nn
 
 from models import _checkpointing
 from sessions.model import Configuration
-from workbench.runner import optimizers, resolve
-from workbench.runner.arm import Arms
+from workbench.runner import optimizers
 from workbench.runner.offload import Offload
-from workbench.runner.phases import PhaseTracker
 from workbench.runner.toggles import all_toggles
 from workbench.runner.training import Weights
 
-CPU = torch.device("cpu")
 IMAGES = Path(__file__).parents[2] / "examples" / "own_model.py"
 
 
-def stepped(configuration: Configuration, workload: str = "train", **toggles: str):
-    """An arm after one step."""
-    asked = msgspec.structs.replace(configuration, workload=workload, toggles=toggles)
-    situation = resolve.resolve(asked, CPU)
-    resolve.require_unblocked(situation)
-    arm = Arms().get(situation, PhaseTracker(lambda phase: None))
-    with arm.entered(), arm.watched():
-        arm.step()
-    return arm
-
-
 def evidence(arm, toggle: str) -> tuple[str, str]:
-    (found,) = (each for each in arm.find_evidence() if each.toggle == toggle)
-    return found.status, found.text
-
-
-def blocked(configuration: Configuration, workload: str = "train", **toggles: str):
-    asked = msgspec.structs.replace(configuration, workload=workload, toggles=toggles)
-    return resolve.availability(asked, CPU).blocked
+    return found(arm)[toggle]
 
 
 # Checkpointing
@@ -92,8 +72,8 @@ def test_moments_in_8_bits_are_looked_for_in_the_state(least, status, text):
     optimizer = Bytes([nn.Parameter(torch.zeros(64, 64)), nn.Parameter(torch.zeros(8))], least)
     optimizer.step()
     arm = SimpleNamespace(trainer=SimpleNamespace(optimizer=optimizer))
-    found = all_toggles()["adamw"].evidence("8bit_torchao", arm)
-    assert found.status == status and found.text.startswith(text)
+    said = all_toggles()["adamw"].evidence("8bit_torchao", arm)
+    assert said.status == status and said.text.startswith(text)
 
 
 @pytest.mark.parametrize("library", optimizers.EIGHT_BIT)
@@ -146,10 +126,10 @@ def test_a_model_without_attention_is_told():
 def test_switches_that_cannot_act_say_why(small):
     why = blocked(small, "forward")["sdp_flash"]["forbidden"]
     assert why.set == {"attention": "sdpa"}
-    found = blocked(small, "forward", attention="sdpa", sdp_flash="forbidden")
-    assert found["sdp_math"]["forbidden"].set == {"sdp_flash": "allowed"}
-    assert "needs a CUDA GPU" in found["sdp_cudnn"]["forbidden"].reason
-    assert "sdp_flash" not in found
+    left = blocked(small, "forward", attention="sdpa", sdp_flash="forbidden")
+    assert left["sdp_math"]["forbidden"].set == {"sdp_flash": "allowed"}
+    assert "needs a CUDA GPU" in left["sdp_cudnn"]["forbidden"].reason
+    assert "sdp_flash" not in left
 
 
 # cuDNN, the allocator
@@ -163,8 +143,8 @@ def test_timing_convolutions_that_cudnn_does_not_run_is_told(small, source, text
     own = Configuration(family="own", preset="file", model={"source": str(IMAGES)})
     arm = stepped(own if source == "own" else small)
     with arm.entered():
-        found = all_toggles()["cudnn_benchmark"].evidence("on", arm)
-    assert found.status == "no effect" and found.text.startswith(text)
+        said = all_toggles()["cudnn_benchmark"].evidence("on", arm)
+    assert said.status == "no effect" and said.text.startswith(text)
 
 
 def test_memory_that_lies_in_no_expandable_segment_is_told(monkeypatch):
@@ -173,9 +153,9 @@ def test_memory_that_lies_in_no_expandable_segment_is_told(monkeypatch):
     judge = all_toggles()["allocator"].evidence
     assert judge("expandable", None).status == "no effect"
     segments.append({"total_size": 6 << 20, "is_expandable": True})
-    found = judge("expandable", None)
-    assert found.status == "effective"
-    assert found.text == "6 of 8 MiB reserved lie in expandable segments"
+    said = judge("expandable", None)
+    assert said.status == "effective"
+    assert said.text == "6 of 8 MiB reserved lie in expandable segments"
 
 
 @pytest.mark.parametrize(
@@ -239,8 +219,8 @@ def test_what_is_small_or_has_gaps_stays(layers):
     offload(x)
     assert (offload.moved_tensors, offload.left_bytes) == (0, x.nbytes)
     arm = SimpleNamespace(compute=offload)
-    found = all_toggles()["activation_offload"].evidence("on", arm)
-    assert found.status == "no effect" and "as large as 64 KiB" in found.text
+    said = all_toggles()["activation_offload"].evidence("on", arm)
+    assert said.status == "no effect" and "as large as 64 KiB" in said.text
     offload(x.contiguous())
-    found = all_toggles()["activation_offload"].evidence("on", arm)
-    assert found.status == "effective" and found.text.startswith("0.1 MiB in 1 tensors go")
+    said = all_toggles()["activation_offload"].evidence("on", arm)
+    assert said.status == "effective" and said.text.startswith("0.1 MiB in 1 tensors go")

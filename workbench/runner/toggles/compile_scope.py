@@ -3,7 +3,8 @@
 *Whole model* goes on where a graph breaks: the part between two graphs runs in eager mode. *One
 graph* makes a break an error, with its reason and its line. *Each block* compiles the entries of
 the model's lists of modules one by one (regional compilation): blocks of one kind share one graph,
-so it compiles about as many times faster as there are blocks, and nothing is fused across them.
+and nothing is fused across them. Pays while compiling is what one waits for, the more the deeper
+the model: a training step of eight layers took less than half as long to compile on a CPU.
 """
 
 from __future__ import annotations

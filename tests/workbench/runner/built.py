@@ -1,0 +1,47 @@
+"""Arms that are built and stepped in the test's own process, and what they say of their options."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+
+from sessions.model import Configuration
+from workbench.protocol import Blocked
+from workbench.runner import resolve
+from workbench.runner.arm import Arm, Arms
+from workbench.runner.phases import PhaseTracker
+
+
+def stepped(
+    configuration: Configuration,
+    workload: str = "train",
+    *,
+    device: str = "cpu",
+    steps: int = 1,
+    **toggles: str,
+) -> Arm:
+    """An arm after its first steps, each of another batch."""
+    asked = msgspec.structs.replace(configuration, workload=workload, toggles=toggles)
+    situation = resolve.resolve(asked, torch.device(device))
+    resolve.require_unblocked(situation)
+    arm = Arms().get(situation, PhaseTracker(lambda phase: None))
+    with arm.entered():
+        with arm.watched():
+            arm.step()
+        for _ in range(steps - 1):
+            arm.batches.advance()
+            arm.step()
+    return arm
+
+
+def found(arm: Arm) -> dict[str, tuple[str, str]]:
+    """Status and text of each option that is not off."""
+    return {each.toggle: (each.status, each.text) for each in arm.find_evidence()}
+
+
+def blocked(
+    configuration: Configuration, workload: str = "train", *, device: str = "cpu", **toggles: str
+) -> dict[str, dict[str, Blocked]]:
+    """What cannot be used under these options."""
+    asked = msgspec.structs.replace(configuration, workload=workload, toggles=toggles)
+    return resolve.availability(asked, torch.device(device)).blocked
