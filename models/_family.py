@@ -61,7 +61,7 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Family:
     """One model family; every file of this folder without a leading underscore ends in one."""
 
@@ -78,6 +78,9 @@ class Family:
     length_field: str = "max_sequence"  # the field of the configuration that bounds a sequence
     first_choice: str = "base"  # the largest preset that is chosen unasked
     metrics: tuple[Metric, ...] = ()  # what its models measure of themselves
+    # (config, workload) to the operators of ``kernels`` that a step calls, those behind a switch of
+    # the model (fused add + norm, fused loss) among them. None: not known beforehand.
+    operators: Callable[[Any, str], frozenset[str]] | None = None
     # Of a family whose inputs are no tokens: (config, batch, sequence, generator) to a random batch
     # of inputs and targets on the CPU.
     draw: Callable[[Any, int, int, torch.Generator], Batch] | None = None

@@ -27,7 +27,7 @@ from models._ccgqa import CCGQA
 from models._depth import MixtureOfDepths
 from models._family import Family, setting
 from models._hydra_costs import costs
-from models._language_model import LanguageModel, State
+from models._language_model import LanguageModel, State, loss_operators
 from models._layers import RMSNorm, SwiGLUMLP, mlp_width, residual_std
 from models._mistake import ConfigurationError
 from models._model import Metric
@@ -257,6 +257,18 @@ def check(config: HydraConfig) -> None:
         )
 
 
+def operators(config: HydraConfig, workload: str) -> frozenset[str]:
+    """The operators that a step of the workload calls."""
+    found = {"rms_norm", "swiglu", "attention", *loss_operators(workload)}
+    found |= {"qk_norm_rope", "causal_conv1d"} if config.ccgqa else {"rope"}
+    if config.mixture_of_depths or config.mixture_of_recursions:
+        found.add("token_scatter")
+        by_token = config.mixture_of_recursions and config.recursion_routing == "token"
+        if workload == "train" and (config.mixture_of_depths or not by_token):
+            found.add("token_router")  # evaluation routes by each token's own score
+    return frozenset(found)
+
+
 def _check_ccgqa(config: HydraConfig) -> None:
     divisor = config.n_heads * config.query_compression
     if config.dim % divisor:
@@ -353,5 +365,6 @@ FAMILY = Family(
     construct=construct,
     check=check,
     costs=costs,
+    operators=operators,
     metrics=METRICS,
 )

@@ -33,7 +33,7 @@ from models import _fields
 from models._attention import Attention, KVState, RotaryCache
 from models._costs import Costs
 from models._family import Family, setting
-from models._language_model import BlockOutput, LanguageModel
+from models._language_model import BlockOutput, LanguageModel, loss_operators
 from models._layers import INIT_STD, RMSNorm
 from models._mistake import ConfigurationError
 from models._model import Metric
@@ -243,6 +243,17 @@ def check(config: Mamba2Config) -> None:
         )
 
 
+def operators(config: Mamba2Config, workload: str) -> frozenset[str]:
+    """The operators that a step of the workload calls."""
+    found = {"rms_norm", "causal_conv1d", "gated_rms_norm", *loss_operators(workload)}
+    found.add("ssd_step" if workload == "decode" else "ssd_scan")
+    if config.n_layers > 1:
+        found.add("add_rms_norm")
+    if config.attending:
+        found |= {"attention", "rope"}
+    return frozenset(found)
+
+
 def costs(config: Mamba2Config) -> Costs:
     """What the sizes cost."""
     dim, layers, rows, size = config.dim, config.n_layers, config.rows, config.mixer
@@ -323,6 +334,7 @@ FAMILY = Family(
     construct=construct,
     check=check,
     costs=costs,
+    operators=operators,
     first_choice="96M",
     metrics=(
         Metric(

@@ -41,6 +41,7 @@ class Build:
     weights_dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
     scales_loss: bool = False
+    quantization: str = ""  # the scheme of the linear layers' codes
     optimizer: dict[str, Any] = field(
         default_factory=lambda: {
             "fused": False,
@@ -86,6 +87,7 @@ class Arm:
     feeds: bool  # whether each step reads a new batch
     kernel_choices: dict[str, str]
     weights_dtype: torch.dtype
+    quantization: str
     flags: list[Callable[[], AbstractContextManager[Any]]]
     probe: Probe
     ledger: dict[str, Scalar]
@@ -249,6 +251,7 @@ class Arms:
             feeds=workload.feeds,
             kernel_choices=build.kernel_choices,
             weights_dtype=build.weights_dtype,
+            quantization=build.quantization,
             flags=build.flags,
             probe=found,
             ledger={
