@@ -39,6 +39,7 @@ class ConfigField:
     choices: tuple[Any, ...]
     minimum: float | None
     maximum: float | None
+    weights: bool  # whether a model's weights depend on it
 
 
 def setting(
@@ -49,14 +50,19 @@ def setting(
     minimum: float | None = None,
     maximum: float | None = None,
     choices: tuple[Any, ...] = (),
+    weights: bool = True,
 ) -> Any:
-    """A dataclass field that also says what it means and what it may be."""
+    """A dataclass field that also says what it means and what it may be.
+
+    ``weights`` False: models that differ in it alone have the same weights, and can share them.
+    """
     metadata = {
         "title": title,
         "help": help,
         "minimum": minimum,
         "maximum": maximum,
         "choices": choices,
+        "weights": weights,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -94,6 +100,11 @@ class Family:
             )
             for each in dataclasses.fields(self.config)
         ]
+
+    def of_weights(self, config: Any) -> Any:
+        """The configuration with everything as by default that its weights do not depend on."""
+        free = {each.name: each.default for each in self.fields() if not each.weights}
+        return dataclasses.replace(config, **free)
 
     def configure(self, preset: str, overrides: Mapping[str, Any] | None = None) -> Any:
         """The preset with fields replaced, validated; text is read as the field's kind.

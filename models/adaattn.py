@@ -164,6 +164,7 @@ class AdaAttnConfig(_fields.RoundedVocabulary):
         "Share of a head's columns that are always kept.",
         minimum=0.01,
         maximum=1,
+        weights=False,
     )
     rank_estimation: str = setting(
         "entropy",

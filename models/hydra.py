@@ -52,6 +52,7 @@ class HydraConfig(_fields.RoundedVocabulary):
     norm_eps: float = _fields.norm_eps()
     tie_embeddings: bool = _fields.tie_embeddings(True)
 
+    window: int = _fields.window()
     ccgqa: bool = setting(
         False,
         "Compressed attention",
@@ -161,9 +162,9 @@ class Block(nn.Module):
         self.attention: nn.Module
         if config.ccgqa:
             sizes = (*heads, config.head_dim, config.conv_width)
-            self.attention = CCGQA(*sizes, rotary, config.norm_eps, std_out)
+            self.attention = CCGQA(*sizes, rotary, config.norm_eps, std_out, config.window)
         else:
-            self.attention = Attention(*heads, rotary, std_out)
+            self.attention = Attention(*heads, rotary, std_out, config.window)
         self.mlp_norm = RMSNorm(config.dim, config.norm_eps)
         self.mlp = SwiGLUMLP(config.dim, mlp_width(config.dim, config.mlp_ratio), std_out)
 

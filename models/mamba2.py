@@ -76,6 +76,7 @@ class Mamba2Config(_fields.RoundedVocabulary):
         32, "Query heads", "Of the attention; must divide the width.", minimum=1, maximum=1024
     )
     n_kv_heads: int = _fields.kv_heads(8)
+    window: int = _fields.window()
     max_sequence: int = _fields.max_sequence()
     rope_theta: float = _fields.rope_theta()
     norm_eps: float = _fields.norm_eps(1e-5)
@@ -146,7 +147,7 @@ class Block(nn.Module):
         if rotary is not None:
             std_out = INIT_STD / math.sqrt(config.n_layers)  # one addition a layer
             self.attention = Attention(
-                config.dim, config.n_heads, config.n_kv_heads, rotary, std_out
+                config.dim, config.n_heads, config.n_kv_heads, rotary, std_out, config.window
             )
             self.gate = Gate(config.dim)
             self.measures = {"ssm_share": 1}
@@ -282,6 +283,7 @@ def costs(config: Mamba2Config) -> Costs:
         matmul_per_token=matmuls,
         scan_per_token=layers * (3 * state + size.d_conv * size.convolved),
         score_width=attending * dim,
+        window=config.window,
         cached_per_token=attending * 2 * kv_dim,
         cached_per_sequence=layers * size.convolved * size.d_conv,
         cached_fp32_per_sequence=layers * state,

@@ -68,6 +68,7 @@ def costs(config: MoEConfig) -> Costs:
         matmul_per_token=layers * (attention + router + (k + shared) * expert),
         linear_parameters=layers * linears,
         score_width=layers * dim,
+        window=config.window,
         cached_per_token=layers * 2 * kv_dim,
         # Both norms' outputs, rotated q, k, v, the attention's output; gate and up of each choice;
         # gate, up and their product of the shared experts.

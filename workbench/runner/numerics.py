@@ -169,6 +169,8 @@ def _own(arm: Arm, situation: Situation) -> Outputs:
             return Outputs(arm.step().clone(), None)
         case "decode":
             (tokens,) = inputs
+            for rewind in arm.rewind:  # a recurrent state cannot go back to a position by itself
+                arm.autocast(rewind)()
             position = torch.full((), tokens.shape[1], dtype=torch.int64, device=tokens.device)
             with torch.no_grad():
                 return Outputs(arm.compute(tokens[:, -1:].clone(), position).clone(), None)

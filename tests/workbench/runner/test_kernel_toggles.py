@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from built_arms import CPU, blocked, configuration, found, stepped
 
 import kernels
 from models import FAMILIES
-from sessions.model import Configuration
-from workbench.runner.arm import Arm, Arms
-from workbench.runner.phases import PhaseTracker
-from workbench.runner.resolve import availability, blocked_options, resolve
+from workbench.runner.resolve import availability
 from workbench.runner.toggles import all_toggles
 
-CPU = torch.device("cpu")
 ELSEWHERE = {  # operators that a toggle of another name chooses
     "attention": "attention",
     "add_rms_norm": "fused_add_norm",
@@ -39,28 +36,6 @@ CASES = [
     for fields in variants
     for workload in FAMILIES[family].workloads
 ]
-
-
-def configuration(family: str, workload: str = "forward", **more) -> Configuration:
-    settings = {"batch": 1, "sequence": 16} | ({"new_tokens": 4} if workload == "decode" else {})
-    return Configuration(family=family, preset="tiny", workload=workload, settings=settings, **more)
-
-
-def stepped(asked: Configuration) -> Arm:
-    """The arm of a configuration after a step that was watched."""
-    arm = Arms().get(resolve(asked, CPU), PhaseTracker(lambda phase: None))
-    with arm.entered(), arm.watched():
-        arm.step()
-    return arm
-
-
-def found(arm: Arm, toggle: str):
-    (evidence,) = [each for each in arm.find_evidence() if each.toggle == toggle]
-    return evidence
-
-
-def blocked(asked: Configuration, toggle: str, option: str):
-    return blocked_options(resolve(asked, CPU)).get(toggle, {}).get(option)
 
 
 def name(operator: str) -> str:
@@ -109,11 +84,9 @@ def test_an_implementation_that_ran_is_effective_and_one_that_did_not_is_told(
     calls = arm.usage[operator][option]
     assert evidence.text == f"{operator}: all {calls} recorded calls ran {option}"
     arm.usage[operator]["another"] = 1
-    arm.evidence = None
     assert found(arm, toggle).status == "no effect"
     assert "another 1" in found(arm, toggle).text
     del arm.usage[operator]
-    arm.evidence = None
     assert found(arm, toggle).text == f"this model never calls {operator}"
 
 

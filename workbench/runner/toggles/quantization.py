@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -27,6 +26,7 @@ from kernels.quantized_matmul import SCHEMES
 from models import Model
 from models._quantized import QuantizedLinear, quantize_linears
 from workbench.protocol import Blocked
+from workbench.runner.toggles._imagined import COMPUTES, Imagined, computing
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
@@ -38,8 +38,6 @@ from workbench.runner.toggles._toggle import (
 
 if TYPE_CHECKING:
     from workbench.runner.arm import Arm, Build
-
-_COMPUTES = {"amp_fp16": torch.float16, "amp_bf16": torch.bfloat16, "bf16": torch.bfloat16}
 
 
 class _Layers:
@@ -70,33 +68,21 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         )
     if not situation.on_gpu:
         return None
-    dtype = _COMPUTES.get(situation.option("precision"), torch.float32)
+    dtype = computing(situation)
     reasons = _refusals(option, dtype)
     if not reasons:
         return None
-    for precision, other in _COMPUTES.items():
+    for precision, other in COMPUTES.items():
         if other != dtype and not _refusals(option, other):
             return Blocked(reasons, f"Compute in {str(other)[6:]}.", {"precision": precision})
     return Blocked(reasons, "Choose another scheme.", {"quantization": "int8_weight_only"})
 
 
-class _Imagined(NamedTuple):
-    """What a kernel asks of a tensor before it refuses; a fake one would import Dynamo."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device = torch.device("cuda")
-    is_cuda: bool = True
-
-    def numel(self) -> int:
-        return math.prod(self.shape)
-
-
 @functools.cache
 def _refusals(scheme: str, dtype: torch.dtype) -> str:
     """Why no kernel of this GPU multiplies so, or nothing."""
-    x, codes = _Imagined((32, 32), dtype), _Imagined((32, 32), SCHEMES[scheme])
-    scale = _Imagined(() if scheme == "fp8_tensor" else (32,), torch.float32)
+    x, codes = Imagined((32, 32), dtype), Imagined((32, 32), SCHEMES[scheme])
+    scale = Imagined(() if scheme == "fp8_tensor" else (32,), torch.float32)
     reasons = []
     for name, implementation in kernels.OPS["quantized_matmul"].implementations.items():
         if name == "torch":
