@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QLabel, QToolButton
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtWidgets import QLabel, QScrollArea, QToolButton
 
 from workbench.protocol import Blocked
 
@@ -43,7 +43,7 @@ def test_toggles_that_the_family_has_nothing_for_are_folded_and_counted(qtbot, p
     found = panel(triton_rope=NEVER, adamw=NEVER)
     assert hidden(found) == {"triton_rope", "adamw"}
     assert line(found).isVisible()
-    assert line(found).text() == "2 optimizations that HYDRA does not have"
+    assert line(found).text() == "2 more are for other models"
     qtbot.mouseClick(line(found), Qt.MouseButton.LeftButton)
     assert hidden(found) == set()
     qtbot.mouseClick(line(found), Qt.MouseButton.LeftButton)
@@ -55,7 +55,7 @@ def test_a_group_without_a_row_has_no_heading(panel):
     assert heading.isVisible()
     found = panel(adamw=NEVER)
     assert not heading.isVisible()
-    assert line(found).text() == "1 optimization that HYDRA does not have"
+    assert line(found).text() == "1 more is for other models"
 
 
 def test_what_is_only_blocked_or_is_chosen_stays_in_sight(panel, ready):
@@ -75,3 +75,13 @@ def test_one_option_that_may_be_had_is_enough_to_stay(panel, ready):
     state.availability = msgspec.structs.replace(state.availability, blocked=blocked)
     state.availabilityChanged.emit()
     assert hidden(found) == set()
+
+
+def test_the_column_is_as_high_as_what_it_shows(panel):
+    found = panel(adamw=NEVER)
+    body = found.findChild(QScrollArea).widget()
+    last = max(row.mapTo(body, QPoint(0, row.height())).y() for row in found.rows.values())
+    foot = line(found).mapTo(body, QPoint(0, line(found).height())).y()
+    viewport = found.findChild(QScrollArea).viewport()
+    assert body.width() == viewport.width(), "it scrolls sideways"
+    assert last < foot <= body.height() <= max(foot + 40, viewport.height())

@@ -38,18 +38,17 @@ class ToggleGroups(QWidget):
         self._foot = _parts.rule()
         column.addWidget(self._foot)
         column.addWidget(self._line)
-        self.fold((), "", theme)
+        self.fold((), theme)
 
-    def fold(self, absent: Collection[str], family: str, theme: Theme) -> None:
-        """Say which toggles ``family`` has nothing for, and hide them unless they are shown."""
-        said = (tuple(absent), family, theme.name)
+    def fold(self, absent: Collection[str], theme: Theme) -> None:
+        """Say which toggles the family has nothing for, and hide them unless they are shown."""
+        said = (tuple(absent), theme.name)
         if said == self._said:
             return
         self._said = said
         self._absent, self._theme = absent, theme
         count = len(absent)
-        plural = "s" if count > 1 else ""
-        self._line.setText(f"{count} optimization{plural} that {family} does not have")
+        self._line.setText(f"{count} more {'are' if count > 1 else 'is'} for other models")
         self._line.setVisible(bool(absent))
         self._foot.setVisible(bool(absent))
         self._show()

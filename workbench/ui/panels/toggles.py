@@ -98,11 +98,8 @@ class TogglesPanel(QWidget):
         self._pending_text.setText(f"{count} change{'s' if count > 1 else ''} on the way")
 
     def _fold(self, configuration: Configuration) -> None:
-        catalogue = self._state.catalogue
-        titles = {} if catalogue is None else {f.name: f.title for f in catalogue.families}
-        family = titles.get(configuration.family, configuration.family)
         absent = [name for name in self.rows if self._absent(name, configuration)]
-        self._groups.fold(absent, family, self._state.theme)
+        self._groups.fold(absent, self._state.theme)
 
     def _absent(self, name: str, configuration: Configuration) -> bool:
         """Whether the family has nothing that any option of a toggle that is off could act on."""
