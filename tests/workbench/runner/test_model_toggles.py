@@ -8,6 +8,7 @@ import pytest
 import torch
 from built_arms import CPU, blocked, configuration, found, stepped
 
+import kernels
 from kernels.hardware import imagined
 from models import FAMILIES
 from models._quantized import quantize_linears
@@ -157,9 +158,17 @@ def test_additions_that_took_new_memory_are_told():
 
 
 @pytest.mark.parametrize("workload", ["forward", "train", "prefill"])
-def test_scans_in_other_chunks_give_the_same_and_show(workload):
-    asked = configuration("mamba2", workload, sequence=40, toggles={"ssd_chunk": "16"})
+def test_scans_in_other_chunks_give_the_same_and_show(workload, monkeypatch):
+    asked, taken, scan = (
+        configuration("mamba2", workload, sequence=40, toggles={"ssd_chunk": "16"}),
+        [],
+        kernels.ssd_scan,
+    )
+    monkeypatch.setattr(
+        kernels, "ssd_scan", lambda *args, chunk: taken.append(chunk) or scan(*args, chunk=chunk)
+    )
     arm = stepped(asked)
+    assert set(taken) == {16}
     evidence = found(arm, "ssd_chunk")
     assert evidence.text == "4 mixers scan in chunks of 16; recorded calls: torch 4"
     assert evidence.status == "effective"

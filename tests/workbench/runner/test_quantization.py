@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
+from built_arms import configuration, stepped
 from torch import nn
 
 import kernels
@@ -113,12 +114,25 @@ def test_layers_that_multiply_by_no_codes_are_told(build):
     )
 
 
+def test_layers_whose_weight_another_operator_reads_are_not_counted():
+    asked = configuration(
+        "mahia", model={"use_moe": True}, toggles={"quantization": "int8_dynamic"}
+    )
+    arm = stepped(asked)
+    made = [name for name, m in arm.model.named_modules() if isinstance(m, QuantizedLinear)]
+    idle = [name for name in made if name.endswith("router")]
+    linears = sum(isinstance(module, nn.Linear) for module in arm.model.modules())
+    assert len(idle) == 2
+    assert evidence(arm).text.startswith(f"{len(made) - 2} of {linears} linear layers")
+
+
 def test_codes_follow_weights_that_training_has_changed(build):
     arm, _ = build(quantization="int8_weight_only")
     before, address = outputs(arm), arm.model.blocks[0].mlp.down.codes_NK.data_ptr()
     plain, _ = build()
     with torch.no_grad():
-        plain.model.blocks[0].mlp.down.weight *= 5  # one tensor for all arms, as training moves it
+        weight = plain.model.blocks[0].mlp.down.weight  # one tensor for all arms
+        weight.copy_(5 * weight.flip(0, 1))
     after = outputs(arm)
     assert not torch.equal(after, before), "the codes are those of the weights before"
     expected = outputs(plain)

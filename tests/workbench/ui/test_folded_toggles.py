@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from PySide6.QtCore import QPoint, Qt
+from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel, QScrollArea, QToolButton
 
 from workbench.protocol import Blocked
@@ -78,7 +79,9 @@ def test_one_option_that_may_be_had_is_enough_to_stay(panel, ready):
 
 
 def test_the_column_is_as_high_as_what_it_shows(panel):
-    found = panel(adamw=NEVER)
+    long = Blocked("many words " * 20, "Others.")
+    found = panel(adamw=NEVER, triton_rope=long, checkpointing=long, compile=long, cuda_graphs=long)
+    QTest.qWait(50)
     body = found.findChild(QScrollArea).widget()
     last = max(row.mapTo(body, QPoint(0, row.height())).y() for row in found.rows.values())
     foot = line(found).mapTo(body, QPoint(0, line(found).height())).y()
