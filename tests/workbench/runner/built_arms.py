@@ -1,4 +1,4 @@
-"""Arms of tiny models of any family, built in this process and stepped once on the CPU."""
+"""Arms of tiny models of any family, built in this process and stepped once."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def configuration(
     return Configuration(family=family, preset="tiny", workload=workload, settings=settings, **more)
 
 
-def stepped(asked: Configuration, arms: Arms | None = None) -> Arm:
+def stepped(asked: Configuration, arms: Arms | None = None, device: torch.device = CPU) -> Arm:
     """The arm of a configuration after a step that was watched."""
-    arm = (arms or Arms()).get(resolve(asked, CPU), PhaseTracker(lambda phase: None))
+    arm = (arms or Arms()).get(resolve(asked, device), PhaseTracker(lambda phase: None))
     with arm.entered(), arm.watched():
         arm.step()
     return arm

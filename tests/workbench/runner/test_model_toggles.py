@@ -159,11 +159,8 @@ def test_additions_that_took_new_memory_are_told():
 
 @pytest.mark.parametrize("workload", ["forward", "train", "prefill"])
 def test_scans_in_other_chunks_give_the_same_and_show(workload, monkeypatch):
-    asked, taken, scan = (
-        configuration("mamba2", workload, sequence=40, toggles={"ssd_chunk": "16"}),
-        [],
-        kernels.ssd_scan,
-    )
+    asked = configuration("mamba2", workload, sequence=40, toggles={"ssd_chunk": "16"})
+    taken, scan = [], kernels.ssd_scan
     monkeypatch.setattr(
         kernels, "ssd_scan", lambda *args, chunk: taken.append(chunk) or scan(*args, chunk=chunk)
     )
