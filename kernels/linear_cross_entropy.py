@@ -9,11 +9,12 @@ logits become, in place, their own gradient softmax(logits) - onehot(target), of
     dx = dlogits weight,    dweight = sum over chunks of dlogits^T x
 
 follow while they are at hand, in the forward pass. The backward pass scales what is there.
-The softmax is in FP32, the products in the inputs' dtype.
+The softmax is in FP32, the products in the inputs' dtype. ``chunked`` is the same in plain torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -56,8 +57,8 @@ def linear_cross_entropy(
     ``x`` [..., D] and ``weight_VD`` of one dtype, ``target`` [...] int64 with values in [0, V) or
     ``ignore_index``, whose tokens count nothing. ``reduction``: "mean" over the tokens that count
     (NaN if there are none, as in torch) or "sum". Under autocast the product is in its dtype.
-    ``impl``: auto, torch or triton. Raises ``Mistake`` for what does not go together; a target out
-    of range is not checked, since that would wait for the GPU.
+    ``impl``: auto, triton, chunked or torch. Raises ``Mistake`` for what does not go together; a
+    target out of range is not checked, since that would wait for the GPU.
     """
     floating("linear_cross_entropy", x=x, weight=weight_VD)
     same_device("linear_cross_entropy", x, weight=weight_VD, target=target)
@@ -140,6 +141,38 @@ def _row_kernel(
             tl.store(logits_ptr + start + o_v, tl.where(counts, b_d, 0.0), mask=m)
 
 
+def _rows_triton(
+    logits: Tensor, target_N: Tensor, losses_N: Tensor, ignore_index: int, gradient: bool
+) -> None:
+    n_words = logits.shape[1]
+    block = min(65536, power_of_two(n_words))
+    with on_device(logits):
+        _row_kernel[(logits.shape[0],)](
+            logits,
+            target_N,
+            losses_N,
+            logits.stride(0),
+            ignore_index,
+            V=n_words,
+            GRADIENT=gradient,
+            BLOCK=block,
+            num_warps=max(4, min(32, block // 2048)),
+        )
+
+
+def _rows_torch(
+    logits: Tensor, target_N: Tensor, losses_N: Tensor, ignore_index: int, gradient: bool
+) -> None:
+    counts_N1 = (target_N != ignore_index)[:, None]
+    hit_N1 = torch.where(counts_N1, target_N[:, None], 0)
+    wide = logits.to(losses_N.dtype)
+    lse_N1 = wide.logsumexp(-1, keepdim=True)
+    losses_N.copy_(((lse_N1 - wide.gather(1, hit_N1)) * counts_N1).squeeze(1))
+    if gradient:
+        share = (wide - lse_N1).exp_().scatter_add_(1, hit_N1, -torch.ones_like(lse_N1))
+        logits.copy_(share.mul_(counts_N1))
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -151,35 +184,24 @@ class _LinearCrossEntropy(torch.autograd.Function):
         mean: bool,
         x_grad: bool,
         weight_grad: bool,
+        rows: Callable[..., None],
     ) -> Tensor:
         n_rows, (n_words, dim) = target.numel(), weight.shape
         x_ND, target_N = x.reshape(n_rows, dim), target.reshape(n_rows).contiguous()
-        losses = torch.empty(n_rows, dtype=torch.float32, device=x.device)
+        losses = torch.empty(n_rows, dtype=accumulator(x.dtype), device=x.device)
         dx = torch.empty(n_rows, dim, dtype=x.dtype, device=x.device) if x_grad else None
         dweight = torch.zeros_like(weight) if weight_grad else None
         chunk = max(1, CHUNK_BYTES // (n_words * x.element_size()))
-        block = min(65536, power_of_two(n_words))
         with torch.autocast(x.device.type, enabled=False):
             for start in range(0, n_rows, chunk):
-                rows = slice(start, min(start + chunk, n_rows))
-                logits = x_ND[rows] @ weight.T
-                with on_device(x):
-                    _row_kernel[(logits.shape[0],)](
-                        logits,
-                        target_N[rows],
-                        losses[rows],
-                        logits.stride(0),
-                        ignore_index,
-                        V=n_words,
-                        GRADIENT=x_grad or weight_grad,
-                        BLOCK=block,
-                        num_warps=max(4, min(32, block // 2048)),
-                    )
+                part = slice(start, min(start + chunk, n_rows))
+                logits = x_ND[part] @ weight.T
+                rows(logits, target_N[part], losses[part], ignore_index, x_grad or weight_grad)
                 if dx is not None:
-                    dx[rows] = logits @ weight
+                    dx[part] = logits @ weight
                 if dweight is not None:
-                    dweight.addmm_(logits.T, x_ND[rows])
-        share = torch.ones((), dtype=torch.float32, device=x.device)
+                    dweight.addmm_(logits.T, x_ND[part])
+        share = torch.ones((), dtype=losses.dtype, device=x.device)
         if mean:
             share = 1 / (target_N != ignore_index).sum()
         ctx.save_for_backward(dx, dweight, share)
@@ -199,24 +221,35 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None,
             None,
             None,
+            None,
         )
 
 
-def _triton(x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
-    enabled = torch.is_grad_enabled()
-    return _LinearCrossEntropy.apply(
-        x,
-        weight,
-        target,
-        ignore_index,
-        reduction == "mean",
-        enabled and x.requires_grad,
-        enabled and weight.requires_grad,
-    )
+def _by(rows: Callable[..., None]) -> Callable[..., Tensor]:
+    def call(
+        x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str
+    ) -> Tensor:
+        enabled = torch.is_grad_enabled()
+        return _LinearCrossEntropy.apply(
+            x,
+            weight,
+            target,
+            ignore_index,
+            reduction == "mean",
+            enabled and x.requires_grad,
+            enabled and weight.requires_grad,
+            rows,
+        )
+
+    return call
+
+
+def _empty(x: Tensor, *_: Any) -> str | None:
+    return None if x.numel() else "takes no empty tensors"
 
 
 def _refuses(x: Tensor, *_: Any) -> str | None:
-    return no_fp64(x) if x.numel() else "takes no empty tensors"
+    return _empty(x) or no_fp64(x)
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
@@ -255,7 +288,8 @@ OP = Operator(
     function=linear_cross_entropy,
     reference=reference,
     implementations={
-        "triton": Implementation(_triton, missing, _refuses),
+        "triton": Implementation(_by(_rows_triton), missing, _refuses),
+        "chunked": Implementation(_by(_rows_torch), refuses=_empty),
         "torch": Implementation(reference),
     },
     inputs=_inputs,

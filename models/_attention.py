@@ -136,17 +136,24 @@ def attend(
     position: Tensor | None,
     rows: Rows | None,
     shared: SharedKV | None,
+    window: int = 0,
 ) -> Tensor:
     """Attention of this call's tokens to themselves and to what ``state`` holds, (B, H, S, D).
 
-    Fills ``shared`` where it is empty; where it is not, only the queries count.
+    Fills ``shared`` where it is empty; where it is not, only the queries count. ``window`` is how
+    many keys a query sees of those gathered here, its own the last; 0: all.
     """
+    seen = window or None
     if shared is not None and shared.keys is not None:
         assert rows is not None
         length_BK = rows.position + 1
         one = length_BK.shape[1] == 1  # then backends that know one length a sequence can run
         return kernels.attention(
-            q_BHSD, shared.keys, shared.values, kv_length=length_BK[:, 0] if one else length_BK
+            q_BHSD,
+            shared.keys,
+            shared.values,
+            window=seen,
+            kv_length=length_BK[:, 0] if one else length_BK,
         )
     if state is not None:
         state.write(k_BGSD, v_BGSD, position, rows)
@@ -155,7 +162,7 @@ def attend(
     if shared is not None:
         shared.keys, shared.values = k, v
     if not cached or position is None:
-        return kernels.attention(q_BHSD, k, v, causal=True)
+        return kernels.attention(q_BHSD, k, v, causal=True, window=seen)
     n_new = q_BHSD.shape[2]
     length = position + n_new
     if rows is not None:
@@ -163,14 +170,15 @@ def attend(
         # Rows that do not count may reach past the last place: each has a length of its own.
         length = rows.filled[:, None] + torch.arange(1, n_new + 1, device=position.device)
         length = length[:, 0] if n_new == 1 else length
-    return kernels.attention(q_BHSD, k, v, causal=True, kv_length=length)
+    return kernels.attention(q_BHSD, k, v, causal=True, window=seen, kv_length=length)
 
 
 class Attention(nn.Module):
     """Causal self-attention, (B, S, E) -> (B, S, E), H query heads over G key/value heads.
 
-    Without ``rotary`` it knows of no positions but by the causal mask. One linear makes queries,
-    keys and values: under autocast its input is cast once.
+    Without ``rotary`` it knows of no positions but by the causal mask. A query sees the last
+    ``window`` keys, 0: all. One linear makes queries, keys and values: under autocast its input is
+    cast once.
     """
 
     def __init__(
@@ -180,8 +188,10 @@ class Attention(nn.Module):
         n_kv_heads: int,
         rotary: RotaryCache | None,
         std_out: float = INIT_STD,
+        window: int = 0,
     ) -> None:
         super().__init__()
+        self.window = window
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, dim // n_heads
         self.qkv = Linear(dim, (n_heads + 2 * n_kv_heads) * self.head_dim)
         self.out = Linear(n_heads * self.head_dim, dim, std_out)
@@ -210,7 +220,7 @@ class Attention(nn.Module):
         """
         queries_only = shared is not None and shared.keys is not None
         q_BHSD, k_BGSD, v_BGSD = self.heads(x_BSE, position, rows, queries_only=queries_only)
-        y_BHSD = attend(q_BHSD, k_BGSD, v_BGSD, state, position, rows, shared)
+        y_BHSD = attend(q_BHSD, k_BGSD, v_BGSD, state, position, rows, shared, self.window)
         return self.out(y_BHSD.transpose(1, 2).flatten(2))
 
     def heads(

@@ -62,8 +62,10 @@ class CCGQA(nn.Module):
         rotary: RotaryCache,
         norm_eps: float,
         std_out: float = INIT_STD,
+        window: int = 0,
     ) -> None:
         super().__init__()
+        self.window = window
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
         self.conv_width, self.norm_eps, self.rotary = conv_width, norm_eps, rotary
         n_all = n_heads + n_kv_heads
@@ -127,7 +129,8 @@ class CCGQA(nn.Module):
         q_BHSD, k_BGSD = turned(turn, q_BSHD, k_BSGD, self.rotary, position, rows)
         k_BGSD = k_BGSD * self.temperature.exp().to(k_BGSD.dtype)[:, None, None]
         kv = None if state is None else state.kv
-        y_BHSD = attend(q_BHSD, k_BGSD, v_BSGD.transpose(1, 2), kv, position, rows, shared)
+        v_BGSD = v_BSGD.transpose(1, 2)
+        y_BHSD = attend(q_BHSD, k_BGSD, v_BGSD, kv, position, rows, shared, self.window)
         return self.out(y_BHSD.transpose(1, 2).flatten(2))
 
     def _before(self, x_BSC: Tensor, n_rows: int, kept: Tensor | None) -> Tensor:

@@ -44,6 +44,7 @@ class Costs:
     cached_fp32_per_sequence: int = 0  # FP32 numbers of the same kind
     scan_per_token: int = 0  # multiply-adds a token beside linears and scores, all layers
     causal: bool = True  # whether a token attends to those before it only
+    window: int = 0  # of these, to so many at most, itself among them; 0: to all
     matmul_per_sequence: int = 0  # multiply-adds a sequence, whatever its length
     saved_per_sequence: int = 0  # compute-dtype numbers a sequence saves, whatever its length
     linear_parameters: int | None = None  # numbers in all linears; None: as ``matmul_per_token``
@@ -103,7 +104,9 @@ def flops(
     is not counted: these are the model's FLOPs, not the machine's. Of what is routed, the whole
     share is.
     """
-    pairs = _pairs(sequence, context) if costs.causal else sequence * (context + sequence)
+    pairs = (
+        _pairs(sequence, context, costs.window) if costs.causal else sequence * (context + sequence)
+    )
     head_tokens = 1 if last_only else sequence
     multiply_adds = (
         (costs.matmul_per_token + costs.scan_per_token) * sequence
@@ -114,15 +117,17 @@ def flops(
     for part in costs.routed:
         before = part.share.of(context)
         tokens = part.share.of(context + sequence) - before
-        seen = part.share.of(pairs) if part.attends_all else _pairs(tokens, before)
+        seen = part.share.of(pairs) if part.attends_all else _pairs(tokens, before, costs.window)
         multiply_adds += (part.matmul_per_token + part.scan_per_token) * tokens
         multiply_adds += 2 * part.score_width * seen
     forward = 2 * multiply_adds
     return batch * forward * (3 if training else 1)
 
 
-def _pairs(sequence: int, context: int) -> int:
-    return sequence * context + sequence * (sequence + 1) // 2
+def _pairs(sequence: int, context: int, window: int) -> int:
+    growing = min(sequence, max(0, window - context)) if window else sequence
+    rest = sequence - growing  # see a whole window each
+    return growing * context + growing * (growing + 1) // 2 + rest * window
 
 
 def footprint(

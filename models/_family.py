@@ -39,6 +39,7 @@ class ConfigField:
     choices: tuple[Any, ...]
     minimum: float | None
     maximum: float | None
+    weights: bool  # whether a model's weights depend on it
 
 
 def setting(
@@ -49,19 +50,24 @@ def setting(
     minimum: float | None = None,
     maximum: float | None = None,
     choices: tuple[Any, ...] = (),
+    weights: bool = True,
 ) -> Any:
-    """A dataclass field that also says what it means and what it may be."""
+    """A dataclass field that also says what it means and what it may be.
+
+    ``weights`` False: models that differ in it alone have the same weights, and can share them.
+    """
     metadata = {
         "title": title,
         "help": help,
         "minimum": minimum,
         "maximum": maximum,
         "choices": choices,
+        "weights": weights,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Family:
     """One model family; every file of this folder without a leading underscore ends in one."""
 
@@ -78,6 +84,9 @@ class Family:
     length_field: str = "max_sequence"  # the field of the configuration that bounds a sequence
     first_choice: str = "base"  # the largest preset that is chosen unasked
     metrics: tuple[Metric, ...] = ()  # what its models measure of themselves
+    # (config, workload) to the operators of ``kernels`` that a step calls, those behind a switch of
+    # the model (fused add + norm, fused loss) among them. None: not known beforehand.
+    operators: Callable[[Any, str], frozenset[str]] | None = None
     # Of a family whose inputs are no tokens: (config, batch, sequence, generator) to a random batch
     # of inputs and targets on the CPU.
     draw: Callable[[Any, int, int, torch.Generator], Batch] | None = None
@@ -91,6 +100,11 @@ class Family:
             )
             for each in dataclasses.fields(self.config)
         ]
+
+    def of_weights(self, config: Any) -> Any:
+        """The configuration with everything as by default that its weights do not depend on."""
+        free = {each.name: each.default for each in self.fields() if not each.weights}
+        return dataclasses.replace(config, **free)
 
     def configure(self, preset: str, overrides: Mapping[str, Any] | None = None) -> Any:
         """The preset with fields replaced, validated; text is read as the field's kind.

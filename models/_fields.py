@@ -77,6 +77,18 @@ def mlp_ratio() -> Any:
     )
 
 
+def window() -> Any:
+    """How far back attention looks."""
+    return setting(
+        0,
+        "Attention window",
+        "Keys that a query sees, its own and those before it; 0: all before it.",
+        minimum=0,
+        maximum=1_048_576,
+        weights=False,
+    )
+
+
 def max_sequence(default: int = 2048) -> Any:
     """The longest sequence that the rotary tables hold."""
     return setting(

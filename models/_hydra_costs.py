@@ -111,6 +111,7 @@ def costs(config: HydraConfig) -> Costs:
         rows=rows,
         matmul_per_token=sum(part.matmul_per_token for part in whole) + recursion_router,
         score_width=sum(part.score_width for part in whole),
+        window=config.window,
         cached_per_token=sum(part.cached_per_token for part in whole),
         cached_per_sequence=applied * layer.cached_per_sequence,
         cached_fp32_per_sequence=2 * states,  # how many were taken, 8 bytes each

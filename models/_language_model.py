@@ -90,6 +90,11 @@ class BlockOutput(NamedTuple):
     measured: dict[str, Tensor]
 
 
+def loss_operators(workload: str) -> frozenset[str]:
+    """The operators that a step calls beside those of its blocks."""
+    return frozenset({"linear_cross_entropy"} if workload == "train" else ())
+
+
 class LanguageModel(Model):
     """A causal language model over the blocks that a family supplies.
 
@@ -118,6 +123,7 @@ class LanguageModel(Model):
         self.max_sequence = max_sequence
         self.fused_add_norm = False
         self.fused_additions = 0
+        self.fused_loss = False
         self.embedding = Embedding(rows, dim)
         self.blocks = nn.ModuleList(blocks)
         self.norm = RMSNorm(dim, norm_eps)
@@ -160,9 +166,12 @@ class LanguageModel(Model):
         """
         self._check_length(tokens_BS, None, None)
         x_BSE, auxiliary = self._run_blocks(self.embedding(tokens_BS), None, None)
-        logits_NV = self._logits(x_BSE).flatten(0, 1)
-        wide = torch.promote_types(logits_NV.dtype, torch.float32)
-        loss = functional.cross_entropy(logits_NV.to(wide), targets_BS.flatten())
+        if self.fused_loss:
+            loss = kernels.linear_cross_entropy(self.norm(x_BSE), self._table(), targets_BS)
+        else:
+            logits_NV = self._logits(x_BSE).flatten(0, 1)
+            wide = torch.promote_types(logits_NV.dtype, torch.float32)
+            loss = functional.cross_entropy(logits_NV.to(wide), targets_BS.flatten())
         return loss if auxiliary is None else loss + auxiliary
 
     def new_cache(self, batch: int, length: int, dtype: torch.dtype | None = None) -> Cache:
@@ -200,6 +209,14 @@ class LanguageModel(Model):
             )
         self.fused_add_norm = fused
 
+    def set_fused_loss(self, fused: bool) -> None:
+        """Whether ``loss`` goes from the stream to the loss without ever holding all logits.
+
+        The results differ by rounding only. It is one call of ``kernels.linear_cross_entropy``,
+        whose choice of implementation decides what is fused.
+        """
+        self.fused_loss = fused
+
     def given(self, cache: Cache | None) -> Sequence[tuple[Any, ...]]:
         """What each block is called with beside its input, state and position: nothing.
 
@@ -215,8 +232,11 @@ class LanguageModel(Model):
                 self.record(name, row, values[name])
 
     def _logits(self, x_BSE: Tensor) -> Tensor:
-        weight_VE = self.embedding.weight if self.head is None else self.head.weight
-        return functional.linear(self.norm(x_BSE), weight_VE)
+        return functional.linear(self.norm(x_BSE), self._table())
+
+    def _table(self) -> Tensor:
+        """The head's weights (V, E)."""
+        return self.embedding.weight if self.head is None else self.head.weight
 
     def _run_blocks(
         self, x_BSE: Tensor, cache: Cache | None, position: Tensor | None

@@ -67,7 +67,12 @@ class MahiaConfig:
         0, "Neighbours of a slot", "Edges kept of each slot; 0 keeps all.", minimum=0, maximum=65536
     )
     diffusion_steps: int = setting(
-        3, "Diffusion steps", "Steps over the memory's graph.", minimum=1, maximum=64
+        3,
+        "Diffusion steps",
+        "Steps over the memory's graph.",
+        minimum=1,
+        maximum=64,
+        weights=False,
     )
     diffusion_alpha: float = setting(
         0.85, "Diffusion", "Share that comes from a slot's neighbours.", minimum=0, maximum=1
@@ -81,6 +86,7 @@ class MahiaConfig:
         "Share of the batch that each fabric layer serves.",
         minimum=0.001,
         maximum=1,
+        weights=False,
     )
     n_experts: int = setting(8, "Number of experts", "Of each block.", minimum=1, maximum=512)
     expert_top_k: int = setting(

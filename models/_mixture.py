@@ -178,9 +178,10 @@ class Block(nn.Module):
         super().__init__()
         std_out = residual_std(config.n_layers)
         self.in_place, self.buffer = config.in_place, buffer
+        self.placed = 0  # additions so far that took no new memory
         self.attention_norm = RMSNorm(config.input_dim, config.norm_eps)
         self.attention = Attention(
-            config.input_dim, config.n_heads, config.n_kv_heads, rotary, std_out
+            config.input_dim, config.n_heads, config.n_kv_heads, rotary, std_out, config.window
         )
         self.mixture_norm = RMSNorm(config.input_dim, config.norm_eps)
         self.mixture = MixtureOfExperts(config)
@@ -218,9 +219,10 @@ class Block(nn.Module):
                 f"moe: {name} overwrites what a backward pass needs; turn it off, or run under "
                 "torch.no_grad()"
             )
-        if self.buffer is not None:
-            return self.buffer.total(x_BSD, y_BSD)
-        return y_BSD.add_(x_BSD) if y_BSD.dtype == x_BSD.dtype else x_BSD + y_BSD
+        if self.buffer is None and y_BSD.dtype != x_BSD.dtype:
+            return x_BSD + y_BSD
+        self.placed += 1
+        return y_BSD.add_(x_BSD) if self.buffer is None else self.buffer.total(x_BSD, y_BSD)
 
 
 def make_blocks(config: MoEConfig) -> list[Block]:

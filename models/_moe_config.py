@@ -69,6 +69,7 @@ class MoEConfig(_fields.RoundedVocabulary):
     )
     n_heads: int = _fields.heads(8)
     n_kv_heads: int = _fields.kv_heads(8)
+    window: int = _fields.window()
     max_sequence: int = _fields.max_sequence()
     rope_theta: float = _fields.rope_theta()
     norm_eps: float = _fields.norm_eps()
@@ -77,11 +78,13 @@ class MoEConfig(_fields.RoundedVocabulary):
         False,
         "Add in place",
         "Inference only: residual additions write into the branch's result instead of new memory.",
+        weights=False,
     )
     reuse_buffers: bool = setting(
         False,
         "Reuse buffers",
         "Inference only: the residual stream of all blocks lives in one buffer, allocated once.",
+        weights=False,
     )
 
     @property

@@ -99,6 +99,7 @@ class SSM(nn.Module):
     def __init__(self, sizes: SSMSizes, eps: float, n_residuals: int) -> None:
         super().__init__()
         self.sizes, self.eps = sizes, eps
+        self.chunk: int | None = None  # of the scan; None leaves it to the operator
         inner, heads, convolved = sizes.inner, sizes.n_heads, sizes.convolved
         self.in_proj = Linear(sizes.dim, sizes.projected, 1 / math.sqrt(3 * sizes.dim))
         self.conv_weight = nn.Parameter(torch.empty(convolved, sizes.d_conv))
@@ -182,6 +183,7 @@ class SSM(nn.Module):
                 self.D,
                 self.dt_bias,
                 state.ssm if state is not None and going_on else None,
+                chunk=self.chunk,
             )
             y_BSI = y_BSHP.flatten(2)
         if state is not None:

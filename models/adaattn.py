@@ -26,7 +26,7 @@ from models._attention import KVState, RotaryCache
 from models._costs import Costs
 from models._family import Family, setting
 from models._initialise import started
-from models._language_model import BlockOutput, Cache, LanguageModel
+from models._language_model import BlockOutput, Cache, LanguageModel, loss_operators
 from models._layers import RMSNorm, SwiGLUMLP, mlp_width, residual_std
 from models._mistake import ConfigurationError
 from models._model import Metric
@@ -164,6 +164,7 @@ class AdaAttnConfig(_fields.RoundedVocabulary):
         "Share of a head's columns that are always kept.",
         minimum=0.01,
         maximum=1,
+        weights=False,
     )
     rank_estimation: str = setting(
         "entropy",
@@ -312,6 +313,19 @@ def check(config: AdaAttnConfig) -> None:
     check_rules("adaattn", config.rules)
 
 
+def operators(config: AdaAttnConfig, workload: str) -> frozenset[str]:
+    """The operators that a step of the workload calls.
+
+    ``attention`` is also what the PyTorch form of ``adaptive_attention`` calls.
+    """
+    found = {"rms_norm", "swiglu", "qk_norm_rope", "attention", *loss_operators(workload)}
+    if workload != "decode":
+        found.add("adaptive_attention")
+    if workload in ("forward", "train") and config.adaptive_rank:
+        found.add("low_rank")
+    return frozenset(found)
+
+
 def costs(config: AdaAttnConfig) -> Costs:
     """What the sizes cost with all columns; fewer save at most half of what scores cost.
 
@@ -400,5 +414,6 @@ FAMILY = Family(
     construct=AdaAttnModel,
     check=check,
     costs=costs,
+    operators=operators,
     metrics=METRICS,
 )

@@ -27,7 +27,7 @@ from models._ccgqa import CCGQA
 from models._depth import MixtureOfDepths
 from models._family import Family, setting
 from models._hydra_costs import costs
-from models._language_model import LanguageModel, State
+from models._language_model import LanguageModel, State, loss_operators
 from models._layers import RMSNorm, SwiGLUMLP, mlp_width, residual_std
 from models._mistake import ConfigurationError
 from models._model import Metric
@@ -52,6 +52,7 @@ class HydraConfig(_fields.RoundedVocabulary):
     norm_eps: float = _fields.norm_eps()
     tie_embeddings: bool = _fields.tie_embeddings(True)
 
+    window: int = _fields.window()
     ccgqa: bool = setting(
         False,
         "Compressed attention",
@@ -161,9 +162,9 @@ class Block(nn.Module):
         self.attention: nn.Module
         if config.ccgqa:
             sizes = (*heads, config.head_dim, config.conv_width)
-            self.attention = CCGQA(*sizes, rotary, config.norm_eps, std_out)
+            self.attention = CCGQA(*sizes, rotary, config.norm_eps, std_out, config.window)
         else:
-            self.attention = Attention(*heads, rotary, std_out)
+            self.attention = Attention(*heads, rotary, std_out, config.window)
         self.mlp_norm = RMSNorm(config.dim, config.norm_eps)
         self.mlp = SwiGLUMLP(config.dim, mlp_width(config.dim, config.mlp_ratio), std_out)
 
@@ -255,6 +256,18 @@ def check(config: HydraConfig) -> None:
             "hydra: recursion_kv = 'share' needs the first recursion's keys of every token, which "
             "mixture_of_depths leaves out; choose recursion_kv = 'recursion' or switch it off"
         )
+
+
+def operators(config: HydraConfig, workload: str) -> frozenset[str]:
+    """The operators that a step of the workload calls."""
+    found = {"rms_norm", "swiglu", "attention", *loss_operators(workload)}
+    found |= {"qk_norm_rope", "causal_conv1d"} if config.ccgqa else {"rope"}
+    if config.mixture_of_depths or config.mixture_of_recursions:
+        found.add("token_scatter")
+        by_token = config.mixture_of_recursions and config.recursion_routing == "token"
+        if workload == "train" and (config.mixture_of_depths or not by_token):
+            found.add("token_router")  # evaluation routes by each token's own score
+    return frozenset(found)
 
 
 def _check_ccgqa(config: HydraConfig) -> None:
@@ -353,5 +366,6 @@ FAMILY = Family(
     construct=construct,
     check=check,
     costs=costs,
+    operators=operators,
     metrics=METRICS,
 )

@@ -255,6 +255,17 @@ def construct(config: MahiaConfig) -> HybridEfficientModel:
     return HybridEfficientModel(**dataclasses.asdict(config))
 
 
+def operators(config: MahiaConfig, workload: str) -> frozenset[str]:
+    """The operators that a step calls, whatever the workload."""
+    found = {"rms_norm", "rope", "swiglu", "attention", "graph_diffusion"}
+    found |= {"token_router", "token_scatter"}
+    if config.use_fourier:
+        found.add("fourier_mix")
+    if config.use_moe:
+        found |= {"moe_gating", "moe_experts"}
+    return frozenset(found)
+
+
 def draw(config: MahiaConfig, batch: int, sequence: int, generator: Generator) -> Batch:
     """A batch of the synthetic task of ``models._hybrid_task``, on the CPU."""
     classify = config.task == "classification"
@@ -369,6 +380,7 @@ FAMILY = Family(
     construct=construct,
     check=check,
     costs=costs,
+    operators=operators,
     workloads=("forward", "train"),
     length_field="text_seq_len",
     metrics=METRICS,

@@ -33,7 +33,7 @@ from models import _fields
 from models._attention import Attention, KVState, RotaryCache
 from models._costs import Costs
 from models._family import Family, setting
-from models._language_model import BlockOutput, LanguageModel
+from models._language_model import BlockOutput, LanguageModel, loss_operators
 from models._layers import INIT_STD, RMSNorm
 from models._mistake import ConfigurationError
 from models._model import Metric
@@ -76,6 +76,7 @@ class Mamba2Config(_fields.RoundedVocabulary):
         32, "Query heads", "Of the attention; must divide the width.", minimum=1, maximum=1024
     )
     n_kv_heads: int = _fields.kv_heads(8)
+    window: int = _fields.window()
     max_sequence: int = _fields.max_sequence()
     rope_theta: float = _fields.rope_theta()
     norm_eps: float = _fields.norm_eps(1e-5)
@@ -146,7 +147,7 @@ class Block(nn.Module):
         if rotary is not None:
             std_out = INIT_STD / math.sqrt(config.n_layers)  # one addition a layer
             self.attention = Attention(
-                config.dim, config.n_heads, config.n_kv_heads, rotary, std_out
+                config.dim, config.n_heads, config.n_kv_heads, rotary, std_out, config.window
             )
             self.gate = Gate(config.dim)
             self.measures = {"ssm_share": 1}
@@ -243,6 +244,17 @@ def check(config: Mamba2Config) -> None:
         )
 
 
+def operators(config: Mamba2Config, workload: str) -> frozenset[str]:
+    """The operators that a step of the workload calls."""
+    found = {"rms_norm", "causal_conv1d", "gated_rms_norm", *loss_operators(workload)}
+    found.add("ssd_step" if workload == "decode" else "ssd_scan")
+    if config.n_layers > 1:
+        found.add("add_rms_norm")
+    if config.attending:
+        found |= {"attention", "rope"}
+    return frozenset(found)
+
+
 def costs(config: Mamba2Config) -> Costs:
     """What the sizes cost."""
     dim, layers, rows, size = config.dim, config.n_layers, config.rows, config.mixer
@@ -271,6 +283,7 @@ def costs(config: Mamba2Config) -> Costs:
         matmul_per_token=matmuls,
         scan_per_token=layers * (3 * state + size.d_conv * size.convolved),
         score_width=attending * dim,
+        window=config.window,
         cached_per_token=attending * 2 * kv_dim,
         cached_per_sequence=layers * size.convolved * size.d_conv,
         cached_fp32_per_sequence=layers * state,
@@ -323,6 +336,7 @@ FAMILY = Family(
     construct=construct,
     check=check,
     costs=costs,
+    operators=operators,
     first_choice="96M",
     metrics=(
         Metric(

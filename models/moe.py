@@ -13,7 +13,7 @@ from __future__ import annotations
 from models._costs import Costs
 from models._cuda_graph import CUDAGraphInference
 from models._family import Family
-from models._language_model import LanguageModel
+from models._language_model import LanguageModel, loss_operators
 from models._mixture import MixtureOfExperts, make_blocks
 from models._model import Metric
 from models._moe_config import MoEConfig, check
@@ -68,6 +68,7 @@ def costs(config: MoEConfig) -> Costs:
         matmul_per_token=layers * (attention + router + (k + shared) * expert),
         linear_parameters=layers * linears,
         score_width=layers * dim,
+        window=config.window,
         cached_per_token=layers * 2 * kv_dim,
         # Both norms' outputs, rotated q, k, v, the attention's output; gate and up of each choice;
         # gate, up and their product of the shared experts.
@@ -83,6 +84,14 @@ def costs(config: MoEConfig) -> Costs:
         unfused_per_token=2 * k * (width + dim) + shared * width,
         tables_bytes=4 * config.max_sequence * config.head_dim,
     )
+
+
+def operators(config: MoEConfig, workload: str) -> frozenset[str]:
+    """The operators that a step of the workload calls."""
+    found = {"rms_norm", "rope", "attention", "moe_gating", "moe_experts"}
+    if config.num_shared_experts:
+        found.add("swiglu")
+    return frozenset(found | loss_operators(workload))
 
 
 def active_parameters(config: MoEConfig) -> int:
@@ -178,5 +187,6 @@ FAMILY = Family(
     construct=construct,
     check=check,
     costs=costs,
+    operators=operators,
     metrics=METRICS,
 )

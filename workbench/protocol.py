@@ -90,11 +90,13 @@ class Blocked(msgspec.Struct, frozen=True):
 
     ``set`` names the choices that would unblock it, so that a click can make them: keys are toggle
     names, or ``"workload"``. It is empty where only the machine could change (an install, a GPU).
+    ``absent``: the model family has nothing that the option acts on, however it is configured.
     """
 
     reason: str
     fix: str
     set: dict[str, str] = {}
+    absent: bool = False
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,7 +40,7 @@ from kernels._operator import (
     tensor_bytes,
 )
 from kernels._triton import MAX_GRID, has_large_memory, missing, no_fp64
-from kernels.ssd_scan._launch import CHUNK, Scan, tile
+from kernels.ssd_scan._launch import CHUNK, Scan, chunks, tile
 
 MAX_STATE = 16384  # elements of one head's state, which a program holds; half with little memory
 
@@ -56,6 +56,7 @@ def ssd_scan(
     initial_state_BHPN: Tensor | None = None,
     *,
     dt_softplus: bool = True,
+    chunk: int | None = None,
     impl: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Scan the sequence ``x_BLHP`` of L steps: y [B, L, H, P] and the final state [B, H, P, N].
@@ -65,9 +66,13 @@ def ssd_scan(
     softplus; ``dt_softplus=False`` takes it as it is. ``D_H``, ``dt_bias_H`` and
     ``initial_state_BHPN`` may be None for zeros; they, dt and A may have other floating dtypes. y
     has x's dtype, under autocast too, and the final state is in FP32. A sequence taken in pieces,
-    each with the final state of the one before, gives the results of the whole. ``impl``: auto,
-    torch or triton. Raises ``Mistake`` for what does not go together.
+    each with the final state of the one before, gives the results of the whole. ``chunk``, a power
+    of two, is how many steps are taken as one product, whose scores are chunk x chunk; None leaves
+    it to the implementation, and what is computed does not depend on it. ``impl``: auto, torch or
+    triton. Raises ``Mistake`` for what does not go together.
     """
+    if chunk is not None and (chunk < 1 or chunk & (chunk - 1)):
+        raise Mistake(f"ssd_scan: chunk must be a power of two, but is {chunk}")
     validate("ssd_scan", 4, x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, D_H, dt_bias_H, initial_state_BHPN)
     return run(
         OP,
@@ -81,6 +86,7 @@ def ssd_scan(
         dt_bias_H,
         initial_state_BHPN,
         dt_softplus,
+        chunk,
     )
 
 
@@ -145,6 +151,7 @@ def reference(
     dt_bias_H: Tensor | None = None,
     initial_state_BHPN: Tensor | None = None,
     dt_softplus: bool = True,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The chunked algorithm, chunk by chunk; heads are [G, R], with R heads in a group.
 
@@ -162,10 +169,10 @@ def reference(
         h = initial_state_BHPN.to(wide).unflatten(1, per_group)
     outputs = []
     with torch.autocast(x.device.type, enabled=False):
-        for start in range(0, length, CHUNK):
-            chunk = slice(start, start + CHUNK)
-            x_q, dt_q, b_q, c_q = x[:, chunk], dt[:, chunk], B_BLGN[:, chunk], C_BLGN[:, chunk]
-            a = fall[:, chunk].cumsum(1)
+        for start in range(0, length, chunk or CHUNK):
+            part = slice(start, start + (chunk or CHUNK))
+            x_q, dt_q, b_q, c_q = x[:, part], dt[:, part], B_BLGN[:, part], C_BLGN[:, part]
+            a = fall[:, part].cumsum(1)
             y = torch.einsum("btgn,bgrpn->btgrp", c_q, h.to(narrow)) * a.exp().to(wide)[..., None]
             earlier = torch.ones(a.shape[1], a.shape[1], dtype=torch.bool, device=x.device).tril()
             gaps = (a[:, :, None] - a[:, None]).masked_fill(~earlier[..., None, None], -torch.inf)
@@ -186,7 +193,7 @@ def _triton(*arguments: Any) -> tuple[Tensor, Tensor]:
     return Scan.apply(*arguments)
 
 
-def _refuses(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *_: Any) -> str | None:
+def _refuses(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *rest: Any) -> str | None:
     if not x.numel() or not b.numel():
         return "takes no empty tensors"
     if max(x.shape[0], x.shape[2]) > MAX_GRID:
@@ -198,6 +205,9 @@ def _refuses(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *_: Any) -> str | None
             f"holds states of at most {most} elements a head in powers of two, not "
             f"{x.shape[3]} x {b.shape[3]} in tiles of {block_p} x {block_n}"
         )
+    chunk, (least, most) = rest[-1], chunks(x, b.shape[3])
+    if chunk is not None and not least <= chunk <= most:
+        return f"takes chunks of {least} to {most} of {str(x.dtype)[6:]} here, not {chunk}"
     return no_fp64(x)
 
 
@@ -236,7 +246,8 @@ def random_inputs(
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
     found = random_inputs(case, device, dtype, seed, (case.sizes["length"],))
     named = dict(zip(NAMES, found.values(), strict=True))
-    return named | {"dt_softplus": case.sizes.get("softplus", True)}
+    sizes = case.sizes
+    return named | {"dt_softplus": sizes.get("softplus", True), "chunk": sizes.get("chunk")}
 
 
 NAMES = (
@@ -261,6 +272,7 @@ def _cost(
     dt_bias_H: Tensor | None,
     initial_state_BHPN: Tensor | None,
     dt_softplus: bool,
+    chunk: int | None = None,
 ) -> Cost:
     (batch, length, heads, dim), n_states = x_BLHP.shape, B_BLGN.shape[3]
     read = tensor_bytes(x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, D_H, dt_bias_H, initial_state_BHPN)

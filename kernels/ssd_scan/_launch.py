@@ -26,15 +26,21 @@ from kernels.ssd_scan._gradient_kernels import (
 )
 from kernels.ssd_scan._kernels import join_kernel, scan_kernel, steps_kernel, walk_kernel
 
-CHUNK = 64  # of the kernels; results do not depend on it
+CHUNK = 64  # unless another is asked for; results do not depend on it
 
 
-def _segments(x: Tensor, n_states: int) -> tuple[int, int, int]:
-    """Chunk, chunks of a segment, and segments: one if the heads occupy all multiprocessors."""
-    batch, length, heads, dim = x.shape
+def chunks(x: Tensor, n_states: int) -> tuple[int, int]:
+    """The least and the largest chunk of the kernels."""
     # Products of FP32 are not for the matrix units: large ones take more registers than there are.
-    longest = 16 if x.dtype == torch.float32 and dim * n_states > 1024 else CHUNK
-    chunk = max(_least(x.element_size()), min(longest, power_of_two(length)))
+    large = x.dtype == torch.float32 and x.shape[3] * n_states > 1024
+    return _least(x.element_size()), 16 if large else CHUNK
+
+
+def _segments(x: Tensor, n_states: int, asked: int | None) -> tuple[int, int, int]:
+    """Chunk, chunks of a segment, and segments: one if the heads occupy all multiprocessors."""
+    batch, length, heads, _ = x.shape
+    least, most = chunks(x, n_states)
+    chunk = max(least, min(asked or most, power_of_two(length)))
     n_chunks = triton.cdiv(length, chunk)
     # Cutting costs a walk more. Eight programs a multiprocessor, measured, then make up for it.
     idle = batch * heads < sm_count(x.device.index)
@@ -106,12 +112,13 @@ class _Scan:
         d: Tensor | None,
         bias: Tensor | None,
         softplus: bool,
+        chunk: int | None,
     ) -> _Scan:
         """Copies an input only if it must, and prepares the decays."""
         batch, length, heads, _ = x.shape
         a = a.contiguous()
         bias = None if bias is None else bias.contiguous()
-        chunk, per_segment, n_segments = _segments(x, b.shape[3])
+        chunk, per_segment, n_segments = _segments(x, b.shape[3], chunk)
         n_chunks = per_segment * n_segments
         step = torch.empty(batch, heads, n_chunks * chunk, dtype=torch.float32, device=x.device)
         sums = torch.empty_like(step, dtype=torch.float64)
@@ -233,8 +240,9 @@ class Scan(torch.autograd.Function):
         bias: Tensor | None,
         initial: Tensor | None,
         softplus: bool,
+        chunk: int | None,
     ) -> tuple[Tensor, Tensor]:
-        scan = _Scan.of(x, dt, a, b, c, d, bias, softplus)
+        scan = _Scan.of(x, dt, a, b, c, d, bias, softplus, chunk)
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         final = scan.new_states(1).squeeze(1)
         begin = None if initial is None else initial.contiguous()
@@ -244,7 +252,7 @@ class Scan(torch.autograd.Function):
             begin = scan.begins(scan.x, scan.b, begin, final, backward=False)
             scan.outputs(begin, y, None)
         ctx.save_for_backward(x, dt, a, b, c, d, bias, begin)
-        ctx.softplus = softplus
+        ctx.softplus, ctx.chunk = softplus, chunk
         ctx.initial = None if initial is None else initial.dtype
         return y, final
 
@@ -253,7 +261,7 @@ class Scan(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:
         x, dt, a, b, c, d, bias, begin = ctx.saved_tensors
         (batch, length, heads, _), (groups, n_states) = x.shape, b.shape[2:]
-        scan = _Scan.of(x, dt, a, b, c, d, bias, ctx.softplus)
+        scan = _Scan.of(x, dt, a, b, c, d, bias, ctx.softplus, ctx.chunk)
         dy, dfinal = unit_stride(dy), dfinal.contiguous()
         # In the products that take these, they are rounded to x's dtype in any case.
         starts, ends = (scan.new_states(scan.n_chunks, x.dtype) for _ in range(2))
@@ -312,6 +320,7 @@ class Scan(torch.autograd.Function):
             None if d is None else sums[1].to(d.dtype),
             None if bias is None else sums[2].to(bias.dtype),
             None if ctx.initial is None else dinitial,
+            None,
             None,
         )
 

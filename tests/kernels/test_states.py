@@ -18,7 +18,7 @@ def inputs_of(name, **sizes):
 
 def one_after_the_other(inputs):
     """The scan as its equation has it: (y, final state)."""
-    x, dt, a, b, c, d, dt_bias, h, _ = inputs.values()
+    x, dt, a, b, c, d, dt_bias, h, *_ = inputs.values()
     dt = torch.nn.functional.softplus(dt + dt_bias)
     per_group = x.shape[2] // b.shape[2]
     outputs = []
@@ -41,6 +41,27 @@ def test_the_scan_in_chunks_is_one_step_after_the_other_and_so_are_its_gradients
         torch.testing.assert_close(one, other)
     for name, one, other in zip(leaves, *gradients, strict=True):
         torch.testing.assert_close(one, other, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 32, 256])
+def test_a_scan_and_its_gradients_do_not_depend_on_the_chunk(chunk):
+    inputs = inputs_of("ssd_scan", **SIZES)
+    leaves = [x.requires_grad_() for x in inputs.values() if isinstance(x, torch.Tensor)]
+    results = [kernels.ssd_scan(**inputs | {"chunk": c}, impl="torch") for c in (None, chunk)]
+    upstream = [torch.randn_like(r) for r in results[0]]
+    gradients = [torch.autograd.grad(r, leaves, upstream) for r in results]
+    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+@pytest.mark.skipif("triton" not in implementations(OPS["ssd_scan"]), reason="needs Triton")
+def test_the_kernel_takes_other_chunks_where_it_can_and_says_where_not():
+    inputs = inputs_of("ssd_scan", **SIZES)
+    inputs = {n: x.float() if isinstance(x, torch.Tensor) else x for n, x in inputs.items()}
+    whole, parts = (kernels.ssd_scan(**inputs | {"chunk": c}, impl="triton") for c in (64, 16))
+    torch.testing.assert_close(parts, whole)
+    with pytest.raises(kernels.Unavailable, match="takes chunks of 16 to 64 of float32 here"):
+        kernels.ssd_scan(**inputs | {"chunk": 128}, impl="triton")
 
 
 @pytest.mark.parametrize("impl", implementations(OPS["ssd_scan"]))
@@ -66,7 +87,7 @@ def test_steps_are_the_scan(impl):
     if impl == "triton":
         inputs = {n: x.float() if isinstance(x, torch.Tensor) else x for n, x in inputs.items()}
     y, final = kernels.ssd_scan(**inputs, impl=impl)
-    x, dt, a, b, c, d, dt_bias, state, _ = inputs.values()
+    x, dt, a, b, c, d, dt_bias, state, *_ = inputs.values()
     for t in range(7):
         y_t, state = kernels.ssd_step(
             x[:, t], dt[:, t], a, b[:, t], c[:, t], state, d, dt_bias, impl=impl

@@ -133,3 +133,16 @@ def test_inference_keeps_no_gradients_and_only_decoding_keeps_a_cache():
         estimate = HYDRA.footprint(config, workload=workload, batch=2, sequence=64)
         assert estimate.gradients == estimate.optimizer == 0
         assert (estimate.cache > 0) == (workload != "forward")
+
+
+@pytest.mark.parametrize(("sequence", "context"), [(1, 0), (40, 0), (1, 50), (7, 30), (40, 5)])
+@pytest.mark.parametrize("window", [1, 8, 32, 64])
+def test_a_window_costs_the_pairs_that_it_leaves(sequence, context, window):
+    preset = HYDRA.presets["tiny"]
+    plain, windowed = (
+        HYDRA.flops(dataclasses.replace(preset, window=w), 1, sequence, context=context)
+        for w in (0, window)
+    )
+    left_out = sum(max(0, context + i + 1 - window) for i in range(sequence))
+    per_pair = 4 * preset.dim * preset.n_layers  # a score and its share of the values
+    assert plain - windowed == per_pair * left_out

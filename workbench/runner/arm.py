@@ -41,6 +41,7 @@ class Build:
     weights_dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
     scales_loss: bool = False
+    quantization: str = ""  # the scheme of the linear layers' codes
     optimizer: dict[str, Any] = field(
         default_factory=lambda: {
             "fused": False,
@@ -82,10 +83,12 @@ class Arm:
     trainer: Trainer | None
     step: Step
     compute: Compute  # what the step computes, autocast and compiled, without its update
+    rewind: list[Callable[[], object]]  # makes what the compute keeps as before the first step
     autocast: Callable[[Compute], Compute]  # runs a function in the arm's precision
     feeds: bool  # whether each step reads a new batch
     kernel_choices: dict[str, str]
     weights_dtype: torch.dtype
+    quantization: str
     flags: list[Callable[[], AbstractContextManager[Any]]]
     probe: Probe
     ledger: dict[str, Scalar]
@@ -245,10 +248,12 @@ class Arms:
             trainer=trainer,
             step=step,
             compute=compute,
+            rewind=bench.rewind,
             autocast=autocast,
             feeds=workload.feeds,
             kernel_choices=build.kernel_choices,
             weights_dtype=build.weights_dtype,
+            quantization=build.quantization,
             flags=build.flags,
             probe=found,
             ledger={
@@ -299,7 +304,8 @@ def _model_key(situation: Situation) -> bytes:
 
 def _weights_key(situation: Situation) -> bytes:
     """Of the weights of one structure: toggles may change the configuration, and so what fits."""
-    return _model_key(situation) + msgspec.json.encode(situation.config)
+    config = situation.family.of_weights(situation.config)
+    return _model_key(situation) + msgspec.json.encode(config)
 
 
 def _batches(build: Build) -> Batches:

@@ -3,6 +3,10 @@
 The reference is the plain model of the arm's own weights, every operator in PyTorch, in FP64 where
 that fits, else in FP32. What an arm may be off is measured too, and not typed in: twice the error
 that the plain model makes in the arm's precision, and one rounding of its dtype.
+
+Where an arm quantizes, that plain model is quantized too, by the operator's definition; so what is
+allowed is twice the scheme's own error. Since a scheme might ruin a model, that error is bounded:
+at most ``SLACK`` times what independent roundings, one a layer, would add up to.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import torch
 
 import kernels
 from models import Model
+from models._quantized import QuantizedLinear, expected_error, quantize_linears
 from sessions.model import Numerics
 from workbench.runner.arm import Arm
 from workbench.runner.compiles import eager
@@ -97,6 +102,8 @@ def _judge(arm: Arm, situation: Situation, reference: Outputs, name: str) -> Num
     allowed = distance(plain.values, reference.values)
     rounding = max(torch.finfo(own.values.dtype).eps, torch.finfo(arm.weights_dtype).eps)
     tolerance = SLACK * allowed.relative_error + rounding
+    if arm.quantization:
+        tolerance = min(tolerance, _most(arm, rounding))
     ok = found.relative_error <= tolerance  # false for NaN
     text = f"relative error {found.relative_error:.2g}, at most {tolerance:.2g} expected"
     difference = None
@@ -120,6 +127,13 @@ def _judge(arm: Arm, situation: Situation, reference: Outputs, name: str) -> Num
     )
 
 
+def _most(arm: Arm, rounding: float) -> float:
+    """The most that the arm's scheme may be off, whatever it is by its definition."""
+    named = arm.model.named_modules()
+    ran = [m for n, m in named if isinstance(m, QuantizedLinear) and n in arm.probe.ran]
+    return SLACK * expected_error(arm.quantization, len(ran)) + rounding * (1 + len(ran)) ** 0.5
+
+
 def _reference(arm: Arm, situation: Situation) -> tuple[Outputs, str]:
     """The plain model's outputs in the widest dtype that fits, and that dtype's name."""
     if _fits(arm, situation, torch.float64):
@@ -133,6 +147,8 @@ def _reference(arm: Arm, situation: Situation) -> tuple[Outputs, str]:
 def _plain(arm: Arm, situation: Situation) -> Outputs:
     """The plain model in the arm's own precision and flags."""
     model = _model(arm, situation, None)
+    if arm.quantization:
+        quantize_linears(model, arm.quantization)
     with contextlib.ExitStack() as stack:
         for flag in arm.flags:
             stack.enter_context(flag())
@@ -153,6 +169,8 @@ def _own(arm: Arm, situation: Situation) -> Outputs:
             return Outputs(arm.step().clone(), None)
         case "decode":
             (tokens,) = inputs
+            for rewind in arm.rewind:  # a recurrent state cannot go back to a position by itself
+                arm.autocast(rewind)()
             position = torch.full((), tokens.shape[1], dtype=torch.int64, device=tokens.device)
             with torch.no_grad():
                 return Outputs(arm.compute(tokens[:, -1:].clone(), position).clone(), None)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from models import Model
 from workbench.runner.data import Tensors
@@ -18,20 +20,28 @@ _PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # all of them linear
 
 @dataclass(frozen=True)
 class Probe:
-    """``linear_dtypes``: what linear layers returned; ``matmul_error``: of a float32 product,
-    relative to FP64.
+    """``linear_dtypes``: what linear layers returned; ``ran``: the names of those layers;
+    ``matmul_error``: of a float32 product, relative to FP64.
     """
 
     linear_dtypes: frozenset[torch.dtype]
+    ran: frozenset[str]
     matmul_error: float
 
 
 def probe(model: Model, inputs: Tensors, wrap: Callable[[Compute], Compute]) -> Probe:
     """Run ``model`` once on few inputs as its arm would, and look at every linear layer."""
-    dtypes: set[torch.dtype] = set()
+    dtypes: dict[str, torch.dtype] = {}
+
+    def watch(name: str, module: nn.Module) -> RemovableHandle:
+        def seen(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
+            dtypes[name] = output.dtype
+
+        return module.register_forward_hook(seen)
+
     hooks = [
-        module.register_forward_hook(lambda _module, _inputs, output: dtypes.add(output.dtype))
-        for module in model.modules()
+        watch(name, module)
+        for name, module in model.named_modules()
         if isinstance(module, _PRODUCTS)
     ]
     training = model.training
@@ -42,7 +52,7 @@ def probe(model: Model, inputs: Tensors, wrap: Callable[[Compute], Compute]) -> 
         model.train(training)
         for hook in hooks:
             hook.remove()
-    return Probe(frozenset(dtypes), _matmul_error(inputs[0].device))
+    return Probe(frozenset(dtypes.values()), frozenset(dtypes), _matmul_error(inputs[0].device))
 
 
 def _matmul_error(device: torch.device) -> float:

@@ -86,7 +86,7 @@ def _why(name: str, option: str, situation: Situation) -> Blocked | None:
     if option == toggle.off:
         return None
     if toggle.bundled and situation.family is own.FAMILY:
-        return Blocked(toggle.bundled, "Choose a bundled family.", {name: toggle.off})
+        return Blocked(toggle.bundled, "Choose a bundled family.", {name: toggle.off}, absent=True)
     return toggle.blocked(option, situation)
 
 

@@ -13,7 +13,7 @@ import pytest
 from sessions.model import Phase
 from workbench import protocol
 
-MOVES = 24  # of the training walk; every option that is allowed is visited at least once
+MOVES = 27  # of the training walk; every option that is allowed is visited at least once
 SEED = 20260101
 
 
@@ -92,7 +92,7 @@ def walk(runner, configuration, moves: int, compiles: bool) -> None:
 
 @pytest.mark.parametrize("workload", ["forward", "prefill", "decode"])
 def test_options_of_inference_in_any_order(runner, small, workload):
-    walk(runner, msgspec.structs.replace(small, workload=workload, settings={}), 18, False)
+    walk(runner, msgspec.structs.replace(small, workload=workload, settings={}), 24, False)
 
 
 def test_options_of_training_in_any_order(runner, small):

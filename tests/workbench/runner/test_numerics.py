@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
+from built_arms import configuration, stepped
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,6 +49,16 @@ def test_every_workload_is_right_in_every_precision(build, workload, precision):
 def test_an_optimization_that_changes_no_numbers_passes(build, toggles):
     workload = "train" if "checkpointing" in toggles else "forward"
     found = numerics.check(*build(workload, **toggles))
+    assert found.ok, found.text
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"), [("mamba2", {}), ("hydra", {"ccgqa": True, "mixture_of_depths": True})]
+)
+def test_a_recurrent_state_that_has_gone_on_is_checked_where_the_prompt_ends(family, fields):
+    asked = configuration(family, "decode", model=fields)
+    arm = stepped(asked)
+    found = numerics.check(arm, resolve(asked, CPU))
     assert found.ok, found.text
 
 

@@ -101,6 +101,7 @@ def arrange(window, situation: str) -> None:
     """What a person did last in the situation."""
     from fake_session import compared
     from PySide6.QtTest import QTest
+    from PySide6.QtWidgets import QScrollArea
 
     from workbench.ui import draft
 
@@ -110,7 +111,9 @@ def arrange(window, situation: str) -> None:
         state.edit(draft.with_model(state.catalogue, state.configuration, "n_heads", 7))
         QTest.qWait(500)
         rows = window.toggles.rows
-        area = rows["adamw"].parentWidget().parentWidget().parentWidget()
+        area = rows["adamw"]
+        while not isinstance(area, QScrollArea):
+            area = area.parentWidget()
         area.ensureWidgetVisible(rows["cuda_graphs"])
     elif situation == "palette":
         window.show_palette()

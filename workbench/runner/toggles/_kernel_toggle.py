@@ -1,4 +1,4 @@
-"""The toggles that choose a Triton kernel for one operator, or for all that have one."""
+"""The toggles that choose how one operator is computed, or all that have a Triton kernel."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import kernels
 from workbench.protocol import Blocked
+from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     OPERATORS,
@@ -20,12 +21,23 @@ from workbench.runner.toggles._toggle import (
 if TYPE_CHECKING:
     from workbench.runner.arm import Arm, Build
 
+TITLES = {
+    "torch": "PyTorch",
+    "triton": "Triton",
+    "manual": "S x S matrix",
+    "matmul": "Matrix products",
+    "subspace": "Subspace iteration",
+    "chunked": "PyTorch, in chunks",
+}
+
 
 def kernel_toggle(operator: str, title: str, help: str) -> Toggle:
     """The switch of one operator: follow the switch for all, or decide alone."""
+    options = implementations(operator)
+    follows = "triton" in options
 
     def blocked(option: str, situation: Situation) -> Blocked | None:
-        return triton_blocked(operator, situation) if option == "triton" else None
+        return not_called(operator, situation) or unavailable(operator, option, situation)
 
     def apply(option: str, build: Build) -> None:
         build.choose_kernel(operator, option)
@@ -34,12 +46,12 @@ def kernel_toggle(operator: str, title: str, help: str) -> Toggle:
         return usage_finding(operator, option, arm)
 
     return Toggle(
-        name=f"triton_{operator}",
+        name=f"triton_{operator}" if follows else f"kernel_{operator}",
         title=title,
         help=help,
         group="Kernels",
         stage=Stage.KERNELS,
-        options={"follow": "As for all", "torch": "PyTorch", "triton": "Triton"},
+        options={"follow": "As for all" if follows else "Automatic"} | options,
         apply=apply,
         evidence=evidence,
         blocked=blocked,
@@ -47,9 +59,15 @@ def kernel_toggle(operator: str, title: str, help: str) -> Toggle:
     )
 
 
-def triton_blocked(operator: str, situation: Situation) -> Blocked | None:
-    """Why the operator's Triton kernel cannot run on this device."""
-    reason = kernels.OPS[operator].unavailable("triton", situation.device.type)
+def implementations(operator: str) -> dict[str, str]:
+    """Titles of an operator's implementations by name, plain PyTorch first."""
+    names = sorted(kernels.OPS[operator].implementations, key=lambda name: name != "torch")
+    return {name: TITLES.get(name, name) for name in names}
+
+
+def unavailable(operator: str, implementation: str, situation: Situation) -> Blocked | None:
+    """Why an implementation of the operator cannot run on this device."""
+    reason = kernels.OPS[operator].unavailable(implementation, situation.device.type)
     if reason is None:
         return None
     if not situation.on_gpu:

@@ -6,6 +6,7 @@ error, never a silent fallback.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import TYPE_CHECKING
 
@@ -49,29 +50,29 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     if reason is not None:
         fix = "Choose Automatic, or see `workbench doctor` for what would enable it."
         return Blocked(reason, fix)
-    workload = situation.workload
-    reason = _refuses(option, situation.device.type, workload.trains, workload.name == "decode")
+    workload, window = situation.workload, getattr(situation.config, "window", 0)
+    asked = (workload.trains, workload.name == "decode", window)
+    reason = _refuses(option, situation.device.type, *asked) if any(asked) else None
     return Blocked(reason, "Choose Automatic or another backend.") if reason else None
 
 
 @functools.cache
-def _refuses(option: str, device_type: str, trains: bool, decodes: bool) -> str | None:
-    """Why a backend cannot do what a workload asks: gradients, or one token against a cache.
-
-    Asked with tensors that have no memory: the answer must not disturb what runs on the GPU.
+def _refuses(option: str, device_type: str, trains: bool, decodes: bool, window: int) -> str | None:
+    """Why a backend cannot do what a workload asks: gradients, one token against a cache, or a
+    window of keys.
     """
     implementation = kernels.OPS["attention"].implementation(option)
     if implementation.refuses is None:
         return None
-    with FakeTensorMode():
-        q, k = (
-            torch.empty(
-                *(1, 1, length, 64), dtype=torch.bfloat16, device=device_type, requires_grad=trains
-            )
-            for length in (1 if decodes else 8, 8)
-        )
-        length = torch.empty((), dtype=torch.int64, device=device_type) if decodes else None
-        return implementation.refuses(q, k, k, True, None, None, length)
+    # On a GPU asked with tensors without memory, which disturb nothing that runs there; these
+    # import Dynamo, and a small answer on the CPU should not take seconds.
+    known = contextlib.nullcontext() if device_type == "cpu" else FakeTensorMode()
+    dtype = torch.float32 if device_type == "cpu" else torch.bfloat16
+    with known:
+        make = functools.partial(torch.empty, dtype=dtype, device=device_type)
+        q, k = (make(1, 1, n, 64, requires_grad=trains) for n in (1 if decodes else 8, 8))
+        length = make((), dtype=torch.int64) if decodes else None
+        return implementation.refuses(q, k, k, True, window or None, None, length)
 
 
 def _apply(option: str, build: Build) -> None:

@@ -8,7 +8,7 @@ import torch
 
 import kernels
 from workbench.protocol import Blocked
-from workbench.runner.toggles._kernel_toggle import triton_blocked, usage_finding
+from workbench.runner.toggles._kernel_toggle import unavailable, usage_finding
 from workbench.runner.toggles._toggle import (
     OPERATORS,
     Finding,
@@ -33,7 +33,7 @@ def _operators() -> list[str]:
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
-    return triton_blocked("rms_norm", situation) if option == "on" else None
+    return unavailable("rms_norm", "triton", situation) if option == "on" else None
 
 
 def _apply(option: str, build: Build) -> None:

@@ -2,4 +2,4 @@
 
 from workbench.runner.toggles._kernel_toggle import kernel_toggle
 
-TOGGLE = kernel_toggle("rms_norm", "Triton RMSNorm", __doc__)
+TOGGLE = kernel_toggle("rms_norm", "RMSNorm", __doc__)

@@ -2,4 +2,4 @@
 
 from workbench.runner.toggles._kernel_toggle import kernel_toggle
 
-TOGGLE = kernel_toggle("swiglu", "Triton SwiGLU", __doc__)
+TOGGLE = kernel_toggle("swiglu", "SwiGLU", __doc__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,12 +22,16 @@ Step = Callable[[], torch.Tensor]
 
 @dataclass(frozen=True)
 class Bench:
-    """What a step works with. ``compute`` is the workload's own, wrapped (autocast, compile)."""
+    """What a step works with. ``compute`` is the workload's own, wrapped (autocast, compile).
+
+    A compute that keeps a state adds to ``rewind`` what makes the state as before the first step.
+    """
 
     model: Model
     batches: Batches
     settings: Mapping[str, Scalar]
     trainer: Trainer | None  # None where nothing is trained
+    rewind: list[Callable[[], object]] = field(default_factory=list)
 
     @property
     def language_model(self) -> LanguageModel:

@@ -38,8 +38,13 @@ def _compute(bench: Bench) -> Compute:
     model = bench.language_model
     (prompt_BS,) = bench.batches.inputs
     cache = model.new_cache(prompt_BS.shape[0], _length(bench.settings))
-    with torch.no_grad():
+
+    @torch.no_grad()
+    def prefill() -> None:
         model(prompt_BS, cache=cache, last_only=True)
+
+    prefill()
+    bench.rewind.append(prefill)
 
     def compute(tokens_B1: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         return model(tokens_B1, cache=cache, position=position)

@@ -109,13 +109,20 @@ def tight(layout: _Layout, spacing: int = 8, margin: int = 0) -> _Layout:
     return layout
 
 
+class _Body(QWidget):
+    """As high as its width needs: a layout's own least height is that of the narrowest lines."""
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(super().minimumSizeHint().width(), 0)
+
+
 def column(host: QWidget) -> QVBoxLayout:
     """Fill ``host`` with a scrolling column of controls and return its layout."""
     area = QScrollArea()
     area.setProperty("panel", True)
     area.setWidgetResizable(True)
     area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-    body = QWidget()
+    body = _Body()
     body.setProperty("panel", True)
     area.setWidget(body)
     outer = tight(QVBoxLayout(host), 0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
-from sessions.model import Evidence
+from sessions.model import Configuration, Evidence
 from workbench.ui.panels import _parts
+from workbench.ui.panels._toggle_groups import ToggleGroups
 from workbench.ui.panels._toggle_row import ToggleRow
 from workbench.ui.panels.empty import Empty
 from workbench.ui.state import AppState
@@ -64,20 +65,13 @@ class TogglesPanel(QWidget):
         self.rows.clear()
         self._empty.setVisible(not toggles)
         self._body.setVisible(bool(toggles))
-        groups: dict[str, list[ToggleRow]] = {}
         for toggle in toggles:
             row = ToggleRow(toggle)
             row.chosen.connect(self._choose)
             row.fix.connect(self._state.choose)
             self.rows[toggle.name] = row
-            groups.setdefault(toggle.group, []).append(row)
-        for number, (group, rows) in enumerate(groups.items()):
-            if number:
-                self._column.addWidget(_parts.rule())
-            if [row.toggle.title for row in rows] != [group]:
-                self._column.addWidget(_parts.heading(group))
-            for row in rows:
-                self._column.addWidget(row)
+        self._groups = ToggleGroups(list(self.rows.values()), self._state.theme)
+        self._column.addWidget(self._groups)
         self._column.addStretch(1)
         self._refresh()
 
@@ -98,9 +92,22 @@ class TogglesPanel(QWidget):
             row.show_state(
                 option, self._state.blocked(name), found, name in pending, self._state.theme
             )
+        self._fold(configuration)
         count = len(pending)
         self._pending.setVisible(bool(pending))
         self._pending_text.setText(f"{count} change{'s' if count > 1 else ''} on the way")
+
+    def _fold(self, configuration: Configuration) -> None:
+        absent = [name for name in self.rows if self._absent(name, configuration)]
+        self._groups.fold(absent, self._state.theme)
+
+    def _absent(self, name: str, configuration: Configuration) -> bool:
+        """Whether the family has nothing that any option of a toggle that is off could act on."""
+        toggle, blocked = self.rows[name].toggle, self._state.blocked(name)
+        off, *others = (option.name for option in toggle.options)
+        if configuration.toggles.get(name, toggle.default) != off or not others:
+            return False
+        return all(option in blocked and blocked[option].absent for option in others)
 
     def _evidence(self) -> dict[str, Evidence]:
         segments = self._state.session.segments

@@ -1,0 +1,94 @@
+"""Why a model would never call an operator, as far as its family can say beforehand."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+from models import ConfigField, ConfigurationError, Family
+from workbench.protocol import Blocked
+from workbench.runner.toggles._toggle import Situation
+from workbench.runner.workloads import all_workloads
+
+
+class Way(NamedTuple):
+    """What would make a model call an operator: a choice, or text that says what to change."""
+
+    fix: str
+    choices: dict[str, str]
+    workloads: tuple[str, ...]  # in which it would
+
+
+def not_called(operator: str, situation: Situation) -> Blocked | None:
+    """Why no step of this situation calls the operator, with the choice after which one would.
+
+    None where it is called, and where the family does not say what it calls.
+    """
+    family, config, workload = situation.family, situation.config, situation.workload.name
+    if family.operators is None or operator in family.operators(config, workload):
+        return None
+    workloads = [name for name in family.workloads if operator in family.operators(config, name)]
+    if workloads:
+        titles = [all_workloads()[name].title for name in workloads]
+        return Blocked(
+            f"{family.title} calls {operator} only in another workload",
+            f"Choose {' or '.join(titles)}.",
+            {"workload": workloads[0]},
+        )
+    way = _ways(family, config).get(operator)
+    if way is None:
+        reason = f"{family.title} never calls {operator}"
+        return Blocked(reason, "Choose another family.", absent=True)
+    choices = dict(way.choices)
+    if choices and workload not in way.workloads:
+        choices["workload"] = way.workloads[0]
+    return Blocked(f"{family.title} with these fields never calls {operator}", way.fix, choices)
+
+
+@functools.lru_cache(maxsize=16)
+def _ways(family: Family, config: Any) -> dict[str, Way]:
+    """By operator, the first option of a toggle that brings it in, else the first field."""
+    from workbench.runner.toggles import all_toggles  # which is made of what calls this
+
+    ways: dict[str, Way] = {}
+    known = family.fields()
+    for toggle in all_toggles().values():
+        for option in list(toggle.options)[1:] if toggle.configure else ():
+            assert toggle.configure is not None
+            fields = toggle.configure(option, config)
+            if not fields.keys() <= {field.name for field in known}:
+                continue
+            changed = dataclasses.replace(config, **fields)
+            try:
+                family.validate(changed)
+            except ConfigurationError:
+                continue
+            fix = f"Choose {toggle.title}: {toggle.options[option]}."
+            _add(ways, family, changed, fix, {toggle.name: option})
+    for field in known:
+        for value in _others(field, getattr(config, field.name)):
+            changed = dataclasses.replace(config, **{field.name: value})
+            _add(ways, family, changed, f"Change the model's field {field.title}.", {})
+    return ways
+
+
+def _add(
+    ways: dict[str, Way], family: Family, config: Any, fix: str, choices: dict[str, str]
+) -> None:
+    assert family.operators is not None
+    found: dict[str, list[str]] = {}
+    for workload in family.workloads:
+        for operator in family.operators(config, workload):
+            found.setdefault(operator, []).append(workload)
+    for operator, workloads in found.items():
+        ways.setdefault(operator, Way(fix, choices, tuple(workloads)))
+
+
+def _others(field: ConfigField, value: Any) -> tuple[Any, ...]:
+    """Other values of a field on which a choice of operators may depend."""
+    if field.choices:
+        return field.choices
+    if field.kind is bool:
+        return (not value,)
+    return (value + 1,) if field.kind is int else ()

@@ -1,0 +1,58 @@
+"""The toggles that put one operator of the library in the place of several plain ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+from workbench.protocol import Blocked
+from workbench.runner.toggles._called import not_called
+from workbench.runner.toggles._kernel_toggle import implementations, unavailable, usage_finding
+from workbench.runner.toggles._toggle import OPERATORS, Finding, Situation, Stage, Toggle, no_effect
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm, Build
+
+
+def operator_toggle(
+    name: str,
+    operator: str,
+    title: str,
+    help: str,
+    *,
+    group: str,
+    off: str,
+    switch: Callable[[Any], None],
+    unfused: Collection[str] = (),
+    idle: Callable[[Any], str] = lambda model: "",
+) -> Toggle:
+    """Options are "off", titled ``off``, and the operator's implementations but ``unfused``.
+
+    ``switch(model)`` makes a model of the bundled families call the operator; ``idle(model)`` says
+    after a step why it did not all the same, or nothing.
+    """
+
+    def blocked(option: str, situation: Situation) -> Blocked | None:
+        return not_called(operator, situation) or unavailable(operator, option, situation)
+
+    def apply(option: str, build: Build) -> None:
+        build.choose_kernel(operator, option)
+        build.transforms.append(switch)
+
+    def evidence(option: str, arm: Arm) -> Finding:
+        why = idle(arm.model)
+        return no_effect(why) if why else usage_finding(operator, option, arm)
+
+    options = {"off": off} | implementations(operator)
+    return Toggle(
+        name=name,
+        title=title,
+        help=help,
+        group=group,
+        stage=Stage.KERNELS,
+        options={name: shown for name, shown in options.items() if name not in unfused},
+        apply=apply,
+        evidence=evidence,
+        blocked=blocked,
+        bundled=OPERATORS,
+    )

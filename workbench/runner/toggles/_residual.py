@@ -1,0 +1,30 @@
+"""What the two toggles share that say where a mixture of experts adds to its residual stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from workbench.protocol import Blocked
+from workbench.runner.toggles._toggle import Situation
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm
+
+
+def needs_inference(value: Any, situation: Situation) -> Blocked | None:
+    """A backward pass needs what these overwrite."""
+    if not value or not situation.workload.trains:
+        return None
+    return Blocked(
+        "overwrites what a backward pass needs", "Choose inference.", {"workload": "forward"}
+    )
+
+
+def nothing_placed(value: Any, arm: Arm) -> str:
+    """Why no addition of the model avoided new memory, if none did."""
+    placed = sum(getattr(module, "placed", 0) for module in arm.model.modules())
+    if not value or placed:
+        return ""
+    if arm.situation.option("compile") != "off":
+        return "no addition was placed: torch.compile plans its memory itself"
+    return "no addition was placed: the branches' results are narrower than the stream"

@@ -1,0 +1,28 @@
+"""Go from the hidden states to the loss without ever holding all logits.
+
+Tokens are taken in chunks of up to 512 MiB of logits, whose gradient is computed at once in their
+place; backward only scales it. Saves several copies of tokens x vocabulary numbers, often the peak
+of a training step. The loss differs by rounding. (Cut Your Losses, arXiv 2411.09009; Liger,
+arXiv 2410.10989.)
+"""
+
+from __future__ import annotations
+
+from models import LanguageModel
+from workbench.runner.toggles._operator_toggle import operator_toggle
+
+
+def _switch(model: LanguageModel) -> None:
+    model.set_fused_loss(True)
+
+
+TOGGLE = operator_toggle(
+    "fused_loss",
+    "linear_cross_entropy",
+    "Fused loss",
+    __doc__,
+    group="Memory",
+    off="Logits first",
+    switch=_switch,
+    unfused=("torch",),  # it holds all logits
+)

@@ -1,0 +1,17 @@
+"""Add the residual stream into what a branch returned, instead of into new memory.
+
+Inference only, and without effect where a branch's result is narrower than the stream, as under
+AMP, or where ``torch.compile`` plans memory. Conflicts with *Reuse buffers*.
+"""
+
+from workbench.runner.toggles._field_toggle import field_toggle
+from workbench.runner.toggles._residual import needs_inference, nothing_placed
+
+TOGGLE = field_toggle(
+    "in_place",
+    "In-place additions",
+    __doc__,
+    group="Memory",
+    needs=needs_inference,
+    idle=nothing_placed,
+)

@@ -1,0 +1,8 @@
+"""The basis that attention of low rank works in: a full SVD, or iterations of a subspace.
+
+An SVD is exact, and slow on a GPU; the iterations go on from the last call's basis.
+"""
+
+from workbench.runner.toggles._kernel_toggle import kernel_toggle
+
+TOGGLE = kernel_toggle("low_rank", "Low-rank basis by", __doc__)

@@ -1,0 +1,145 @@
+"""Linear layers multiply by 8-bit codes of their weights, in inference.
+
+*INT8 weight-only* widens the codes before an ordinary product; it makes weights small, not products
+fast. *INT8 dynamic* and *FP8* also round the inputs, one scale a row or one a tensor, and multiply
+in 8 bits: up to twice the rate of BF16 where products are large, and slower where they are small
+and rounding costs more than it saves. The head, embeddings, experts and layers of odd sizes stay as
+they are. The weights stay in memory too, for the other configurations that share them.
+
+FP8 needs a GPU of compute capability 8.9 and half-precision inputs; the CPU computes its numbers by
+the reference, without its speed. The numerical check expects at most twice the error that the
+scheme's definition makes, and at most twice what independent roundings would add up to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+import kernels
+from kernels.quantized_matmul import SCHEMES
+from models import Model
+from models._quantized import QuantizedLinear, quantize_linears
+from workbench.protocol import Blocked
+from workbench.runner.toggles._imagined import COMPUTES, Imagined, computing
+from workbench.runner.toggles._toggle import (
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    effective,
+    no_effect,
+)
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm, Build
+
+
+class _Layers:
+    """The quantized layers of one arm, current whenever it is entered."""
+
+    def __init__(self, scheme: str) -> None:
+        self.scheme = scheme
+        self.layers: list[QuantizedLinear] = []
+
+    def replace(self, model: Model) -> None:
+        self.layers = quantize_linears(model, self.scheme)
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        for layer in self.layers:  # training under another configuration may have moved them
+            layer.refresh()
+        yield
+
+
+def _blocked(option: str, situation: Situation) -> Blocked | None:
+    if option == "none":
+        return None
+    if situation.workload.trains:
+        return Blocked(
+            "codes get no gradient, so that nothing would be trained",
+            "Choose inference.",
+            {"workload": "forward"},
+        )
+    if not situation.on_gpu:
+        return None
+    dtype = computing(situation)
+    reasons = _refusals(option, dtype)
+    if not reasons:
+        return None
+    for precision, other in COMPUTES.items():
+        if other != dtype and not _refusals(option, other):
+            return Blocked(reasons, f"Compute in {str(other)[6:]}.", {"precision": precision})
+    return Blocked(reasons, "Choose another scheme.", {"quantization": "int8_weight_only"})
+
+
+@functools.cache
+def _refusals(scheme: str, dtype: torch.dtype) -> str:
+    """Why no kernel of this GPU multiplies so, or nothing."""
+    x, codes = Imagined((32, 32), dtype), Imagined((32, 32), SCHEMES[scheme])
+    scale = Imagined(() if scheme == "fp8_tensor" else (32,), torch.float32)
+    reasons = []
+    for name, implementation in kernels.OPS["quantized_matmul"].implementations.items():
+        if name == "torch":
+            continue
+        refuses = implementation.refuses
+        reason = implementation.missing("cuda")
+        if reason is None and refuses is not None:
+            reason = refuses(x, codes, scale, scheme)
+        if reason is None:
+            return ""
+        if "and not" not in reason:  # that it is for other schemes says nothing
+            reasons.append(reason)
+    return "; ".join(reasons)
+
+
+def _apply(option: str, build: Build) -> None:
+    layers = _Layers(option)
+    build.quantization = option
+    build.transforms.append(layers.replace)
+    build.flags.append(layers.current)
+
+
+def _evidence(option: str, arm: Arm) -> Finding:
+    linears = {n: m for n, m in arm.model.named_modules() if isinstance(m, nn.Linear)}
+    layers = [
+        m for n, m in linears.items() if isinstance(m, QuantizedLinear) and n in arm.probe.ran
+    ]
+    calls = arm.usage.get("quantized_matmul", {})
+    if not layers or not calls:
+        return no_effect(f"none of the {len(linears)} linear layers multiplied by codes")
+    share = sum(each.weight.numel() for each in layers) / int(arm.ledger["parameters"])
+    shown = ", ".join(f"{name} {count}" for name, count in calls.items())
+    text = (
+        f"{len(layers)} of {len(linears)} linear layers, {share:.0%} of all parameters, multiplied "
+        f"by codes; recorded calls: {shown}"
+    )
+    if "torch" not in calls:
+        return effective(text)
+    if arm.situation.on_gpu:
+        return no_effect(f"{text}, which rounds but multiplies in full precision")
+    return effective(f"{text} (the reference: right numbers, no speed)")
+
+
+TOGGLE = Toggle(
+    name="quantization",
+    title="Quantization",
+    help=__doc__,
+    group="Precision",
+    stage=Stage.PRECISION,
+    options={
+        "none": "None",
+        "int8_weight_only": "INT8 weight-only",
+        "int8_dynamic": "INT8 dynamic",
+        "fp8_tensor": "FP8 per tensor",
+        "fp8_row": "FP8 per row",
+    },
+    apply=_apply,
+    evidence=_evidence,
+    blocked=_blocked,
+)

@@ -1,0 +1,97 @@
+"""How many tokens the selective scan takes as one matrix product before it passes a state on.
+
+The results are the same but for rounding, and so are the weights. Larger chunks are fewer and
+larger products, of which half is masked; smaller ones pass more states. PyTorch takes any. The
+Triton kernel takes chunks of 64 in half precision (narrower tiles come out wrong, wider ones spill)
+and smaller ones in FP32.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import kernels
+from kernels.ssd_scan import CHUNK
+from models import Model
+from models._ssm import SSM
+from workbench.protocol import Blocked
+from workbench.runner.toggles._called import not_called
+from workbench.runner.toggles._imagined import Imagined, computing
+from workbench.runner.toggles._toggle import (
+    OPERATORS,
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    effective,
+    no_effect,
+)
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm, Build
+
+
+def _blocked(option: str, situation: Situation) -> Blocked | None:
+    if option == "follow":
+        return None
+    if why := not_called("ssd_scan", situation):
+        return why
+    tokens = int(situation.configuration.settings["sequence"])
+    if tokens <= min(int(option), CHUNK):
+        return Blocked(
+            f"{tokens} tokens are one chunk of {option} as they are one of {CHUNK}",
+            "Choose a smaller chunk, or a longer sequence for the next run.",
+        )
+    return _refused(int(option), tokens, situation)
+
+
+def _refused(chunk: int, tokens: int, situation: Situation) -> Blocked | None:
+    own = situation.option("triton_ssd_scan")
+    chosen = situation.option("triton") == "on" if own == "follow" else own == "triton"
+    refuses = kernels.OPS["ssd_scan"].implementations["triton"].refuses
+    if not chosen or not situation.on_gpu or refuses is None:
+        return None
+    sizes, dtype = situation.config.mixer, computing(situation)
+    x = Imagined((1, tokens, sizes.n_heads, sizes.head_dim), dtype)
+    b = Imagined((1, tokens, sizes.n_groups, sizes.d_state), dtype)
+    reason = refuses(x, None, None, b, chunk)
+    if reason is None:
+        return None
+    return Blocked(f"the Triton kernel {reason}", "Scan in PyTorch.", {"triton_ssd_scan": "torch"})
+
+
+def _apply(option: str, build: Build) -> None:
+    def switch(model: Model) -> None:
+        for mixer in _mixers(model):
+            mixer.chunk = int(option)
+
+    build.transforms.append(switch)
+
+
+def _evidence(option: str, arm: Arm) -> Finding:
+    calls = arm.usage.get("ssd_scan", {})
+    held = [mixer.chunk for mixer in _mixers(arm.model)]
+    if not calls or set(held) != {int(option)}:
+        return no_effect(f"no scan took chunks of {option}")
+    if int(option) == CHUNK and set(calls) == {"torch"}:
+        return no_effect(f"PyTorch takes chunks of {CHUNK} by itself")
+    ran = ", ".join(f"{name} {count}" for name, count in calls.items())
+    return effective(f"{len(held)} mixers scan in chunks of {option}; recorded calls: {ran}")
+
+
+def _mixers(model: Model) -> list[SSM]:
+    return [module for module in model.modules() if isinstance(module, SSM)]
+
+
+TOGGLE = Toggle(
+    name="ssd_chunk",
+    title="SSD chunk",
+    help=__doc__,
+    group="Kernels",
+    stage=Stage.KERNELS,
+    options={"follow": "As the kernel says"} | {str(n): f"{n} tokens" for n in (16, 32, 64, 128)},
+    apply=_apply,
+    evidence=_evidence,
+    blocked=_blocked,
+    bundled=OPERATORS,
+)

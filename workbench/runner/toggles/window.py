@@ -1,0 +1,35 @@
+"""Let every token attend to so many tokens before it, instead of to all.
+
+Another model: what lies further back is reached through the layers only. Time and memory of
+attention then grow with the sequence and no longer with its square. The decode cache stays as long
+as it was. Not every backend has it; *Automatic* finds one that does. (Beltagy et al., Longformer,
+arXiv 2004.05150; Jiang et al., Mistral 7B, arXiv 2310.06825.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workbench.protocol import Blocked
+from workbench.runner.toggles._field_toggle import field_toggle
+from workbench.runner.toggles._toggle import Situation
+
+
+def _needs(value: Any, situation: Situation) -> Blocked | None:
+    longest = situation.workload.sequence(situation.configuration.settings)
+    if longest > value:
+        return None
+    return Blocked(
+        f"a window of {value} keys leaves out none of {longest} tokens",
+        "Choose a smaller window, or a longer sequence for the next run.",
+    )
+
+
+TOGGLE = field_toggle(
+    "window",
+    "Attention window",
+    __doc__,
+    {str(n): (f"{n} tokens", n) for n in (32, 128, 512, 2048)},
+    group="Attention",
+    needs=_needs,
+)
