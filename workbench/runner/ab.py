@@ -48,6 +48,11 @@ class CompareRun:
         """Steps so far."""
         return self._alternation.steps
 
+    @property
+    def judgement(self) -> Judgement | None:
+        """What the pairs so far show."""
+        return self._judgement
+
     def execute(self) -> None:
         """Compare to the end; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
         self._prepare()

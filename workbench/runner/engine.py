@@ -18,6 +18,7 @@ from workbench.runner.failures import Cancelled, Mistake, explain
 from workbench.runner.resolve import availability
 from workbench.runner.rig import Rig
 from workbench.runner.run import Run, RunEnded
+from workbench.runner.validate import ValidateRun
 from workbench.runner.wire import Wire
 
 
@@ -37,6 +38,7 @@ RUNS: Mapping[type[protocol.Command], Callable[[Rig, Any], LongRun]] = {
     protocol.Bench: BenchRun,
     protocol.Compare: CompareRun,
     protocol.Attribute: AttributeRun,
+    protocol.Validate: ValidateRun,
 }
 LOST_CONTEXT = 3  # exit code: the GPU's context was lost, and only a new process has one
 

@@ -35,6 +35,20 @@ class Trainer:
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def on_host(self) -> set[int]:
+        """Addresses of the step counts that AdamW keeps on the host whatever the device."""
+        return {
+            self.optimizer.state[parameter]["step"].data_ptr()
+            for group in self.optimizer.param_groups
+            if not (group["capturable"] or group["fused"])
+            for parameter in group["params"]
+        }
+
+    def state_bytes(self) -> int:
+        """Bytes of the optimizer's state."""
+        states = self.optimizer.state.values()
+        return sum(tensor.nbytes for state in states for tensor in state.values())
+
 
 class Weights:
     """The parameters of one model in one precision, and the optimizer state that belongs to them.
