@@ -91,7 +91,10 @@ class _FreeOnTheCpu(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in self._CALLS and (func is not torch.tensor or "device" in kwargs):
+        # A device that is named by text is the host on purpose; else it is some tensor's own.
+        if func in self._CALLS and (
+            func is not torch.tensor or isinstance(kwargs.get("device"), torch.device)
+        ):
             what = "a list or number for the device" if func is torch.tensor else func.__name__
             self._seen(f"{what}, which copies between host and device on a GPU")
         return func(*args, **kwargs)
