@@ -1,4 +1,4 @@
-"""Each check of the checklist on a built arm: it passes what is right and fails what was planted."""
+"""Each check of the checklist on a built arm: passes what is right, fails what was planted."""
 
 from __future__ import annotations
 
