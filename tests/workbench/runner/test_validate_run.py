@@ -1,4 +1,4 @@
-"""The validation checklist of one configuration as a run: what it asks, sends, keeps and ends on."""
+"""The validation checklist as a run: what it checks, sends and keeps, and what ends it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
 
 import msgspec  # noqa: E402
 from fake_catalogue import availability, catalogue  # noqa: E402
-from fake_session import comparison  # noqa: E402
+from fake_session import checked, comparison  # noqa: E402
 from fake_steps import FakeRun  # noqa: E402
 
 from sessions.model import Phase  # noqa: E402
@@ -34,7 +34,7 @@ def main() -> None:
     send(protocol.State(state="idle"))
     run = FakeRun()
     active = paused = False
-    comparisons = 0
+    comparisons = studies = 0
     while True:
         try:
             command = commands.get(timeout=0.02 if active and not paused else None)
@@ -55,6 +55,16 @@ def main() -> None:
                 active = False
                 compare(run, command, comparisons, commands)
                 comparisons += 1
+                send(protocol.Finished(t_s=run.now, reason="done", steps=1))
+                send(protocol.State(state="idle"))
+            case protocol.Validate():
+                active = False
+                send(run.begin(command.configuration, "checked"))
+                send(protocol.State(state="running", text="Checking: Memory"))
+                for message in checked(run, index=studies):
+                    send(message)
+                    time.sleep(0.1)
+                studies += 1
                 send(protocol.Finished(t_s=run.now, reason="done", steps=1))
                 send(protocol.State(state="idle"))
             case protocol.Apply() if active:
