@@ -402,11 +402,16 @@ class Described(Message, tag="described"):
 
 
 class Failure(Message, tag="failure"):
-    """Something went wrong, for a person to read: one sentence, and what to do."""
+    """Something went wrong, for a person to read: one sentence, and what to do.
 
-    kind: str  # mistake, out-of-memory, cuda, model, compile, capture, hang, wire, died
+    ``set`` names the choices that make the fix, as ``Blocked.set`` does; also ``"batch"``.
+    """
+
+    # mistake, out-of-memory, cuda, model, compile, capture, nan, slower, hang, wire, died
+    kind: str
     sentence: str
     fix: str = ""
+    set: dict[str, str] = {}
     detail: str = ""  # traceback, for the log
     fatal: bool = False  # the runner cannot go on; a new one is needed
 

@@ -11,11 +11,12 @@ import random
 import time
 
 from sessions import verdict
-from sessions.model import Judgement, PairedComparison
+from sessions.model import Configuration, Judgement, PairedComparison
 from workbench import protocol
 from workbench.runner.alternation import Alternation
 from workbench.runner.arm import label
 from workbench.runner.blocks import Contender, TimedBlock
+from workbench.runner.cures import slower_when_compiled
 from workbench.runner.failures import Mistake
 from workbench.runner.resolve import LONGEST_S, require_unblocked, resolve
 from workbench.runner.rig import Rig
@@ -47,6 +48,11 @@ class CompareRun:
     def steps(self) -> int:
         """Steps so far."""
         return self._alternation.steps
+
+    @property
+    def configuration(self) -> Configuration:
+        """The one to change if the comparison fails."""
+        return self._command.other
 
     @property
     def judgement(self) -> Judgement | None:
@@ -178,6 +184,9 @@ class CompareRun:
                 comparison=self._index, judgement=self._judgement, seconds=seconds, final=final
             )
         )
+        advice = slower_when_compiled(command.base, command.other, self._judgement)
+        if final and advice is not None:
+            self._rig.wire.send(advice)
 
     def _tell(self, fraction: float) -> None:
         judgement = self._judgement

@@ -28,6 +28,7 @@ from workbench.ui.verdicts import Verdicts
 
 LOG_LINES = 1000
 CHECK_DELAY_MS = 120  # after the last edit
+REMARKS = ("nan", "slower")  # failures that refused nothing: the run goes on
 ACTIVE = ("building", "running", "paused", "stopping")
 
 Launch = Callable[[Journal | None], Client]
@@ -180,9 +181,9 @@ class AppState(QObject):
         self.choose({name: option}, f"{toggle.title}: {draft.option_title(toggle, option)}")
 
     def choose(self, choices: Choices, text: str) -> None:
-        """Make several choices as one step of undo; keys are toggles, or ``workload``."""
+        """Make several choices as one step of undo: toggles, ``workload``, or ``batch``."""
         assert self.configuration is not None
-        now = {**self.configuration.toggles, "workload": self.configuration.workload}
+        now = draft.choices(self.configuration)
         before = {name: now[name] for name in choices if now.get(name) != choices[name]}
         if before:
             after = {name: choices[name] for name in before}
@@ -209,6 +210,8 @@ class AppState(QObject):
         workload = choices.pop("workload", None)
         if workload is not None:
             configuration = draft.with_workload(self.catalogue, configuration, workload)
+        if (batch := choices.pop("batch", None)) is not None:
+            configuration = draft.with_setting(configuration, "batch", int(batch))
         self.edit(draft.with_toggles(configuration, choices))
         self._refused = False
         if choices and self.active:
@@ -317,8 +320,9 @@ class AppState(QObject):
             case protocol.Failure():
                 if message.fatal:
                     self._set_state("dead", message.sentence)
-                self._refused = self.active
-                self._take_back()
+                if message.kind not in REMARKS:
+                    self._refused = self.active
+                    self._take_back()
                 self.fail(message)
                 return {"eventsChanged", "configurationChanged"}
         if isinstance(message, MEASURED):
