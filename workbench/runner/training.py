@@ -98,13 +98,7 @@ class Weights:
         return self._optimizers[key]
 
     def _make_optimizer(self, options: dict[str, Any]) -> torch.optim.AdamW:
-        optimizer = torch.optim.AdamW(
-            _groups(self.parameters.values()),
-            lr=LEARNING_RATE,
-            betas=BETAS,
-            weight_decay=WEIGHT_DECAY,
-            **options,
-        )
+        optimizer = plain_optimizer(self.parameters.values(), **options)
         if self._optimizers:
             state = next(iter(self._optimizers.values())).state_dict()
             for group in state["param_groups"]:
@@ -113,6 +107,18 @@ class Weights:
         else:
             _create_state(optimizer)
         return optimizer
+
+
+def plain_optimizer(parameters: Iterable[nn.Parameter], **options: Any) -> torch.optim.AdamW:
+    """AdamW with the rates of every arm; the plain loop, without ``options``."""
+    chosen = {"fused": False, "foreach": False, **options}
+    return torch.optim.AdamW(
+        _groups(parameters),
+        lr=LEARNING_RATE,
+        betas=BETAS,
+        weight_decay=WEIGHT_DECAY,
+        **chosen,
+    )
 
 
 def _create_state(optimizer: torch.optim.AdamW) -> None:
