@@ -12,8 +12,9 @@ from sessions.checklist import FAIL, NOT_APPLICABLE, PASS
 from workbench.runner import numerics
 from workbench.runner.arm import Arm
 from workbench.runner.failures import explain, is_fatal
+from workbench.runner.optimizers import moments
 from workbench.runner.probes import allocations, graphs, syncs
-from workbench.runner.probes.graphs import GraphFinding
+from workbench.runner.probes.graphs import Break
 from workbench.runner.resolve import footprint
 
 SYNC_STEPS = 2  # dispatched past a mode, each operation costs tens of microseconds
@@ -71,7 +72,7 @@ def no_syncs(arm: Arm) -> Result:
 
 
 def fixed_graph(
-    arm: Arm, breaks: list[GraphFinding], events: Callable[[], int], steps: Callable[[], int]
+    arm: Arm, breaks: list[Break], events: Callable[[], int], steps: Callable[[], int]
 ) -> Result:
     """What is compiled or captured is so once, and whole.
 
@@ -81,14 +82,14 @@ def fixed_graph(
     captured = arm.situation.option("cuda_graphs") != "off"
     if not captured and not is_compiled(arm):
         return _if_it_were_compiled(arm)
-    before, start = events(), graphs.mark()
+    before, known = events(), len(arm.compiles.recompiles)
     count = steps()
-    again = graphs.by_place(graphs.compilations_since(start))
-    if events() != before or again:
+    again = arm.compiles.recompiles[known:]
+    if events() != before or again or arm.compiles.given_up:
         return fails(
             f"in {count} steps after the first there were {events() - before} more compilations or "
             "captures",
-            [str(each) for each in again],
+            list(dict.fromkeys(again + arm.compiles.given_up)),
         )
     if breaks:
         number = f"{len(breaks)} graph break{'' if len(breaks) == 1 else 's'}"
@@ -146,13 +147,13 @@ def steady_memory(arm: Arm, steps: int) -> Result:
 def _standing_bytes(arm: Arm) -> int:
     """What lies there between steps: weights, buffers, optimizer; caches are not counted."""
     buffers = {buffer.data_ptr(): buffer.nbytes for buffer in arm.model.buffers()}
-    optimizer = arm.trainer.state_bytes() if arm.trainer is not None else 0
+    optimizer = moments(arm.trainer.optimizer).bytes if arm.trainer is not None else 0
     return int(arm.ledger["weights_bytes"]) + sum(buffers.values()) + optimizer
 
 
 def is_compiled(arm: Arm) -> bool:
     """Whether torch.compile was asked for, or an operator compiles a function of its own."""
-    return arm.situation.option("compile") != "off" or bool(arm.compile_counts.get("graphs"))
+    return arm.situation.option("compile") != "off" or arm.compiles.graphs > 0
 
 
 def step(arm: Arm, count: int) -> None:

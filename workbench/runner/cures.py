@@ -68,9 +68,11 @@ def slower_when_compiled(
 
 
 def _for_compile(failure: protocol.Failure, situation: Situation) -> Iterator[_Choice]:
-    traced = "torch._dynamo.exc." not in failure.detail  # else no other mode would get further
-    if situation.option("compile") not in ("off", "default") and traced:
+    traced = "torch._dynamo.exc." in failure.detail  # then no other mode would get further
+    if situation.option("compile") not in ("off", "default") and not traced:
         yield {"compile": "default"}, "fewer passes of the compiler, and less speed"
+    if situation.option("compile_scope") == "fullgraph" and "exc.Unsupported" in failure.detail:
+        yield {"compile_scope": "model"}, "what cannot be traced runs in eager mode between graphs"
     yield {"compile": "off"}, "the model runs in eager mode, slower"
     yield {"triton": "off"}, "the operators run in PyTorch"
 

@@ -37,17 +37,13 @@ class Trainer:
 
     def on_host(self) -> set[int]:
         """Addresses of the step counts that AdamW keeps on the host whatever the device."""
-        return {
-            self.optimizer.state[parameter]["step"].data_ptr()
+        counts = [
+            self.optimizer.state[parameter].get("step")
             for group in self.optimizer.param_groups
-            if not (group["capturable"] or group["fused"])
+            if not (group.get("capturable") or group.get("fused"))
             for parameter in group["params"]
-        }
-
-    def state_bytes(self) -> int:
-        """Bytes of the optimizer's state."""
-        states = self.optimizer.state.values()
-        return sum(tensor.nbytes for state in states for tensor in state.values())
+        ]
+        return {count.data_ptr() for count in counts if isinstance(count, torch.Tensor)}
 
 
 class Weights:

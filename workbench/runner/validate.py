@@ -11,8 +11,9 @@ import msgspec
 from sessions.checklist import CHECKS, FAIL, KIND, NOT_APPLICABLE, PASS
 from sessions.model import Configuration, Scalar
 from workbench import protocol
-from workbench.runner import blocks, checks, turns
+from workbench.runner import blocks, checks
 from workbench.runner.ab import CompareRun
+from workbench.runner.alternation import Alternation
 from workbench.runner.arm import Arm, label
 from workbench.runner.blocks import Contender
 from workbench.runner.checks import Result, fails, not_applicable, passed
@@ -35,7 +36,8 @@ class ValidateRun:
         self._rig = rig
         self._command = command
         self._situation: Situation | None = None
-        self._breaks: list[graphs.GraphFinding] = []
+        self._arms = Alternation(rig, command.budget_s, 1, _BUSY)
+        self._breaks: list[graphs.Break] = []
         self._contender: Contender | None = None
         self._index = -1
         self.steps = 0
@@ -46,7 +48,7 @@ class ValidateRun:
         rig = self._rig
         try:
             start = graphs.mark()
-            self._contender = self._build(situation)
+            self._contender = self._build(situation, "Checked")
             self._breaks = graphs.breaks_since(start)
             self._announce(situation)
             for number, name in enumerate(CHECKS):
@@ -57,7 +59,7 @@ class ValidateRun:
                     )
                 )
                 self._report(name, self._ask(name))
-                turns.take_commands(rig, _BUSY)
+                self._arms.take_commands()
         finally:
             rig.watchdog.active = False
             rig.arms.forget(situation, COPY)
@@ -75,17 +77,9 @@ class ValidateRun:
         rig.arms.keep_only(situation)
         return situation
 
-    def _build(self, situation: Situation) -> Contender:
-        rig = self._rig
-        contender = Contender(0, COPY, situation, segment=rig.begin_segment())
-        what = label(situation.configuration, rig.device)
-        rig.wire.send(
-            protocol.SegmentStarted(
-                index=contender.segment, configuration=situation.configuration, label=what
-            )
-        )
-        rig.state("building", "Building the model")
-        turns.enter(rig, contender)
+    def _build(self, situation: Situation, name: str) -> Contender:
+        contender = Contender(0, COPY, situation, name)
+        self._arms.begin(contender)
         self.steps += 1
         return contender
 
@@ -173,7 +167,7 @@ class ValidateRun:
         assert self._contender is not None
         self._contender.steps = self._command.steps
         while (done := blocks.run_block(self._rig, self._contender, 0)) is None:
-            turns.take_commands(self._rig, _BUSY)
+            self._arms.take_commands()
         self.steps += done.steps
         return done.steps
 
@@ -235,14 +229,15 @@ class ValidateRun:
                 blocks.free_memory()
             states.add(result.status)
             said.append(f"batch {batch}: {result.evidence}")
-            turns.take_commands(self._rig, _BUSY)
+            self._arms.take_commands()
         worst = next(each for each in (FAIL, PASS, NOT_APPLICABLE) if each in states)
         return Result(worst, "; ".join(said))
 
     def _one_batch(self, situation: Situation) -> Result:
         try:
             require_unblocked(situation)
-            contender = self._build(situation)
+            batch = situation.configuration.settings["batch"]
+            contender = self._build(situation, f"Batch {batch}")
             assert contender.arm is not None
             return checks.right_numbers(contender.arm)
         except (RunEnded, Cancelled):

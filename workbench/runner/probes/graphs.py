@@ -1,12 +1,11 @@
-"""Where torch.compile broke a model into several graphs, and why it compiled a function again.
+"""Where torch.compile breaks a model into several graphs, and why, with the lines.
 
-Both are read from what Dynamo keeps of its own work, so looking costs a running arm nothing. What
-is not compiled can be traced by itself, without generating any code.
+Dynamo keeps the stack of each break, so that looking costs a running arm nothing. What is not
+compiled can be traced by itself, without generating any code.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -18,8 +17,8 @@ from workbench.runner.probes import _lines
 from workbench.runner.probes._lines import Line
 
 
-class GraphFinding(NamedTuple):
-    """A graph break, or another compilation of a function; ``line`` is None where not known."""
+class Break(NamedTuple):
+    """A graph break; ``line`` is None where it is not known."""
 
     reason: str
     line: Line | None
@@ -28,58 +27,27 @@ class GraphFinding(NamedTuple):
         return f"{self.line}: {self.reason}" if self.line else self.reason
 
 
-class Mark(NamedTuple):
-    """A moment in Dynamo's work."""
-
-    breaks: int
-    last: Any  # the last compilation before it
-
-
 class Traced(NamedTuple):
     """What tracing alone showed."""
 
     graphs: int
-    breaks: list[GraphFinding]
+    breaks: list[Break]
 
 
-def mark() -> Mark:
-    """Now. Does not load Dynamo, which takes seconds."""
+def mark() -> int:
+    """Graph breaks so far. Does not load Dynamo, which takes seconds."""
     if "torch._dynamo" not in sys.modules:
-        return Mark(0, None)
-    utils = torch._dynamo.utils
-    compilations = utils.get_compilation_metrics()
-    return Mark(len(utils.graph_break_reasons), compilations[-1] if compilations else None)
+        return 0
+    return len(torch._dynamo.utils.graph_break_reasons)
 
 
-def breaks_since(start: Mark) -> list[GraphFinding]:
+def breaks_since(start: int) -> list[Break]:
     """The graph breaks since then, each place once."""
     if "torch._dynamo" not in sys.modules:
         return []
     reasons = torch._dynamo.utils.graph_break_reasons
-    new = reasons[start.breaks :] if len(reasons) >= start.breaks else reasons
-    return by_place(
-        GraphFinding(_tidy(each.reason), _lines.innermost(each.user_stack)) for each in new
-    )
-
-
-def compilations_since(start: Mark) -> list[GraphFinding]:
-    """What was compiled since then, each with the guard that had failed."""
-    if "torch._dynamo" not in sys.modules:
-        return []
-    new = torch._dynamo.utils.get_compilation_metrics()
-    for place in reversed(range(len(new))):
-        if new[place] is start.last:
-            new = new[place + 1 :]
-            break
-    return [
-        GraphFinding(
-            _tidy(each.recompile_reason or "compiled for the first time"),
-            _lines.line(each.co_filename, each.co_firstlineno or 0, each.co_name or "")
-            if each.co_filename
-            else None,
-        )
-        for each in new
-    ]
+    new = reasons[start:] if len(reasons) >= start else reasons
+    return _by_place(Break(_tidy(each.reason), _lines.innermost(each.user_stack)) for each in new)
 
 
 def trace(compute: Callable[..., Any], inputs: Iterable[Any]) -> Traced:
@@ -99,12 +67,11 @@ def trace(compute: Callable[..., Any], inputs: Iterable[Any]) -> Traced:
     return Traced(graphs, breaks_since(start))
 
 
-def by_place(found: Iterable[GraphFinding]) -> list[GraphFinding]:
+def _by_place(found: Iterable[Break]) -> list[Break]:
     """The first of each line, or of each reason where the line is not known."""
     return list({each.line or each.reason: each for each in reversed(list(found))}.values())[::-1]
 
 
 def _tidy(reason: str) -> str:
-    """Dynamo's reason in one line, without its numbering, its advice and its padding."""
-    first = reason.strip().split("\n")[0].split(" (HINT:")[0].removesuffix(".")
-    return re.sub(r"\s+", " ", re.sub(r"^\d+/\d+: ", "", first))
+    """Dynamo's reason in one line."""
+    return reason.strip().split("\n")[0].removesuffix(".")
