@@ -200,3 +200,16 @@ def test_what_cannot_be_checked_is_refused_in_one_sentence(rig, one, asked, sent
         run(rig, one, **asked)
     assert str(refusal.value) == sentence
     assert rig.wire.sent == []
+
+
+def test_the_real_runner_checks_a_model_and_traces_what_it_does_not_compile(runner, small):
+    one = msgspec.structs.replace(small, workload="train", toggles={})
+    runner.send(protocol.Validate(configuration=one, steps=4, batches=[2]))
+    # The fixture that leaves tracing out reaches only this process, and not the runner's.
+    assert runner.finish().reason == "done", runner.describe()
+    found = {row.name: row for row in checklist.rows(checklist.newest(runner.session))}
+    states = {name: row.status for name, row in found.items()}
+    assert states["numerics"] == states["syncs"] == states["memory"] == "pass", found
+    assert states["batches"] == "pass" and states["speedup"] == "not applicable"
+    assert "torch.compile would make 1 graph of it, with 0 breaks" in found["graph"].evidence
+    assert "over 8 steps of training" in found["numerics"].evidence
