@@ -122,6 +122,8 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True):
     mse: float | None = None
     cosine: float | None = None
     loss_difference: float | None = None  # in training
+    curve_steps: int | None = None  # of training, whose losses were compared
+    curve_difference: float | None = None  # the largest of their differences
 
 
 class PhaseSpan(msgspec.Struct, frozen=True):

@@ -42,6 +42,7 @@ TELEMETRY = {
     "sm_clock": ColumnInfo("f4", "MHz", "clock of the multiprocessors"),
     "temperature": ColumnInfo("f4", "degrees Celsius", "temperature of the device"),
     "throttle": ColumnInfo("f8", "", "bit field of throttle reasons (NVML), 0 = none"),
+    "others": ColumnInfo("f4", "%", "of the device's time used by other processes"),
     "energy_j": ColumnInfo("f8", "J", "since the driver was loaded; slow to read, often NaN"),
     "pcie_tx_mb_s": ColumnInfo("f4", "MB/s", "sent over PCIe; slow to read, often NaN"),
     "pcie_rx_mb_s": ColumnInfo("f4", "MB/s", "received over PCIe; slow to read, often NaN"),

@@ -175,6 +175,23 @@ class Attribute(Command, tag="attribute"):
     orders: int = 8
 
 
+class Validate(Command, tag="validate"):
+    """Check a configuration: a study of the checks in ``sessions.checklist``.
+
+    ``steps`` are watched by each check that watches some. ``batches``: other batch sizes to try;
+    1 and one more than the configuration's where empty. ``expect_speedup`` over everything switched
+    off; without it, not to be slower. The rest as in Compare.
+    """
+
+    configuration: Configuration
+    steps: int = 20
+    batches: list[int] = []
+    expect_speedup: float | None = None
+    budget_s: float = 20.0
+    region: float = 0.01
+    floor: float = 0.0
+
+
 class Apply(Command, tag="apply"):
     """Change toggles of the run in progress; those left out stay as they are."""
 
@@ -387,11 +404,16 @@ class Described(Message, tag="described"):
 
 
 class Failure(Message, tag="failure"):
-    """Something went wrong, for a person to read: one sentence, and what to do."""
+    """Something went wrong, for a person to read: one sentence, and what to do.
 
-    kind: str  # mistake, out-of-memory, cuda, model, compile, capture, hang, wire, died
+    ``set`` names the choices that make the fix, as ``Blocked.set`` does; also ``"batch"``.
+    """
+
+    # mistake, out-of-memory, cuda, model, compile, capture, nan, slower, hang, wire, died
+    kind: str
     sentence: str
     fix: str = ""
+    set: dict[str, str] = {}
     detail: str = ""  # traceback, for the log
     fatal: bool = False  # the runner cannot go on; a new one is needed
 
@@ -404,7 +426,18 @@ class Finished(Message, tag="finished"):
 
 
 AnyCommand = (
-    Start | Bench | Compare | Attribute | Apply | Check | Pause | Resume | Stop | Cancel | Quit
+    Start
+    | Bench
+    | Compare
+    | Attribute
+    | Validate
+    | Apply
+    | Check
+    | Pause
+    | Resume
+    | Stop
+    | Cancel
+    | Quit
 )
 AnyMessage = (
     Catalogue

@@ -10,41 +10,28 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels
 from models import FAMILIES, Model
 from models._layers import Linear
+from workbench.runner.probes.syncs import SyncMode
 
 GPU = torch.device("cuda", 0)
-aten = torch.ops.aten
 
 
 class HostSync(Exception):  # noqa: N818
     """An operation for which the host waits for the device."""
 
 
-class Watch(TorchDispatchMode):
+def watch() -> SyncMode:
     """Raises ``HostSync`` at what needs a value, at masks used as an index, and at copies between
     devices.
     """
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func in (aten.index_put.default, aten.index_put_.default, aten.index.Tensor):
-            masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
-            if masks:
-                raise HostSync(f"{func} with a mask of shape {tuple(masks[0].shape)}")
-        try:
-            result = func(*args, **kwargs)
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise HostSync(f"{func} needs values") from error
-        if func in (aten._to_copy.default, aten.copy_.default):
-            source = args[1] if func is aten.copy_.default else args[0]
-            if source.device.type != result.device.type:
-                raise HostSync(f"a copy from {source.device.type} to {result.device.type}")
-        return result
+    def seen(what: str) -> None:
+        raise HostSync(what)
+
+    return SyncMode(seen, GPU)
 
 
 def to_gpu(model: nn.Module) -> None:
@@ -85,7 +72,7 @@ def run_without_gpu(family, config, workload, change=lambda model: None):
             extra["last_only"] = True
         # No GPU is asked which attention it has: all are alike in this. Fourier mixing by a matrix
         # moves that to the device once, before any step that is captured.
-        with kernels.using(all="torch", attention="manual", fourier_mix="torch"), Watch():
+        with kernels.using(all="torch", attention="manual", fourier_mix="torch"), watch():
             if workload == "train":
                 with torch.enable_grad():
                     return model.loss(*inputs, *targets)
@@ -162,7 +149,7 @@ def step_of(body):
         model = Waiting(body)
         to_gpu(model)
         x = torch.empty(4, 8, device=GPU)
-        with Watch():
+        with watch():
             return model(x)
 
 

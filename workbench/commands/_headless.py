@@ -102,7 +102,9 @@ def settle(outcome: Outcome, output: Path | None) -> str | None:
 
 
 def exit_code(outcome: Outcome) -> int:
-    """The exit code that tells how the run ended."""
+    """The exit code that tells how the run ended; numbers that are not finite are a failure."""
+    if outcome.reason == "done" and any(failure.kind == "nan" for failure in outcome.failures):
+        return FAILED
     return {"done": DONE, "cancelled": INTERRUPTED}.get(outcome.reason, FAILED)
 
 

@@ -11,11 +11,13 @@ import random
 import time
 
 from sessions import verdict
-from sessions.model import Judgement, PairedComparison
+from sessions.model import Configuration, Judgement, PairedComparison
 from workbench import protocol
 from workbench.runner.alternation import Alternation
 from workbench.runner.arm import label
 from workbench.runner.blocks import Contender, TimedBlock
+from workbench.runner.contention import CPU_BUSY
+from workbench.runner.cures import slower_when_compiled
 from workbench.runner.failures import Mistake
 from workbench.runner.resolve import LONGEST_S, require_unblocked, resolve
 from workbench.runner.rig import Rig
@@ -47,6 +49,16 @@ class CompareRun:
     def steps(self) -> int:
         """Steps so far."""
         return self._alternation.steps
+
+    @property
+    def configuration(self) -> Configuration:
+        """The one to change if the comparison fails."""
+        return self._command.other
+
+    @property
+    def judgement(self) -> Judgement | None:
+        """What the pairs so far show."""
+        return self._judgement
 
     def execute(self) -> None:
         """Compare to the end; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
@@ -173,6 +185,21 @@ class CompareRun:
                 comparison=self._index, judgement=self._judgement, seconds=seconds, final=final
             )
         )
+        if final:
+            self._tell_of_others()
+        advice = slower_when_compiled(command.base, command.other, self._judgement)
+        if final and advice is not None:
+            self._rig.wire.send(advice)
+
+    def _tell_of_others(self) -> None:
+        """On the CPU, where others always run, no block is void for it; the reader must know."""
+        rig = self._rig
+        if rig.device.type == "cuda" or not self._began:
+            return
+        share = rig.others_percent(int(self._began * 1e9), time.perf_counter_ns())
+        if share is not None and share >= CPU_BUSY:
+            text = f"other processes used {share:.0f} % of the CPU while A and B alternated"
+            rig.wire.send(protocol.Note(kind="warning", text=text))
 
     def _tell(self, fraction: float) -> None:
         judgement = self._judgement

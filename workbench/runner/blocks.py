@@ -17,6 +17,7 @@ import torch
 from sessions.model import Phase
 from sessions.statistics import MIN_BLOCK_MS, MIN_BLOCK_STEPS
 from workbench.runner.arm import Arm
+from workbench.runner.contention import BUSY, VOID
 from workbench.runner.rig import Rig
 from workbench.runner.telemetry import Sample
 from workbench.runner.timing import Lap
@@ -99,7 +100,8 @@ def run_block(rig: Rig, contender: Contender, number: int) -> TimedBlock | None:
         phase = Phase.WARM_UP
         void = "the allocator took or gave back memory in it"
     elif rig.device.type == "cuda":
-        void = throttled(rig.telemetry_between(start_ns, stop_ns))
+        samples = rig.telemetry_between(start_ns, stop_ns)
+        void = throttled(samples) or contended(samples)
         phase = Phase.WARM_UP if void else phase
     rig.send_steps(_marked(laps, phase), block=number)
     times = [lap.wall_ms if lap.gpu_ms is None else lap.gpu_ms for lap in laps]
@@ -118,6 +120,11 @@ def throttled(samples: list[Sample]) -> str:
     if clocks and max(clocks) > (1 + CLOCK_RANGE) * min(clocks):
         return f"the SM clock moved by more than {100 * CLOCK_RANGE:g} % in it"
     return ""
+
+
+def contended(samples: list[Sample]) -> str:
+    """Whether others worked on the GPU during these samples, or nothing."""
+    return VOID if any(sample.get("others", 0.0) >= BUSY for sample in samples) else ""
 
 
 def _run(rig: Rig, arm: Arm, steps: int) -> int:

@@ -37,6 +37,10 @@ class Batches:
         self._buffers = list(buffers)  # each with its ring: one more axis, the batches
         self._next = 0
 
+    def rewind(self) -> None:
+        """Let the first batch be the next."""
+        self._next = 0
+
     def advance(self) -> None:
         """Make the next batch current."""
         for buffer, ring in self._buffers:

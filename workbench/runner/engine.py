@@ -14,10 +14,12 @@ from workbench.runner.ab import CompareRun
 from workbench.runner.attribute import AttributeRun
 from workbench.runner.bench import BenchRun
 from workbench.runner.catalogue import catalogue
+from workbench.runner.cures import cure
 from workbench.runner.failures import Cancelled, Mistake, explain
 from workbench.runner.resolve import availability
 from workbench.runner.rig import Rig
 from workbench.runner.run import Run, RunEnded
+from workbench.runner.validate import ValidateRun
 from workbench.runner.wire import Wire
 
 
@@ -37,6 +39,7 @@ RUNS: Mapping[type[protocol.Command], Callable[[Rig, Any], LongRun]] = {
     protocol.Bench: BenchRun,
     protocol.Compare: CompareRun,
     protocol.Attribute: AttributeRun,
+    protocol.Validate: ValidateRun,
 }
 LOST_CONTEXT = 3  # exit code: the GPU's context was lost, and only a new process has one
 
@@ -95,6 +98,8 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - a model may raise anything, and we stay
             reason, failure = "failed", explain(error)
         if failure is not None:
+            asked = getattr(run, "configuration", getattr(command, "configuration", None))
+            failure = cure(failure, asked, self._rig.device)
             self._wire.send(failure)
             # A mistake took no memory: what was built, and perhaps compiled for minutes, is kept.
             if not failure.fatal and failure.kind != "mistake":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -12,11 +13,23 @@ import kernels
 import models
 from models._cuda_graph import CaptureError
 from workbench.protocol import Failure
+from workbench.runner.probes import _lines
 
 # By name: importing the compilers to name their exceptions would cost seconds at every start.
 _COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
 _LET_IT_BREAK = "Choose the whole model as compile scope: then this part runs in eager mode."
 _DO_NOT_COMPILE = "Switch torch.compile off or use another mode; the log has the compiler's output."
+_TRITON = "triton."
+# How libraries say that memory is short, where torch does not raise its own exception for it.
+_NO_MEMORY = (
+    "can't allocate memory",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+# What the compilers put before the line that says what was wrong.
+_PREAMBLE = re.compile(r"backend='\w+' raised:|CppCompileError: .*|Command:|[\w.]+:")
 
 
 class Mistake(ValueError):  # noqa: N818 - it is the person's, not the program's
@@ -48,7 +61,7 @@ def explain(error: BaseException) -> Failure:
             fix="Correct the file and run again; the log has its traceback.",
             detail=error.detail,
         )
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in first:
+    if _lacks_memory(error):
         return Failure(
             kind="out-of-memory",
             sentence=f"Out of memory: {_wanted(str(error))}",
@@ -58,15 +71,23 @@ def explain(error: BaseException) -> Failure:
     if isinstance(error, CaptureError):
         return Failure(
             kind="capture",
-            sentence=f"The step could not be captured as a CUDA graph: {first}",
-            fix="Switch CUDA graphs off; the log shows which operation synchronised or allocated.",
+            sentence=f"The step could not be captured as a CUDA graph{_where(error)}: {first}",
+            fix="A capture holds fixed shapes and addresses, and nothing that makes the host wait: "
+            "switch CUDA graphs off, or change that line.",
             detail=detail,
         )
     if type(error).__module__.startswith(_COMPILERS):
         return Failure(
             kind="compile",
-            sentence=f"torch.compile failed: {_why_not_compiled(str(error)) or first}",
+            sentence=f"torch.compile failed: {_why_not_compiled(str(error)) or _first_line(error)}",
             fix=_LET_IT_BREAK if type(error).__name__ == "Unsupported" else _DO_NOT_COMPILE,
+            detail=detail,
+        )
+    if type(error).__module__.startswith(_TRITON):
+        return Failure(
+            kind="compile",
+            sentence=f"A Triton kernel failed to compile or to start: {first}",
+            fix="Switch the Triton kernels off; the log has the compiler's output.",
             detail=detail,
         )
     if is_fatal(error):
@@ -87,8 +108,10 @@ def explain(error: BaseException) -> Failure:
 
 def is_fatal(error: BaseException) -> bool:
     """Whether the CUDA context is lost, so that only a new process helps."""
-    if isinstance(error, (torch.OutOfMemoryError, CaptureError)):
-        return False  # a capture that failed leaves the context usable
+    if isinstance(error, CaptureError) or _lacks_memory(error):
+        return (
+            False  # a capture that failed leaves the context usable, and so does what did not fit
+        )
     lost = getattr(torch, "AcceleratorError", ())
     return isinstance(error, lost or ()) or "CUDA error:" in str(error)
 
@@ -104,6 +127,37 @@ def _why_not_compiled(text: str) -> str:
         what += f": {explained[1].rstrip('. ')}"
     file, line, code = frames[-1]
     return f"{what} ({Path(file).name}, line {line}: {code.strip()})"
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Whether it, or what a compiler or a capture wrapped in it, is a lack of memory."""
+    return any(
+        isinstance(each, (torch.OutOfMemoryError, MemoryError))
+        or any(words in str(each) for words in _NO_MEMORY)
+        for each in _chain(error)
+    )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it was raised from."""
+    each: BaseException | None = error
+    while each is not None:
+        yield each
+        each = each.__cause__
+
+
+def _where(error: BaseException) -> str:
+    """The line in which it went wrong first."""
+    stacks = [traceback.extract_tb(each.__traceback__) for each in _chain(error)]
+    found = _lines.innermost(stacks[-1])
+    return f" at {found}" if found is not None else ""
+
+
+def _first_line(error: BaseException) -> str:
+    """The first line of a compiler's error that says what was wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = [line for line in lines if not _PREAMBLE.fullmatch(line)]
+    return (said or lines or [type(error).__name__])[0]
 
 
 def _wanted(text: str) -> str:

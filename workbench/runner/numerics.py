@@ -24,9 +24,11 @@ import kernels
 from models import Model
 from models._quantized import QuantizedLinear, expected_error, quantize_linears
 from sessions.model import Numerics
+from workbench.runner import loss_curve
 from workbench.runner.arm import Arm
 from workbench.runner.compiles import eager
 from workbench.runner.failures import explain, is_fatal
+from workbench.runner.loss_curve import Curve
 from workbench.runner.toggles import Situation
 from workbench.runner.workloads import Compute
 
@@ -112,6 +114,13 @@ def _judge(arm: Arm, situation: Situation, reference: Outputs, name: str) -> Num
         bound = SLACK * abs(plain.loss - reference.loss) + tolerance * abs(reference.loss)
         ok = ok and abs(difference) <= bound
         text += f"; loss off by {difference:+.2g}, at most {bound:.2g} expected"
+    curve = _curve(arm, situation, name, tolerance)
+    if curve is not None:
+        ok = ok and curve.ok
+        text += (
+            f"; off by {curve.difference:.2g} over {len(curve.losses)} steps of training, at most "
+            f"{curve.allowed:.2g} expected"
+        )
     if not math.isfinite(found.relative_error):
         text = "some outputs are not finite"
     return Numerics(
@@ -124,6 +133,8 @@ def _judge(arm: Arm, situation: Situation, reference: Outputs, name: str) -> Num
         mse=_finite(found.mse),
         cosine=_finite(found.cosine),
         loss_difference=None if difference is None else _finite(difference),
+        curve_steps=None if curve is None else len(curve.losses),
+        curve_difference=None if curve is None else _finite(curve.difference),
     )
 
 
@@ -132,6 +143,16 @@ def _most(arm: Arm, rounding: float) -> float:
     named = arm.model.named_modules()
     ran = [m for n, m in named if isinstance(m, QuantizedLinear) and n in arm.probe.ran]
     return SLACK * expected_error(arm.quantization, len(ran)) + rounding * (1 + len(ran)) ** 0.5
+
+
+def _curve(arm: Arm, situation: Situation, name: str, tolerance: float) -> Curve | None:
+    """The losses over some steps, of an arm that trains, where a copy to compare with fits."""
+    dtype = getattr(torch, name)
+    if not loss_curve.applies(arm):
+        return None
+    if loss_curve.bytes_needed(arm, dtype) > _free_bytes(situation) / 2:
+        return None
+    return loss_curve.check(arm, dtype, tolerance)
 
 
 def _reference(arm: Arm, situation: Situation) -> tuple[Outputs, str]:
@@ -218,11 +239,13 @@ def _fits(arm: Arm, situation: Situation, dtype: torch.dtype) -> bool:
     numbers = sum(parameter.numel() for parameter in arm.model.parameters())
     each = int(getattr(situation.config, "vocabulary", 1))  # outputs of a token
     numbers += sum(x.numel() for x in arm.batches.inputs) * each
+    return _ROOM * numbers * dtype.itemsize < _free_bytes(situation)
+
+
+def _free_bytes(situation: Situation) -> int:
     if situation.on_gpu:
-        free = torch.cuda.mem_get_info(situation.device)[0]
-    else:
-        free = psutil.virtual_memory().available
-    return _ROOM * numbers * dtype.itemsize < free
+        return int(torch.cuda.mem_get_info(situation.device)[0])
+    return int(psutil.virtual_memory().available)
 
 
 @contextlib.contextmanager

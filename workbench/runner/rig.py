@@ -14,9 +14,10 @@ import torch
 from sessions.model import Phase
 from workbench import protocol
 from workbench.runner.arm import Arms
+from workbench.runner.contention import Alarm
 from workbench.runner.memory import GpuMemory, HostMemory, make_memory
 from workbench.runner.phases import PhaseTracker
-from workbench.runner.telemetry import Sample, Telemetry, make_sampler
+from workbench.runner.telemetry import Sample, Sampler, Telemetry, make_sampler
 from workbench.runner.timing import GpuClock, HostClock, Lap, make_clock
 from workbench.runner.watchdog import Watchdog
 from workbench.runner.wire import Wire
@@ -47,11 +48,14 @@ class Rig:
         self.memory = make_memory(self.device)
         self.phases = PhaseTracker(self._phase_changed)
         self.watchdog = Watchdog(self.wire)
+        self._alarm = Alarm()
+        self._sampler: Sampler | None = None
 
     def start(self) -> None:
         """Start the threads that watch."""
         self.watchdog.start()
-        Telemetry(self.wire, make_sampler(self.device), self._telemetry_seen).start()
+        self._sampler = make_sampler(self.device)
+        Telemetry(self.wire, self._sampler, self._telemetry_seen).start()
 
     def begin_segment(self) -> int:
         """The number of a new segment, to which steps and phases belong from here on."""
@@ -66,6 +70,12 @@ class Rig:
         if not inside and first and start_ns - samples[first - 1][0] < RECENT_NS:
             inside = [samples[first - 1][1]]
         return inside
+
+    def others_percent(self, start_ns: int, stop_ns: int) -> float | None:
+        """Median share of the device that other processes used; None where it is not known."""
+        found = [sample["others"] for sample in self.telemetry_between(start_ns, stop_ns)
+                 if "others" in sample]  # fmt: skip
+        return statistics.median(found) if found else None
 
     def sm_clock_mhz(self, start_ns: int, stop_ns: int) -> float | None:
         """The GPU's median SM clock in a stretch of time; None where it is not known."""
@@ -113,5 +123,10 @@ class Rig:
 
     def _telemetry_seen(self, sample: Sample) -> None:
         self.samples.append((time.perf_counter_ns(), sample))
-        if self.device.type == "cuda" and "sm_clock" in sample:
+        if self.device.type != "cuda":
+            return
+        if "sm_clock" in sample:
             self.phases.clock_mhz(sample["sm_clock"])
+        who = "" if self._sampler is None else self._sampler.others.who
+        if told := self._alarm.told(sample.get("others"), who, time.perf_counter()):
+            self.wire.send(protocol.Note(kind="warning", text=told))

@@ -16,8 +16,11 @@ import torch
 
 from sessions.model import Configuration, Phase, Scalar
 from workbench import protocol
+from workbench.runner import cures
 from workbench.runner.arm import Arm, label
+from workbench.runner.cures import cure
 from workbench.runner.failures import Cancelled, explain, is_fatal
+from workbench.runner.finite import FiniteWatch
 from workbench.runner.metrics import MetricReader
 from workbench.runner.resolve import check_limits, require_unblocked, resolve
 from workbench.runner.rig import Rig
@@ -44,12 +47,14 @@ class Run:
         self._start = start
         self._arm: Arm | None = None
         self._metrics: MetricReader | None = None
+        self._finite: FiniteWatch | None = None
         self._situation: Situation | None = None
         self._entered = contextlib.ExitStack()
         self._output: torch.Tensor | None = None
         self._deadline_ns: int | None = None
         self._steady = 0
         self._shown = False  # whether the segment's evidence was sent
+        self.configuration = start.configuration  # that was asked for last
         self.steps = 0
 
     def execute(self) -> None:
@@ -72,6 +77,7 @@ class Run:
     def _switch(self, configuration: Configuration) -> None:
         """Begin a segment; if that fails, go back to the configuration before, if there is one."""
         before = self._situation
+        self.configuration = configuration
         try:
             situation = resolve(configuration, self._rig.device)
             require_unblocked(situation)
@@ -82,7 +88,7 @@ class Run:
         except Exception as error:
             if before is None or is_fatal(error):
                 raise
-            failure = explain(error)
+            failure = cure(explain(error), configuration, self._rig.device)
         else:
             return
         # Outside of the except clause: its traceback would keep the tensors of the failed build.
@@ -90,6 +96,7 @@ class Run:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         self._rig.wire.send(failure)
+        self.configuration = before.configuration
         if self._arm is None:
             self._note("warning", "went back to the configuration before")
             self._begin(before)
@@ -120,6 +127,7 @@ class Run:
         rig.memory.replayed_bytes = getattr(arm.step, "replayed_bytes", 0)
         self._arm, self._situation, self._steady = arm, situation, 0
         self._metrics = MetricReader(wire, index, arm.model)
+        self._finite = FiniteWatch(rig.device)
         self._shown = False
         rig.state("running")
 
@@ -170,6 +178,9 @@ class Run:
         self._show_evidence()
         if self._arm.trainer is not None and self._output is not None:
             loss = float(self._output)
+            assert self._finite is not None
+            if not math.isfinite(loss) and not self._finite.found:
+                self._not_finite()
             # JSON has no NaN, and a diverged loss is a fact like any other.
             self._facts(loss=round(loss, 6) if math.isfinite(loss) else str(loss))
         if self._metrics is not None and self._output is not None:
@@ -216,6 +227,9 @@ class Run:
         rig.send_steps(laps)
         if self._metrics is not None:
             self._metrics.poll()
+        output, finite = self._output, self._finite
+        if finite is not None and output is not None and finite.poll(output):
+            self._not_finite()
         self._steady += sum(lap.phase == Phase.STEADY for lap in laps)
         if self._steady >= STEADY_STEPS:
             self._show_evidence()
@@ -228,6 +242,13 @@ class Run:
             evidence = self._arm.find_evidence()
             index = self._rig.segments - 1
             self._rig.wire.send(protocol.EvidenceFound(segment=index, evidence=evidence))
+
+    def _not_finite(self) -> None:
+        """Tell, once a segment, that the numbers mean nothing any more."""
+        rig = self._rig
+        assert self._arm is not None
+        what = "loss" if self._arm.trainer is not None else "output"
+        rig.wire.send(cure(cures.not_finite(what), self.configuration, rig.device))
 
     # Commands
 

@@ -18,6 +18,7 @@ import torch
 
 from sessions.model import TELEMETRY_COLUMNS
 from workbench import protocol
+from workbench.runner.contention import CpuOthers, GpuOthers
 from workbench.runner.wire import Wire
 
 PERIOD_S = 0.05
@@ -32,6 +33,7 @@ class Sampler(Protocol):
     """Reads one device; columns it leaves out are recorded as NaN."""
 
     device: str
+    others: GpuOthers | CpuOthers
 
     def fast(self) -> Sample:
         """What is cheap to read."""
@@ -49,10 +51,11 @@ class HostSampler:
 
     def __init__(self) -> None:
         self._process = psutil.Process()
+        self.others: GpuOthers | CpuOthers = CpuOthers()
         psutil.cpu_percent()  # the first call only starts the interval
 
     def fast(self) -> Sample:
-        """Busy % since the last call, resident bytes."""
+        """Busy % since the last call, resident bytes, and what others use."""
         sample = {
             "busy": psutil.cpu_percent(),
             "memory_used": float(self._process.memory_info().rss),
@@ -60,7 +63,7 @@ class HostSampler:
         with contextlib.suppress(OSError, AttributeError, NotImplementedError):
             if frequency := psutil.cpu_freq():
                 sample["sm_clock"] = frequency.current
-        return sample
+        return sample | _others(self.others)
 
     def slow(self) -> Sample:
         """Nothing is slow to read here."""
@@ -77,6 +80,7 @@ class NvmlSampler:
         uuid = torch.cuda.get_device_properties(index).uuid
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
         self._gpm = _Gpm.offered(self._handle)
+        self.others: GpuOthers | CpuOthers = GpuOthers(self._handle)
         self._readings: dict[str, Callable[[], float]] = {
             "busy": lambda: pynvml.nvmlDeviceGetUtilizationRates(self._handle).gpu,
             "memory_used": lambda: pynvml.nvmlDeviceGetMemoryInfo(self._handle).used,
@@ -101,7 +105,7 @@ class NvmlSampler:
 
     def fast(self) -> Sample:
         """Busy, memory, power, clock, temperature, throttle reasons; GPM metrics when due."""
-        sample = _read(self._readings)
+        sample = _read(self._readings) | _others(self.others)
         if self._gpm is not None:
             sample |= self._gpm.read()
         return sample
@@ -169,6 +173,11 @@ def _read(readings: dict[str, Callable[[], float]]) -> Sample:
         except pynvml.NVMLError:
             del readings[name]  # not offered here: do not ask again
     return sample
+
+
+def _others(others: GpuOthers | CpuOthers) -> Sample:
+    share = others.read()
+    return {} if share is None else {"others": share}
 
 
 class Telemetry:

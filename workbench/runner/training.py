@@ -35,6 +35,16 @@ class Trainer:
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def on_host(self) -> set[int]:
+        """Addresses of the step counts that AdamW keeps on the host whatever the device."""
+        counts = [
+            self.optimizer.state[parameter].get("step")
+            for group in self.optimizer.param_groups
+            if not (group.get("capturable") or group.get("fused"))
+            for parameter in group["params"]
+        ]
+        return {count.data_ptr() for count in counts if isinstance(count, torch.Tensor)}
+
 
 class Weights:
     """The parameters of one model in one precision, and the optimizer state that belongs to them.
@@ -84,13 +94,7 @@ class Weights:
         return self._optimizers[key]
 
     def _make_optimizer(self, options: dict[str, Any]) -> torch.optim.AdamW:
-        optimizer = torch.optim.AdamW(
-            _groups(self.parameters.values()),
-            lr=LEARNING_RATE,
-            betas=BETAS,
-            weight_decay=WEIGHT_DECAY,
-            **options,
-        )
+        optimizer = plain_optimizer(self.parameters.values(), **options)
         if self._optimizers:
             state = next(iter(self._optimizers.values())).state_dict()
             for group in state["param_groups"]:
@@ -99,6 +103,18 @@ class Weights:
         else:
             _create_state(optimizer)
         return optimizer
+
+
+def plain_optimizer(parameters: Iterable[nn.Parameter], **options: Any) -> torch.optim.AdamW:
+    """AdamW with the rates of every arm; the plain loop, without ``options``."""
+    chosen = {"fused": False, "foreach": False, **options}
+    return torch.optim.AdamW(
+        _groups(parameters),
+        lr=LEARNING_RATE,
+        betas=BETAS,
+        weight_decay=WEIGHT_DECAY,
+        **chosen,
+    )
 
 
 def _create_state(optimizer: torch.optim.AdamW) -> None:

@@ -90,6 +90,25 @@ def with_setting(configuration: Configuration, name: str, value: Scalar) -> Conf
     return msgspec.structs.replace(configuration, settings=settings)
 
 
+def choices(configuration: Configuration) -> dict[str, str]:
+    """What can be chosen as text: every toggle, the workload, the batch."""
+    batch = configuration.settings.get("batch")
+    named = {} if batch is None else {"batch": str(batch)}
+    return {**configuration.toggles, "workload": configuration.workload, **named}
+
+
+def choice_text(catalogue: Catalogue, made: dict[str, str]) -> str:
+    """What choices change, by their titles: "AdamW: Fused"."""
+    parts = []
+    for name, option in made.items():
+        if name in ("workload", "batch"):
+            parts.append(f"{name.capitalize()}: {option}")
+        else:
+            toggle = toggle_of(catalogue, name)
+            parts.append(f"{toggle.title}: {option_title(toggle, option)}")
+    return ", ".join(parts)
+
+
 def with_toggles(configuration: Configuration, toggles: dict[str, str]) -> Configuration:
     """Some toggles changed, the others as they are."""
     return msgspec.structs.replace(configuration, toggles={**configuration.toggles, **toggles})

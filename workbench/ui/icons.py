@@ -22,9 +22,11 @@ from workbench.ui.theme import Theme
 
 NAMES = {
     "about": "info",
+    "absent": "minus-circle",
     "attribution": "chart-bar-horizontal",
     "build": "cube",
     "cancel": "x-circle",
+    "checklist": "checks",
     "close": "x",
     "closed": "caret-right",
     "compare": "scales",

@@ -18,6 +18,7 @@ from workbench.recorder import Recorder
 from workbench.ui import draft, files
 from workbench.ui.arrivals import MEASURED, TOUCHED
 from workbench.ui.attributions import Attributions
+from workbench.ui.checklists import Checklists
 from workbench.ui.runner_link import RunnerLink
 from workbench.ui.stream_reader import Client
 from workbench.ui.tasks import Tasks
@@ -27,6 +28,7 @@ from workbench.ui.verdicts import Verdicts
 
 LOG_LINES = 1000
 CHECK_DELAY_MS = 120  # after the last edit
+REMARKS = ("nan", "slower")  # failures that refused nothing: the run goes on
 ACTIVE = ("building", "running", "paused", "stopping")
 
 Launch = Callable[[Journal | None], Client]
@@ -90,6 +92,7 @@ class AppState(QObject):
         self.tasks = Tasks(self)
         self.verdicts = Verdicts(self)
         self.attributions = Attributions(self)
+        self.checklists = Checklists(self)
         self.log: deque[str] = deque(maxlen=LOG_LINES)  # what libraries printed in the runner
         self._launch = launch or (lambda journal: Runner(journal, log=self.log.append))
         self._link = RunnerLink(self)
@@ -178,9 +181,9 @@ class AppState(QObject):
         self.choose({name: option}, f"{toggle.title}: {draft.option_title(toggle, option)}")
 
     def choose(self, choices: Choices, text: str) -> None:
-        """Make several choices as one step of undo; keys are toggles, or ``workload``."""
+        """Make several choices as one step of undo: toggles, ``workload``, or ``batch``."""
         assert self.configuration is not None
-        now = {**self.configuration.toggles, "workload": self.configuration.workload}
+        now = draft.choices(self.configuration)
         before = {name: now[name] for name in choices if now.get(name) != choices[name]}
         if before:
             after = {name: choices[name] for name in before}
@@ -207,6 +210,8 @@ class AppState(QObject):
         workload = choices.pop("workload", None)
         if workload is not None:
             configuration = draft.with_workload(self.catalogue, configuration, workload)
+        if (batch := choices.pop("batch", None)) is not None:
+            configuration = draft.with_setting(configuration, "batch", int(batch))
         self.edit(draft.with_toggles(configuration, choices))
         self._refused = False
         if choices and self.active:
@@ -315,8 +320,9 @@ class AppState(QObject):
             case protocol.Failure():
                 if message.fatal:
                     self._set_state("dead", message.sentence)
-                self._refused = self.active
-                self._take_back()
+                if message.kind not in REMARKS:
+                    self._refused = self.active
+                    self._take_back()
                 self.fail(message)
                 return {"eventsChanged", "configurationChanged"}
         if isinstance(message, MEASURED):

@@ -65,12 +65,20 @@ def _attribution(state: AppState) -> QWidget:
     return panel
 
 
+def _checklist(state: AppState) -> QWidget:
+    from workbench.ui.panels.checklist import ChecklistPanel
+
+    panel: QWidget = ChecklistPanel(state)
+    return panel
+
+
 PANELS = (
     Panel("build", "Build", BuildPanel),
     Panel("toggles", "Toggles", TogglesPanel),
     Panel("live", "Live", lambda state: Later(state, _live)),
     Panel("verdict", "Verdict", lambda state: Later(state, _verdict)),
     Panel("attribution", "Attribution", lambda state: Later(state, _attribution)),
+    Panel("checklist", "Checklist", lambda state: Later(state, _checklist)),
     Panel("compare", "Compare", lambda state: Later(state, _compare)),
     Panel("segments", "Segments", SegmentsPanel),
     Panel("events", "Events", EventsPanel),
@@ -128,6 +136,11 @@ class MainWindow(QMainWindow):
         return self._later("attribution").panel()
 
     @property
+    def checklist(self) -> QWidget:
+        """The panel of the validation checklist."""
+        return self._later("checklist").panel()
+
+    @property
     def toggles(self) -> TogglesPanel:
         """The panel of the optimizations."""
         panel = self.desk.docks["toggles"].widget()
@@ -169,6 +182,11 @@ class MainWindow(QMainWindow):
     def attribute(self) -> None:
         """Show what the toggles gave, and where to ask for it."""
         self.desk.bring("attribution")
+
+    def validate(self) -> None:
+        """Go through the checklist, and show it as it is done."""
+        self.desk.bring("checklist")
+        self.state.checklists.check()
 
     def reset_layout(self) -> None:
         """Put every dock back to its place."""

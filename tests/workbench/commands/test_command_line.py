@@ -32,7 +32,9 @@ def test_help_lists_every_command_with_what_it_does(capsys):
         main(["--help"])
     assert ended.value.code == 0
     out = capsys.readouterr().out
-    assert " ".join(COMMANDS) == ("ab bench calibrate compare demo doctor export info recover run")
+    assert " ".join(COMMANDS) == (
+        "ab bench calibrate compare demo doctor export info recover run validate"
+    )
     assert all(re.search(rf"\n    {name}\s", out) for name in COMMANDS)
 
 

@@ -9,7 +9,7 @@ from built_arms import configuration, stepped
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.runner import numerics
+from workbench.runner import loss_curve, numerics
 from workbench.runner.arm import Arms
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.resolve import resolve
@@ -102,10 +102,80 @@ def test_what_cannot_be_checked_says_why(build, monkeypatch):
     assert found.reference == "" and found.text.startswith("not checked: Out of memory")
 
 
-def test_checking_changes_neither_weights_nor_flags(build):
-    arm, situation = build("train", precision="amp_bf16")
+@pytest.mark.parametrize(
+    "toggles",
+    [
+        {},
+        {"adamw": "fused"},
+        {"adamw": "foreach", "precision": "amp_bf16"},
+        {"precision": "bf16", "checkpointing": "full"},
+    ],
+)
+def test_a_training_arm_is_followed_over_some_steps(build, toggles):
+    arm, situation = build("train", **toggles)
+    step_some(arm)
+    found = numerics.check(arm, situation)
+    assert found.ok, found.text
+    assert found.curve_steps == loss_curve.STEPS and 0 < found.curve_difference < 0.01
+    assert "over 8 steps of training" in found.text
+
+
+def step_some(arm, count=2):
+    with arm.entered():
+        for _ in range(count):
+            arm.step()
+
+
+def change_rate(arm):
+    for group in arm.trainer.optimizer.param_groups:
+        group["lr"] *= 1.5
+
+
+def forget_moments(arm):
+    step = arm.step
+
+    def forgetful():
+        for state in arm.trainer.optimizer.state.values():
+            state["exp_avg"].zero_()
+        return step()
+
+    arm.step = forgetful
+
+
+def keep_gradients(arm):
+    arm.trainer.optimizer.zero_grad = lambda set_to_none=True: None
+
+
+@pytest.mark.parametrize("plant", [change_rate, forget_moments, keep_gradients])
+def test_a_wrong_update_is_red_though_outputs_and_loss_are_right(build, plant):
+    arm, situation = build("train")
+    step_some(arm)
+    plant(arm)
+    found = numerics.check(arm, situation)
+    assert not found.ok and found.curve_difference > 1e-5
+    assert found.relative_error < found.tolerance and abs(found.loss_difference) < 1e-5
+
+
+def test_what_does_not_train_or_keeps_other_moments_has_no_curve(build, monkeypatch):
+    assert numerics.check(*build()).curve_steps is None
+    arm, situation = build("train")
+    step_some(arm)
+    next(iter(arm.trainer.optimizer.state.values()))["more"] = torch.zeros(1)
+    assert numerics.check(arm, situation).curve_steps is None
+    monkeypatch.setattr(numerics, "_free_bytes", lambda situation: 10**6)
+    assert numerics.check(*build("train", adamw="fused")).curve_steps is None
+
+
+@pytest.mark.parametrize("adamw", ["loop", "fused"])
+def test_checking_changes_neither_weights_nor_flags_nor_moments(build, adamw):
+    arm, situation = build("train", precision="amp_bf16", adamw=adamw)
+    step_some(arm)
+    states = arm.trainer.optimizer.state
+    moments = [tensor.clone() for state in states.values() for tensor in state.values()]
     before = {name: weight.clone() for name, weight in arm.model.weights().items()}
     numerics.check(arm, situation)
+    now = [tensor for state in states.values() for tensor in state.values()]
+    assert all(torch.equal(one, other) for one, other in zip(now, moments, strict=True))
     for name, weight in arm.model.weights().items():
         assert torch.equal(weight, before[name])
         assert weight.grad is None

@@ -18,7 +18,7 @@ sys.path[:0] = [str(Path(__file__).parents[up]) for up in (0, 1, 3)]
 import attribution_samples  # noqa: E402
 import msgspec  # noqa: E402
 from fake_catalogue import availability, catalogue  # noqa: E402
-from fake_session import comparison  # noqa: E402
+from fake_session import checked, comparison  # noqa: E402
 from fake_steps import FakeRun  # noqa: E402
 
 from sessions.model import Phase  # noqa: E402
@@ -35,7 +35,7 @@ def main() -> None:
     send(protocol.State(state="idle"))
     run = FakeRun()
     active = paused = False
-    comparisons = 0
+    comparisons = studies = 0
     while True:
         try:
             command = commands.get(timeout=0.02 if active and not paused else None)
@@ -63,6 +63,16 @@ def main() -> None:
                 ended = attribute(run, command, comparisons, commands)
                 comparisons += 1
                 send(protocol.Finished(t_s=run.now, reason=ended, steps=1))
+                send(protocol.State(state="idle"))
+            case protocol.Validate():
+                active = False
+                send(run.begin(command.configuration, "checked"))
+                send(protocol.State(state="running", text="Checking: Memory"))
+                for message in checked(run, index=studies):
+                    send(message)
+                    time.sleep(0.1)
+                studies += 1
+                send(protocol.Finished(t_s=run.now, reason="done", steps=1))
                 send(protocol.State(state="idle"))
             case protocol.Apply() if active:
                 configuration = run.configuration

@@ -61,6 +61,8 @@ def messages(
         blocked = {"cuda_graphs": "torch.compile reduce-overhead captures CUDA graphs of its own"}
         yield from attribution_samples.messages(run.now, blocked=blocked)
         yield protocol.State(t_s=run.now, state="idle")
+    if situation == "checklist":
+        yield from checked(run, done=5)
     if situation == "failed":
         yield protocol.Failure(
             t_s=run.now,
@@ -158,6 +160,55 @@ def comparison(
         yield protocol.Progress(
             t_s=run.now, task="alternating", fraction=(pair - first + 1) / pairs
         )
+
+
+CHECKED = {  # check: status, evidence, lines
+    "numerics": (
+        "pass",
+        "against float64: relative error 0.0021, at most 0.0048 expected; loss off by +0.00031, at "
+        "most 0.02 expected",
+        [],
+    ),
+    "syncs": (
+        "fail",
+        "3 times a step the host waits, or would on a GPU",
+        [
+            "models/_routing.py:88 in forward: count = int(mask.sum()) "
+            "(aten._local_scalar_dense.default needs values)",
+            "models/hydra.py:214 in forward: rows = keep.nonzero() (aten.nonzero.default needs "
+            "values)",
+        ],
+    ),
+    "graph": (
+        "fail",
+        "1 graph break in the first step",
+        ["models/_routing.py:88 in forward: count = int(mask.sum()): Data-dependent branching"],
+    ),
+    "memory": (
+        "pass",
+        "nothing is left behind by 20 steps; 2,310.4 MiB at most, 0.94 of the 2,457.9 MiB that "
+        "were estimated",
+        [],
+    ),
+    "speedup": ("not applicable", "nothing is switched on that could make it faster", []),
+    "batches": ("pass", "batch 1: against float64: relative error 0.0019", []),
+}
+
+
+def checked(
+    run: FakeRun, done: int = len(CHECKED), index: int = 0
+) -> Iterator[protocol.AnyMessage]:
+    """The checklist, ``done`` of its checks so far."""
+    yield protocol.StudyStarted(
+        t_s=run.now, index=index, kind="checklist", title="hydra small train: AMP BF16", asked={}
+    )
+    for name, (status, evidence, lines) in list(CHECKED.items())[:done]:
+        run.now += 0.5
+        for line in lines:
+            columns = {"check": [name], "line": [line]}
+            yield protocol.StudyRows(t_s=run.now, study=index, table="lines", columns=columns)
+        row = {"check": [name], "status": [status], "evidence": [evidence]}
+        yield protocol.StudyRows(t_s=run.now, study=index, table="checks", columns=row)
 
 
 def paired(blocks: Sequence[protocol.Block]) -> PairedComparison:

@@ -29,6 +29,7 @@ SITUATIONS = (
     "verdict",
     "attribution",
     "attribution-empty",
+    "checklist",
 )
 SCALE = "WORKBENCH_SCREENSHOT_SCALE"
 
@@ -125,10 +126,10 @@ def arrange(window, situation: str) -> None:
         for session in compared():
             window.state.compare_with(session)
         window.desk.bring("compare")
-    elif situation == "verdict":
-        window.desk.bring("verdict")
     elif situation.startswith("attribution"):
         window.desk.bring("attribution")
+    elif situation in ("verdict", "checklist"):
+        window.desk.bring(situation)
     elif situation == "running":
         window.state.select(2)
 

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
 )
 
 from workbench.protocol import Failure
-from workbench.ui import fonts
+from workbench.ui import draft, fonts
 from workbench.ui.icons import icon
 from workbench.ui.panels import _parts
 from workbench.ui.state import AppState
@@ -123,10 +123,21 @@ class FailurePanel(QWidget):
             if banner.sentence.text() == failure.sentence:
                 self._forget(banner)
         banner = self.show_banner("bad", failure.sentence, failure.fix, failure.detail)
+        if failure.set and self._state.catalogue is not None:
+            self._offer(banner, failure.set)
         if failure.fatal or failure.kind in ("hang", "died", "wire", "cuda"):
             banner.add("Start a new runner", self._state.restart_runner)
         text = "\n".join(filter(None, (failure.sentence, failure.fix, failure.detail)))
         banner.add("Copy details", lambda: _copy(text), closes=False)
+
+    def _offer(self, banner: Banner, choices: dict[str, str]) -> None:
+        """A button that makes the choices, as one step of undo."""
+        catalogue = self._state.catalogue
+        assert catalogue is not None
+        text = draft.choice_text(catalogue, choices)
+        banner.add(text, lambda: self._state.choose(choices, text)).setToolTip(
+            "Makes this choice; Undo takes it back"
+        )
 
     def show_banner(self, tone: str, sentence: str, fix: str = "", detail: str = "") -> Banner:
         """Put a banner on top; ``tone`` is ``bad``, ``warning`` or ``info``."""

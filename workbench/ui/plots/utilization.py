@@ -2,7 +2,7 @@
 
 *Busy* says only that some kernel ran during the sampling period. Where the GPU offers them (NVML
 GPM, Hopper and later), the share of multiprocessors, tensor cores and memory bandwidth that was in
-use is drawn beside it.
+use is drawn beside it; and what other processes used, which disturbs every measurement.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _COLUMNS = {
     "tensor_active": "tensor cores",
     "dram_active": "DRAM bandwidth",
     "sm_occupancy": "SM occupancy",
+    "others": "by other processes",
 }
 _TOP = 103.0  # so that a line at 100 % is whole
 
@@ -37,7 +38,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
     for run in runs:
         for device in devices(run):
             for column, name in _COLUMNS.items():
-                title = "CPU busy" if device == "cpu" else prefix(runs, run, device) + name
+                title = f"CPU {name}" if device == "cpu" else prefix(runs, run, device) + name
                 look = Look(title, style, PERCENT, color, dash=color)
                 plot_item.add(Line(look, sampled(run, device, column)))
                 color += measured(run, device, column)

@@ -1,0 +1,79 @@
+"""The validation checklist: its checks, and a study of one as rows that people read.
+
+The study's table ``checks`` has a row for each check that is done (``check``, ``status``,
+``evidence``), its table ``lines`` the lines of source that a check found (``check``, ``line``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sessions.model import Session, Study
+
+KIND = "checklist"
+PASS, FAIL, NOT_APPLICABLE, WAITING = "pass", "fail", "not applicable", "waiting"
+CHECKS = {
+    "numerics": "Error within tolerance",
+    "syncs": "No synchronization in the hot path",
+    "graph": "Fixed graph",
+    "memory": "Memory",
+    "speedup": "Speed-up",
+    "batches": "Other batch sizes",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One check: ``status`` is one of the four, ``evidence`` says how one can tell."""
+
+    name: str
+    title: str
+    status: str
+    evidence: str
+    lines: list[str] = field(default_factory=list)
+
+
+def newest(session: Session) -> Study | None:
+    """The last checklist of a session."""
+    found = [study for study in session.studies if study.kind == KIND]
+    return found[-1] if found else None
+
+
+def rows(study: Study) -> list[Row]:
+    """Every check, those that are not done yet too."""
+    done = study.tables.get("checks", {})
+    names = [str(name) for name in done.get("check", [])]
+    lines = study.tables.get("lines", {})
+    found = []
+    for name, title in CHECKS.items():
+        own = [
+            str(line)
+            for check, line in zip(lines.get("check", []), lines.get("line", []), strict=True)
+            if check == name
+        ]
+        if name in names:
+            place = names.index(name)
+            status, evidence = str(done["status"][place]), str(done["evidence"][place])
+        else:
+            status, evidence = WAITING, ""
+        found.append(Row(name, title, status, evidence, own))
+    return found
+
+
+def failed(study: Study) -> list[Row]:
+    """The checks that failed."""
+    return [row for row in rows(study) if row.status == FAIL]
+
+
+def complete(study: Study) -> bool:
+    """Whether every check was done."""
+    return all(row.status != WAITING for row in rows(study))
+
+
+def headline(study: Study) -> str:
+    """How the checks ended, counted."""
+    states = [row.status for row in rows(study)]
+    parts = [f"{states.count(each)} {each}" for each in (PASS, FAIL, NOT_APPLICABLE)]
+    if WAITING in states:
+        parts.append(f"{states.count(WAITING)} not done")
+    return ", ".join(parts)

@@ -1,0 +1,83 @@
+"""``workbench validate``: what it asks of the runner, answers, keeps and exits with."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import wire_samples
+
+from sessions import checklist, hdf5
+from sessions.checklist import CHECKS
+from workbench import protocol
+from workbench.cli import main
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def answers(catalogue, done=tuple(CHECKS), reason="done", **states):
+    """A runner that checks: all pass but what ``states`` names."""
+    told = [catalogue, *wire_samples.begin(0.1, 0)]
+    told.append(
+        protocol.StudyStarted(t_s=0.2, index=0, kind="checklist", title="tiny: on", asked={})
+    )
+    for name in done:
+        status = states.get(name, "pass")
+        if status == "fail":
+            columns = {"check": [name], "line": [f"net.py:7 in forward: {name}()"]}
+            told.append(protocol.StudyRows(t_s=0.3, study=0, table="lines", columns=columns))
+        row = {"check": [name], "status": [status], "evidence": [f"because of {name}"]}
+        told.append(protocol.StudyRows(t_s=0.3, study=0, table="checks", columns=row))
+    return [*told, protocol.Finished(t_s=9.0, reason=reason, steps=9)]
+
+
+def test_the_configuration_and_what_is_expected_of_it_are_asked_for(ran, sent):
+    told = sent(*answers(ran.catalogue))
+    arguments = ["--preset", "tiny", "--workload", "train", "--toggle", "precision=bf16"]
+    arguments += ["--expect-speedup", "1.5", "--batch", "3", "--batch", "7", "--steps", "30"]
+    assert main(["validate", "hydra", *arguments, "--budget", "4"]) == 0
+    (command,) = (one for one in told if isinstance(one, protocol.Validate))
+    assert command.configuration.toggles == {"precision": "bf16"}
+    assert command.configuration.workload == "train"
+    assert (command.expect_speedup, command.batches) == (1.5, [3, 7])
+    assert (command.steps, command.budget_s) == (30, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({}, 0),
+        ({"graph": "not applicable", "speedup": "not applicable"}, 0),
+        ({"syncs": "fail"}, 1),
+        ({"done": ("numerics", "syncs")}, 1),
+        ({"reason": "failed", "syncs": "fail"}, 1),
+        ({"reason": "cancelled", "done": ()}, 130),
+    ],
+)
+def test_the_exit_code_is_0_only_if_every_check_was_done_and_none_failed(ran, sent, given, code):
+    sent(*answers(ran.catalogue, **given))
+    assert main(["validate", "hydra"]) == code
+
+
+def test_each_check_is_told_with_its_evidence_and_lines_and_saved(ran, sent, tmp_path, capsys):
+    path = tmp_path / "checked.h5"
+    sent(*answers(ran.catalogue, memory="fail", graph="not applicable"))
+    assert main(["validate", "hydra", "-o", str(path)]) == 1
+    out = capsys.readouterr().out
+    assert "PASS           Error within tolerance: because of numerics" in out
+    assert "NOT APPLICABLE Fixed graph: because of graph" in out
+    assert "FAIL           Memory: because of memory\n" + " " * 17 + "net.py:7 in forward" in out
+    assert "4 pass, 1 fail, 1 not applicable" in out
+    kept = checklist.newest(hdf5.load(path))
+    assert [row.name for row in checklist.failed(kept)] == ["memory"]
+
+
+def test_json_has_every_check_those_not_done_too(ran, sent, capsys):
+    sent(*answers(ran.catalogue, done=("numerics",)))
+    main(["validate", "hydra", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in found["checks"]] == list(CHECKS)
+    assert [each["status"] for each in found["checks"]] == ["pass"] + ["waiting"] * 5

@@ -1,0 +1,49 @@
+"""A failure that names its cure has a button that makes the choice, and undo takes it back."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QPushButton
+
+from workbench import protocol
+
+
+def button(window, text: str) -> QPushButton:
+    (found,) = (each for each in window.failures.findChildren(QPushButton) if each.text() == text)
+    return found
+
+
+def fail(window, **choices):
+    window.state.fail(
+        protocol.Failure(kind="out-of-memory", sentence="It does not fit.", fix="So.", set=choices)
+    )
+
+
+def test_one_click_makes_the_choice_and_undo_takes_it_back(qtbot, ready):
+    state = ready.state
+    before = state.configuration
+    fail(ready, precision="amp_bf16", batch="2")
+    made = button(ready, "Precision: AMP BF16, Batch: 2")
+    qtbot.mouseClick(made, Qt.MouseButton.LeftButton)
+    assert state.configuration.toggles["precision"] == "amp_bf16"
+    assert state.configuration.settings["batch"] == 2
+    assert ready.failures.banners == []
+    state.undo.undo()
+    assert state.configuration == before
+
+
+def test_a_failure_without_a_cure_has_no_such_button(ready):
+    fail(ready)
+    texts = [each.text() for each in ready.failures.findChildren(QPushButton)]
+    assert texts == ["Copy details"]
+
+
+@pytest.mark.parametrize(("kind", "kept"), [("nan", True), ("slower", True), ("model", False)])
+def test_only_what_refused_a_toggle_takes_it_back(qtbot, ready, kind, kept):
+    state = ready.state
+    state.start()
+    qtbot.waitUntil(lambda: state.runner_state == "running")
+    state.set_toggle("triton", "on")
+    state._take(protocol.Failure(kind=kind, sentence="It went wrong."))
+    assert (state.configuration.toggles["triton"] == "on") is kept

@@ -1,0 +1,113 @@
+"""Go through the validation checklist for one configuration; exit with 1 if a check fails."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sessions import checklist
+from sessions.model import Study
+from workbench import floors, headless, protocol
+from workbench.commands._command import (
+    DONE,
+    FAILED,
+    Command,
+    answer,
+    answer_json,
+    check_output,
+)
+from workbench.commands._headless import Bar, exit_code, settle
+from workbench.commands.run import configuration_arguments, configure, positive_float, positive_int
+from workbench.headless import Outcome
+
+BUDGET_S = 20.0
+STEPS = 20
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    configuration_arguments(parser)
+    parser.add_argument(
+        "--expect-speedup",
+        type=positive_float,
+        metavar="X",
+        help="at least, over everything switched off; default: not to be slower",
+    )
+    parser.add_argument(
+        "--batch",
+        type=positive_int,
+        action="append",
+        default=[],
+        help="another batch size to try; default: 1 and one more than the configuration's",
+    )
+    parser.add_argument(
+        "--steps",
+        type=positive_int,
+        default=STEPS,
+        help=f"that a check watches; default: {STEPS}",
+    )
+    parser.add_argument(
+        "--budget",
+        type=positive_float,
+        default=BUDGET_S,
+        metavar="SECONDS",
+        help=f"for the speed-up, at most; default: {BUDGET_S:g}",
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.output is not None:
+        check_output(arguments.output)
+    with Bar() as bar:
+        outcome = headless.run(
+            lambda catalogue: protocol.Validate(
+                configuration=configure(catalogue, arguments),
+                steps=arguments.steps,
+                batches=arguments.batch,
+                expect_speedup=arguments.expect_speedup,
+                budget_s=arguments.budget,
+                floor=floors.floor_of(catalogue.device_title),
+            ),
+            watch=bar.watch,
+        )
+    study = checklist.newest(outcome.session)
+    if study is not None:
+        outcome.session.title = f"{study.title}: checklist"
+    saved = settle(outcome, arguments.output)
+    if arguments.json:
+        answer_json(_as_data(outcome, study, saved))
+    elif study is not None:
+        answer("\n".join(_lines(study)))
+        if saved:
+            answer(f"saved {saved}")
+    code = exit_code(outcome)
+    if code == DONE and (study is None or not checklist.complete(study)):
+        return FAILED
+    return FAILED if study is not None and checklist.failed(study) and code == DONE else code
+
+
+def _as_data(outcome: Outcome, study: Study | None, saved: str | None) -> dict[str, Any]:
+    return {
+        "reason": outcome.reason,
+        "file": saved,
+        "failures": [msgspec.to_builtins(failure) for failure in outcome.failures],
+        "environment": outcome.session.environment,
+        "title": None if study is None else study.title,
+        "asked": None if study is None else study.asked,
+        "checks": [] if study is None else [vars(row) for row in checklist.rows(study)],
+    }
+
+
+def _lines(study: Study) -> list[str]:
+    found = [study.title, ""]
+    for row in checklist.rows(study):
+        found.append(f"{row.status.upper():<15}{row.title}: {row.evidence or 'not done'}")
+        found += [f"{'':<17}{line}" for line in row.lines]
+    return [*found, "", checklist.headline(study)]
+
+
+COMMAND = Command(name="validate", help=__doc__, arguments=_arguments, run=_run)

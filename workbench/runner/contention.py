@@ -1,0 +1,130 @@
+"""Who else uses the device: other processes on the GPU through NVML, or on the CPU through psutil.
+
+A process that only holds memory disturbs nobody; what counts is the share of the device's time that
+others use. The driver averages it over a sixth of a second to a second, so that it lags as much.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Any
+
+import psutil
+import pynvml
+
+READ_S = 0.25  # between two readings
+COST_SHARE = 0.005  # of the time: a reading that takes long is taken less often
+BUSY = 5.0  # % of the device that others use, from which on they count as working
+CPU_BUSY = 25.0  # the same of the CPU, where something always runs
+QUIET_S = 5.0  # before others that come back are told of again
+VOID = "another process used the GPU"
+
+
+class GpuOthers:
+    """Reads how much of one GPU other processes use."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._seen_us = 0  # the newest sample of the driver that was read
+        self._due_s = 0.0
+        self._offered = True
+        self._share: float | None = None
+        self.who = ""  # the busiest of them, by name and number
+
+    def read(self) -> float | None:
+        """% of the multiprocessors' time used by others; None where the driver does not tell.
+
+        Between two readings it is the last one's.
+        """
+        began_s = time.perf_counter()
+        if self._offered and began_s >= self._due_s:
+            try:
+                self._share = self._read()
+            except pynvml.NVMLError:
+                self._offered, self._share = False, None
+            took_s = time.perf_counter() - began_s
+            self._due_s = began_s + max(READ_S, took_s / COST_SHARE)
+        return self._share
+
+    def _read(self) -> float | None:
+        running = {each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle)}
+        own = {pid for pid in running if _is_own(pid)}
+        if not own and len(running) > 1:
+            return None  # numbers of another namespace: one of them is ours, and none says which
+        own = own or running
+        used: dict[int, int] = {}
+        for sample in self._samples():
+            self._seen_us = max(self._seen_us, sample.timeStamp)
+            if sample.pid not in own and sample.smUtil <= 100:
+                used[sample.pid] = max(used.get(sample.pid, 0), sample.smUtil)
+        if used:
+            self.who = _name(max(used, key=lambda pid: used[pid]))
+        return float(min(100, sum(used.values())))
+
+    def _samples(self) -> list[Any]:
+        try:
+            found: list[Any] = pynvml.nvmlDeviceGetProcessUtilization(self._handle, self._seen_us)
+        except pynvml.NVMLError as error:
+            # Nothing new since: the driver answers so, or with success and no sample.
+            if error.value in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND):
+                return []
+            raise
+        return found
+
+
+class CpuOthers:
+    """Reads how much of the machine's CPU time other processes use."""
+
+    who = "other processes"
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._last = self._counters()
+        self._due_s = time.perf_counter() + READ_S
+        self._share: float | None = None
+
+    def read(self) -> float | None:
+        """% of all cores' time used by others since the reading before; None before the second."""
+        now_s = time.perf_counter()
+        if now_s >= self._due_s:
+            self._due_s = now_s + READ_S
+            before, self._last = self._last, self._counters()
+            total, idle, own = (now - then for now, then in zip(self._last, before, strict=True))
+            if total > 0:
+                self._share = 100 * min(1.0, max(0.0, (total - idle - own) / total))
+        return self._share
+
+    def _counters(self) -> tuple[float, float, float]:
+        """Seconds of all cores: passed, idle, and spent by this process and its children."""
+        times = psutil.cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        return sum(times[:8]), idle, sum(self._process.cpu_times()[:4])
+
+
+class Alarm:
+    """Says when others begin to work on the GPU, once for each time that they do."""
+
+    def __init__(self) -> None:
+        self._last_s = -QUIET_S
+
+    def told(self, share: float | None, who: str, now_s: float) -> str:
+        """A sentence if they have just begun, otherwise nothing."""
+        if share is None or share < BUSY:
+            return ""
+        quiet_s, self._last_s = now_s - self._last_s, now_s
+        return f"{VOID}: {who}, {share:.0f} % of it" if quiet_s >= QUIET_S else ""
+
+
+def _is_own(pid: int) -> bool:
+    """Whether it is this process or one that it started: the runner leads a group of its own."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        return os.getpgid(pid) == os.getpgrp()
+    return False
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(psutil.Error):
+        return f"{psutil.Process(pid).name()} (process {pid})"
+    return f"process {pid}"

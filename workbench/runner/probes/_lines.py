@@ -1,0 +1,56 @@
+"""The line of a person's code that something happened in, told from a Python stack."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+_RUNNER = Path(__file__).parents[1]
+# Frames of these say how it came to be called, and nothing of who asked for it.
+_OTHERS = (str(Path(torch.__file__).parent), str(_RUNNER / "probes"), sys.base_prefix, "<")
+_ROOT = Path(__file__).parents[3]
+
+
+class Line(NamedTuple):
+    """A line of source; ``file`` is relative to the project where it lies in it."""
+
+    file: str
+    number: int
+    function: str
+    code: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.number} in {self.function}"
+        return f"{where}: {self.code}" if self.code else where
+
+
+def here() -> Line | None:
+    """The line that is being executed, of the innermost function that is no library's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_OTHERS):
+            name = frame.f_code.co_filename
+            return line(name, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def innermost(stack: Iterable[traceback.FrameSummary]) -> Line | None:
+    """The same of a stack that was taken earlier, outermost frame first."""
+    own = [frame for frame in stack if not frame.filename.startswith(_OTHERS)]
+    return line(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else None
+
+
+def line(file: str, number: int, function: str) -> Line:
+    """A line with its text."""
+    code = linecache.getline(file, number).strip()
+    shown = Path(file)
+    if shown.is_relative_to(_ROOT):
+        shown = shown.relative_to(_ROOT)
+    return Line(str(shown), number, function, code)

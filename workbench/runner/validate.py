@@ -1,0 +1,257 @@
+"""A run that goes through the validation checklist for one configuration, check by check.
+
+The arm is built anew, so that what its first step compiles is seen. A check that raises has failed,
+with the sentence that a person would read; what was found so far is sent after each.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sessions.checklist import CHECKS, FAIL, KIND, NOT_APPLICABLE, PASS
+from sessions.model import Configuration, Scalar
+from workbench import protocol
+from workbench.runner import blocks, checks
+from workbench.runner.ab import CompareRun
+from workbench.runner.alternation import Alternation
+from workbench.runner.arm import Arm, label
+from workbench.runner.blocks import Contender
+from workbench.runner.checks import Result, fails, not_applicable, passed
+from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
+from workbench.runner.probes import graphs
+from workbench.runner.resolve import require_unblocked, resolve
+from workbench.runner.rig import Rig
+from workbench.runner.run import RunEnded
+from workbench.runner.toggles import Situation, Stage, all_toggles
+
+COPY = 9  # of an arm: one that no other run has built or warmed up
+MOST_STEPS = 10_000
+_BUSY = "A configuration is being checked; stop before changing it."
+
+
+class ValidateRun:
+    """Goes through the checks; one that cannot be built at all fails the run."""
+
+    def __init__(self, rig: Rig, command: protocol.Validate) -> None:
+        self._rig = rig
+        self._command = command
+        self._situation: Situation | None = None
+        self._arms = Alternation(rig, command.budget_s, 1, _BUSY)
+        self._breaks: list[graphs.Break] = []
+        self._contender: Contender | None = None
+        self._index = -1
+        self.steps = 0
+
+    def execute(self) -> None:
+        """Check to the end; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
+        situation = self._prepare()
+        rig = self._rig
+        try:
+            start = graphs.mark()
+            self._contender = self._build(situation, "Checked")
+            self._breaks = graphs.breaks_since(start)
+            self._announce(situation)
+            for number, name in enumerate(CHECKS):
+                rig.state("running", f"Checking: {CHECKS[name]}")
+                rig.wire.send(
+                    protocol.Progress(
+                        task="checking", fraction=number / len(CHECKS), text=CHECKS[name]
+                    )
+                )
+                self._report(name, self._ask(name))
+                self._arms.take_commands()
+        finally:
+            rig.watchdog.active = False
+            rig.arms.forget(situation, COPY)
+
+    def _prepare(self) -> Situation:
+        command, rig = self._command, self._rig
+        if not 4 <= command.steps <= MOST_STEPS:
+            raise Mistake(f"steps = {command.steps} is outside of 4 to {MOST_STEPS}")
+        if command.expect_speedup is not None and not 0 < command.expect_speedup < 1e6:
+            raise Mistake(f"expect_speedup = {command.expect_speedup:g} is outside of 0 to 1e6")
+        if wrong := [batch for batch in command.batches if batch < 1]:
+            raise Mistake(f"batches: {wrong[0]} is no batch size; the smallest is 1")
+        self._situation = situation = resolve(command.configuration, rig.device)
+        require_unblocked(situation)
+        rig.arms.keep_only(situation)
+        return situation
+
+    def _build(self, situation: Situation, name: str) -> Contender:
+        contender = Contender(0, COPY, situation, name)
+        self._arms.begin(contender)
+        self.steps += 1
+        return contender
+
+    def _announce(self, situation: Situation) -> None:
+        rig, command = self._rig, self._command
+        self._index, rig.studies = rig.studies, rig.studies + 1
+        configuration = situation.configuration
+        asked: dict[str, Scalar | list[Scalar]] = {
+            "configuration": msgspec.json.encode(configuration).decode(),
+            "steps": command.steps,
+            "batches": [*self._batches(situation)],
+            "expect_speedup": command.expect_speedup or 0.0,
+            "budget_s": command.budget_s,
+        }
+        parts = (configuration.family, configuration.preset, configuration.workload)
+        title = f"{' '.join(filter(None, parts))}: {label(configuration, rig.device)}"
+        rig.wire.send(protocol.StudyStarted(index=self._index, kind=KIND, title=title, asked=asked))
+
+    def _ask(self, name: str) -> Result:
+        try:
+            match name:
+                case "numerics":
+                    return checks.right_numbers(self._arm)
+                case "syncs":
+                    return checks.no_syncs(self._arm)
+                case "graph":
+                    return checks.fixed_graph(
+                        self._arm, self._breaks, self._events, self._watch_steps
+                    )
+                case "memory":
+                    return checks.steady_memory(self._arm, self._command.steps)
+                case "speedup":
+                    return self._speedup()
+                case _:
+                    return self._other_batches()
+        except (RunEnded, Cancelled):
+            raise
+        except Exception as error:
+            if is_fatal(error):
+                raise
+            failure = explain(error)
+        blocks.free_memory()  # outside of the except clause, whose traceback keeps tensors
+        return fails(failure.sentence)
+
+    @property
+    def _arm(self) -> Arm:
+        assert self._contender is not None and self._contender.arm is not None
+        return self._contender.arm
+
+    def _leave_arm(self) -> Situation:
+        """Make room for other arms; what was checked."""
+        assert self._situation is not None
+        self._contender = None
+        self._rig.arms.forget(self._situation, COPY)
+        blocks.free_memory()
+        return self._situation
+
+    def _report(self, name: str, result: Result) -> None:
+        send = self._rig.wire.send
+        for line in result.lines:
+            send(
+                protocol.StudyRows(
+                    study=self._index, table="lines", columns={"check": [name], "line": [line]}
+                )
+            )
+        send(
+            protocol.StudyRows(
+                study=self._index,
+                table="checks",
+                columns={
+                    "check": [name],
+                    "status": [result.status],
+                    "evidence": [result.evidence],
+                },
+            )
+        )
+
+    # Checks that take more than the arm
+
+    def _events(self) -> int:
+        return self._rig.phases.events
+
+    def _watch_steps(self) -> int:
+        """Timed steps in the arm's segment, so that a compilation among them shows there."""
+        assert self._contender is not None
+        self._contender.steps = self._command.steps
+        while (done := blocks.run_block(self._rig, self._contender, 0)) is None:
+            self._arms.take_commands()
+        self.steps += done.steps
+        return done.steps
+
+    def _speedup(self) -> Result:
+        command, situation = self._command, self._leave_arm()
+        base = _eager(situation)
+        if base == situation.configuration:
+            return not_applicable("nothing is switched on that could make it faster")
+        run = CompareRun(
+            self._rig,
+            protocol.Compare(
+                base=base,
+                other=situation.configuration,
+                budget_s=command.budget_s,
+                region=command.region,
+                floor=command.floor,
+                seed=situation.configuration.seed,
+            ),
+        )
+        try:
+            run.execute()
+        finally:
+            self.steps += run.steps
+        found = run.judgement
+        if found is None or found.ratio is None or found.low is None or found.high is None:
+            return fails("too few pairs of blocks were measured: a longer budget may decide")
+        wanted = command.expect_speedup
+        least = wanted if wanted is not None else 1 / (1 + max(command.region, command.floor))
+        expected = f"at least {wanted:g}" if wanted is not None else "not to be slower"
+        text = (
+            f"{1 / found.ratio:.3g} times as fast as with everything off, 95 % interval "
+            f"{1 / found.high:.3g} to {1 / found.low:.3g} after {found.pairs} pairs; "
+            f"expected {expected}"
+        )
+        if 1 / found.high >= least:
+            return passed(text)
+        if 1 / found.low < least:
+            return fails(text)
+        return fails(f"{text}: not shown; a longer budget may decide")
+
+    def _batches(self, situation: Situation) -> list[int]:
+        own = int(situation.configuration.settings["batch"])
+        return self._command.batches or [batch for batch in (1, own + 1) if batch != own]
+
+    def _other_batches(self) -> Result:
+        situation = self._leave_arm()
+        said: list[str] = []
+        states: set[str] = set()
+        for batch in self._batches(situation):
+            settings = {**situation.configuration.settings, "batch": batch}
+            other = resolve(
+                msgspec.structs.replace(situation.configuration, settings=settings),
+                self._rig.device,
+            )
+            try:
+                result = self._one_batch(other)
+            finally:
+                self._rig.arms.forget(other, COPY)
+                blocks.free_memory()
+            states.add(result.status)
+            said.append(f"batch {batch}: {result.evidence}")
+            self._arms.take_commands()
+        worst = next(each for each in (FAIL, PASS, NOT_APPLICABLE) if each in states)
+        return Result(worst, "; ".join(said))
+
+    def _one_batch(self, situation: Situation) -> Result:
+        try:
+            require_unblocked(situation)
+            batch = situation.configuration.settings["batch"]
+            contender = self._build(situation, f"Batch {batch}")
+            assert contender.arm is not None
+            return checks.right_numbers(contender.arm)
+        except (RunEnded, Cancelled):
+            raise
+        except Exception as error:
+            if is_fatal(error):
+                raise
+            return fails(explain(error).sentence)
+
+
+def _eager(situation: Situation) -> Configuration:
+    """The same model with every toggle off but those that make another model of it."""
+    toggles = {
+        name: option if all_toggles()[name].stage == Stage.MODEL else all_toggles()[name].off
+        for name, option in situation.configuration.toggles.items()
+    }
+    return msgspec.structs.replace(situation.configuration, toggles=toggles)

@@ -1,0 +1,66 @@
+"""The validation checklist as the window asks for it: what is expected, and why it cannot be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject
+
+from sessions import checklist
+from sessions.model import Study
+from workbench import floors, protocol
+
+if TYPE_CHECKING:
+    from workbench.ui.state import AppState
+
+
+class Checklists(QObject):
+    """Asks the runner to check a configuration; what comes back is in the session's ``studies``."""
+
+    def __init__(self, state: AppState) -> None:
+        super().__init__(state)
+        self._state = state
+        self.expect_speedup = 0.0  # 0: not to be slower
+
+    @property
+    def newest(self) -> Study | None:
+        """The last checklist of the session that is shown."""
+        return checklist.newest(self._state.session)
+
+    @property
+    def checking(self) -> bool:
+        """Whether the newest checklist is being done now."""
+        newest, state = self.newest, self._state
+        return (
+            newest is not None
+            and state.live
+            and state.active
+            and newest is state.session.studies[-1]
+            and not checklist.complete(newest)
+        )
+
+    def why_not(self) -> str:
+        """Why nothing can be checked; empty where it can."""
+        state = self._state
+        if state.replaying:
+            return "This is a replay; open the window without --replay to check."
+        if self.checking:
+            return "A configuration is being checked."
+        if state.runner_state not in ("idle", "running", "paused"):
+            return "The runner is not ready."
+        problems = state.availability.problems if state.availability is not None else []
+        return problems[0] if problems else ""
+
+    def check(self) -> None:
+        """Check the configuration being edited."""
+        state = self._state
+        if state.configuration is None or state.catalogue is None or self.why_not():
+            return
+        state.perform(
+            protocol.Validate(
+                configuration=state.configuration,
+                expect_speedup=self.expect_speedup or None,
+                budget_s=state.verdicts.budget_s,
+                floor=floors.floor_of(state.catalogue.device_title),
+            )
+        )

@@ -1,0 +1,166 @@
+"""The validation checklist: six checks, each with a word, a mark, its evidence and its lines."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, QTimer
+from PySide6.QtWidgets import (
+    QDoubleSpinBox,
+    QHBoxLayout,
+    QLabel,
+    QPushButton,
+    QStackedLayout,
+    QVBoxLayout,
+    QWidget,
+)
+
+from sessions import checklist
+from sessions.checklist import Row
+from workbench.ui import fonts
+from workbench.ui.icons import icon
+from workbench.ui.panels import _parts
+from workbench.ui.panels.empty import Empty
+from workbench.ui.state import AppState
+
+PERIOD_MS = 100  # between two looks while checks are done
+WORD_WIDTH = 112
+_MARKS = {  # by status: the word, its icon and its colour
+    checklist.PASS: ("Pass", "effective", "good"),
+    checklist.FAIL: ("Fail", "error", "bad"),
+    checklist.NOT_APPLICABLE: ("Not applicable", "absent", "muted"),
+    checklist.WAITING: ("Not done", "pending", "muted"),
+}
+_BUTTON = "Check this configuration"
+
+
+class ChecklistPanel(QWidget):
+    """The newest checklist of the session that is shown."""
+
+    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._state = state
+        self.headline = QLabel()
+        self.headline.setFont(fonts.title())
+        self.subject = _parts.note()
+        self.button = QPushButton(_BUTTON)
+        self.button.clicked.connect(state.checklists.check)
+        self.expected = self._make_expected()
+        self.reason = _parts.note()
+        self._shown: object = None
+        self._pages = QStackedLayout()
+        self.empty = Empty(
+            state,
+            "checklist",
+            "Nothing checked yet",
+            "Six checks show whether a configuration can be relied on: right numbers, no wait for "
+            "the device, a fixed graph, steady memory, the speed-up, and other batch sizes. Each "
+            "passes, fails or does not apply, with its evidence.",
+        )
+        self.first = self.empty.offer(_BUTTON, state.checklists.check)
+        self._pages.addWidget(self.empty)
+        self._pages.addWidget(self._make_body())
+        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout.addLayout(self._pages)
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.timeout.connect(self._show)
+        for changed in (state.studiesChanged, state.stateChanged, state.availabilityChanged):
+            changed.connect(self._show_soon)
+        state.sessionChanged.connect(self._show)
+        state.themeChanged.connect(self._show)
+        self._show()
+
+    def _make_expected(self) -> QDoubleSpinBox:
+        box = QDoubleSpinBox()
+        box.setRange(0, 1000)
+        box.setDecimals(2)
+        box.setSingleStep(0.25)
+        box.setPrefix("at least ")
+        box.setSuffix(" ×")
+        box.setSpecialValueText("not slower")
+        box.setToolTip("The speed-up that is expected over everything switched off")
+        box.setAccessibleName("Expected speed-up")
+        box.valueChanged.connect(self._set_expected)
+        return box
+
+    def _set_expected(self, value: float) -> None:
+        self._state.checklists.expect_speedup = value
+
+    def _make_body(self) -> QWidget:
+        body = QWidget()
+        body.setProperty("panel", True)
+        body.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        label = QLabel("Expected")
+        label.setProperty("muted", True)
+        bar = _parts.tight(QHBoxLayout())
+        bar.addWidget(self.button)
+        bar.addWidget(label)
+        bar.addWidget(self.expected)
+        bar.addWidget(self.reason, 1)
+        head = _parts.tight(QVBoxLayout(), 4)
+        head.setContentsMargins(12, 8, 12, 4)
+        head.addWidget(self.headline)
+        head.addWidget(self.subject)
+        head.addLayout(bar)
+        host = QWidget()
+        self._rows = _parts.column(host)
+        column = _parts.tight(QVBoxLayout(body), 0)
+        column.addLayout(head)
+        column.addWidget(host, 1)
+        return body
+
+    def _show_soon(self) -> None:
+        if not self._timer.isActive():
+            self._timer.start(PERIOD_MS)
+
+    def _show(self) -> None:
+        checklists = self._state.checklists
+        why_not = checklists.why_not()
+        for button in (self.button, self.first):
+            button.setEnabled(not why_not)
+            button.setToolTip(why_not)
+        self.reason.setText(why_not)
+        study = checklists.newest
+        self._pages.setCurrentIndex(0 if study is None else 1)
+        if study is None:
+            return
+        rows = checklist.rows(study)
+        checking = checklists.checking
+        shown = (study.start_s, study.title, rows, checking, self._state.theme.name)
+        if shown == self._shown:
+            return
+        self._shown = shown
+        self.headline.setText(
+            f"Checking: {checklist.headline(study)}" if checking else checklist.headline(study)
+        )
+        _parts.set_tone(self.headline, "bad" if checklist.failed(study) else "")
+        self.subject.setText(study.title)
+        _parts.clear(self._rows)
+        for row in rows:
+            now = checking and row is next(r for r in rows if r.status == checklist.WAITING)
+            self._rows.addWidget(self._make_row(row, now))
+        self._rows.addStretch(1)
+
+    def _make_row(self, row: Row, now: bool) -> QWidget:
+        word, name, role = ("Checking", "live", "accent") if now else _MARKS[row.status]
+        made = QWidget()
+        made.setObjectName(f"check-{row.name}")
+        outer = _parts.tight(QHBoxLayout(made), 8)
+        state = QLabel(word)
+        state.setProperty("tone", role if role in ("good", "bad") else "")
+        state.setProperty("muted", role == "muted")
+        mark = QLabel()
+        mark.setPixmap(icon(name, self._state.theme, role).pixmap(_parts.ICON))
+        mark.setFixedSize(_parts.ICON)
+        state.setFixedWidth(WORD_WIDTH)
+        text = _parts.tight(QVBoxLayout(), 2)
+        text.addWidget(QLabel(row.title))
+        if row.evidence:
+            text.addWidget(_parts.note(row.evidence[:1].upper() + row.evidence[1:]))
+        for line in row.lines:
+            shown = _parts.note(line)
+            shown.setFont(fonts.small(fonts.fixed()))
+            text.addWidget(shown)
+        outer.addWidget(mark, 0, Qt.AlignmentFlag.AlignTop)
+        outer.addWidget(state, 0, Qt.AlignmentFlag.AlignTop)
+        outer.addLayout(text, 1)
+        return made
