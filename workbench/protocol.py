@@ -173,6 +173,18 @@ class Attribute(Command, tag="attribute"):
     orders: int = 8
 
 
+class Profile(Command, tag="profile"):
+    """Profile ``steps`` marked steps of each configuration: where time and memory go.
+
+    ``traces``: files for the Chrome traces, one for each configuration, or none; what ends in
+    ``.gz`` is compressed. Each configuration becomes a study, as ``sessions.breakdown`` says.
+    """
+
+    configurations: list[Configuration]
+    steps: int = 3
+    traces: list[str] = []
+
+
 class Apply(Command, tag="apply"):
     """Change toggles of the run in progress; those left out stay as they are."""
 
@@ -402,7 +414,18 @@ class Finished(Message, tag="finished"):
 
 
 AnyCommand = (
-    Start | Bench | Compare | Attribute | Apply | Check | Pause | Resume | Stop | Cancel | Quit
+    Start
+    | Bench
+    | Compare
+    | Attribute
+    | Profile
+    | Apply
+    | Check
+    | Pause
+    | Resume
+    | Stop
+    | Cancel
+    | Quit
 )
 AnyMessage = (
     Catalogue

@@ -56,7 +56,7 @@ def configuration_arguments(parser: argparse.ArgumentParser, family_default: str
 def _arguments(parser: argparse.ArgumentParser) -> None:
     configuration_arguments(parser)
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--steps", type=_positive_int, help="end after so many steps")
+    length.add_argument("--steps", type=positive_int, help="end after so many steps")
     length.add_argument("--seconds", type=positive_float, help=f"default: {SECONDS:g}")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -201,7 +201,8 @@ def _title(configuration: Configuration) -> str:
     return f"{configuration.family} {configuration.preset} {configuration.workload}"
 
 
-def _positive_int(text: str) -> int:
+def positive_int(text: str) -> int:
+    """A whole number above 0, for argparse."""
     return int(_positive(text, int, "a whole number above 0"))
 
 

@@ -15,6 +15,7 @@ from workbench.runner.attribute import AttributeRun
 from workbench.runner.bench import BenchRun
 from workbench.runner.catalogue import catalogue
 from workbench.runner.failures import Cancelled, Mistake, explain
+from workbench.runner.profile import ProfileRun
 from workbench.runner.resolve import availability
 from workbench.runner.rig import Rig
 from workbench.runner.run import Run, RunEnded
@@ -37,6 +38,7 @@ RUNS: Mapping[type[protocol.Command], Callable[[Rig, Any], LongRun]] = {
     protocol.Bench: BenchRun,
     protocol.Compare: CompareRun,
     protocol.Attribute: AttributeRun,
+    protocol.Profile: ProfileRun,
 }
 LOST_CONTEXT = 3  # exit code: the GPU's context was lost, and only a new process has one
 

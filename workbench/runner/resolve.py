@@ -63,15 +63,28 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
     config = _configured(Situation(resolved, device, family, base, workload, base))
     situation = Situation(resolved, device, family, config, workload, base)
     family.check_memory(
-        config,
-        workload=workload.name,
-        batch=int(resolved.settings["batch"]),
-        sequence=workload.sequence(resolved.settings),
-        memory_bytes=HOPELESS * hardware.of(device).total_bytes,
-        precision=_SIZES[toggles["precision"]],
-        checkpointing=toggles["checkpointing"],
+        config, memory_bytes=HOPELESS * hardware.of(device).total_bytes, **_sizes(situation)
     )
     return situation
+
+
+def footprint(situation: Situation) -> models.Footprint | None:
+    """The estimate of a step's memory; None for a model whose costs nobody knows."""
+    fused = situation.option("triton") == "on" or situation.option("compile") != "off"
+    found = situation.family.footprint(situation.config, fused=fused, **_sizes(situation))
+    return found if found.total else None
+
+
+def _sizes(situation: Situation) -> dict[str, Any]:
+    """What a step's memory is estimated from."""
+    settings = situation.configuration.settings
+    return {
+        "workload": situation.workload.name,
+        "batch": int(settings["batch"]),
+        "sequence": situation.workload.sequence(settings),
+        "precision": _SIZES[situation.option("precision")],
+        "checkpointing": situation.option("checkpointing"),
+    }
 
 
 def families() -> dict[str, models.Family]:

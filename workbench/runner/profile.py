@@ -1,0 +1,376 @@
+"""A run that profiles: marked steps of their own under torch.profiler, never inside timed blocks.
+
+Each configuration is built, warmed up and timed without a profiler; then some steps run under it,
+their modules marked. How long the GPU had nothing to do is what kernels leave of the *unprofiled*
+step: the profiler makes the host slower, and hardly the kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import torch
+from torch.autograd.profiler import record_function
+from torch.profiler import ProfilerActivity
+
+from sessions import breakdown
+from sessions.model import Phase, Scalar
+from workbench import protocol
+from workbench.runner import blocks
+from workbench.runner.ab import WARM_UP_S
+from workbench.runner.arm import Arm, label
+from workbench.runner.blocks import Contender, TimedBlock
+from workbench.runner.failures import Cancelled, Mistake, explain
+from workbench.runner.profiling import marks, roles, trace
+from workbench.runner.profiling.trace import Trace
+from workbench.runner.resolve import footprint, require_unblocked, resolve
+from workbench.runner.rig import Rig
+from workbench.runner.run import RunEnded
+from workbench.runner.toggles import Situation
+
+MOST_STEPS = 100
+TIMED_S = 1.0  # without the profiler, before it and after it
+BACK_TO_NORMAL = 0.03  # by which steps after the profiler may differ from those before
+
+
+class ProfileRun:
+    """Profiles one configuration after another."""
+
+    def __init__(self, rig: Rig, command: protocol.Profile) -> None:
+        self._rig = rig
+        self._command = command
+        self.steps = 0
+
+    def execute(self) -> None:
+        """Profile all; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
+        command, rig = self._command, self._rig
+        self._check()
+        situations = [resolve(one, rig.device) for one in command.configurations]
+        for situation in situations:
+            require_unblocked(situation)
+        rig.arms.keep_only(*situations)
+        files = [Path(one) for one in command.traces] or [None] * len(situations)
+        try:
+            for number, (situation, file) in enumerate(zip(situations, files, strict=True)):
+                self._tell(number / len(situations))
+                self._profile(situation, file)
+            self._tell(1.0)
+        finally:
+            rig.watchdog.active = False
+
+    def _check(self) -> None:
+        command = self._command
+        if not command.configurations:
+            raise Mistake("configurations: none was named; a profile needs one at least")
+        if not 1 <= command.steps <= MOST_STEPS:
+            raise Mistake(f"steps = {command.steps} is outside of 1 to {MOST_STEPS}")
+        if len(command.traces) not in (0, len(command.configurations)):
+            raise Mistake(
+                f"traces: {len(command.traces)} files for {len(command.configurations)} "
+                "configurations; name one for each, or none"
+            )
+        for file in map(Path, command.traces):
+            if not file.parent.is_dir():
+                raise Mistake(f"{file}: there is no folder {file.parent} to save the trace in")
+
+    # One configuration
+
+    def _profile(self, situation: Situation, file: Path | None) -> None:
+        rig = self._rig
+        contender = Contender(0, 0, situation, segment=rig.begin_segment())
+        text = label(situation.configuration, rig.device)
+        rig.wire.send(
+            protocol.SegmentStarted(
+                index=contender.segment,
+                configuration=situation.configuration,
+                label=text,
+                reused=rig.arms.has(situation),
+            )
+        )
+        rig.state("building", "Building")
+        rig.watchdog.active = True
+        arm = contender.arm = self._build(situation)
+        rig.wire.send(protocol.Facts(segment=contender.segment, ledger=arm.ledger))
+        rig.state("running", "Timing steps without the profiler")
+        before = self._time(contender)
+        rig.wire.send(
+            protocol.EvidenceFound(segment=contender.segment, evidence=arm.find_evidence())
+        )
+        peak = self._peak(arm)
+        rig.state("running", "Profiling")
+        rig.watchdog.active = False  # reading a trace takes long, and is no hang
+        with tempfile.TemporaryDirectory(prefix="workbench-profile-") as folder:
+            path = Path(folder) / "trace.json"
+            held, profiled_us = self._record(arm, path)
+            self._take_commands()
+            rig.state("running", "Reading the trace")
+            found = trace.read(path, rig.device.type)
+            if file is not None:
+                _keep(path, file)
+        rig.watchdog.active = True
+        rig.state("running", "Timing steps after the profiler")
+        after = self._time(contender)
+        notes = _notes(arm, situation, found, before, after)
+        self._send(situation, arm, found, held, text, file, {
+            "step_us": 1e3 * before.median_ms,
+            "after_us": 1e3 * after.median_ms,
+            "profiled_us": profiled_us,
+            "busy_us": trace.busy_us(found) / len(found.steps) if situation.on_gpu else math.nan,
+            "peak_bytes": peak,
+            "notes": notes,
+        })  # fmt: skip
+
+    def _build(self, situation: Situation) -> Arm:
+        rig = self._rig
+        reused = rig.arms.has(situation)
+        with rig.phases.during(Phase.BUILD):
+            arm = rig.arms.get(situation, rig.phases)
+        rig.phases.restart()
+        if not reused:
+            with arm.entered(), arm.watched():
+                rig.clock.begin()
+                arm.step()
+                rig.synchronize()
+                rig.clock.lap(rig.phases.step_phase(time.perf_counter_ns()))
+                rig.send_steps(rig.clock.drain(wait=True))
+        self._take_commands()
+        return arm
+
+    def _time(self, contender: Contender) -> TimedBlock:
+        """Warm up, then time a block of steps without the profiler."""
+        rig = self._rig
+        rig.phases.restart()
+        until = time.perf_counter() + WARM_UP_S
+        done: TimedBlock | None = None
+        while done is None or (
+            rig.phases.phase is not Phase.STEADY and time.perf_counter() < until
+        ):
+            done = blocks.warm_up_block(rig, contender) or done
+            self._take_commands()
+        contender.steps = blocks.block_steps(max(done.median_ms, 1e-3), 2 * TIMED_S, 1, 0.0)
+        while (timed := blocks.run_block(rig, contender, 1)) is None:
+            self._take_commands()
+        self.steps += timed.steps
+        return timed
+
+    def _peak(self, arm: Arm) -> float:
+        """Bytes that the allocator held at most over a plain step; NaN where it does not say."""
+        if self._rig.device.type != "cuda":
+            return math.nan
+        with arm.entered():
+            torch.cuda.reset_peak_memory_stats(self._rig.device)
+            arm.step()
+            self._rig.synchronize()
+        return float(torch.cuda.max_memory_allocated(self._rig.device))
+
+    def _record(self, arm: Arm, path: Path) -> tuple[roles.Known, float]:
+        """Run the marked steps and write their trace; what was held, and the time of a step."""
+        rig, steps = self._rig, self._command.steps
+        on_gpu = rig.device.type == "cuda"
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
+        if on_gpu:
+            # Else CUPTI stays attached, and every later step of this process is slower.
+            os.environ.setdefault("TEARDOWN_CUPTI", "1")
+        held = roles.known(arm, rig.device)
+        gradients: list[set[int]] = []
+        with arm.entered(), _marked(arm, gradients):
+            with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+                self._step(arm)  # in which the profiler sets itself up
+                rig.synchronize()
+                gradients.clear()
+                began = torch.cuda.Event(enable_timing=True) if on_gpu else None
+                ended = torch.cuda.Event(enable_timing=True) if on_gpu else None
+                began_ns = time.perf_counter_ns()
+                if began is not None:
+                    began.record()
+                for _ in range(steps):
+                    with record_function(trace.STEP):
+                        self._step(arm)
+                if ended is not None:
+                    ended.record()
+                rig.synchronize()
+                profiled_us = (time.perf_counter_ns() - began_ns) / 1e3
+            if began is not None and ended is not None:
+                profiled_us = 1e3 * began.elapsed_time(ended)
+        profiler.export_chrome_trace(str(path))
+        held.gradients = gradients
+        self.steps += steps
+        return held, profiled_us / steps
+
+    def _step(self, arm: Arm) -> None:
+        if arm.feeds:
+            arm.batches.advance()
+        arm.step()
+
+    # Telling
+
+    def _send(
+        self,
+        situation: Situation,
+        arm: Arm,
+        found: Trace,
+        held: roles.Known,
+        text: str,
+        file: Path | None,
+        facts: dict[str, Scalar | list[Scalar]],
+    ) -> None:
+        rig, count = self._rig, len(found.steps)
+        index, rig.studies = rig.studies, rig.studies + 1
+        configuration = situation.configuration
+        name = f"{configuration.family} {configuration.preset} {configuration.workload}"
+        asked: dict[str, Scalar | list[Scalar]] = {
+            "configuration": msgspec.json.encode(configuration).decode(),
+            "label": text,
+            "steps": self._command.steps,
+            "device": rig.device.type,
+        }
+        wire = rig.wire
+        title = f"{name}: {text}"
+        wire.send(protocol.StudyStarted(index=index, kind=breakdown.KIND, title=title, asked=asked))
+        on_gpu = rig.device.type == "cuda"
+        rows = trace.device_rows(found) if on_gpu else trace.host_rows(found)
+        self._rows(index, "kernels", {
+            "name": [row.name for row in rows],
+            "module": [row.module for row in rows],
+            "phase": [row.phase for row in rows],
+            "kind": [row.kind for row in rows],
+            "calls": [row.calls / count for row in rows],
+            "us": [row.us / count for row in rows],
+        })  # fmt: skip
+        gaps = trace.gaps(found)
+        self._rows(index, "gaps", {
+            "module": [gap.module for gap in gaps],
+            "count": [gap.count / count for gap in gaps],
+            "us": [gap.us / count for gap in gaps],
+        })  # fmt: skip
+        course = roles.course(found, held)
+        self._rows(index, "memory", {**course})
+        self._rows(index, "peak", _peak_by_role(course, situation))
+        if file is not None:
+            facts["trace"] = str(file)
+        finite = {k: v for k, v in facts.items() if not isinstance(v, float) or math.isfinite(v)}
+        wire.send(protocol.StudyFacts(study=index, facts=finite))
+
+    def _rows(self, study: int, table: str, columns: dict[str, list[float | str | None]]) -> None:
+        if next(iter(columns.values())):
+            self._rig.wire.send(protocol.StudyRows(study=study, table=table, columns=columns))
+
+    def _tell(self, fraction: float) -> None:
+        self._rig.wire.send(protocol.Progress(task="profiling", fraction=fraction))
+
+    def _take_commands(self) -> None:
+        rig = self._rig
+        if rig.wire.cancelled.is_set():
+            raise Cancelled
+        while (command := rig.wire.pending()) is not None:
+            match command:
+                case protocol.Pause() | protocol.Resume():
+                    pass
+                case protocol.Apply():
+                    sentence = "These steps are being profiled; stop before changing a toggle."
+                    rig.wire.send(explain(Mistake(sentence)))
+                case protocol.Cancel():
+                    raise Cancelled
+                case _:
+                    passed_on = None if isinstance(command, protocol.Stop) else command
+                    raise RunEnded("stopped", passed_on)
+
+
+@contextlib.contextmanager
+def _marked(arm: Arm, gradients: list[set[int]]) -> Iterator[None]:
+    """Mark modules where that disturbs nothing, and note where the gradients of each step lie."""
+    with contextlib.ExitStack() as stack:
+        if not is_compiled(arm):
+            stack.enter_context(marks.modules_marked(arm.model))
+        if arm.trainer is not None:
+            stack.enter_context(
+                marks.before_updates(
+                    arm.trainer.optimizer, lambda: gradients.append(roles.gradient_addresses(arm))
+                )
+            )
+        yield
+
+
+def is_compiled(arm: Arm) -> bool:
+    """Whether something of the arm's model runs as compiled code."""
+    return bool(arm.compile_counts.get("graphs"))
+
+
+def _notes(
+    arm: Arm, situation: Situation, found: Trace, before: TimedBlock, after: TimedBlock
+) -> list[Scalar]:
+    """What a reader of the tables must know."""
+    notes: list[Scalar] = []
+    if is_compiled(arm):
+        notes.append(
+            "torch.compile fuses operators of several modules into one kernel, so that compiled "
+            "code is told by kernel and class, and not by module."
+        )
+    if getattr(arm.step, "replayed_bytes", 0):
+        notes.append(
+            "A CUDA graph is replayed as a whole: its kernels are told by name and class, and not "
+            "by module; profile it with CUDA graphs off for the modules."
+        )
+    if before.void:
+        notes.append(f"The steps that were timed without the profiler do not count: {before.void}.")
+    ratio = after.median_ms / before.median_ms
+    if situation.on_gpu and abs(ratio - 1) > BACK_TO_NORMAL:
+        notes.append(
+            f"Steps after the profiler take {ratio:.2f} of what they took before it: start a new "
+            "runner before you time anything."
+        )
+    return notes
+
+
+def _peak_by_role(
+    course: dict[str, list[float]], situation: Situation
+) -> dict[str, list[float | str | None]]:
+    totals = [sum(held) for held in zip(*(course[role] for role in breakdown.ROLES), strict=True)]
+    place = totals.index(max(totals))
+    estimated = _estimate(situation)
+    return {
+        "role": list(breakdown.ROLES),
+        "bytes": [course[role][place] for role in breakdown.ROLES],
+        "estimate": [estimated.get(role) for role in breakdown.ROLES],
+    }
+
+
+def _estimate(situation: Situation) -> dict[str, float]:
+    """The estimate in the roles that are measured, where there is one."""
+    found = footprint(situation)
+    if found is None:
+        return {}
+    # Without a backward pass nothing is kept for one: what is estimated are temporaries.
+    working = "activations" if situation.workload.trains else "workspace"
+    return {
+        "parameters": found.weights + found.tables,
+        "gradients": found.gradients,
+        "optimizer": found.optimizer,
+        working: found.activations,
+        "other": found.cache,
+    }
+
+
+def _keep(path: Path, file: Path) -> None:
+    """Put the trace where it was asked for, whole or not at all."""
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        with path.open("rb") as source, _opened(partial, file.suffix == ".gz") as target:
+            shutil.copyfileobj(source, target)
+        partial.replace(file)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise Mistake(f"{file} cannot be written: {error.strerror}") from None
+
+
+def _opened(path: Path, compressed: bool):  # type: ignore[no-untyped-def]
+    return gzip.open(path, "wb", compresslevel=5) if compressed else path.open("wb")
