@@ -145,7 +145,8 @@ def unattributed(study: Study) -> float:
 def idle_share(study: Study) -> float:
     """The share of an unprofiled step in which the GPU had nothing to do; NaN on the CPU."""
     step_us, busy_us = (_number(study.facts, name) for name in ("step_us", "busy_us"))
-    return max(0.0, 1 - busy_us / step_us) if step_us > 0 else float("nan")
+    share = 1 - busy_us / step_us if step_us > 0 else float("nan")
+    return float(np.maximum(share, 0.0))  # NaN stays NaN
 
 
 def words(study: Study) -> list[str]:

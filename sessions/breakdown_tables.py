@@ -57,7 +57,7 @@ def modules_table(study: Study, depth: int = DEPTH) -> Table:
     columns = [
         Column("Module"),
         Column("Time", "us"),
-        Column("its own", "us"),
+        Column("Its own", "us"),
         Column("Share", "%"),
     ]
     return Table(f"Modules: {study.title}", columns, rows)
@@ -96,8 +96,7 @@ def memory_difference_table(before: Study, after: Study) -> Table:
     for role in breakdown.ROLES:
         held = [side.get(role, (math.nan, math.nan))[0] / _MIB for side in (a, b)]
         if any(size > 0 for size in held):
-            cells = [size for size in (*held, held[1] - held[0])]
-            rows.append([breakdown.ROLE_TITLES[role], *cells])
+            rows.append([breakdown.ROLE_TITLES[role], *held, held[1] - held[0]])
     columns = [Column("Role"), Column("A", "MiB"), Column("B", "MiB"), Column("B less A", "MiB")]
     return Table("Memory at the peaks of A and B", columns, rows)
 

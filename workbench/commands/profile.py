@@ -89,7 +89,8 @@ def _run(arguments: argparse.Namespace) -> int:
                 "environment": session.environment,
                 "profiles": [_as_data(study) for study in studies],
                 "difference": [
-                    msgspec.to_builtins(change) for change in breakdown.difference(*studies)
+                    msgspec.to_builtins(change)
+                    for change in breakdown.difference(studies[0], studies[1])
                 ]
                 if len(studies) == 2
                 else [],
@@ -98,8 +99,8 @@ def _run(arguments: argparse.Namespace) -> int:
     elif studies:
         answer("\n".join(line for study in studies for line in _lines(study)))
         if len(studies) == 2:
-            answer("\n" + difference_table(*studies).to_markdown())
-            answer(memory_difference_table(*studies).to_markdown())
+            answer(difference_table(studies[0], studies[1]).to_markdown())
+            answer(memory_difference_table(studies[0], studies[1]).to_markdown())
         for study in studies:
             if "trace" in study.facts:
                 answer(f"trace {study.facts['trace']}: open it at ui.perfetto.dev")

@@ -58,7 +58,8 @@ class ProfileRun:
         for situation in situations:
             require_unblocked(situation)
         rig.arms.keep_only(*situations)
-        files = [Path(one) for one in command.traces] or [None] * len(situations)
+        files: list[Path | None] = [Path(one) for one in command.traces]
+        files = files or [None] * len(situations)
         try:
             for number, (situation, file) in enumerate(zip(situations, files, strict=True)):
                 self._tell(number / len(situations))
@@ -253,7 +254,7 @@ class ProfileRun:
             "us": [gap.us / count for gap in gaps],
         })  # fmt: skip
         course = roles.course(found, held)
-        self._rows(index, "memory", {**course})
+        self._rows(index, "memory", {name: [*values] for name, values in course.items()})
         self._rows(index, "peak", _peak_by_role(course, situation))
         if file is not None:
             facts["trace"] = str(file)

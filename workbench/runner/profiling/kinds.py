@@ -24,8 +24,8 @@ _PATTERNS = (
     ("routing", r"moe|gating|router|topk|sort|expert"),
     ("copy", r"memcpy|memset|copy|::(cat|clone|contiguous|fill_|zero_|zeros|ones|to|_to_copy)\b"
      r"|CatArrayBatched|FillFunctor|transpose_kernel|roll"),
-    ("indexing", r"embedding|index|gather|scatter|::(take|masked_\w+|nonzero|where)\b|slice_backward"
-     r"|select_backward"),
+    ("indexing", r"embedding|index|gather|scatter|::(take|masked_\w+|nonzero|where)\b"
+     r"|slice_backward|select_backward"),
     ("reduction", r"reduce|softmax|SoftMax|nll_loss|cross_entropy"
      r"|::(sum|mean|max|min|amax|amin|argmax|norm|var|any|all|prod|logsumexp)\b"),
     ("transform", r"fft|dft|fourier"),
@@ -33,8 +33,8 @@ _PATTERNS = (
      r"|::(add|sub|mul|div|pow|rsqrt|sqrt|exp|log|tanh|neg|abs|clamp\w*|relu|sin|cos|addcmul"
      r"|addcdiv|lerp|bernoulli|eq|ne|gt|lt|ge|le|remainder|bitwise\w*|logical\w*|tril|triu"
      r"|threshold\w*|type_as|arange|rand\w*|normal\w*|uniform\w*)_?\b"),
-    ("view", r"::(view|_unsafe_view|reshape|t|transpose|permute|slice|select|expand|as_strided|split"
-     r"\w*|unsqueeze|squeeze|detach\w*|unflatten|flatten|narrow|unbind|chunk|alias|resolve_\w+"
+    ("view", r"::(view|_unsafe_view|reshape|t|transpose|permute|slice|select|expand|as_strided"
+     r"|split\w*|unsqueeze|squeeze|detach\w*|unflatten|flatten|narrow|unbind|chunk|alias|resolve_\w+"
      r"|empty\w*|new_empty\w*|resize_\w*|result_type|item|_local_scalar_dense|lift_fresh|set_)\b"),
 )  # fmt: skip
 _COMPILED = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _PATTERNS)
