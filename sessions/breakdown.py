@@ -33,6 +33,26 @@ ROLE_TITLES = {
     "private_pools": "private pools of CUDA graphs",
 }
 ROLES = tuple(ROLE_TITLES)
+# Operator classes, those that take most time in most models first.
+KINDS = (
+    "matrix product",
+    "attention",
+    "elementwise",
+    "normalisation",
+    "copy",
+    "optimizer",
+    "host",
+    "reduction",
+    "fused by Inductor",
+    "scan",
+    "routing",
+    "indexing",
+    "communication",
+    "convolution",
+    "transform",
+    "view",
+    "other",
+)
 # Modules that are none: where time goes that belongs to no module of the model.
 OUTSIDE = "(step)"
 LOSS = "(loss)"
@@ -47,13 +67,17 @@ LAUNCH_BOUND = 0.1  # of the step without work for the GPU; less is not worth a 
 
 @dataclass
 class Node:
-    """A module: its own time, and that of the modules in it; microseconds a step."""
+    """A module: its own time by operator class, and the modules in it; microseconds a step."""
 
     name: str  # the last part of its path
     path: str
-    own_us: float = 0.0
-    calls: float = 0.0
+    kinds: dict[str, float] = field(default_factory=dict)
     children: dict[str, Node] = field(default_factory=dict)
+
+    @property
+    def own_us(self) -> float:
+        """The time of what ran for itself."""
+        return sum(self.kinds.values())
 
     @property
     def total_us(self) -> float:
@@ -99,15 +123,15 @@ def by(study: Study, column: str) -> dict[str, tuple[float, float]]:
 def tree(study: Study) -> Node:
     """The modules of a profile as they lie in one another, the whole step at the root."""
     root = Node("step", "")
-    for module, (calls, us) in by(study, "module").items():
-        node = root
+    table = study.tables["kernels"]
+    for module, kind, us in zip(table["module"], table["kind"], table["us"], strict=True):
+        module, node = str(module), root
         # What stands in parentheses is no path, and the model itself holds all of its modules.
         parts = [module] if module.startswith("(") else ["(model)", *module.split(".")]
         for depth, part in enumerate(parts):
             path = module if len(parts) == 1 else ".".join(parts[1 : depth + 1]) or part
             node = node.children.setdefault(part, Node(part, path))
-        node.own_us += us
-        node.calls += calls
+        node.kinds[str(kind)] = node.kinds.get(str(kind), 0.0) + float(us)
     return root
 
 
@@ -176,6 +200,17 @@ def peak(study: Study) -> dict[str, tuple[float, float]]:
         return {}
     columns = (table["role"], table["bytes"], table["estimate"])
     return {str(r): (float(b), float(e)) for r, b, e in zip(*columns, strict=True)}
+
+
+def fragmentation(study: Study) -> float:
+    """Bytes reserved at the peak that nothing is in: NaN where no allocator reserves."""
+    table = study.tables.get("memory", {})
+    if not table:
+        return float("nan")
+    held = np.sum([np.asarray(table[role], np.float64) for role in ROLES], axis=0)
+    place = int(np.argmax(held))
+    reserved = float(table["reserved"][place])
+    return max(0.0, reserved - float(held[place])) if reserved > 0 else float("nan")
 
 
 def _waiting(idle: float, step_us: float) -> str:

@@ -79,6 +79,17 @@ def memory_table(study: Study) -> Table:
     return Table(f"Memory at the peak: {study.title}", columns, rows)
 
 
+def gaps_table(study: Study) -> Table:
+    """How long the GPU waited for each module's next kernel, under the profiler."""
+    table = study.tables.get("gaps", {})
+    rows: list[list[Cell]] = []
+    if table:
+        columns = (table["module"], table["count"], table["us"])
+        rows = [[str(m), float(n), float(us)] for m, n, us in zip(*columns, strict=True)]
+    heads = [Column("Before a kernel of"), Column("Times"), Column("Waited", "us")]
+    return Table(f"The GPU waits, under the profiler: {study.title}", heads, rows)
+
+
 def difference_table(before: Study, after: Study, most: int = MOST) -> Table:
     """Two profiles aligned by module, the largest change first."""
     rows: list[list[Cell]] = [

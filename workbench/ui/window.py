@@ -65,11 +65,19 @@ def _attribution(state: AppState) -> QWidget:
     return panel
 
 
+def _breakdown(state: AppState) -> QWidget:
+    from workbench.ui.panels.breakdown import BreakdownPanel
+
+    panel: QWidget = BreakdownPanel(state)
+    return panel
+
+
 PANELS = (
     Panel("build", "Build", BuildPanel),
     Panel("toggles", "Toggles", TogglesPanel),
     Panel("live", "Live", lambda state: Later(state, _live)),
     Panel("verdict", "Verdict", lambda state: Later(state, _verdict)),
+    Panel("breakdown", "Breakdown", lambda state: Later(state, _breakdown)),
     Panel("attribution", "Attribution", lambda state: Later(state, _attribution)),
     Panel("compare", "Compare", lambda state: Later(state, _compare)),
     Panel("segments", "Segments", SegmentsPanel),
@@ -128,6 +136,11 @@ class MainWindow(QMainWindow):
         return self._later("attribution").panel()
 
     @property
+    def breakdown(self) -> QWidget:
+        """The panel of profiles."""
+        return self._later("breakdown").panel()
+
+    @property
     def toggles(self) -> TogglesPanel:
         """The panel of the optimizations."""
         panel = self.desk.docks["toggles"].widget()
@@ -169,6 +182,11 @@ class MainWindow(QMainWindow):
     def attribute(self) -> None:
         """Show what the toggles gave, and where to ask for it."""
         self.desk.bring("attribution")
+
+    def profile(self) -> None:
+        """Profile the configuration, and show where its time and memory go."""
+        self.desk.bring("breakdown")
+        self.state.breakdowns.profile()
 
     def reset_layout(self) -> None:
         """Put every dock back to its place."""

@@ -38,7 +38,6 @@ _PATTERNS = (
      r"|empty\w*|new_empty\w*|resize_\w*|result_type|item|_local_scalar_dense|lift_fresh|set_)\b"),
 )  # fmt: skip
 _COMPILED = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _PATTERNS)
-KINDS = (*(kind for kind, _ in _PATTERNS), OPTIMIZER, HOST, OTHER)
 
 
 def kind_of(name: str, callers: Sequence[str] = ()) -> str:
