@@ -36,6 +36,7 @@ from workbench.runner.resolve import footprint, require_unblocked, resolve
 from workbench.runner.rig import Rig
 from workbench.runner.run import RunEnded
 from workbench.runner.toggles import Situation
+from workbench.runner.workloads import Step
 
 MOST_STEPS = 100
 TIMED_S = 1.0  # without the profiler, before it and after it
@@ -111,12 +112,15 @@ class ProfileRun:
         rig.watchdog.active = False  # reading a trace takes long, and is no hang
         with tempfile.TemporaryDirectory(prefix="workbench-profile-") as folder:
             path = Path(folder) / "trace.json"
-            held, profiled_us = self._record(arm, path)
+            held, profiled_us = self._record(arm, path, arm.step, self._command.steps)
             self._take_commands()
             rig.state("running", "Reading the trace")
             found = trace.read(path, rig.device.type)
             if file is not None:
                 _keep(path, file)
+            if uncaptured := getattr(arm.step, "uncaptured", None):
+                self._record(arm, path, uncaptured, 1)
+                trace.name_replayed(found, trace.read(path, rig.device.type))
         rig.watchdog.active = True
         rig.state("running", "Timing steps after the profiler")
         after = self._time(contender)
@@ -173,9 +177,9 @@ class ProfileRun:
             self._rig.synchronize()
         return float(torch.cuda.max_memory_allocated(self._rig.device))
 
-    def _record(self, arm: Arm, path: Path) -> tuple[roles.Known, float]:
+    def _record(self, arm: Arm, path: Path, step: Step, steps: int) -> tuple[roles.Known, float]:
         """Run the marked steps and write their trace; what was held, and the time of a step."""
-        rig, steps = self._rig, self._command.steps
+        rig = self._rig
         on_gpu = rig.device.type == "cuda"
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
         if on_gpu:
@@ -185,7 +189,7 @@ class ProfileRun:
         gradients: list[set[int]] = []
         with arm.entered(), _marked(arm, gradients):
             with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
-                self._step(arm)  # in which the profiler sets itself up
+                self._step(arm, step)  # in which the profiler sets itself up
                 rig.synchronize()
                 gradients.clear()
                 began = torch.cuda.Event(enable_timing=True) if on_gpu else None
@@ -195,7 +199,7 @@ class ProfileRun:
                     began.record()
                 for _ in range(steps):
                     with record_function(trace.STEP):
-                        self._step(arm)
+                        self._step(arm, step)
                 if ended is not None:
                     ended.record()
                 rig.synchronize()
@@ -207,10 +211,10 @@ class ProfileRun:
         self.steps += steps
         return held, profiled_us / steps
 
-    def _step(self, arm: Arm) -> None:
+    def _step(self, arm: Arm, step: Step) -> None:
         if arm.feeds:
             arm.batches.advance()
-        arm.step()
+        step()
 
     # Telling
 
@@ -316,10 +320,10 @@ def _notes(
             "torch.compile fuses operators of several modules into one kernel, so that compiled "
             "code is told by kernel and class, and not by module."
         )
-    if getattr(arm.step, "replayed_bytes", 0):
+    if getattr(arm.step, "uncaptured", None):
         notes.append(
-            "A CUDA graph is replayed as a whole: its kernels are told by name and class, and not "
-            "by module; profile it with CUDA graphs off for the modules."
+            "A CUDA graph is replayed as a whole: its kernels are told by module where they are "
+            "those of the same step run once without the graph."
         )
     if before.void:
         notes.append(f"The steps that were timed without the profiler do not count: {before.void}.")

@@ -11,6 +11,8 @@ kernel belongs to the host's call that launched it, which CUPTI tells by correla
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +89,8 @@ class Work:
     start: float
     stop: float
     launch: int
+    module: str = ""  # of a replayed kernel, where an uncaptured step showed it
+    phase: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +217,31 @@ def host_rows(trace: Trace) -> list[Row]:
     return _rows(found)
 
 
+def name_replayed(replayed: Trace, uncaptured: Trace) -> None:
+    """Give replayed kernels the modules that the same step's kernels have without a CUDA graph.
+
+    A graph replays kernels in the order of their capture, so the two steps' names are aligned;
+    what has no counterpart stays the graph's.
+    """
+    pattern = [(one.name, *_place(uncaptured, one)) for one in uncaptured.work]
+    names = [name for name, _, _ in pattern]
+    launches: dict[int, list[int]] = defaultdict(list)
+    for index, one in enumerate(replayed.work):
+        if _place(replayed, one)[0] == REPLAYED:
+            launches[one.launch].append(index)
+    for indices in launches.values():
+        here = [replayed.work[index].name for index in indices]
+        for own, other, size in difflib.SequenceMatcher(
+            None, here, names, autojunk=False
+        ).get_matching_blocks():
+            for offset in range(size):
+                _, module, phase = pattern[other + offset]
+                index = indices[own + offset]
+                replayed.work[index] = dataclasses.replace(
+                    replayed.work[index], module=module, phase=phase
+                )
+
+
 def busy_us(trace: Trace) -> float:
     """How long the device worked on the marked steps; kernels side by side count once."""
     return sum(stop - start for start, stop, _ in _merged(trace))
@@ -296,6 +325,8 @@ def _device_work(trace: Trace, events: list[_Event]) -> list[Work]:
 
 def _place(trace: Trace, work: Work) -> tuple[str, str]:
     """Module and phase of the device's work."""
+    if work.module:
+        return work.module, work.phase
     if work.launch < 0:
         return UNKNOWN, "forward"
     span = trace.spans[work.launch]
