@@ -88,12 +88,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 "failures": [msgspec.to_builtins(failure) for failure in outcome.failures],
                 "environment": session.environment,
                 "profiles": [_as_data(study) for study in studies],
-                "difference": [
-                    msgspec.to_builtins(change)
-                    for change in breakdown.difference(studies[0], studies[1])
-                ]
-                if len(studies) == 2
-                else [],
+                "difference": _changes(studies),
             }
         )
     elif studies:
@@ -130,6 +125,21 @@ def _lines(study: Study) -> list[str]:
     lines = [study.title, *breakdown.words(study), ""]
     tables = [kinds_table(study), kernels_table(study), modules_table(study), memory_table(study)]
     return lines + [table.to_markdown() for table in tables]
+
+
+def _changes(studies: list[Study]) -> list[dict[str, Any]]:
+    """What differs between two arms, for programs."""
+    if len(studies) != 2:
+        return []
+    return [
+        {
+            "module": one.module,
+            "a_us": one.before_us,
+            "b_us": one.after_us,
+            "difference_us": one.difference_us,
+        }
+        for one in breakdown.difference(studies[0], studies[1])
+    ]
 
 
 def _as_data(study: Study) -> dict[str, Any]:

@@ -40,6 +40,7 @@ class BreakdownPanel(QWidget):
         self._state = state
         self._shown: Study | None = None
         self._count = 0
+        self._others: list[Study] = []  # what ``against`` offers after its first entry
         self.icicle, self.roles, self.course = (
             Chart(PLOTS[name], state.theme) for name in ("breakdown", "memory_roles",
                                                          "memory_course")
@@ -119,18 +120,14 @@ class BreakdownPanel(QWidget):
         column.addWidget(self.icicle, 1)
         self.readout.setContentsMargins(12, 4, 12, 4)
         column.addWidget(self.readout)
-        memory = QSplitter(Qt.Orientation.Vertical)
-        for chart in (self.roles, self.course):
-            chart.setMinimumSize(200, 80)
-            memory.addWidget(chart)
-        memory.setSizes([150, 200])
         self.tabs = QTabWidget()
         self.tabs.setDocumentMode(True)
         pages = {
             "Kernels": self.kernels,
             "Classes": self.kinds,
             "Modules": self.modules,
-            "Memory": memory,
+            "Memory": self.roles,
+            "Over the step": self.course,
             "Waiting": self.waiting,
             "Difference": self.difference,
         }
@@ -217,19 +214,22 @@ class BreakdownPanel(QWidget):
         self._fill_against(study)
 
     def _fill_against(self, study: Study) -> None:
-        others = self._state.breakdowns.others(study)
-        chosen = self.against.currentData()
+        chosen = self._other()
+        found = self._state.breakdowns.others(study)
+        self._others = [other for _, other in found]
         self.against.clear()
-        self.against.addItem(NOTHING, None)
-        for title, other in others:
-            self.against.addItem(title, other)
-        kept = next((n for n, (_, other) in enumerate(others, 1) if other is chosen), 0)
+        self.against.addItems([NOTHING, *(title for title, _ in found)])
+        kept = next((n for n, other in enumerate(self._others, 1) if other is chosen), 0)
         self.against.setCurrentIndex(kept)
-        self.against.setEnabled(bool(others))
+        self.against.setEnabled(bool(found))
         self._show_difference()
 
+    def _other(self) -> Study | None:
+        place = self.against.currentIndex()
+        return self._others[place - 1] if 0 < place <= len(self._others) else None
+
     def _show_difference(self) -> None:
-        other = self.against.currentData()
+        other = self._other()
         place = self.tabs.indexOf(self.difference)
         self.tabs.setTabVisible(place, other is not None)
         if other is not None and self._shown is not None:

@@ -27,8 +27,9 @@ from workbench.ui.plots._units import PERCENT, STEPS, Unit
 from workbench.ui.style import Style, shade
 
 MICROSECONDS = Unit("s", 1e-6)
-_LABEL_PX = 26.0  # a cell that is narrower has no room for a word
+_LABEL_PX = 14.0  # a cell that is narrower has no room for a word
 _LEAST_PX = 0.4  # what is narrower is left to the cell above
+_STUMP = 3  # letters of a name that was cut and says nothing any more
 _TINT = 0.55  # of a class's colour in its cells
 
 
@@ -173,6 +174,8 @@ class Icicle(Layer):
         if box.width() < _LABEL_PX or box.height() < metrics.height():
             return
         text = metrics.elidedText(cell.title, Qt.TextElideMode.ElideRight, box.width() - 8)
+        if text != cell.title and len(text) <= _STUMP:
+            return
         painter.setPen(shade(theme.text))
         middle = box.center().y() + (metrics.ascent() - metrics.descent()) / 2
         painter.drawText(QPointF(box.left() + 4, middle), text)
