@@ -294,7 +294,7 @@ class ProfileRun:
 def _marked(arm: Arm, gradients: list[set[int]]) -> Iterator[None]:
     """Mark modules where that disturbs nothing, and note where the gradients of each step lie."""
     with contextlib.ExitStack() as stack:
-        if not is_compiled(arm):
+        if not _is_compiled(arm):
             stack.enter_context(marks.modules_marked(arm.model))
         if arm.trainer is not None:
             stack.enter_context(
@@ -305,9 +305,9 @@ def _marked(arm: Arm, gradients: list[set[int]]) -> Iterator[None]:
         yield
 
 
-def is_compiled(arm: Arm) -> bool:
-    """Whether something of the arm's model runs as compiled code."""
-    return bool(arm.compile_counts.get("graphs"))
+def _is_compiled(arm: Arm) -> bool:
+    """Whether the arm's modules run as compiled code, and not only an operator that some call."""
+    return arm.situation.option("compile") != "off" and bool(arm.compile_counts.get("graphs"))
 
 
 def _notes(
@@ -315,7 +315,7 @@ def _notes(
 ) -> list[Scalar]:
     """What a reader of the tables must know."""
     notes: list[Scalar] = []
-    if is_compiled(arm):
+    if _is_compiled(arm):
         notes.append(
             "torch.compile fuses operators of several modules into one kernel, so that compiled "
             "code is told by kernel and class, and not by module."

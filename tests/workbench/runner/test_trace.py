@@ -146,6 +146,17 @@ def test_replayed_kernels_are_named_by_the_same_step_without_the_graph(tmp_path)
     assert all(row.calls == 2 for row in rows.values())
 
 
+def test_a_launch_on_a_thread_of_its_own_belongs_to_the_operator_that_is_named_for_it(tmp_path):
+    made = Written()
+    made.mark("workbench step", 0, 100)
+    made.mark("module a", 5, 50)
+    made.op("aten::mm", 10, 40, **{"External id": 17})
+    made.kernel("gemm", 20, 5.0, thread=999)
+    made.events[-2]["args"]["External id"] = 17
+    found = trace.read(made.save(tmp_path / "t.json"), "cuda")
+    assert by_module(trace.device_rows(found)) == {("a", "forward"): 5.0}
+
+
 def test_compiled_code_is_told_apart_from_what_surrounds_it(tmp_path):
     made = Written()
     made.mark("workbench step", 0, 400)

@@ -38,6 +38,7 @@ _LEAST_GAP_US = 0.5  # what is shorter is no waiting but the resolution of the c
 class _Arguments(msgspec.Struct):
     sequence: Any = msgspec.field(name="Sequence number", default=None)
     correlation: Any = None
+    external: Any = msgspec.field(name="External id", default=None)
     address: Any = msgspec.field(name="Addr", default=None)
     bytes: Any = msgspec.field(name="Bytes", default=None)
     device_type: Any = msgspec.field(name="Device Type", default=None)
@@ -70,6 +71,7 @@ class Span:
     stop: float
     sequence: int | None
     correlation: int | None
+    external: int | None
     parent: int = -1
     own: float = 0.0  # its duration without what it called
     module: str = OUTSIDE
@@ -165,7 +167,7 @@ def read(path: Path, device: str) -> Trace:
             stop = event.ts + event.dur
             threads[event.tid].append(
                 Span(event.name, event.cat or "", event.tid, event.ts, stop, args.sequence,
-                     args.correlation)
+                     args.correlation, args.external)
             )  # fmt: skip
         elif event.name == "[memory]" and args.device_type == device_type:
             trace.allocations.append(
@@ -175,6 +177,7 @@ def read(path: Path, device: str) -> Trace:
     for spans in threads.values():
         _nest(spans, len(trace.spans))
         trace.spans += spans
+    _adopt(trace)
     trace.steps = [i for i, span in enumerate(trace.spans) if span.name == STEP]
     if not trace.steps:
         raise ValueError(f"{path}: the trace has no marked step")
@@ -276,6 +279,18 @@ def _nest(spans: list[Span], base: int) -> None:
             parent.own -= span.own
             span.parent = base + around[-1]
         around.append(place)
+
+
+def _adopt(trace: Trace) -> None:
+    """Give launches that lie in no operator's span the operator that CUPTI names for them."""
+    operators: dict[int | None, int] = {
+        span.external: index
+        for index, span in enumerate(trace.spans)
+        if span.category not in _LAUNCHES and span.external is not None
+    }
+    for span in trace.spans:
+        if span.category in _LAUNCHES and span.parent < 0:
+            span.parent = operators.get(span.external, -1)
 
 
 def _resolve(trace: Trace) -> None:

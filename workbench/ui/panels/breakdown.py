@@ -127,7 +127,7 @@ class BreakdownPanel(QWidget):
             "Classes": self.kinds,
             "Modules": self.modules,
             "Memory": self.roles,
-            "Over the step": self.course,
+            "Course": self.course,
             "Waiting": self.waiting,
             "Difference": self.difference,
         }
