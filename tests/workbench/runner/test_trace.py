@@ -88,15 +88,20 @@ def test_what_checkpointing_computes_again_belongs_to_its_module_as_recomputed(t
     made.mark("workbench step", 0, 500)
     made.mark("module a", 10, 50)
     made.op("aten::mm", 20, 40, sequence=3)
+    made.mark("module b", 60, 80)
+    made.op("aten::mul", 65, 75, sequence=4)
     made.node("MmBackward0", 200, 300, sequence=3)
     made.mark("module a.inner", 210, 250, thread=AUTOGRAD)
-    made.op("aten::mm", 212, 240, sequence=3, thread=AUTOGRAD)  # another thread's own count
+    made.op("aten::mm", 212, 240, sequence=4, thread=AUTOGRAD)  # another thread's own count
     made.kernel("gemm", 215, 9.0, thread=AUTOGRAD)
     made.kernel("gemm_backward", 260, 5.0, thread=AUTOGRAD)
+    made.node("MulBackward0", 310, 340, sequence=4)
+    made.kernel("mul_backward", 320, 3.0, thread=AUTOGRAD)
     found = trace.read(made.save(tmp_path / "t.json"), "cuda")
     assert by_module(trace.device_rows(found)) == {
         ("a.inner", "recompute"): 9.0,
         ("a", "backward"): 5.0,
+        ("b", "backward"): 3.0,
     }
 
 

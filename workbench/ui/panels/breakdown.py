@@ -182,11 +182,12 @@ class BreakdownPanel(QWidget):
         if not studies:
             self._shown, self._count = None, 0
             return
-        number = next((n for n, one in enumerate(studies, 1) if one is self._shown), len(studies))
-        if len(studies) != self._count or studies[number - 1] is not self._shown:
-            self._show_study(len(studies) if len(studies) != self._count else number)
+        # A profile that has gained rows is another object, and the newest.
+        if len(studies) == self._count and any(one is self._shown for one in studies):
+            assert self._shown is not None
+            self._fill_against(self._shown)
         else:
-            self._fill_against(studies[number - 1])
+            self._show_study(len(studies))
 
     def _show_study(self, number: int) -> None:
         studies = breakdown.profiles(self._state.session)
