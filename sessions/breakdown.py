@@ -202,6 +202,12 @@ def peak(study: Study) -> dict[str, tuple[float, float]]:
     return {str(r): (float(b), float(e)) for r, b, e in zip(*columns, strict=True)}
 
 
+def highest(study: Study) -> dict[str, float]:
+    """The most bytes that each role held at any time of the step, its own peak."""
+    table = study.tables.get("memory", {})
+    return {role: float(np.max(table[role])) for role in ROLES if role in table}
+
+
 def fragmentation(study: Study) -> float:
     """Bytes reserved at the peak that nothing is in: NaN where no allocator reserves."""
     table = study.tables.get("memory", {})

@@ -64,19 +64,20 @@ def modules_table(study: Study, depth: int = DEPTH) -> Table:
 
 
 def memory_table(study: Study) -> Table:
-    """Bytes by role where most was allocated, beside the estimate."""
-    found = breakdown.peak(study)
+    """Bytes by role where most was allocated, each role's own most, and the estimate."""
+    found, most = breakdown.peak(study), breakdown.highest(study)
     rows: list[list[Cell]] = [
-        [breakdown.ROLE_TITLES[role], held / _MIB, estimate / _MIB]
+        [breakdown.ROLE_TITLES[role], held / _MIB, most.get(role, held) / _MIB, estimate / _MIB]
         for role, (held, estimate) in found.items()
-        if held or estimate > 0
+        if most.get(role, held) or estimate > 0
     ]
     sums = [[pair[side] for pair in found.values()] for side in (0, 1)]
     known = [estimate for estimate in sums[1] if math.isfinite(estimate)]
-    rows.append(["together", math.fsum(sums[0]) / _MIB])
+    rows.append(["together", math.fsum(sums[0]) / _MIB, None])
     rows[-1].append(math.fsum(known) / _MIB if known else math.nan)
-    columns = [Column("Role"), Column("Measured", "MiB"), Column("Estimated", "MiB")]
-    return Table(f"Memory at the peak: {study.title}", columns, rows)
+    heads = ("At the peak", "Most in the step", "Estimated")
+    columns = [Column("Role"), *(Column(head, "MiB") for head in heads)]
+    return Table(f"Memory by role: {study.title}", columns, rows)
 
 
 def gaps_table(study: Study) -> Table:

@@ -111,9 +111,11 @@ def test_the_memory_table_adds_up_and_leaves_out_what_is_not_there():
         "bytes": np.array([4, 2, 8, 16, 1, 0, 0]) * mib,
         "estimate": np.array([4, 2, 8, 20, np.nan, 0, np.nan]) * mib,
     }
-    table = breakdown_tables.memory_table(study(TRAINED, peak=peak))
+    memory = {role: np.array([1.0, 3.0, 2.0]) * mib for role in breakdown.ROLES[:5]}
+    table = breakdown_tables.memory_table(study(TRAINED, peak=peak, memory=memory))
     rows = {row[0]: row[1:] for row in table.rows}
-    assert rows["together"] == [31.0, 34.0]
+    assert rows["together"] == [31.0, None, 34.0]
+    assert rows["gradients"] == [2.0, 3.0, 2.0]
     assert "private pools of CUDA graphs" not in rows and len(rows) == 6
     assert "– |" in table.to_markdown()
 

@@ -54,7 +54,7 @@ def test_one_configuration_is_profiled_and_told_in_tables(ran, sent, tmp_path, c
     assert command.traces == []
     out = capsys.readouterr().out
     assert "Launch-bound: in 18 % of the step" in out
-    for title in ("Operator classes", "Kernels", "Modules", "Memory at the peak"):
+    for title in ("Operator classes", "Kernels", "Modules", "Memory by role"):
         assert f"### {title}: hydra base train: defaults" in out
     assert "| . . . blocks.0 |" in out and "By module" not in out
     assert [one.title for one in breakdown.profiles(hdf5.load(file))] == [

@@ -69,6 +69,8 @@ def test_another_profile_is_set_against_it_by_module(filled):
     assert filled.tabs.isTabVisible(tab(filled, "Difference"))
     assert filled.difference.item(0, 0).text() == "(model)"
     assert filled.difference.item(0, 3).text().startswith("-")
+    assert filled.roles_apart.item(0, 0).text() == "parameters and buffers"
+    assert float(filled.roles_apart.item(0, 3).text()) == 0
 
 
 def test_a_profile_of_a_session_beside_it_can_be_set_against_it(qtbot, state, filled):

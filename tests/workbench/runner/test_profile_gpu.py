@@ -47,6 +47,8 @@ def test_kernel_times_add_up_to_the_steps_gpu_time(eager):
 
 def test_every_kernel_is_given_to_a_module_forward_and_backward(eager):
     assert breakdown.unattributed(eager) < 0.01
+    outside = breakdown.by(eager, "module").get(breakdown.OUTSIDE, (0.0, 0.0))[1]
+    assert outside < 0.02 * breakdown.total_us(eager)
     phases = breakdown.by(eager, "phase")
     assert 1.5 < phases["backward"][1] / phases["forward"][1] < 3.0
     totals = breakdown.totals(eager)

@@ -6,6 +6,10 @@ step allocates, a block that is there when the backward pass begins and was made
 activation that it needs; the rest is workspace: temporaries of operators, scratch space of
 libraries. This needs neither hooks inside the model nor operators to be seen, and so holds for
 compiled code too. What a CUDA graph uses at replay is no allocation: it is its private pool.
+
+On a GPU the allocator tells how much is held altogether, and what nobody here knows of is "other".
+On the CPU nothing does: what was made before the trace and is none of the known (a decode cache)
+is not counted.
 """
 
 from __future__ import annotations

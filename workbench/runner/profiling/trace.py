@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ _REGIONS = ("Torch-Compiled Region", "## Call CompiledFxGraph")
 _HOST = frozenset({"cpu_op", "user_annotation", "cuda_runtime", "cuda_driver"})
 _LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 _DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_BOOKKEEPING = re.compile(r"Backward\d*$|AccumulateGrad$")
 _LEAST_GAP_US = 0.5  # what is shorter is no waiting but the resolution of the clock
 
 
@@ -210,6 +212,8 @@ def host_rows(trace: Trace) -> list[Row]:
         name, kind = span.name, kinds.kind_of(span.name)
         if span.is_node:
             name, kind = "autograd engine", kinds.HOST
+        elif _BOOKKEEPING.search(name):  # what it computes, it calls operators for
+            kind = kinds.HOST
         elif span.category == "user_annotation" and kind != "fused by Inductor":
             name, kind = "Python", kinds.HOST
         if span.phase == "optimizer" and kind != kinds.HOST:

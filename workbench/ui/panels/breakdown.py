@@ -70,8 +70,8 @@ class BreakdownPanel(QWidget):
                 QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon
             )
             box.setMinimumContentsLength(16)
-        self.kernels, self.kinds, self.modules, self.difference, self.waiting = (
-            TableView() for _ in range(5)
+        self.kernels, self.kinds, self.modules, self.difference, self.roles_apart, self.waiting = (
+            TableView() for _ in range(6)
         )
         self._pages = QStackedLayout()
         self.empty = Empty(
@@ -122,6 +122,11 @@ class BreakdownPanel(QWidget):
         column.addWidget(self.readout)
         self.tabs = QTabWidget()
         self.tabs.setDocumentMode(True)
+        apart = QSplitter(Qt.Orientation.Vertical)
+        apart.addWidget(self.difference)
+        apart.addWidget(self.roles_apart)
+        apart.setSizes([300, 200])
+        self._apart = apart
         pages = {
             "Kernels": self.kernels,
             "Classes": self.kinds,
@@ -129,7 +134,7 @@ class BreakdownPanel(QWidget):
             "Memory": self.roles,
             "Course": self.course,
             "Waiting": self.waiting,
-            "Difference": self.difference,
+            "Difference": apart,
         }
         for title, page in pages.items():
             self.tabs.addTab(page, title)
@@ -231,10 +236,12 @@ class BreakdownPanel(QWidget):
 
     def _show_difference(self) -> None:
         other = self._other()
-        place = self.tabs.indexOf(self.difference)
+        place = self.tabs.indexOf(self._apart)
         self.tabs.setTabVisible(place, other is not None)
         if other is not None and self._shown is not None:
-            self.difference.show_table(breakdown_tables.difference_table(other, self._shown))
+            sides = (other, self._shown)
+            self.difference.show_table(breakdown_tables.difference_table(*sides))
+            self.roles_apart.show_table(breakdown_tables.memory_difference_table(*sides))
 
     def _layer(self) -> Icicle | None:
         layers = self.icicle.canvas.layers
