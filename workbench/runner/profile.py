@@ -8,10 +8,8 @@ step: the profiler makes the host slower, and hardly the kernels.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import math
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -30,9 +28,9 @@ from workbench.runner.ab import WARM_UP_S
 from workbench.runner.arm import Arm, label
 from workbench.runner.blocks import Contender, TimedBlock
 from workbench.runner.failures import Cancelled, Mistake, explain
-from workbench.runner.profiling import marks, roles, trace
+from workbench.runner.profiling import findings, marks, roles, sums, trace
 from workbench.runner.profiling.trace import Trace
-from workbench.runner.resolve import footprint, require_unblocked, resolve
+from workbench.runner.resolve import require_unblocked, resolve
 from workbench.runner.rig import Rig
 from workbench.runner.run import RunEnded
 from workbench.runner.toggles import Situation
@@ -40,7 +38,6 @@ from workbench.runner.workloads import Step
 
 MOST_STEPS = 100
 TIMED_S = 1.0  # without the profiler, before it and after it
-BACK_TO_NORMAL = 0.03  # by which steps after the profiler may differ from those before
 
 
 class ProfileRun:
@@ -117,19 +114,19 @@ class ProfileRun:
             rig.state("running", "Reading the trace")
             found = trace.read(path, rig.device.type)
             if file is not None:
-                _keep(path, file)
+                findings.keep(path, file)
             if uncaptured := getattr(arm.step, "uncaptured", None):
                 self._record(arm, path, uncaptured, 1)
-                trace.name_replayed(found, trace.read(path, rig.device.type))
+                sums.name_replayed(found, trace.read(path, rig.device.type))
         rig.watchdog.active = True
         rig.state("running", "Timing steps after the profiler")
         after = self._time(contender)
-        notes = _notes(arm, situation, found, before, after)
+        notes = findings.notes(arm, situation, before, after)
         self._send(situation, arm, found, held, text, file, {
             "step_us": 1e3 * before.median_ms,
             "after_us": 1e3 * after.median_ms,
             "profiled_us": profiled_us,
-            "busy_us": trace.busy_us(found) / len(found.steps) if situation.on_gpu else math.nan,
+            "busy_us": sums.busy_us(found) / len(found.steps) if situation.on_gpu else math.nan,
             "peak_bytes": peak,
             "notes": notes,
         })  # fmt: skip
@@ -242,7 +239,7 @@ class ProfileRun:
         title = f"{name}: {text}"
         wire.send(protocol.StudyStarted(index=index, kind=breakdown.KIND, title=title, asked=asked))
         on_gpu = rig.device.type == "cuda"
-        rows = trace.device_rows(found) if on_gpu else trace.host_rows(found)
+        rows = sums.device_rows(found) if on_gpu else sums.host_rows(found)
         self._rows(index, "kernels", {
             "name": [row.name for row in rows],
             "module": [row.module for row in rows],
@@ -251,7 +248,7 @@ class ProfileRun:
             "calls": [row.calls / count for row in rows],
             "us": [row.us / count for row in rows],
         })  # fmt: skip
-        gaps = trace.gaps(found)
+        gaps = sums.gaps(found)
         self._rows(index, "gaps", {
             "module": [gap.module for gap in gaps],
             "count": [gap.count / count for gap in gaps],
@@ -259,7 +256,7 @@ class ProfileRun:
         })  # fmt: skip
         course = roles.course(found, held)
         self._rows(index, "memory", {name: [*values] for name, values in course.items()})
-        self._rows(index, "peak", _peak_by_role(course, situation))
+        self._rows(index, "peak", findings.peak_by_role(course, situation))
         if file is not None:
             facts["trace"] = str(file)
         finite = {k: v for k, v in facts.items() if not isinstance(v, float) or math.isfinite(v)}
@@ -294,7 +291,7 @@ class ProfileRun:
 def _marked(arm: Arm, gradients: list[set[int]]) -> Iterator[None]:
     """Mark modules where that disturbs nothing, and note where the gradients of each step lie."""
     with contextlib.ExitStack() as stack:
-        if not _is_compiled(arm):
+        if not findings.is_compiled(arm):
             stack.enter_context(marks.modules_marked(arm.model))
         if arm.trainer is not None:
             stack.enter_context(
@@ -303,79 +300,3 @@ def _marked(arm: Arm, gradients: list[set[int]]) -> Iterator[None]:
                 )
             )
         yield
-
-
-def _is_compiled(arm: Arm) -> bool:
-    """Whether the arm's modules run as compiled code, and not only an operator that some call."""
-    return arm.situation.option("compile") != "off" and bool(arm.compile_counts.get("graphs"))
-
-
-def _notes(
-    arm: Arm, situation: Situation, found: Trace, before: TimedBlock, after: TimedBlock
-) -> list[Scalar]:
-    """What a reader of the tables must know."""
-    notes: list[Scalar] = []
-    if _is_compiled(arm):
-        notes.append(
-            "torch.compile fuses operators of several modules into one kernel, so that compiled "
-            "code is told by kernel and class, and not by module."
-        )
-    if getattr(arm.step, "uncaptured", None):
-        notes.append(
-            "A CUDA graph is replayed as a whole: its kernels are told by module where they are "
-            "those of the same step run once without the graph."
-        )
-    if before.void:
-        notes.append(f"The steps that were timed without the profiler do not count: {before.void}.")
-    ratio = after.median_ms / before.median_ms
-    if situation.on_gpu and abs(ratio - 1) > BACK_TO_NORMAL:
-        notes.append(
-            f"Steps after the profiler take {ratio:.2f} of what they took before it: start a new "
-            "runner before you time anything."
-        )
-    return notes
-
-
-def _peak_by_role(
-    course: dict[str, list[float]], situation: Situation
-) -> dict[str, list[float | str | None]]:
-    totals = [sum(held) for held in zip(*(course[role] for role in breakdown.ROLES), strict=True)]
-    place = totals.index(max(totals))
-    estimated = _estimate(situation)
-    return {
-        "role": list(breakdown.ROLES),
-        "bytes": [course[role][place] for role in breakdown.ROLES],
-        "estimate": [estimated.get(role) for role in breakdown.ROLES],
-    }
-
-
-def _estimate(situation: Situation) -> dict[str, float]:
-    """The estimate in the roles that are measured, where there is one."""
-    found = footprint(situation)
-    if found is None:
-        return {}
-    # Without a backward pass nothing is kept for one: what is estimated are temporaries.
-    working = "activations" if situation.workload.trains else "workspace"
-    return {
-        "parameters": found.weights + found.tables,
-        "gradients": found.gradients,
-        "optimizer": found.optimizer,
-        working: found.activations,
-        "other": found.cache,
-    }
-
-
-def _keep(path: Path, file: Path) -> None:
-    """Put the trace where it was asked for, whole or not at all."""
-    partial = file.with_name(f".{file.name}.partial")
-    try:
-        with path.open("rb") as source, _opened(partial, file.suffix == ".gz") as target:
-            shutil.copyfileobj(source, target)
-        partial.replace(file)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise Mistake(f"{file} cannot be written: {error.strerror}") from None
-
-
-def _opened(path: Path, compressed: bool):  # type: ignore[no-untyped-def]
-    return gzip.open(path, "wb", compresslevel=5) if compressed else path.open("wb")

@@ -20,7 +20,7 @@ import torch
 
 from sessions.breakdown import ROLES
 from workbench.runner.arm import Arm
-from workbench.runner.profiling.trace import Allocation, Trace
+from workbench.runner.profiling.trace import Trace
 
 ROWS = 400  # of the course over a step, at most
 _ROUNDING = 512  # bytes that the CUDA allocator rounds a block up to
@@ -193,8 +193,3 @@ def _pool_bytes() -> int:
         for segment in torch.cuda.memory_snapshot()
         if tuple(segment["segment_pool_id"]) != (0, 0)
     )
-
-
-def largest(allocations: list[Allocation]) -> int:
-    """The most that the allocator said it held, 0 where it says nothing."""
-    return max((one.allocated for one in allocations), default=0)

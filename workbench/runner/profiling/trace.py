@@ -11,9 +11,6 @@ kernel belongs to the host's call that launched it, which CUPTI tells by correla
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +19,6 @@ from typing import Any
 import msgspec
 
 from sessions.breakdown import COMPILED, GRADIENTS, LOSS, OPTIMIZER, OUTSIDE, REPLAYED, UNKNOWN
-from workbench.runner.profiling import kinds
 
 STEP = "workbench step"  # the range around each marked step
 MODULE = "module "  # what the range of a module begins with; the rest is its name
@@ -33,8 +29,6 @@ _REGIONS = ("Torch-Compiled Region", "## Call CompiledFxGraph")
 _HOST = frozenset({"cpu_op", "user_annotation", "cuda_runtime", "cuda_driver"})
 _LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 _DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
-_BOOKKEEPING = re.compile(r"Backward\d*$|AccumulateGrad$")
-_LEAST_GAP_US = 0.5  # what is shorter is no waiting but the resolution of the clock
 
 
 class _Arguments(msgspec.Struct):
@@ -44,7 +38,6 @@ class _Arguments(msgspec.Struct):
     address: Any = msgspec.field(name="Addr", default=None)
     bytes: Any = msgspec.field(name="Bytes", default=None)
     device_type: Any = msgspec.field(name="Device Type", default=None)
-    allocated: Any = msgspec.field(name="Total Allocated", default=None)
     reserved: Any = msgspec.field(name="Total Reserved", default=None)
 
 
@@ -99,12 +92,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Memory taken (``bytes`` > 0) or given back, and what the allocator says it holds then."""
+    """Memory taken (``bytes`` > 0) or given back, and what the allocator has reserved then."""
 
     at: float
     address: int
     bytes: int
-    allocated: int
     reserved: int
 
 
@@ -133,27 +125,6 @@ class Trace:
         return any(self.spans[step].start <= at <= self.spans[step].stop for step in self.steps)
 
 
-@dataclass(frozen=True)
-class Row:
-    """What one kernel or operator took for one module in one phase, over all marked steps."""
-
-    name: str
-    module: str
-    phase: str
-    kind: str
-    calls: int
-    us: float
-
-
-@dataclass(frozen=True)
-class Gap:
-    """How long the device waited for the next work of a module."""
-
-    module: str
-    count: int
-    us: float
-
-
 def read(path: Path, device: str) -> Trace:
     """The trace in a file of torch.profiler; ``device`` ("cpu", "cuda") is whose memory counts.
 
@@ -173,8 +144,7 @@ def read(path: Path, device: str) -> Trace:
             )  # fmt: skip
         elif event.name == "[memory]" and args.device_type == device_type:
             trace.allocations.append(
-                Allocation(event.ts, args.address, args.bytes, args.allocated or 0,
-                           args.reserved or 0)
+                Allocation(event.ts, args.address, args.bytes, args.reserved or 0)
             )  # fmt: skip
     for spans in threads.values():
         _nest(spans, len(trace.spans))
@@ -189,83 +159,16 @@ def read(path: Path, device: str) -> Trace:
     return trace
 
 
-def device_rows(trace: Trace) -> list[Row]:
-    """The device's work of the marked steps by kernel, module and phase, the longest first."""
-    found: dict[tuple[str, str, str, str], list[float]] = defaultdict(lambda: [0, 0.0])
-    for one in trace.work:
-        module, phase = _place(trace, one)
-        callers = trace.callers(one.launch) if one.launch >= 0 else ()
-        kind = kinds.OPTIMIZER if phase == "optimizer" else kinds.kind_of(one.name, callers)
-        row = found[one.name, module, phase, kind]
-        row[0] += 1
-        row[1] += one.stop - one.start
-    return _rows(found)
-
-
-def host_rows(trace: Trace) -> list[Row]:
-    """The host's own time of the marked steps by operator: together, the steps' whole time."""
-    found: dict[tuple[str, str, str, str], list[float]] = defaultdict(lambda: [0, 0.0])
-    threads = {trace.spans[step].thread for step in trace.steps}
-    for index, span in enumerate(trace.spans):
-        if span.thread not in threads or not trace.within(index):
-            continue
-        name, kind = span.name, kinds.kind_of(span.name)
-        if span.is_node:
-            name, kind = "autograd engine", kinds.HOST
-        elif _BOOKKEEPING.search(name):  # what it computes, it calls operators for
-            kind = kinds.HOST
-        elif span.category == "user_annotation" and kind != "fused by Inductor":
-            name, kind = "Python", kinds.HOST
-        if span.phase == "optimizer" and kind != kinds.HOST:
-            kind = kinds.OPTIMIZER
-        row = found[name, span.module, span.phase, kind]
-        row[0] += 1
-        row[1] += span.own
-    return _rows(found)
-
-
-def name_replayed(replayed: Trace, uncaptured: Trace) -> None:
-    """Give replayed kernels the modules that the same step's kernels have without a CUDA graph.
-
-    A graph replays kernels in the order of their capture, so the two steps' names are aligned;
-    what has no counterpart stays the graph's.
-    """
-    pattern = [(one.name, *_place(uncaptured, one)) for one in uncaptured.work]
-    names = [name for name, _, _ in pattern]
-    launches: dict[int, list[int]] = defaultdict(list)
-    for index, one in enumerate(replayed.work):
-        if _place(replayed, one)[0] == REPLAYED:
-            launches[one.launch].append(index)
-    for indices in launches.values():
-        here = [replayed.work[index].name for index in indices]
-        for own, other, size in difflib.SequenceMatcher(
-            None, here, names, autojunk=False
-        ).get_matching_blocks():
-            for offset in range(size):
-                _, module, phase = pattern[other + offset]
-                index = indices[own + offset]
-                replayed.work[index] = dataclasses.replace(
-                    replayed.work[index], module=module, phase=phase
-                )
-
-
-def busy_us(trace: Trace) -> float:
-    """How long the device worked on the marked steps; kernels side by side count once."""
-    return sum(stop - start for start, stop, _ in _merged(trace))
-
-
-def gaps(trace: Trace) -> list[Gap]:
-    """Where the device waited between two kernels, by the module of the second, longest first."""
-    found: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
-    last: float | None = None
-    for start, stop, first in _merged(trace):
-        if last is not None and start - last > _LEAST_GAP_US:
-            row = found[_place(trace, first)[0]]
-            row[0] += 1
-            row[1] += start - last
-        last = stop
-    made = [Gap(module, int(count), us) for module, (count, us) in found.items()]
-    return sorted(made, key=lambda gap: -gap.us)
+def place(trace: Trace, work: Work) -> tuple[str, str]:
+    """Module and phase of the device's work."""
+    if work.module:
+        return work.module, work.phase
+    if work.launch < 0:
+        return UNKNOWN, "forward"
+    span = trace.spans[work.launch]
+    if "GraphLaunch" in span.name:
+        return REPLAYED, "replay"
+    return span.module, span.phase
 
 
 def _nest(spans: list[Span], base: int) -> None:
@@ -340,32 +243,3 @@ def _device_work(trace: Trace, events: list[_Event]) -> list[Work]:
         if trace.within(launch) if launch >= 0 else event.ts >= first:
             found.append(Work(event.name, event.ts, event.ts + event.dur, launch))
     return sorted(found, key=lambda one: one.start)
-
-
-def _place(trace: Trace, work: Work) -> tuple[str, str]:
-    """Module and phase of the device's work."""
-    if work.module:
-        return work.module, work.phase
-    if work.launch < 0:
-        return UNKNOWN, "forward"
-    span = trace.spans[work.launch]
-    if "GraphLaunch" in span.name:
-        return REPLAYED, "replay"
-    return span.module, span.phase
-
-
-def _merged(trace: Trace) -> list[tuple[float, float, Work]]:
-    """When the device worked, and what it began each time with."""
-    found: list[tuple[float, float, Work]] = []
-    for one in trace.work:
-        if found and one.start <= found[-1][1]:
-            start, stop, first = found[-1]
-            found[-1] = (start, max(stop, one.stop), first)
-        else:
-            found.append((one.start, one.stop, one))
-    return found
-
-
-def _rows(found: dict[tuple[str, str, str, str], list[float]]) -> list[Row]:
-    rows = [Row(*key, int(calls), us) for key, (calls, us) in found.items()]
-    return sorted(rows, key=lambda row: -row.us)
