@@ -100,7 +100,7 @@ class ProfileRun:
         arm = contender.arm = self._build(situation)
         rig.wire.send(protocol.Facts(segment=contender.segment, ledger=arm.ledger))
         rig.state("running", "Timing steps without the profiler")
-        before = self._time(contender)
+        before = self._time(contender, 1)
         rig.wire.send(
             protocol.EvidenceFound(segment=contender.segment, evidence=arm.find_evidence())
         )
@@ -120,8 +120,11 @@ class ProfileRun:
                 sums.name_replayed(found, trace.read(path, rig.device.type))
         rig.watchdog.active = True
         rig.state("running", "Timing steps after the profiler")
-        after = self._time(contender)
-        notes = findings.notes(arm, situation, before, after)
+        after = self._time(contender, 0)  # which may be slower, and so count for nothing
+        notes = findings.notes(arm, before)
+        if situation.on_gpu and (disturbed := findings.disturbed(before, after)):
+            notes.append(disturbed)
+            rig.wire.send(protocol.Note(kind="warning", text=disturbed))
         self._send(situation, arm, found, held, text, file, {
             "step_us": 1e3 * before.median_ms,
             "after_us": 1e3 * after.median_ms,
@@ -147,8 +150,10 @@ class ProfileRun:
         self._take_commands()
         return arm
 
-    def _time(self, contender: Contender) -> TimedBlock:
-        """Warm up, then time a block of steps without the profiler."""
+    def _time(self, contender: Contender, number: int) -> TimedBlock:
+        """Warm up, then time a block of steps without the profiler; steps of number 0 are no
+        steady ones.
+        """
         rig = self._rig
         rig.phases.restart()
         until = time.perf_counter() + WARM_UP_S
@@ -159,7 +164,7 @@ class ProfileRun:
             done = blocks.warm_up_block(rig, contender) or done
             self._take_commands()
         contender.steps = blocks.block_steps(max(done.median_ms, 1e-3), 2 * TIMED_S, 1, 0.0)
-        while (timed := blocks.run_block(rig, contender, 1)) is None:
+        while (timed := blocks.run_block(rig, contender, number)) is None:
             self._take_commands()
         self.steps += timed.steps
         return timed

@@ -23,8 +23,8 @@ def is_compiled(arm: Arm) -> bool:
     return arm.situation.option("compile") != "off" and bool(arm.compile_counts.get("graphs"))
 
 
-def notes(arm: Arm, situation: Situation, before: TimedBlock, after: TimedBlock) -> list[Scalar]:
-    """What a reader of the tables must know; the blocks ran before and after the profiler."""
+def notes(arm: Arm, before: TimedBlock) -> list[Scalar]:
+    """What a reader of the tables must know; ``before`` ran without the profiler."""
     told: list[Scalar] = []
     if is_compiled(arm):
         told.append(
@@ -38,13 +38,18 @@ def notes(arm: Arm, situation: Situation, before: TimedBlock, after: TimedBlock)
         )
     if before.void:
         told.append(f"The steps that were timed without the profiler do not count: {before.void}.")
-    ratio = after.median_ms / before.median_ms
-    if situation.on_gpu and abs(ratio - 1) > BACK_TO_NORMAL:
-        told.append(
-            f"Steps after the profiler take {ratio:.2f} of what they took before it: start a new "
-            "runner before you time anything."
-        )
     return told
+
+
+def disturbed(before: TimedBlock, after: TimedBlock) -> str:
+    """Whether steps after the profiler are as fast as they were before it; empty where they are."""
+    ratio = after.median_ms / before.median_ms
+    if abs(ratio - 1) <= BACK_TO_NORMAL:
+        return ""
+    return (
+        f"Steps after the profiler take {ratio:.2f} of what they took before it: start a new "
+        "runner before you time anything."
+    )
 
 
 def peak_by_role(
