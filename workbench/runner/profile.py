@@ -21,23 +21,23 @@ from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity
 
 from sessions import breakdown
-from sessions.model import Phase, Scalar
+from sessions.model import Scalar
 from workbench import protocol
 from workbench.runner import blocks
-from workbench.runner.ab import WARM_UP_S
+from workbench.runner.alternation import Alternation
 from workbench.runner.arm import Arm, label
 from workbench.runner.blocks import Contender, TimedBlock
-from workbench.runner.failures import Cancelled, Mistake, explain
+from workbench.runner.failures import Mistake
 from workbench.runner.profiling import findings, marks, roles, sums, trace
 from workbench.runner.profiling.trace import Trace
 from workbench.runner.resolve import require_unblocked, resolve
 from workbench.runner.rig import Rig
-from workbench.runner.run import RunEnded
 from workbench.runner.toggles import Situation
 from workbench.runner.workloads import Step
 
 MOST_STEPS = 100
 TIMED_S = 1.0  # without the profiler, before it and after it
+BUSY = "These steps are being profiled; stop before changing a toggle."
 
 
 class ProfileRun:
@@ -85,32 +85,25 @@ class ProfileRun:
 
     def _profile(self, situation: Situation, file: Path | None) -> None:
         rig = self._rig
-        contender = Contender(0, 0, situation, segment=rig.begin_segment())
-        text = label(situation.configuration, rig.device)
-        rig.wire.send(
-            protocol.SegmentStarted(
-                index=contender.segment,
-                configuration=situation.configuration,
-                label=text,
-                reused=rig.arms.has(situation),
-            )
-        )
-        rig.state("building", "Building")
-        rig.watchdog.active = True
-        arm = contender.arm = self._build(situation)
-        rig.wire.send(protocol.Facts(segment=contender.segment, ledger=arm.ledger))
+        turns = Alternation(rig, TIMED_S, 1, BUSY)
+        contender = Contender(0, 0, situation, "Profile")
+        turns.contenders = [contender]
+        turns.begin(contender)
+        turns.settle(contender)
         rig.state("running", "Timing steps without the profiler")
-        before = self._time(contender, 1)
-        rig.wire.send(
-            protocol.EvidenceFound(segment=contender.segment, evidence=arm.find_evidence())
-        )
+        timed: list[TimedBlock] = []
+        turns.block(contender, timed.append)
+        before = timed[-1]
+        self.steps += turns.steps
+        arm = contender.arm
+        assert arm is not None
         peak = self._peak(arm)
         rig.state("running", "Profiling")
         rig.watchdog.active = False  # reading a trace takes long, and is no hang
         with tempfile.TemporaryDirectory(prefix="workbench-profile-") as folder:
             path = Path(folder) / "trace.json"
             held, profiled_us = self._record(arm, path, arm.step, self._command.steps)
-            self._take_commands()
+            turns.take_commands()
             rig.state("running", "Reading the trace")
             found = trace.read(path, rig.device.type)
             if file is not None:
@@ -119,13 +112,17 @@ class ProfileRun:
                 self._record(arm, path, uncaptured, 1)
                 sums.name_replayed(found, trace.read(path, rig.device.type))
         rig.watchdog.active = True
+        rig.watchdog.begin(rig.phases.phase)
         rig.state("running", "Timing steps after the profiler")
-        after = self._time(contender, 0)  # which may be slower, and so count for nothing
+        turns.warm_up(contender)
+        # They may be slower, and so are no steady steps of the segment.
+        while (after := blocks.run_block(rig, contender, 0)) is None:
+            turns.take_commands()
         notes = findings.notes(arm, before)
         if situation.on_gpu and (disturbed := findings.disturbed(before, after)):
             notes.append(disturbed)
             rig.wire.send(protocol.Note(kind="warning", text=disturbed))
-        self._send(situation, arm, found, held, text, file, {
+        self._send(situation, arm, found, held, file, {
             "step_us": 1e3 * before.median_ms,
             "after_us": 1e3 * after.median_ms,
             "profiled_us": profiled_us,
@@ -133,41 +130,6 @@ class ProfileRun:
             "peak_bytes": peak,
             "notes": notes,
         })  # fmt: skip
-
-    def _build(self, situation: Situation) -> Arm:
-        rig = self._rig
-        reused = rig.arms.has(situation)
-        with rig.phases.during(Phase.BUILD):
-            arm = rig.arms.get(situation, rig.phases)
-        rig.phases.restart()
-        if not reused:
-            with arm.entered(), arm.watched():
-                rig.clock.begin()
-                arm.step()
-                rig.synchronize()
-                rig.clock.lap(rig.phases.step_phase(time.perf_counter_ns()))
-                rig.send_steps(rig.clock.drain(wait=True))
-        self._take_commands()
-        return arm
-
-    def _time(self, contender: Contender, number: int) -> TimedBlock:
-        """Warm up, then time a block of steps without the profiler; steps of number 0 are no
-        steady ones.
-        """
-        rig = self._rig
-        rig.phases.restart()
-        until = time.perf_counter() + WARM_UP_S
-        done: TimedBlock | None = None
-        while done is None or (
-            rig.phases.phase is not Phase.STEADY and time.perf_counter() < until
-        ):
-            done = blocks.warm_up_block(rig, contender) or done
-            self._take_commands()
-        contender.steps = blocks.block_steps(max(done.median_ms, 1e-3), 2 * TIMED_S, 1, 0.0)
-        while (timed := blocks.run_block(rig, contender, number)) is None:
-            self._take_commands()
-        self.steps += timed.steps
-        return timed
 
     def _peak(self, arm: Arm) -> float:
         """Bytes that the allocator held at most over a plain step; NaN where it does not say."""
@@ -226,13 +188,13 @@ class ProfileRun:
         arm: Arm,
         found: Trace,
         held: roles.Known,
-        text: str,
         file: Path | None,
         facts: dict[str, Scalar | list[Scalar]],
     ) -> None:
         rig, count = self._rig, len(found.steps)
         index, rig.studies = rig.studies, rig.studies + 1
         configuration = situation.configuration
+        text = label(configuration, rig.device)
         name = f"{configuration.family} {configuration.preset} {configuration.workload}"
         asked: dict[str, Scalar | list[Scalar]] = {
             "configuration": msgspec.json.encode(configuration).decode(),
@@ -273,23 +235,6 @@ class ProfileRun:
 
     def _tell(self, fraction: float) -> None:
         self._rig.wire.send(protocol.Progress(task="profiling", fraction=fraction))
-
-    def _take_commands(self) -> None:
-        rig = self._rig
-        if rig.wire.cancelled.is_set():
-            raise Cancelled
-        while (command := rig.wire.pending()) is not None:
-            match command:
-                case protocol.Pause() | protocol.Resume():
-                    pass
-                case protocol.Apply():
-                    sentence = "These steps are being profiled; stop before changing a toggle."
-                    rig.wire.send(explain(Mistake(sentence)))
-                case protocol.Cancel():
-                    raise Cancelled
-                case _:
-                    passed_on = None if isinstance(command, protocol.Stop) else command
-                    raise RunEnded("stopped", passed_on)
 
 
 @contextlib.contextmanager

@@ -176,7 +176,7 @@ ACTIONS = (
            lambda s: s.verdicts.why_not_more(), now=lambda s: s.verdicts.more_text(), group=2),
     Action("attribution", "Attribution …", "Run", "attribution", lambda w: w.attribute(), "F9",
            "Find which of the toggles gave what: time and memory, alone and together", group=2),
-    Action("profile", "Profile these steps", "Run", "breakdown", lambda w: w.profile(), "F7",
+    Action("profile", "Profile these steps", "Run", "breakdown", lambda w: w.profile(), "Shift+F9",
            "Show where the time and the memory of a step go, module by module",
            lambda s: s.breakdowns.why_not(), group=2),
     Action("compare", "Compare with …", "Compare", "compare", dialogs.compare, "Ctrl+Shift+O",

@@ -20,7 +20,7 @@ BACK_TO_NORMAL = 0.03  # by which steps after the profiler may differ from those
 
 def is_compiled(arm: Arm) -> bool:
     """Whether the arm's modules run as compiled code, and not only an operator that some call."""
-    return arm.situation.option("compile") != "off" and bool(arm.compile_counts.get("graphs"))
+    return arm.situation.option("compile") != "off" and arm.compiles.graphs > 0
 
 
 def notes(arm: Arm, before: TimedBlock) -> list[Scalar]:

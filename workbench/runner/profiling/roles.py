@@ -57,9 +57,8 @@ def known(arm: Arm, device: torch.device) -> Known:
     on_gpu = device.type == "cuda"
 
     def take(role: str, tensor: object) -> None:
-        if isinstance(tensor, torch.Tensor) and tensor.device.type == device.type:
-            storage = tensor.untyped_storage()
-            size = storage.nbytes()
+        for storage in _storages(tensor):
+            size = storage.nbytes() if storage.device.type == device.type else 0
             if on_gpu:
                 size = -(-size // _ROUNDING) * _ROUNDING
             if size:
@@ -88,7 +87,7 @@ def known(arm: Arm, device: torch.device) -> Known:
 def gradient_addresses(arm: Arm) -> set[int]:
     """Where the gradients lie now."""
     gradients = (parameter.grad for parameter in arm.model.parameters())
-    return {one.untyped_storage().data_ptr() for one in gradients if one is not None}
+    return {storage.data_ptr() for one in gradients for storage in _storages(one)}
 
 
 def course(trace: Trace, before: Known) -> dict[str, list[float]]:
@@ -122,6 +121,16 @@ def course(trace: Trace, before: Known) -> dict[str, list[float]]:
         rows.append((at, tuple(held), reserved))
     rows.append((span.stop, tuple(held), reserved))
     return _thinned(rows, span.start)
+
+
+def _storages(tensor: object) -> list[torch.UntypedStorage]:
+    """Where a tensor's numbers lie; one that wraps others (8-bit states, say) has several."""
+    if not isinstance(tensor, torch.Tensor):
+        return []
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        return [storage for name in names for storage in _storages(getattr(tensor, name))]
+    return [tensor.untyped_storage()]
 
 
 def _blocks(trace: Trace, before: Known) -> list[_Block]:

@@ -78,7 +78,7 @@ class BreakdownPanel(QWidget):
             state,
             "breakdown",
             "No profile yet",
-            "Choose Profile these steps (F9): some steps of the configuration run under the "
+            "Choose Profile these steps (Shift+F9): some steps of the configuration run under the "
             "profiler, and this panel shows which module, which kernel and which role takes how "
             "much time and memory.",
         )
