@@ -192,6 +192,18 @@ class Validate(Command, tag="validate"):
     floor: float = 0.0
 
 
+class Profile(Command, tag="profile"):
+    """Profile ``steps`` marked steps of each configuration: where time and memory go.
+
+    ``traces``: files for the Chrome traces, one for each configuration, or none; what ends in
+    ``.gz`` is compressed. Each configuration becomes a study, as ``sessions.breakdown`` says.
+    """
+
+    configurations: list[Configuration]
+    steps: int = 3
+    traces: list[str] = []
+
+
 class Apply(Command, tag="apply"):
     """Change toggles of the run in progress; those left out stay as they are."""
 
@@ -431,6 +443,7 @@ AnyCommand = (
     | Compare
     | Attribute
     | Validate
+    | Profile
     | Apply
     | Check
     | Pause

@@ -16,6 +16,7 @@ from workbench.runner.bench import BenchRun
 from workbench.runner.catalogue import catalogue
 from workbench.runner.cures import cure
 from workbench.runner.failures import Cancelled, Mistake, explain
+from workbench.runner.profile import ProfileRun
 from workbench.runner.resolve import availability
 from workbench.runner.rig import Rig
 from workbench.runner.run import Run, RunEnded
@@ -40,6 +41,7 @@ RUNS: Mapping[type[protocol.Command], Callable[[Rig, Any], LongRun]] = {
     protocol.Compare: CompareRun,
     protocol.Attribute: AttributeRun,
     protocol.Validate: ValidateRun,
+    protocol.Profile: ProfileRun,
 }
 LOST_CONTEXT = 3  # exit code: the GPU's context was lost, and only a new process has one
 

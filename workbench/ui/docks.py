@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ LEFT_WIDTH = 352
 BUILD_HEIGHT = 376  # holds all of a usual form
 BUILD_SHARE = 0.5  # of the left column's height, at most
 BOTTOM_HEIGHT = 208
+TABS = ("live", "verdict", "attribution", "breakdown", "checklist", "compare")  # one place
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,8 @@ class Desk(QMainWindow):
         self.splitDockWidget(docks["build"], docks["toggles"], down)
         self.addDockWidget(right, docks["live"])
         self.splitDockWidget(docks["live"], docks["segments"], down)
-        self.tabifyDockWidget(docks["live"], docks["verdict"])
-        self.tabifyDockWidget(docks["verdict"], docks["attribution"])
-        self.tabifyDockWidget(docks["attribution"], docks["checklist"])
-        self.tabifyDockWidget(docks["checklist"], docks["compare"])
+        for front, behind in itertools.pairwise(TABS):
+            self.tabifyDockWidget(docks[front], docks[behind])
         self.tabifyDockWidget(docks["segments"], docks["events"])
         docks["live"].raise_()
         docks["segments"].raise_()

@@ -69,6 +69,7 @@ NAMES = {
     "toggle": "toggle-left",
     "undo": "arrow-u-up-left",
     "unknown": "question",
+    "breakdown": "tree-structure",
     "verdict": "check-square-offset",
     "view-pause": "eye-slash",
     "warning": "warning",

@@ -18,6 +18,7 @@ from workbench.recorder import Recorder
 from workbench.ui import draft, files
 from workbench.ui.arrivals import MEASURED, TOUCHED
 from workbench.ui.attributions import Attributions
+from workbench.ui.breakdowns import Breakdowns
 from workbench.ui.checklists import Checklists
 from workbench.ui.runner_link import RunnerLink
 from workbench.ui.stream_reader import Client
@@ -93,6 +94,7 @@ class AppState(QObject):
         self.verdicts = Verdicts(self)
         self.attributions = Attributions(self)
         self.checklists = Checklists(self)
+        self.breakdowns = Breakdowns(self)
         self.log: deque[str] = deque(maxlen=LOG_LINES)  # what libraries printed in the runner
         self._launch = launch or (lambda journal: Runner(journal, log=self.log.append))
         self._link = RunnerLink(self)

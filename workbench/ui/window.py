@@ -72,11 +72,19 @@ def _checklist(state: AppState) -> QWidget:
     return panel
 
 
+def _breakdown(state: AppState) -> QWidget:
+    from workbench.ui.panels.breakdown import BreakdownPanel
+
+    panel: QWidget = BreakdownPanel(state)
+    return panel
+
+
 PANELS = (
     Panel("build", "Build", BuildPanel),
     Panel("toggles", "Toggles", TogglesPanel),
     Panel("live", "Live", lambda state: Later(state, _live)),
     Panel("verdict", "Verdict", lambda state: Later(state, _verdict)),
+    Panel("breakdown", "Breakdown", lambda state: Later(state, _breakdown)),
     Panel("attribution", "Attribution", lambda state: Later(state, _attribution)),
     Panel("checklist", "Checklist", lambda state: Later(state, _checklist)),
     Panel("compare", "Compare", lambda state: Later(state, _compare)),
@@ -141,6 +149,11 @@ class MainWindow(QMainWindow):
         return self._later("checklist").panel()
 
     @property
+    def breakdown(self) -> QWidget:
+        """The panel of profiles."""
+        return self._later("breakdown").panel()
+
+    @property
     def toggles(self) -> TogglesPanel:
         """The panel of the optimizations."""
         panel = self.desk.docks["toggles"].widget()
@@ -187,6 +200,11 @@ class MainWindow(QMainWindow):
         """Go through the checklist, and show it as it is done."""
         self.desk.bring("checklist")
         self.state.checklists.check()
+
+    def profile(self) -> None:
+        """Profile the configuration, and show where its time and memory go."""
+        self.desk.bring("breakdown")
+        self.state.breakdowns.profile()
 
     def reset_layout(self) -> None:
         """Put every dock back to its place."""

@@ -197,7 +197,8 @@ def test_the_theme_changes_every_token_at_once(qapp, window):
 
 
 def test_every_empty_panel_says_what_would_fill_it(window):
-    for panel in (window.verdict, window.attribution, window.checklist):  # made now, if need be
+    made = (window.verdict, window.attribution, window.breakdown, window.checklist)
+    for panel in made:  # now, if they were not yet
         assert panel.empty.isVisibleTo(panel)
     for dock in window.findChildren(QDockWidget):
         if dock.objectName() in ("live", "compare"):

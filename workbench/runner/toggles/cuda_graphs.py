@@ -37,7 +37,7 @@ class _CapturedStep:
     """Captures the step at its first call and replays it from then on."""
 
     def __init__(self, step: Callable[[], torch.Tensor], build: Build) -> None:
-        self._step = step
+        self._step = self.uncaptured = step
         self._phases = build.phases
         self.graph: torch.cuda.CUDAGraph | None = None
         self.replays = 0

@@ -46,6 +46,8 @@ class Chart(QWidget):
     cursorMoved = Signal(object)
     rangePicked = Signal()
     resetWanted = Signal()
+    pointed = Signal(object)  # QPointF in units of the axes under the mouse, None when it leaves
+    clicked = Signal(object)  # the same, of a single click
 
     def __init__(self, plot: Plot, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -231,6 +233,7 @@ class Chart(QWidget):
         """Take the crosshair away when the mouse leaves."""
         if event.type() == QEvent.Type.Leave:
             self.cursorMoved.emit(None)
+            self.pointed.emit(None)
         return False
 
     def _new_canvas(self) -> Canvas:
@@ -256,10 +259,19 @@ class Chart(QWidget):
         if box.sceneBoundingRect().contains(position):
             place = float(box.mapSceneToView(position).x())
         self.cursorMoved.emit(place)
+        self.pointed.emit(self._in_axes(position))
 
     def _on_click(self, event: object) -> None:
         if event.double() and event.button() == Qt.MouseButton.LeftButton:  # type: ignore[attr-defined]
             self.reset()
+        elif event.button() == Qt.MouseButton.LeftButton:  # type: ignore[attr-defined]
+            place = self._in_axes(event.scenePos())  # type: ignore[attr-defined]
+            if place is not None:
+                self.clicked.emit(place)
+
+    def _in_axes(self, position: QPointF) -> QPointF | None:
+        box = self.canvas.vb
+        return box.mapSceneToView(position) if box.sceneBoundingRect().contains(position) else None
 
     def _button_corner(self) -> QPoint:
         return QPoint(self._button.mapToGlobal(QPoint(0, self._button.height())))

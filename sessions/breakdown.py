@@ -1,0 +1,234 @@
+"""Where the time and the memory of a step went: a profile as a study, and what it says.
+
+A profile is a ``Study`` of kind ``"profile"``, of one configuration. Its tables:
+
+``kernels``: a row for each kernel (operator, on the CPU), module and phase, of one step:
+``name``, ``module``, ``phase`` (forward, backward, recompute, optimizer, replay), ``kind``
+(operator class), ``calls``, ``us``.
+``memory``: bytes over one step: ``t_ms`` since its start, ``reserved``, and a column for each role.
+``peak``: bytes by ``role`` where most was allocated: ``bytes``, and ``estimate`` from the model's
+sizes (NaN where there is none).
+``gaps``: how long the GPU waited for the next kernel of a ``module``: ``count``, ``us``; with the
+profiler's own cost in them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sessions.model import Session, Study
+
+KIND = "profile"
+ROLE_TITLES = {
+    "parameters": "parameters and buffers",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "activations": "activations kept for backward",
+    "workspace": "workspace and temporaries",
+    "other": "inputs, caches, other arms",
+    "private_pools": "private pools of CUDA graphs",
+}
+ROLES = tuple(ROLE_TITLES)
+# Operator classes, those that take most time in most models first.
+KINDS = (
+    "matrix product",
+    "attention",
+    "elementwise",
+    "normalisation",
+    "copy",
+    "optimizer",
+    "host",
+    "reduction",
+    "fused by Inductor",
+    "scan",
+    "routing",
+    "indexing",
+    "communication",
+    "convolution",
+    "transform",
+    "view",
+    "other",
+)
+# Modules that are none: where time goes that belongs to no module of the model.
+OUTSIDE = "(step)"
+LOSS = "(loss)"
+OPTIMIZER = "(optimizer)"
+GRADIENTS = "(gradient accumulation)"
+COMPILED = "(compiled code)"
+REPLAYED = "(CUDA graph)"
+UNKNOWN = "(unknown)"
+_UNATTRIBUTED = (COMPILED, REPLAYED, UNKNOWN)
+LAUNCH_BOUND = 0.1  # of the step without work for the GPU; less is not worth a word
+
+
+@dataclass
+class Node:
+    """A module: its own time by operator class, and the modules in it; microseconds a step."""
+
+    name: str  # the last part of its path
+    path: str
+    kinds: dict[str, float] = field(default_factory=dict)
+    children: dict[str, Node] = field(default_factory=dict)
+
+    @property
+    def own_us(self) -> float:
+        """The time of what ran for itself."""
+        return sum(self.kinds.values())
+
+    @property
+    def total_us(self) -> float:
+        """Its own time and its children's."""
+        return self.own_us + sum(child.total_us for child in self.children.values())
+
+
+@dataclass(frozen=True)
+class Change:
+    """How long a module took in two profiles; NaN where it was not in one of them."""
+
+    module: str
+    before_us: float
+    after_us: float
+
+    @property
+    def difference_us(self) -> float:
+        """After less before, a missing module taking no time."""
+        return float(np.nan_to_num(self.after_us) - np.nan_to_num(self.before_us))
+
+
+def profiles(session: Session) -> list[Study]:
+    """The session's profiles, the newest last, that have kernels to show."""
+    return [one for one in session.studies if one.kind == KIND and "kernels" in one.tables]
+
+
+def total_us(study: Study) -> float:
+    """The time of all kernels of a step."""
+    return float(np.sum(study.tables["kernels"]["us"]))
+
+
+def by(study: Study, column: str) -> dict[str, tuple[float, float]]:
+    """Calls and microseconds a step by ``name``, ``kind``, ``phase`` or ``module``."""
+    table = study.tables["kernels"]
+    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for key, calls, us in zip(table[column], table["calls"], table["us"], strict=True):
+        found[str(key)][0] += float(calls)
+        found[str(key)][1] += float(us)
+    ordered = sorted(found.items(), key=lambda item: -item[1][1])
+    return {key: (calls, us) for key, (calls, us) in ordered}
+
+
+def tree(study: Study) -> Node:
+    """The modules of a profile as they lie in one another, the whole step at the root."""
+    root = Node("step", "")
+    table = study.tables["kernels"]
+    for module, kind, us in zip(table["module"], table["kind"], table["us"], strict=True):
+        module, node = str(module), root
+        # What stands in parentheses is no path, and the model itself holds all of its modules.
+        parts = [module] if module.startswith("(") else ["(model)", *module.split(".")]
+        for depth, part in enumerate(parts):
+            path = module if len(parts) == 1 else ".".join(parts[1 : depth + 1]) or part
+            node = node.children.setdefault(part, Node(part, path))
+        node.kinds[str(kind)] = node.kinds.get(str(kind), 0.0) + float(us)
+    return root
+
+
+def totals(study: Study) -> dict[str, float]:
+    """Microseconds a step by module, with all that is in it."""
+    found: dict[str, float] = {}
+    waiting = [tree(study)]
+    while waiting:
+        node = waiting.pop()
+        waiting += node.children.values()
+        if node.path:
+            found[node.path] = node.total_us
+    return found
+
+
+def difference(before: Study, after: Study) -> list[Change]:
+    """Two profiles aligned by module, the largest change first."""
+    sides = totals(before), totals(after)
+    names = dict.fromkeys([*sides[0], *sides[1]])
+    changes = [
+        Change(name, sides[0].get(name, float("nan")), sides[1].get(name, float("nan")))
+        for name in names
+    ]
+    return sorted(changes, key=lambda change: -abs(change.difference_us))
+
+
+def unattributed(study: Study) -> float:
+    """The share of the time that no module can be named for, 0 to 1."""
+    whole = total_us(study)
+    modules = by(study, "module")
+    lost = sum(modules[name][1] for name in _UNATTRIBUTED if name in modules)
+    return lost / whole if whole else 0.0
+
+
+def idle_share(study: Study) -> float:
+    """The share of an unprofiled step in which the GPU had nothing to do; NaN on the CPU."""
+    step_us, busy_us = (_number(study.facts, name) for name in ("step_us", "busy_us"))
+    share = 1 - busy_us / step_us if step_us > 0 else float("nan")
+    return float(np.maximum(share, 0.0))  # NaN stays NaN
+
+
+def words(study: Study) -> list[str]:
+    """What the profile says, in sentences; the first is the most important."""
+    facts = study.facts
+    lines = []
+    idle = idle_share(study)
+    if np.isfinite(idle):
+        lines.append(_waiting(idle, _number(facts, "step_us")))
+    kinds = by(study, "kind")
+    whole = total_us(study)
+    if kinds and whole:
+        shares = [f"{name} {100 * us / whole:.0f} %" for name, (_, us) in list(kinds.items())[:4]]
+        lines.append(f"Most time: {', '.join(shares)}.")
+    lost = unattributed(study)
+    if lost > 0.005:
+        lines.append(f"{100 * lost:.0f} % of the time cannot be given to a module.")
+    notes = facts.get("notes", [])
+    lines += [str(note) for note in notes if note] if isinstance(notes, list) else []
+    return lines
+
+
+def peak(study: Study) -> dict[str, tuple[float, float]]:
+    """Bytes measured and estimated by role, where most was allocated."""
+    table: Mapping[str, np.ndarray] = study.tables.get("peak", {})
+    if not table:
+        return {}
+    columns = (table["role"], table["bytes"], table["estimate"])
+    return {str(r): (float(b), float(e)) for r, b, e in zip(*columns, strict=True)}
+
+
+def highest(study: Study) -> dict[str, float]:
+    """The most bytes that each role held at any time of the step, its own peak."""
+    table = study.tables.get("memory", {})
+    return {role: float(np.max(table[role])) for role in ROLES if role in table}
+
+
+def fragmentation(study: Study) -> float:
+    """Bytes reserved at the peak that nothing is in: NaN where no allocator reserves."""
+    table = study.tables.get("memory", {})
+    if not table:
+        return float("nan")
+    held = np.sum([np.asarray(table[role], np.float64) for role in ROLES], axis=0)
+    place = int(np.argmax(held))
+    reserved = float(table["reserved"][place])
+    return max(0.0, reserved - float(held[place])) if reserved > 0 else float("nan")
+
+
+def _waiting(idle: float, step_us: float) -> str:
+    spare = f"{idle * step_us / 1e3:.2f} ms of {step_us / 1e3:.2f} ms"
+    if idle < LAUNCH_BOUND:
+        return f"The GPU works {100 * (1 - idle):.0f} % of the step: it is not launch-bound."
+    return (
+        f"Launch-bound: in {100 * idle:.0f} % of the step ({spare}) the GPU waits for the host. "
+        "CUDA graphs, torch.compile or a larger batch would fill it."
+    )
+
+
+def _number(facts: Mapping[str, object], name: str) -> float:
+    value = facts.get(name)
+    return float(value) if isinstance(value, int | float) else float("nan")

@@ -1,0 +1,117 @@
+"""Tables of profiles for people: kernels, classes, modules, memory by role, two arms side by side.
+
+Times are of one step.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sessions import breakdown
+from sessions.breakdown import Node
+from sessions.model import Study
+from sessions.numbers import Cell
+from sessions.tables import Column, Table
+
+MOST = 25  # rows of a table that could have thousands
+DEPTH = 3  # of modules within the model that are shown
+_MIB = 2.0**20
+
+
+def kernels_table(study: Study, most: int = MOST) -> Table:
+    """The kernels that took longest, whatever module they ran for."""
+    whole = breakdown.total_us(study) or math.nan
+    rows: list[list[Cell]] = [
+        [name, calls, us, 100 * us / whole]
+        for name, (calls, us) in list(breakdown.by(study, "name").items())[:most]
+    ]
+    what = "Operator" if study.asked.get("device") == "cpu" else "Kernel"
+    return Table(f"{what}s: {study.title}", _columns(what), rows)
+
+
+def kinds_table(study: Study) -> Table:
+    """Time by operator class."""
+    whole = breakdown.total_us(study) or math.nan
+    rows: list[list[Cell]] = [
+        [name, calls, us, 100 * us / whole]
+        for name, (calls, us) in breakdown.by(study, "kind").items()
+    ]
+    return Table(f"Operator classes: {study.title}", _columns("Class"), rows)
+
+
+def modules_table(study: Study, depth: int = DEPTH) -> Table:
+    """Time by module, each with what is in it, down to some depth."""
+    whole = breakdown.total_us(study) or math.nan
+    rows: list[list[Cell]] = []
+
+    def add(node: Node, level: int) -> None:
+        us = node.total_us
+        name = node.path or "step"
+        rows.append([f"{'. ' * level}{name}", us, node.own_us])
+        rows[-1].append(100 * us / whole)
+        if level <= depth:
+            for child in sorted(node.children.values(), key=lambda one: -one.total_us):
+                add(child, level + 1)
+
+    add(breakdown.tree(study), 0)
+    columns = [
+        Column("Module"),
+        Column("Time", "us"),
+        Column("Its own", "us"),
+        Column("Share", "%"),
+    ]
+    return Table(f"Modules: {study.title}", columns, rows)
+
+
+def memory_table(study: Study) -> Table:
+    """Bytes by role where most was allocated, each role's own most, and the estimate."""
+    found, most = breakdown.peak(study), breakdown.highest(study)
+    rows: list[list[Cell]] = [
+        [breakdown.ROLE_TITLES[role], held / _MIB, most.get(role, held) / _MIB, estimate / _MIB]
+        for role, (held, estimate) in found.items()
+        if most.get(role, held) or estimate > 0
+    ]
+    sums = [[pair[side] for pair in found.values()] for side in (0, 1)]
+    known = [estimate for estimate in sums[1] if math.isfinite(estimate)]
+    rows.append(["together", math.fsum(sums[0]) / _MIB, None])
+    rows[-1].append(math.fsum(known) / _MIB if known else math.nan)
+    heads = ("At the peak", "Most in the step", "Estimated")
+    columns = [Column("Role"), *(Column(head, "MiB") for head in heads)]
+    return Table(f"Memory by role: {study.title}", columns, rows)
+
+
+def gaps_table(study: Study) -> Table:
+    """How long the GPU waited for each module's next kernel, under the profiler."""
+    table = study.tables.get("gaps", {})
+    rows: list[list[Cell]] = []
+    if table:
+        columns = (table["module"], table["count"], table["us"])
+        rows = [[str(m), float(n), float(us)] for m, n, us in zip(*columns, strict=True)]
+    heads = [Column("Before a kernel of"), Column("Times"), Column("Waited", "us")]
+    return Table(f"The GPU waits, under the profiler: {study.title}", heads, rows)
+
+
+def difference_table(before: Study, after: Study, most: int = MOST) -> Table:
+    """Two profiles aligned by module, the largest change first."""
+    rows: list[list[Cell]] = [
+        [one.module, one.before_us, one.after_us, one.difference_us]
+        for one in breakdown.difference(before, after)[:most]
+    ]
+    columns = [Column("Module"), Column("A", "us"), Column("B", "us"), Column("B less A", "us")]
+    return Table(f"By module: A {before.title}, B {after.title}", columns, rows)
+
+
+def memory_difference_table(before: Study, after: Study) -> Table:
+    """Bytes by role of two profiles, each at its own peak."""
+    a, b = breakdown.peak(before), breakdown.peak(after)
+    rows: list[list[Cell]] = []
+    for role in breakdown.ROLES:
+        held = [side.get(role, (math.nan, math.nan))[0] / _MIB for side in (a, b)]
+        if any(size > 0 for size in held):
+            rows.append([breakdown.ROLE_TITLES[role], *held, held[1] - held[0]])
+    columns = [Column("Role"), Column("A", "MiB"), Column("B", "MiB"), Column("B less A", "MiB")]
+    return Table("Memory at the peaks of A and B", columns, rows)
+
+
+def _columns(what: str) -> list[Column]:
+    return [Column(what), Column("Calls"), Column("Time", "us"), Column("Share", "%")]

@@ -1,0 +1,104 @@
+"""Every byte that the allocator holds over a step has one role, told by address and by time."""
+
+from __future__ import annotations
+
+import numpy as np
+from traces import Written
+
+from sessions import breakdown
+from workbench.runner.profiling import roles, trace
+from workbench.runner.profiling.roles import Known
+
+WEIGHT, MOMENT, OTHER, KEPT, SCRATCH, GRADIENT, BUFFER = range(1, 8)
+
+
+def stepped(tmp_path) -> trace.Trace:
+    """A step that keeps 100 bytes for backward, makes a gradient of 30, scratches 50 and 200."""
+    made = Written()
+    made.memory(-20, OTHER, 5, allocated=85, reserved=900)
+    made.mark("workbench step", 0, 1000)
+    made.memory(10, KEPT, 100, reserved=1000)
+    made.memory(20, SCRATCH, 50, reserved=1000)
+    made.memory(30, SCRATCH, -50, reserved=1000)
+    made.node("MmBackward0", 100, 200)
+    made.memory(110, GRADIENT, 30, reserved=1000)
+    made.memory(120, KEPT, -100, reserved=1000)
+    made.mark("Optimizer.step#AdamW.step", 300, 400)
+    made.memory(310, BUFFER, 200, reserved=1200)
+    made.memory(320, BUFFER, -200, reserved=1200)
+    made.memory(410, GRADIENT, -30, reserved=1200)
+    return trace.read(made.save(tmp_path / "t.json"), "cuda")
+
+
+def known(**more) -> Known:
+    blocks = {WEIGHT: ("parameters", 20), MOMENT: ("optimizer", 40)}
+    return Known(blocks=blocks, other=20, gradients=[{GRADIENT}], **more)
+
+
+def held(course, at_us) -> dict[str, float]:
+    """What is not 0 at a time, by role."""
+    place = int(np.searchsorted(np.array(course["t_ms"]) * 1e3, at_us, side="right")) - 1
+    return {role: course[role][place] for role in breakdown.ROLES if course[role][place]}
+
+
+def test_each_block_has_the_role_of_what_it_was_for(tmp_path):
+    course = roles.course(stepped(tmp_path), known())
+    lasting = {"parameters": 20, "optimizer": 40, "other": 25}
+    assert held(course, 5) == lasting
+    assert held(course, 15) == lasting | {"activations": 100}
+    assert held(course, 25) == lasting | {"activations": 100, "workspace": 50}
+    assert held(course, 115) == lasting | {"activations": 100, "gradients": 30}
+    assert held(course, 315) == lasting | {"gradients": 30, "workspace": 200}
+    assert held(course, 999) == lasting
+    totals = [sum(course[role][n] for role in breakdown.ROLES) for n in range(len(course["t_ms"]))]
+    assert max(totals) == 85 + 30 + 200
+
+
+def test_what_is_reserved_is_the_allocators_word_at_each_time(tmp_path):
+    course = roles.course(stepped(tmp_path), known(reserved=700))
+    assert course["reserved"][0] == 900
+    assert course["reserved"][-1] == 1200
+
+
+def test_private_pools_of_graphs_stand_beside_what_is_allocated(tmp_path):
+    made = Written()
+    made.mark("workbench step", 0, 1000)
+    course = roles.course(trace.read(made.save(tmp_path / "t.json"), "cuda"), known(pools=77))
+    assert held(course, 500) == {
+        "parameters": 20,
+        "optimizer": 40,
+        "other": 20,
+        "private_pools": 77,
+    }
+
+
+def test_a_block_that_was_there_before_and_goes_was_none_of_the_steps(tmp_path):
+    made = Written()
+    made.mark("workbench step", 0, 1000)
+    made.memory(500, 999, -15)
+    course = roles.course(trace.read(made.save(tmp_path / "t.json"), "cuda"), known())
+    assert held(course, 10)["other"] == 20
+    assert held(course, 600)["other"] == 5
+
+
+def test_of_inference_everything_that_a_step_takes_is_workspace(tmp_path):
+    made = Written()
+    made.mark("workbench step", 0, 1000)
+    made.memory(10, KEPT, 100)
+    made.memory(900, KEPT, -100)
+    found = Known(blocks={WEIGHT: ("parameters", 20)})
+    course = roles.course(trace.read(made.save(tmp_path / "t.json"), "cuda"), found)
+    assert held(course, 500) == {"parameters": 20, "workspace": 100}
+
+
+def test_a_long_course_is_thinned_and_keeps_its_peak(tmp_path):
+    made = Written()
+    made.mark("workbench step", 0, 100_000)
+    for number in range(5000):
+        size = 5000 if number == 3333 else 10
+        made.memory(10 + 10 * number, 100 + number % 7, size)
+        made.memory(15 + 10 * number, 100 + number % 7, -size)
+    course = roles.course(trace.read(made.save(tmp_path / "t.json"), "cuda"), Known())
+    assert len(course["t_ms"]) <= roles.ROWS
+    assert max(course["workspace"]) == 5000
+    assert course["t_ms"] == sorted(course["t_ms"])

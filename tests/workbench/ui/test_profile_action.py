@@ -1,0 +1,32 @@
+"""Profiles as the window asks for them: the action, the button, and why not."""
+
+from __future__ import annotations
+
+from PySide6.QtWidgets import QLabel
+
+
+def texts(panel) -> str:
+    return "\n".join(label.text() for label in panel.findChildren(QLabel))
+
+
+def test_the_empty_panel_and_the_action_ask_for_a_profile_of_what_is_chosen(
+    qtbot, ready, monkeypatch
+):
+    state = ready.state
+    ready.desk.bring("breakdown")
+    panel = ready.breakdown
+    assert panel.empty.isVisibleTo(panel)
+    assert "some steps of the configuration run under the profiler" in texts(panel)
+    asked = []
+    monkeypatch.setattr(state, "perform", asked.append)
+    panel.first.click()
+    ready.actions_["profile"].trigger()
+    state.breakdowns.profile("/tmp/trace.json.gz")
+    assert [one.configurations for one in asked] == [[state.configuration]] * 3
+    assert [one.traces for one in asked] == [[], [], ["/tmp/trace.json.gz"]]
+    state.replaying = True
+    state.stateChanged.emit()
+    qtbot.waitUntil(lambda: not panel.first.isEnabled())
+    assert "This is a replay" in state.breakdowns.why_not()
+    assert "This is a replay" in ready.actions_["profile"].toolTip()
+    state.replaying = False

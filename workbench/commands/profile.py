@@ -1,0 +1,161 @@
+"""Profile some steps: time by kernel, operator class and module, memory by role; no window."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sessions import breakdown
+from sessions.breakdown_tables import (
+    difference_table,
+    kernels_table,
+    kinds_table,
+    memory_difference_table,
+    memory_table,
+    modules_table,
+)
+from sessions.model import Study
+from workbench import headless, protocol
+from workbench.commands._command import (
+    Command,
+    answer,
+    answer_json,
+    check_output,
+)
+from workbench.commands._headless import Bar, exit_code, settle
+from workbench.commands.ab import title
+from workbench.commands.run import (
+    configuration_arguments,
+    configure,
+    positive_int,
+    with_toggles,
+)
+
+STEPS = 3
+_TRACES = (".json", ".gz")
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    configuration_arguments(parser)
+    for side in "ab":
+        parser.add_argument(
+            f"--{side}",
+            metavar="NAME=OPTION,...",
+            help=f"toggles of {side.upper()} alone; with --b, A and B are profiled and compared",
+        )
+    parser.add_argument(
+        "--steps", type=positive_int, default=STEPS, help=f"to profile; default: {STEPS}"
+    )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE.json[.gz]",
+        help="write a Chrome trace that ui.perfetto.dev opens; of two arms, FILE-a and FILE-b",
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.output is not None:
+        check_output(arguments.output)
+    sides = _sides(arguments)
+    traces = _traces(arguments.trace, len(sides))
+
+    def begin(catalogue: protocol.Catalogue) -> protocol.Profile:
+        both = configure(catalogue, arguments)
+        return protocol.Profile(
+            configurations=[with_toggles(catalogue, both, side) for side in sides],
+            steps=arguments.steps,
+            traces=[str(one.absolute()) for one in traces],
+        )
+
+    with Bar() as bar:
+        outcome = headless.run(begin, watch=bar.watch)
+    session = outcome.session
+    if session.segments:
+        session.title = f"{title(session.segments[0].configuration)}: profile"
+    saved = settle(outcome, arguments.output)
+    studies = breakdown.profiles(session)
+    if arguments.json:
+        answer_json(
+            {
+                "reason": outcome.reason,
+                "file": saved,
+                "failures": [msgspec.to_builtins(failure) for failure in outcome.failures],
+                "environment": session.environment,
+                "profiles": [_as_data(study) for study in studies],
+                "difference": _changes(studies),
+            }
+        )
+    elif studies:
+        answer("\n".join(line for study in studies for line in _lines(study)))
+        if len(studies) == 2:
+            answer(difference_table(studies[0], studies[1]).to_markdown())
+            answer(memory_difference_table(studies[0], studies[1]).to_markdown())
+        for study in studies:
+            if "trace" in study.facts:
+                answer(f"trace {study.facts['trace']}: open it at ui.perfetto.dev")
+        if saved:
+            answer(f"saved {saved}")
+    return exit_code(outcome)
+
+
+def _sides(arguments: argparse.Namespace) -> list[str]:
+    """The toggles of each arm beside those of both."""
+    if arguments.b is None:
+        return [arguments.a or ""]
+    return [arguments.a or "", arguments.b]
+
+
+def _traces(asked: Path | None, count: int) -> list[Path]:
+    if asked is None:
+        return []
+    check_output(asked, _TRACES)
+    if count == 1:
+        return [asked]
+    name, dot, suffixes = asked.name.partition(".")
+    return [asked.with_name(f"{name}-{side}{dot}{suffixes}") for side in "ab"]
+
+
+def _lines(study: Study) -> list[str]:
+    lines = [study.title, *breakdown.words(study), ""]
+    tables = [kinds_table(study), kernels_table(study), modules_table(study), memory_table(study)]
+    return lines + [table.to_markdown() for table in tables]
+
+
+def _changes(studies: list[Study]) -> list[dict[str, Any]]:
+    """What differs between two arms, for programs."""
+    if len(studies) != 2:
+        return []
+    return [
+        {
+            "module": one.module,
+            "a_us": one.before_us,
+            "b_us": one.after_us,
+            "difference_us": one.difference_us,
+        }
+        for one in breakdown.difference(studies[0], studies[1])
+    ]
+
+
+def _as_data(study: Study) -> dict[str, Any]:
+    return {
+        "title": study.title,
+        "asked": study.asked,
+        "facts": study.facts,
+        "idle_share": breakdown.idle_share(study),
+        "unattributed_share": breakdown.unattributed(study),
+        "us_by_module": breakdown.totals(study),
+        "us_by_kind": {kind: us for kind, (_, us) in breakdown.by(study, "kind").items()},
+        "tables": {
+            name: {column: values.tolist() for column, values in table.items()}
+            for name, table in study.tables.items()
+        },
+    }
+
+
+COMMAND = Command(name="profile", help=__doc__, arguments=_arguments, run=_run)

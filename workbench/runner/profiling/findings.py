@@ -1,0 +1,98 @@
+"""What a profile says beside its rows: notes, memory at the peak with its estimate, the trace."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from pathlib import Path
+from typing import BinaryIO
+
+from sessions import breakdown
+from sessions.model import Scalar
+from workbench.runner.arm import Arm
+from workbench.runner.blocks import TimedBlock
+from workbench.runner.failures import Mistake
+from workbench.runner.resolve import footprint
+from workbench.runner.toggles import Situation
+
+BACK_TO_NORMAL = 0.03  # by which steps after the profiler may differ from those before
+
+
+def is_compiled(arm: Arm) -> bool:
+    """Whether the arm's modules run as compiled code, and not only an operator that some call."""
+    return arm.situation.option("compile") != "off" and arm.compiles.graphs > 0
+
+
+def notes(arm: Arm, before: TimedBlock) -> list[Scalar]:
+    """What a reader of the tables must know; ``before`` ran without the profiler."""
+    told: list[Scalar] = []
+    if is_compiled(arm):
+        told.append(
+            "torch.compile fuses operators of several modules into one kernel, so that compiled "
+            "code is told by kernel and class, and not by module."
+        )
+    if getattr(arm.step, "uncaptured", None):
+        told.append(
+            "A CUDA graph is replayed as a whole: its kernels are told by module where they are "
+            "those of the same step run once without the graph."
+        )
+    if before.void:
+        told.append(f"The steps that were timed without the profiler do not count: {before.void}.")
+    return told
+
+
+def disturbed(before: TimedBlock, after: TimedBlock) -> str:
+    """Whether steps after the profiler are as fast as they were before it; empty where they are."""
+    ratio = after.median_ms / before.median_ms
+    if abs(ratio - 1) <= BACK_TO_NORMAL:
+        return ""
+    return (
+        f"Steps after the profiler take {ratio:.2f} of what they took before it: start a new "
+        "runner before you time anything."
+    )
+
+
+def peak_by_role(
+    course: dict[str, list[float]], situation: Situation
+) -> dict[str, list[float | str | None]]:
+    """The table ``peak`` of a profile, from the course of memory over the step."""
+    totals = [sum(held) for held in zip(*(course[role] for role in breakdown.ROLES), strict=True)]
+    place = totals.index(max(totals))
+    estimated = _estimate(situation)
+    return {
+        "role": list(breakdown.ROLES),
+        "bytes": [course[role][place] for role in breakdown.ROLES],
+        "estimate": [estimated.get(role) for role in breakdown.ROLES],
+    }
+
+
+def _estimate(situation: Situation) -> dict[str, float]:
+    """The estimate in the roles that are measured, where there is one."""
+    found = footprint(situation)
+    if found is None:
+        return {}
+    # Without a backward pass nothing is kept for one: what is estimated are temporaries.
+    working = "activations" if situation.workload.trains else "workspace"
+    return {
+        "parameters": found.weights + found.tables,
+        "gradients": found.gradients,
+        "optimizer": found.optimizer,
+        working: found.activations,
+        "other": found.cache,
+    }
+
+
+def keep(path: Path, file: Path) -> None:
+    """Put the trace where it was asked for, whole or not at all."""
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        with path.open("rb") as source, _opened(partial, file.suffix == ".gz") as target:
+            shutil.copyfileobj(source, target)
+        partial.replace(file)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise Mistake(f"{file} cannot be written: {error.strerror}") from None
+
+
+def _opened(path: Path, compressed: bool) -> gzip.GzipFile | BinaryIO:
+    return gzip.GzipFile(path, "wb", compresslevel=5) if compressed else path.open("wb")

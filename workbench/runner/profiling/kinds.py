@@ -1,0 +1,56 @@
+"""Operator classes: what sort of work a kernel, or an operator on the CPU, does, by its name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+OPTIMIZER = "optimizer"
+HOST = "host"
+OTHER = "other"
+
+# In order: the first that matches wins, so that what is special stands before what is general.
+_PATTERNS = (
+    ("communication", r"nccl|all_?reduce|all_?gather|reduce_scatter|all_to_all|broadcast_kernel"),
+    ("attention", r"flash|fmha|attention|attn|scaled_dot_product|flex"),
+    ("fused by Inductor", r"^triton_(poi|red|per|for|tem|unk|spl)_|cpp_fused|CompiledFxGraph"),
+    ("matrix product", r"gemm|gemv|xmma|nvjet|cutlass|cublas|splitk"
+     r"|::(mm|bmm|addmm|addbmm|baddbmm|linear|matmul|_scaled_mm|_grouped_mm|addmv|mv|dot|einsum)\b"
+     r"|quantized_matmul|low_rank"),
+    ("convolution", r"conv"),
+    ("normalisation", r"(rms|layer|group|batch|qk)_?norm|LayerNorm|RMSNorm"),
+    ("scan", r"ssd|scan|cumsum|cumprod"),
+    ("routing", r"moe|gating|router|topk|sort|expert"),
+    ("copy", r"memcpy|memset|copy|::(cat|clone|contiguous|fill_|zero_|zeros|ones|to|_to_copy)\b"
+     r"|CatArrayBatched|FillFunctor|transpose_kernel|roll"),
+    ("indexing", r"embedding|index|gather|scatter|::(take|masked_\w+|nonzero|where)\b"
+     r"|slice_backward|select_backward"),
+    ("reduction", r"reduce|softmax|SoftMax|nll_loss|cross_entropy"
+     r"|::(sum|mean|max|min|amax|amin|argmax|norm|var|any|all|prod|logsumexp)\b"),
+    ("transform", r"fft|dft|fourier"),
+    ("elementwise", r"elementwise|pointwise|swiglu|geglu|rope|silu|gelu|sigmoid|dropout|random"
+     r"|::(add|sub|mul|div|pow|rsqrt|sqrt|exp|log|tanh|neg|abs|clamp\w*|relu|sin|cos|addcmul"
+     r"|addcdiv|lerp|bernoulli|eq|ne|gt|lt|ge|le|remainder|bitwise\w*|logical\w*|tril|triu"
+     r"|threshold\w*|type_as|arange|rand\w*|normal\w*|uniform\w*)_?\b"),
+    ("view", r"::(view|_unsafe_view|reshape|t|transpose|permute|slice|select|expand|as_strided"
+     r"|split\w*|unsqueeze|squeeze|detach\w*|unflatten|flatten|narrow|unbind|chunk|alias|resolve_\w+"
+     r"|empty\w*|new_empty\w*|resize_\w*|result_type|item|_local_scalar_dense|lift_fresh|set_)\b"),
+)  # fmt: skip
+_COMPILED = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _PATTERNS)
+
+
+def kind_of(name: str, callers: Sequence[str] = ()) -> str:
+    """The class of a kernel or operator; where its name says nothing, its callers' names do.
+
+    ``callers``: the operators that it ran within, the innermost first.
+    """
+    for one in (name, *callers):
+        if found := _kind(one):
+            return found
+    return OTHER
+
+
+@lru_cache(maxsize=4096)
+def _kind(name: str) -> str:
+    return next((kind for kind, pattern in _COMPILED if pattern.search(name)), "")

@@ -1,0 +1,245 @@
+"""A trace of marked steps, read: which time belongs to which module, kernel by kernel.
+
+What is read is the Chrome trace that torch.profiler writes, so that the table and the file that a
+person opens in Perfetto cannot tell different things. Times are microseconds.
+
+The module of an operator is that of the innermost module range around it. Backward operators run
+outside of all of them: autograd gives an operator and the node that it makes one sequence number,
+so a node's time belongs to the module of the last forward operator with the node's number. A
+kernel belongs to the host's call that launched it, which CUPTI tells by correlation.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sessions.breakdown import COMPILED, GRADIENTS, LOSS, OPTIMIZER, OUTSIDE, REPLAYED, UNKNOWN
+
+STEP = "workbench step"  # the range around each marked step
+MODULE = "module "  # what the range of a module begins with; the rest is its name
+_NODE = "autograd::engine::evaluate_function: "
+_ACCUMULATE = f"{_NODE}torch::autograd::AccumulateGrad"
+_UPDATES = ("Optimizer.step#", "Optimizer.zero_grad#")
+_REGIONS = ("Torch-Compiled Region", "## Call CompiledFxGraph")
+_HOST = frozenset({"cpu_op", "user_annotation", "cuda_runtime", "cuda_driver"})
+_LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
+_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+
+
+class _Arguments(msgspec.Struct):
+    sequence: Any = msgspec.field(name="Sequence number", default=None)
+    correlation: Any = None
+    external: Any = msgspec.field(name="External id", default=None)
+    address: Any = msgspec.field(name="Addr", default=None)
+    bytes: Any = msgspec.field(name="Bytes", default=None)
+    device_type: Any = msgspec.field(name="Device Type", default=None)
+    reserved: Any = msgspec.field(name="Total Reserved", default=None)
+
+
+class _Event(msgspec.Struct):
+    name: str = ""
+    ph: str = ""
+    cat: str | None = None
+    tid: Any = None
+    ts: float = 0.0
+    dur: float = 0.0
+    args: _Arguments | None = None
+
+
+class _Trace(msgspec.Struct):
+    events: list[_Event] = msgspec.field(name="traceEvents", default_factory=list)
+
+
+@dataclass(slots=True)
+class Span:
+    """A call on the host; ``parent`` is the index of the one around it, -1 where there is none."""
+
+    name: str
+    category: str
+    thread: Any
+    start: float
+    stop: float
+    sequence: int | None
+    correlation: int | None
+    external: int | None
+    parent: int = -1
+    own: float = 0.0  # its duration without what it called
+    module: str = OUTSIDE
+    phase: str = "forward"
+
+    @property
+    def is_node(self) -> bool:
+        """Whether it is a node of autograd's backward pass."""
+        return self.name.startswith(_NODE)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One kernel, copy or fill on the device; ``launch`` is the index of its launch, or -1."""
+
+    name: str
+    start: float
+    stop: float
+    launch: int
+    module: str = ""  # of a replayed kernel, where an uncaptured step showed it
+    phase: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Memory taken (``bytes`` > 0) or given back, and what the allocator has reserved then."""
+
+    at: float
+    address: int
+    bytes: int
+    reserved: int
+
+
+@dataclass
+class Trace:
+    """The spans of a trace by start and nesting, the device's work, the allocator's events."""
+
+    spans: list[Span] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)  # spans that are marked steps
+    work: list[Work] = field(default_factory=list)  # of the marked steps, by start
+    allocations: list[Allocation] = field(default_factory=list)  # on the device, by time
+
+    def callers(self, index: int) -> list[str]:
+        """Names of the operators around a span and its own, the innermost first."""
+        found = []
+        while index >= 0:
+            span = self.spans[index]
+            if span.category == "cpu_op":
+                found.append(span.name)
+            index = span.parent
+        return found
+
+    def within(self, index: int) -> bool:
+        """Whether a span lies in a marked step, on whatever thread."""
+        at = self.spans[index].start
+        return any(self.spans[step].start <= at <= self.spans[step].stop for step in self.steps)
+
+
+def read(path: Path, device: str) -> Trace:
+    """The trace in a file of torch.profiler; ``device`` ("cpu", "cuda") is whose memory counts.
+
+    Raises ``ValueError`` for a file without a marked step.
+    """
+    events = msgspec.json.decode(path.read_bytes(), type=_Trace).events
+    trace = Trace()
+    threads: dict[Any, list[Span]] = defaultdict(list)
+    device_type = 1 if device == "cuda" else 0
+    for event in events:
+        args = event.args or _Arguments()
+        if event.ph == "X" and event.cat in _HOST:
+            stop = event.ts + event.dur
+            threads[event.tid].append(
+                Span(event.name, event.cat or "", event.tid, event.ts, stop, args.sequence,
+                     args.correlation, args.external)
+            )  # fmt: skip
+        elif event.name == "[memory]" and args.device_type == device_type:
+            trace.allocations.append(
+                Allocation(event.ts, args.address, args.bytes, args.reserved or 0)
+            )  # fmt: skip
+    for spans in threads.values():
+        _nest(spans, len(trace.spans))
+        trace.spans += spans
+    _adopt(trace)
+    trace.steps = [i for i, span in enumerate(trace.spans) if span.name == STEP]
+    if not trace.steps:
+        raise ValueError(f"{path}: the trace has no marked step")
+    trace.allocations.sort(key=lambda one: one.at)
+    _resolve(trace)
+    trace.work = _device_work(trace, events)
+    return trace
+
+
+def place(trace: Trace, work: Work) -> tuple[str, str]:
+    """Module and phase of the device's work."""
+    if work.module:
+        return work.module, work.phase
+    if work.launch < 0:
+        return UNKNOWN, "forward"
+    span = trace.spans[work.launch]
+    if "GraphLaunch" in span.name:
+        return REPLAYED, "replay"
+    return span.module, span.phase
+
+
+def _nest(spans: list[Span], base: int) -> None:
+    """Give each span of one thread its parent and its own time; ``base`` is the first's index."""
+    spans.sort(key=lambda span: (span.start, -span.stop))
+    around: list[int] = []
+    for place, span in enumerate(spans):
+        while around and spans[around[-1]].stop <= span.start:
+            around.pop()
+        span.own += span.stop - span.start
+        if around:
+            parent = spans[around[-1]]
+            span.stop = min(span.stop, parent.stop)  # the clock's last digits may disagree
+            span.own = span.stop - span.start
+            parent.own -= span.own
+            span.parent = base + around[-1]
+        around.append(place)
+
+
+def _adopt(trace: Trace) -> None:
+    """Give launches that lie in no operator's span the operator that CUPTI names for them."""
+    operators: dict[int | None, int] = {
+        span.external: index
+        for index, span in enumerate(trace.spans)
+        if span.category not in _LAUNCHES and span.external is not None
+    }
+    for span in trace.spans:
+        if span.category in _LAUNCHES and span.parent < 0:
+            span.parent = operators.get(span.external, -1)
+
+
+def _resolve(trace: Trace) -> None:
+    """Find the module and the phase of every span."""
+    main = trace.spans[trace.steps[0]].thread
+    modules: dict[int, str] = {}  # of the last forward operator with each sequence number
+    # A node runs after the operator that made it, and on the main thread or on autograd's.
+    order = sorted(range(len(trace.spans)), key=lambda i: trace.spans[i].thread != main)
+    for index in order:
+        span = trace.spans[index]
+        if span.parent >= 0:
+            parent = trace.spans[span.parent]
+            span.module, span.phase = parent.module, parent.phase
+        if span.name.startswith(MODULE):
+            span.module = span.name.removeprefix(MODULE)
+            span.phase = "forward" if span.phase == "forward" else "recompute"
+        elif span.is_node:
+            span.phase = "backward"
+            if span.sequence is not None:
+                span.module = modules.get(span.sequence, span.module)
+            elif span.name == _ACCUMULATE:
+                span.module = GRADIENTS
+        elif span.name.startswith(_UPDATES):
+            span.module, span.phase = OPTIMIZER, "optimizer"
+        elif span.name.startswith(_REGIONS) and span.module in (OUTSIDE, LOSS):
+            span.module = COMPILED
+        if span.thread == main and span.phase == "forward" and span.sequence is not None:
+            modules[span.sequence] = span.module
+
+
+def _device_work(trace: Trace, events: list[_Event]) -> list[Work]:
+    launches = {
+        span.correlation: index
+        for index, span in enumerate(trace.spans)
+        if span.category in _LAUNCHES and span.correlation is not None
+    }
+    first = min(trace.spans[step].start for step in trace.steps)
+    found = []
+    for event in events:
+        if event.ph != "X" or event.cat not in _DEVICE:
+            continue
+        launch = launches.get(event.args.correlation, -1) if event.args else -1
+        if trace.within(launch) if launch >= 0 else event.ts >= first:
+            found.append(Work(event.name, event.ts, event.ts + event.dur, launch))
+    return sorted(found, key=lambda one: one.start)

@@ -1,0 +1,262 @@
+"""Where the time and the memory of a step go: modules, kernels, classes, roles, two arms."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QPointF, Qt, QTimer
+from PySide6.QtWidgets import (
+    QComboBox,
+    QFileDialog,
+    QHBoxLayout,
+    QLabel,
+    QPushButton,
+    QSplitter,
+    QStackedLayout,
+    QTabWidget,
+    QVBoxLayout,
+    QWidget,
+)
+
+from sessions import breakdown, breakdown_tables
+from sessions.model import Study
+from workbench.ui import fonts
+from workbench.ui.panels import _parts
+from workbench.ui.panels._chart import Chart
+from workbench.ui.panels._table_view import TableView
+from workbench.ui.panels.empty import Empty
+from workbench.ui.plots import PLOTS, Run
+from workbench.ui.plots.breakdown import Icicle, told
+from workbench.ui.state import AppState
+
+PERIOD_MS = 100  # between two looks while a profile arrives
+HINT = "Point at a module for its numbers; click to look into it, double-click for the whole step."
+NOTHING = "nothing"
+
+
+class BreakdownPanel(QWidget):
+    """One profile of the session that is shown, the newest unless another is chosen."""
+
+    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._state = state
+        self._shown: Study | None = None
+        self._count = 0
+        self._others: list[Study] = []  # what ``against`` offers after its first entry
+        self.icicle, self.roles, self.course = (
+            Chart(PLOTS[name], state.theme) for name in ("breakdown", "memory_roles",
+                                                         "memory_course")
+        )  # fmt: skip
+        self.icicle.setMinimumSize(240, 140)
+        self.icicle.pointed.connect(self._point)
+        self.icicle.clicked.connect(self._zoom)
+        self.course.cursorMoved.connect(self.course.set_cursor)
+        self.headline = QLabel()
+        self.headline.setFont(fonts.title())
+        self.headline.setWordWrap(True)
+        self.remarks = _parts.note()
+        self.readout = _parts.note(HINT)
+        self.progress = _parts.note()
+        self.start = QPushButton("Profile these steps")
+        self.start.clicked.connect(lambda: state.breakdowns.profile())
+        self.traced = QPushButton("Profile and export a trace …")
+        self.traced.setToolTip("A Chrome trace, which ui.perfetto.dev opens")
+        self.traced.clicked.connect(self._export)
+        self.which, self.against = QComboBox(), QComboBox()
+        self.which.setToolTip("The profile that is shown")
+        self.which.activated.connect(self._choose)
+        self.against.setToolTip("Another profile, aligned by module")
+        self.against.activated.connect(self._show_difference)
+        for box in (self.which, self.against):
+            box.setSizeAdjustPolicy(
+                QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon
+            )
+            box.setMinimumContentsLength(16)
+        self.kernels, self.kinds, self.modules, self.difference, self.roles_apart, self.waiting = (
+            TableView() for _ in range(6)
+        )
+        self._pages = QStackedLayout()
+        self.empty = Empty(
+            state,
+            "breakdown",
+            "No profile yet",
+            "Choose Profile these steps (Shift+F9): some steps of the configuration run under the "
+            "profiler, and this panel shows which module, which kernel and which role takes how "
+            "much time and memory.",
+        )
+        self.first = self.empty.offer("Profile these steps", lambda: state.breakdowns.profile())
+        self._pages.addWidget(self.empty)
+        self._pages.addWidget(self._make_body())
+        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout.addLayout(self._pages)
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.timeout.connect(self._show)
+        for changed in (state.studiesChanged, state.stateChanged, state.comparedChanged,
+                        state.configurationChanged, state.availabilityChanged):  # fmt: skip
+            changed.connect(self._show_soon)
+        state.sessionChanged.connect(self._show)
+        state.themeChanged.connect(self._draw)
+        self._draw()
+
+    def _make_body(self) -> QWidget:
+        body = QWidget()
+        body.setProperty("panel", True)
+        body.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        bar = _parts.tight(QHBoxLayout(), 8)
+        for text, widget in (("", self.start), ("", self.traced), ("Profile", self.which),
+                             ("Against", self.against)):  # fmt: skip
+            if text:
+                label = QLabel(text)
+                label.setProperty("muted", True)
+                bar.addWidget(label)
+            bar.addWidget(widget)
+        bar.addWidget(self.progress, 1)
+        head = _parts.tight(QVBoxLayout(), 4)
+        head.setContentsMargins(12, 8, 12, 8)
+        head.addWidget(self.headline)
+        head.addWidget(self.remarks)
+        head.addLayout(bar)
+        left = QWidget()
+        column = _parts.tight(QVBoxLayout(left), 0)
+        column.addWidget(self.icicle, 1)
+        self.readout.setContentsMargins(12, 4, 12, 4)
+        column.addWidget(self.readout)
+        self.tabs = QTabWidget()
+        self.tabs.setDocumentMode(True)
+        apart = QSplitter(Qt.Orientation.Vertical)
+        apart.addWidget(self.difference)
+        apart.addWidget(self.roles_apart)
+        apart.setSizes([300, 200])
+        self._apart = apart
+        pages = {
+            "Kernels": self.kernels,
+            "Classes": self.kinds,
+            "Modules": self.modules,
+            "Memory": self.roles,
+            "Course": self.course,
+            "Waiting": self.waiting,
+            "Difference": apart,
+        }
+        for title, page in pages.items():
+            self.tabs.addTab(page, title)
+        split = QSplitter(Qt.Orientation.Horizontal)
+        split.setChildrenCollapsible(False)
+        for place, (part, stretch) in enumerate(((left, 5), (self.tabs, 4))):
+            split.addWidget(part)
+            split.setStretchFactor(place, stretch)
+        split.setSizes([500, 400])
+        whole = _parts.tight(QVBoxLayout(body), 0)
+        whole.addLayout(head)
+        whole.addWidget(split, 1)
+        return body
+
+    def choose(self, number: int) -> None:
+        """Show the profile of this number, from 1 on."""
+        self._show_study(number)
+
+    def _choose(self, place: int) -> None:
+        self.choose(self.which.itemData(place))
+
+    def _export(self) -> None:
+        file, _ = QFileDialog.getSaveFileName(
+            self, "Chrome trace", "trace.json.gz", "Chrome trace (*.json.gz *.json)"
+        )
+        if file:
+            self._state.breakdowns.profile(file)
+
+    def _show_soon(self) -> None:
+        if not self._timer.isActive():
+            self._timer.start(PERIOD_MS)
+
+    def _draw(self) -> None:
+        for chart in (self.icicle, self.roles, self.course):
+            chart.set_theme(self._state.theme)
+        self._shown = None
+        self._show()
+
+    def _show(self) -> None:
+        why_not = self._state.breakdowns.why_not()
+        for button in (self.start, self.traced, self.first):
+            button.setEnabled(not why_not)
+            if button is not self.traced or why_not:
+                button.setToolTip(why_not)
+        state = self._state
+        profiling = state.active and state.running is not None and state.progress is not None
+        self.progress.setText(why_not or (state.runner_text if profiling else ""))
+        studies = breakdown.profiles(state.session)
+        self._pages.setCurrentIndex(1 if studies else 0)
+        if not studies:
+            self._shown, self._count = None, 0
+            return
+        # A profile that has gained rows is another object, and the newest.
+        if len(studies) == self._count and any(one is self._shown for one in studies):
+            assert self._shown is not None
+            self._fill_against(self._shown)
+        else:
+            self._show_study(len(studies))
+
+    def _show_study(self, number: int) -> None:
+        studies = breakdown.profiles(self._state.session)
+        study = self._shown = studies[number - 1]
+        self._count = len(studies)
+        self.which.clear()
+        for place in range(len(studies), 0, -1):
+            self.which.addItem(f"{place}: {studies[place - 1].title}", place)
+        self.which.setCurrentIndex(len(studies) - number)
+        first, *rest = breakdown.words(study) or [study.title]
+        self.headline.setText(first)
+        self.remarks.setText(" ".join(rest))
+        self.remarks.setVisible(bool(rest))
+        self.readout.setText(HINT)
+        run = Run(self._state.session)
+        for chart in (self.icicle, self.roles, self.course):
+            chart.options["profile"] = str(number)
+            chart.canvas.follow_x = True
+            chart.show_runs([run])
+        self.kernels.show_table(breakdown_tables.kernels_table(study))
+        self.kinds.show_table(breakdown_tables.kinds_table(study))
+        self.modules.show_table(breakdown_tables.modules_table(study))
+        self.waiting.show_table(breakdown_tables.gaps_table(study))
+        self.tabs.setTabVisible(self.tabs.indexOf(self.waiting), "gaps" in study.tables)
+        self._fill_against(study)
+
+    def _fill_against(self, study: Study) -> None:
+        chosen = self._other()
+        found = self._state.breakdowns.others(study)
+        self._others = [other for _, other in found]
+        self.against.clear()
+        self.against.addItems([NOTHING, *(title for title, _ in found)])
+        kept = next((n for n, other in enumerate(self._others, 1) if other is chosen), 0)
+        self.against.setCurrentIndex(kept)
+        self.against.setEnabled(bool(found))
+        self._show_difference()
+
+    def _other(self) -> Study | None:
+        place = self.against.currentIndex()
+        return self._others[place - 1] if 0 < place <= len(self._others) else None
+
+    def _show_difference(self) -> None:
+        other = self._other()
+        place = self.tabs.indexOf(self._apart)
+        self.tabs.setTabVisible(place, other is not None)
+        if other is not None and self._shown is not None:
+            sides = (other, self._shown)
+            self.difference.show_table(breakdown_tables.difference_table(*sides))
+            self.roles_apart.show_table(breakdown_tables.memory_difference_table(*sides))
+
+    def _layer(self) -> Icicle | None:
+        layers = self.icicle.canvas.layers
+        return next((layer for layer in layers if isinstance(layer, Icicle)), None)
+
+    def _point(self, place: QPointF | None) -> None:
+        layer = self._layer()
+        if layer is None:
+            return
+        cell = layer.at(place.x(), place.y()) if place is not None else None
+        layer.hover(cell)
+        self.readout.setText(told(cell, layer.whole_us) if cell else HINT)
+
+    def _zoom(self, place: QPointF) -> None:
+        layer = self._layer()
+        cell = layer.at(place.x(), place.y()) if layer is not None else None
+        if cell is not None:
+            self.icicle.set_x_range(cell.start_us, cell.stop_us)
