@@ -15,6 +15,7 @@ import msgspec
 from sessions.model import Configuration, Evidence, Judgement, Numerics, Scalar
 
 VERSION = 2
+OR = "|"  # between the options of a toggle, the preferred first: the first that can be used
 
 
 # --- what the catalogue is made of ------------------------------------------------------------
@@ -83,6 +84,28 @@ class ToggleInfo(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     options: list[OptionInfo]
     default: str
+
+
+class TogglePreset(msgspec.Struct, frozen=True, kw_only=True):
+    """A named choice of toggles; those that it does not name stay as they are.
+
+    ``toggles`` are options by toggle, or several joined by ``OR``.
+    """
+
+    name: str
+    title: str
+    help: str
+    toggles: dict[str, str]
+
+
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """An option that was preferred and cannot be used, why, and what took its place."""
+
+    toggle: str
+    option: str
+    taken: str
+    reason: str
+    fix: str
 
 
 class Blocked(msgspec.Struct, frozen=True):
@@ -228,14 +251,20 @@ class Catalogue(Message, tag="catalogue"):
     workloads: list[WorkloadInfo]
     toggles: list[ToggleInfo]
     operators: dict[str, str]  # operator: which implementations are available, or why not
+    presets: list[TogglePreset] = []
 
 
 class Availability(Message, tag="availability"):
-    """Answer to Check: the blocked options by toggle and option, and all that is wrong."""
+    """Answer to Check: the blocked options by toggle and option, and all that is wrong.
+
+    ``toggles`` is what every toggle comes to, ``left_out`` what it was to be rather.
+    """
 
     configuration: Configuration
     blocked: dict[str, dict[str, Blocked]]
     problems: list[str] = []  # reasons why this configuration cannot start as it is
+    toggles: dict[str, str] = {}
+    left_out: list[LeftOut] = []
 
 
 class State(Message, tag="state"):
