@@ -81,6 +81,11 @@ def _pause(window: MainWindow) -> None:
     (state.resume if state.runner_state == "paused" else state.pause)()
 
 
+def _toggle_automatic(window: MainWindow) -> None:
+    offers = window.state.offers
+    offers.set_automatic(not offers.automatic)
+
+
 def _no_data(state: AppState) -> str:
     return "" if state.session.segments else "Nothing has been measured yet."
 
@@ -176,6 +181,9 @@ ACTIONS = (
            lambda s: s.verdicts.why_not_more(), now=lambda s: s.verdicts.more_text(), group=2),
     Action("attribution", "Attribution …", "Run", "attribution", lambda w: w.attribute(), "F9",
            "Find which of the toggles gave what: time and memory, alone and together", group=2),
+    Action("auto-verdict", "Auto-verdict", "Run", "verdict", _toggle_automatic, "",
+           "Judge every change of a toggle in a run against the configuration before it, then go "
+           "on with the new one", checked=lambda s: s.offers.automatic, group=2),
     Action("compare", "Compare with …", "Compare", "compare", dialogs.compare, "Ctrl+Shift+O",
            "Put the sessions of files beside this one"),
     Action("clear-compared", "Clear comparison", "Compare", "close",

@@ -18,11 +18,13 @@ from workbench.recorder import Recorder
 from workbench.ui import draft, files
 from workbench.ui.arrivals import MEASURED, TOUCHED
 from workbench.ui.attributions import Attributions
+from workbench.ui.offers import Offers
+from workbench.ui.presets import Presets
 from workbench.ui.runner_link import RunnerLink
 from workbench.ui.stream_reader import Client
 from workbench.ui.tasks import Tasks
 from workbench.ui.theme import DARK, Theme
-from workbench.ui.undo import Choices, ToggleCommand
+from workbench.ui.undo import Change, Choices
 from workbench.ui.verdicts import Verdicts
 
 LOG_LINES = 1000
@@ -56,6 +58,7 @@ class AppState(QObject):
     followChanged = Signal()
     focusRequested = Signal(float)  # show this time (seconds of the session) in the plots
     failed = Signal(object)  # a protocol.Failure
+    heard = Signal(object)  # each message of the runner, once it is taken
 
     def __init__(
         self,
@@ -90,6 +93,8 @@ class AppState(QObject):
         self.tasks = Tasks(self)
         self.verdicts = Verdicts(self)
         self.attributions = Attributions(self)
+        self.offers = Offers(self)
+        self.presets = Presets(self)
         self.log: deque[str] = deque(maxlen=LOG_LINES)  # what libraries printed in the runner
         self._launch = launch or (lambda journal: Runner(journal, log=self.log.append))
         self._link = RunnerLink(self)
@@ -123,9 +128,10 @@ class AppState(QObject):
     @property
     def pending(self) -> Choices:
         """Toggles that were chosen but that the running segment does not have yet."""
-        if not self.active or self.running is None or self.configuration is None:
+        running = self.verdicts.goes_on or self.running
+        if not self.active or running is None or self.configuration is None:
             return {}
-        runs = self.running.toggles
+        runs = running.toggles
         chosen = self.configuration.toggles
         return {name: option for name, option in chosen.items() if runs.get(name) != option}
 
@@ -184,7 +190,7 @@ class AppState(QObject):
         before = {name: now[name] for name in choices if now.get(name) != choices[name]}
         if before:
             after = {name: choices[name] for name in before}
-            self.undo.push(ToggleCommand(text, before, after, self._make))
+            self.undo.push(Change(text, before, after, self._make))
 
     def revert(self) -> None:
         """Give up the toggles that are chosen but not running."""
@@ -209,7 +215,7 @@ class AppState(QObject):
             configuration = draft.with_workload(self.catalogue, configuration, workload)
         self.edit(draft.with_toggles(configuration, choices))
         self._refused = False
-        if choices and self.active:
+        if choices and self.active and not self.verdicts.busy:
             self._link.send(protocol.Apply(toggles=choices))
 
     # The runner
@@ -245,6 +251,10 @@ class AppState(QObject):
     def perform(self, command: protocol.Command) -> None:
         """Run a command that takes a while (a comparison, a study) in place of what runs now."""
         self.show_live()
+        self.send(command)
+
+    def send(self, command: protocol.Command) -> None:
+        """Send one command to the runner."""
         self._link.send(command)
 
     def stop(self) -> None:
@@ -275,6 +285,7 @@ class AppState(QObject):
         touched: set[str] = set()
         for message in self._link.drain():
             touched |= self._take(message)
+            self.heard.emit(message)
         for name in sorted(touched):
             getattr(self, name).emit()
 

@@ -47,6 +47,14 @@ def note(text: str = "", tone: str = "") -> QLabel:
     return label
 
 
+def set_tone(label: QLabel, tone: str) -> None:
+    """Colour a label by what it says: ``good``, ``warning``, ``bad``, ``accent``, or none."""
+    if label.property("tone") != tone:
+        label.setProperty("tone", tone)
+        label.style().unpolish(label)
+        label.style().polish(label)
+
+
 def marked(label: QLabel, name: str, theme: Theme, role: str) -> QWidget:
     """A note with an icon at its first line, so that colour is not its only mark."""
     row = QWidget()
