@@ -115,8 +115,7 @@ class Presets(QObject):
         choices = {name: message.toggles[name] for name in asked.names}
         self._state.choose(choices, f"Preset {asked.title}")
         left_out = (*asked.unknown, *self._sentences(message.left_out))
-        text = f"{asked.title} is chosen" + (", but for:" if left_out else ".")
-        self.told = Told(text, left_out)
+        self.told = Told(f"{asked.title} is chosen, but for:", left_out) if left_out else None
         self.changed.emit()
 
     def _sentences(self, left_out: Sequence[protocol.LeftOut]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject
 
 from sessions.model import Configuration, PairedComparison
+from sessions.side_by_side import side_by_side
 from workbench import floors, protocol
 from workbench.ui import draft
 
@@ -41,9 +42,14 @@ class Verdicts(QObject):
         state.stateChanged.connect(self._forget)
 
     @property
+    def all(self) -> list[PairedComparison]:
+        """The comparisons of the session that is shown, with verdicts that hold together."""
+        return side_by_side(self._state.session.comparisons)
+
+    @property
     def newest(self) -> PairedComparison | None:
         """The last comparison of the session that is shown."""
-        comparisons = self._state.session.comparisons
+        comparisons = self.all
         return comparisons[-1] if comparisons else None
 
     @property

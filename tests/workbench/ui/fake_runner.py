@@ -1,7 +1,8 @@
 """A runner without torch that speaks the real protocol on its standard input and output.
 
 The configuration's ``data`` asks it to misbehave: ``malformed`` sends a line that is no message,
-``hang`` stops answering, ``oom`` fails the run, ``deaf`` does not hear Cancel.
+``hang`` stops answering, ``oom`` fails the run, ``fails`` a comparison, ``deaf`` does not hear
+Cancel.
 """
 
 from __future__ import annotations
@@ -110,6 +111,9 @@ def end(run: FakeRun, reason: str) -> None:
 def compare(run: FakeRun, command: protocol.Compare, index: int, commands: queue.Queue) -> str:
     """Alternate until the pairs are done, or a command comes; how it ended."""
     send(protocol.State(state="building", text="Building A"))
+    if "fails" in (command.base.data, command.other.data):
+        misbehave("oom")
+        return "failed"
     told = comparison(
         run, command.base, command.other, command.before, pairs=12, index=index, ratio=0.8
     )

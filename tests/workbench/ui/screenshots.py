@@ -29,6 +29,7 @@ SITUATIONS = (
     "verdict",
     "attribution",
     "attribution-empty",
+    "presets",
 )
 SCALE = "WORKBENCH_SCREENSHOT_SCALE"
 
@@ -100,6 +101,7 @@ def shoot(application, situation: str, theme: str, size: tuple[int, int], path: 
 def arrange(window, situation: str) -> None:
     """What a person did last in the situation."""
     from fake_session import compared
+    from PySide6.QtCore import QPoint
     from PySide6.QtTest import QTest
     from PySide6.QtWidgets import QScrollArea
 
@@ -126,9 +128,19 @@ def arrange(window, situation: str) -> None:
             window.state.compare_with(session)
         window.desk.bring("compare")
     elif situation == "verdict":
+        state.offers.dismiss()
+        state.offers.watched = True
+        state.comparisonsChanged.emit()
         window.desk.bring("verdict")
     elif situation.startswith("attribution"):
         window.desk.bring("attribution")
+    elif situation == "presets":
+        state.presets.save("Of last week")
+        state.choose({"workload": "forward"}, "Forward")
+        state.presets.apply(state.presets.offered[-1])
+        QTest.qWait(500)
+        menu = window.toggles.presets.menu
+        menu.popup(window.toggles.presets.button.mapToGlobal(QPoint(0, 30)))
     elif situation == "running":
         window.state.select(2)
 

@@ -23,7 +23,8 @@ class Bar(QFrame):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self._shown: object = None
         self._lines = _parts.tight(QVBoxLayout(), 4)
-        self._buttons = _parts.tight(QHBoxLayout(), 6)
+        self._beside = _parts.tight(QHBoxLayout(), 6)  # buttons, where there is one line
+        self._below = _parts.tight(QHBoxLayout(), 6)  # and where there are more
         self.close_button = QToolButton()
         self.close_button.setIconSize(_parts.SMALL_ICON)
         self.close_button.setToolTip("Dismiss")
@@ -31,11 +32,12 @@ class Bar(QFrame):
         self.close_button.clicked.connect(dismissed)
         head = _parts.tight(QHBoxLayout(), 6)
         head.addLayout(self._lines, 1)
+        head.addLayout(self._beside)
         head.addWidget(self.close_button, 0, Qt.AlignmentFlag.AlignTop)
         layout = _parts.tight(QVBoxLayout(self), 6)
         layout.setContentsMargins(10, 6, 6, 6)
         layout.addLayout(head)
-        layout.addLayout(self._buttons)
+        layout.addLayout(self._below)
         self.hide()
 
     def say(
@@ -60,12 +62,14 @@ class Bar(QFrame):
         for text, mark, role in lines:
             label = _parts.note(text, role if role in ("good", "warning", "bad", "accent") else "")
             self._lines.addWidget(_parts.marked(label, mark, theme, role) if mark else label)
-        _parts.clear(self._buttons)
+        _parts.clear(self._beside)
+        _parts.clear(self._below)
+        place = self._beside if len(lines) == 1 else self._below
         for text, act in buttons:
             button: QPushButton = _parts.compact(text)
             button.clicked.connect(act)
-            self._buttons.addWidget(button)
-        self._buttons.addStretch(1)
+            place.addWidget(button)
+        self._below.addStretch(1)
         self.close_button.setIcon(icon("close", theme, "muted"))
         self.close_button.setVisible(closes)
 

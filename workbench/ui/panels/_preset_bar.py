@@ -21,7 +21,7 @@ class PresetBar(QWidget):
         self.setProperty("panel", True)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.button = QToolButton()
-        self.button.setText("Presets")
+        self.button.setText("Presets ▾")
         self.button.setToolTip("Settle all toggles for a purpose, or as you saved them")
         self.button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
         self.button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)

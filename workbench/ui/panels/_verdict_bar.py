@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from sessions.model import PairedComparison
-from sessions.verdict_words import headline, ratio_line, remarks
+from sessions.verdict_words import headline, ratio_line, remarks, standing
 from workbench.ui.panels import _parts
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels._bar import Bar, Line
@@ -47,12 +47,12 @@ class VerdictBar(QWidget):
     def _show_offer(self) -> None:
         offers = self._state.offers
         assert offers.offer is not None
-        line = f"{offers.offer.text}. Did it help?"
-        button = "Get a verdict"
+        line = f"{offers.offer.text}: did it help?"
+        button = "Verdict"
         if offers.known:
-            line, button = f"{offers.offer.text}. These two were compared already.", "Compare again"
+            line, button = f"{offers.offer.text}: compared already.", "Compare again"
         elif offers.automatic:
-            line = f"{offers.offer.text}. A verdict follows by itself."
+            line = f"{offers.offer.text}: a verdict follows."
         self.bar.say(
             "info", [(line, "verdict", "accent")], [(button, offers.accept)], self._state.theme
         )
@@ -72,12 +72,12 @@ class VerdictBar(QWidget):
         tone = verdict_lines.tone(comparison)
         lines: list[Line] = [
             (headline(comparison), verdict_lines.icon_of(comparison), tone or "muted"),
-            (ratio_line(comparison), "", ""),
+            ("; ".join(filter(None, (ratio_line(comparison), standing(comparison)))), "", ""),
         ]
         lines += verdict_lines.troubles(comparison, self._state.session.segments)
         buttons = []
         if comparison.verdict == "UNDECIDED":
-            lines += [(text, "", "") for text in remarks(comparison)]
+            lines += [(text, "", "") for text in remarks(comparison)[:1]]
             if not verdicts.why_not_more():
                 buttons.append((verdicts.more_text(), verdicts.measure_more))
         shown = tone if tone in ("bad", "warning") else "info"

@@ -19,14 +19,15 @@ _MARKS = {
 }
 
 
-def tone(comparison: PairedComparison) -> str:
-    """The colour of the verdict: wrong numbers are bad however fast."""
-    return "bad" if wrong_arms(comparison) else _TONES.get(comparison.verdict, "")
+def tone(comparison: PairedComparison, verdict: str = "") -> str:
+    """The colour of its verdict, or of another: wrong numbers are bad however fast."""
+    return "bad" if wrong_arms(comparison) else _TONES.get(verdict or comparison.verdict, "")
 
 
-def icon_of(comparison: PairedComparison) -> str:
-    """The icon of the verdict."""
-    return "error" if wrong_arms(comparison) else _ICONS.get(comparison.verdict, "unknown")
+def icon_of(comparison: PairedComparison, verdict: str = "") -> str:
+    """The icon of its verdict, or of another."""
+    verdict = verdict or comparison.verdict
+    return "error" if wrong_arms(comparison) else _ICONS.get(verdict, "unknown")
 
 
 def of_arm(comparison: PairedComparison, side: str, segments: Sequence[Segment]) -> list[Line]:
@@ -35,13 +36,18 @@ def of_arm(comparison: PairedComparison, side: str, segments: Sequence[Segment])
 
 
 def troubles(comparison: PairedComparison, segments: Sequence[Segment]) -> list[Line]:
-    """Only what is wrong or did nothing, each line with its side."""
-    return [
-        (f"{side}: {text[:1].lower()}{text[1:]}", mark, role)
-        for side in "AB"
-        for text, mark, role in of_arm(comparison, side, segments)
-        if role in ("bad", "warning")
+    """Only what is wrong or did nothing, in few words; once where both arms have it."""
+    lines = [
+        (f"{arm}: wrong numbers: {text}", "error", "bad") for arm, text in wrong_arms(comparison)
     ]
+    sides: dict[Line, list[str]] = {}
+    for side in "AB":
+        for line in _evidence(comparison, side, segments):
+            if line[2] in ("bad", "warning"):
+                sides.setdefault(line, []).append(side)
+    for (text, mark, role), which in sides.items():
+        lines.append((f"{' and '.join(which)}: {text}", mark, role))
+    return lines
 
 
 def _numerics(comparison: PairedComparison, side: str) -> list[Line]:

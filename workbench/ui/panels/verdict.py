@@ -16,11 +16,12 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.model import PairedComparison
-from sessions.verdict_words import headline, ratio_line, remarks
+from sessions.verdict_words import headline, ratio_line, remarks, standing
 from workbench.ui import fonts
 from workbench.ui.panels import _parts
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels._chart import Chart
+from workbench.ui.panels._verdicts_table import VerdictsTable
 from workbench.ui.panels.empty import Empty
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.state import AppState
@@ -47,6 +48,7 @@ class VerdictPanel(QWidget):
         self.judge = QPushButton("Verdict against the configuration before")
         self.judge.clicked.connect(state.verdicts.against_before)
         self.budget = self._make_budget()
+        self.table = VerdictsTable(state)
         self._rows = QVBoxLayout()
         self._pages = QStackedLayout()
         self.empty = Empty(
@@ -121,6 +123,7 @@ class VerdictPanel(QWidget):
         column = _parts.tight(QVBoxLayout(body), 0)
         column.addLayout(head)
         column.addWidget(split, 1)
+        column.addWidget(self.table)
         return body
 
     def _show_soon(self) -> None:
@@ -142,7 +145,8 @@ class VerdictPanel(QWidget):
             text = f"Measuring: {text}"
         self.headline.setText(text)
         _parts.set_tone(self.headline, verdict_lines.tone(comparison))
-        self.ratio.setText(ratio_line(comparison))
+        self.ratio.setText("; ".join(filter(None, (ratio_line(comparison), standing(comparison)))))
+        self.table.show_comparisons(self._state.session.comparisons)
         self._show_actions(measuring)
         self.chart.show_runs([Run(self._state.session)])
         self._show_details(comparison)
