@@ -22,10 +22,14 @@ from fake_catalogue import availability, catalogue  # noqa: E402
 from fake_session import comparison  # noqa: E402
 from fake_steps import FakeRun  # noqa: E402
 
+from sessions import verdict  # noqa: E402
 from sessions.model import Phase  # noqa: E402
 from workbench import protocol  # noqa: E402
 
 BATCH = 3
+
+# The bootstrap's library takes a second to load, and what is tested here is the window.
+verdict._fixed = lambda series, alpha: (-1e-3 + float(series.mean()), float(series.mean()), 1e-3)
 
 
 def main() -> None:

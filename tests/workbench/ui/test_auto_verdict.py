@@ -8,47 +8,43 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QCheckBox, QLabel, QPushButton
 
 from workbench import protocol
-from workbench.ui import offers
+from workbench.ui import draft, offers
 
 
 @pytest.fixture
-def going(qtbot, ready, monkeypatch):
-    """The window with a run in progress; clicks settle quickly."""
+def bar(qtbot, state, panel, monkeypatch):
+    """The bar of the toggles' panel while a run is in progress; clicks settle quickly."""
     monkeypatch.setattr(offers, "SETTLE_MS", 300)
-    ready.state.start()
-    running(qtbot, ready)
-    return ready
+    state.start()
+    running(qtbot, state)
+    return panel.verdict.bar
 
 
 @pytest.fixture
-def asked(going, monkeypatch):
+def asked(state, bar, monkeypatch):
     """The commands that the window sends."""
     told = []
-    send = going.state.send
+    send = state.send
 
     def hear(command):
         told.append(command)
         send(command)
 
-    monkeypatch.setattr(going.state, "send", hear)
+    monkeypatch.setattr(state, "send", hear)
     return told
 
 
-def running(qtbot, window, segments: int = 1) -> None:
+def running(qtbot, state, segments: int = 1) -> None:
     qtbot.waitUntil(
         lambda: (
-            window.state.runner_state == "running"
-            and len(window.state.session.segments) >= segments
-            and not window.state.pending
-            and not window.state.verdicts.busy
-            and not window.state.verdicts.resumes
+            state.runner_state == "running"
+            and len(state.session.segments) >= segments
+            and not state.pending
+            and not state.verdicts.busy
+            and not state.verdicts.resumes
         ),
         timeout=20_000,
     )
-
-
-def bar(window):
-    return window.toggles.verdict.bar
 
 
 def texts(widget) -> str:
@@ -63,9 +59,9 @@ def press(qtbot, widget, text: str) -> None:
     qtbot.mouseClick(button(widget, text), Qt.MouseButton.LeftButton)
 
 
-def compared(window) -> list[tuple[dict[str, str], dict[str, str]]]:
+def compared(state) -> list[tuple[dict[str, str], dict[str, str]]]:
     """What differs between the arms of each comparison: the toggles of A, and of B."""
-    session = window.state.session
+    session = state.session
     found = []
     for one in session.comparisons:
         a, b = (session.segments[place].configuration.toggles for place in one.facts["segments"])
@@ -74,50 +70,49 @@ def compared(window) -> list[tuple[dict[str, str], dict[str, str]]]:
     return found
 
 
-def test_nothing_is_offered_before_a_toggle_was_changed(going):
-    assert going.state.offers.offer is None and not bar(going).isVisible()
+def test_nothing_is_offered_before_a_toggle_was_changed(state, bar):
+    assert state.offers.offer is None and not bar.isVisible()
 
 
-def test_a_click_offers_a_verdict_against_the_configuration_before_it(qtbot, going):
-    going.state.set_toggle("triton", "on")
-    qtbot.waitUntil(bar(going).isVisible)
-    assert "Triton kernels, all: On: did it help?" in texts(bar(going))
-    press(qtbot, bar(going), "Verdict")
-    qtbot.waitUntil(lambda: "Measuring: " in texts(bar(going)), timeout=10_000)
-    running(qtbot, going)
-    assert compared(going) == [({"triton": "off"}, {"triton": "on"})]
-    assert going.state.running.toggles["triton"] == "on"  # the new one goes on
+def test_a_click_offers_a_verdict_against_the_configuration_before_it(qtbot, state, bar):
+    state.set_toggle("triton", "on")
+    qtbot.waitUntil(bar.isVisible)
+    assert "Triton kernels, all: On: did it help?" in texts(bar)
+    press(qtbot, bar, "Verdict")
+    qtbot.waitUntil(lambda: "Measuring: " in texts(bar), timeout=10_000)
+    running(qtbot, state)
+    assert compared(state) == [({"triton": "off"}, {"triton": "on"})]
+    assert state.running.toggles["triton"] == "on"  # the new one goes on
 
 
-def test_an_offer_can_be_dismissed_and_the_next_click_makes_another(qtbot, going):
-    going.state.set_toggle("triton", "on")
-    qtbot.waitUntil(bar(going).isVisible)
-    bar(going).close_button.click()
-    assert not bar(going).isVisible()
+def test_an_offer_can_be_dismissed_and_the_next_click_makes_another(qtbot, state, bar):
+    state.set_toggle("triton", "on")
+    qtbot.waitUntil(bar.isVisible)
+    bar.close_button.click()
+    assert not bar.isVisible()
     qtbot.wait(350)
-    going.state.set_toggle("adamw", "fused")
-    qtbot.waitUntil(bar(going).isVisible)
-    offer = going.state.offers.offer
+    state.set_toggle("adamw", "fused")
+    qtbot.waitUntil(bar.isVisible)
+    offer = state.offers.offer
     assert (offer.base.toggles["triton"], offer.base.toggles["adamw"]) == ("on", "loop")
 
 
-def test_an_undone_click_offers_nothing(qtbot, going):
-    going.state.set_toggle("triton", "on")
-    qtbot.waitUntil(bar(going).isVisible)
-    going.actions_["undo"].trigger()
-    qtbot.waitUntil(lambda: not bar(going).isVisible())
-
-
-def test_another_model_is_no_change_of_toggles(qtbot, going):
-    state = going.state
+def test_an_undone_click_offers_nothing(qtbot, state, bar):
     state.set_toggle("triton", "on")
-    qtbot.waitUntil(bar(going).isVisible)
+    qtbot.waitUntil(bar.isVisible)
+    state.undo.undo()
+    qtbot.waitUntil(lambda: not bar.isVisible())
+
+
+def test_another_model_is_no_change_of_toggles(qtbot, state, bar):
+    state.set_toggle("triton", "on")
+    qtbot.waitUntil(bar.isVisible)
     state.stop()
     qtbot.waitUntil(lambda: state.runner_state == "idle")
-    going.choose_preset("tiny")
+    state.edit(draft.with_preset(state.catalogue, state.configuration, "tiny"))
     state.set_toggle("triton", "off")
     state.start()
-    running(qtbot, going, 3)
+    running(qtbot, state, 3)
     state.set_toggle("adamw", "fused")
     qtbot.waitUntil(lambda: state.offers.offer is not None and not state.pending)
     offer = state.offers.offer
@@ -125,49 +120,51 @@ def test_another_model_is_no_change_of_toggles(qtbot, going):
     assert offer.base.toggles["triton"] == "off"
 
 
-def test_auto_verdict_measures_by_itself_and_the_new_configuration_goes_on(qtbot, going, asked):
-    going.actions_["auto-verdict"].trigger()
-    going.state.set_toggle("triton", "on")
-    qtbot.waitUntil(lambda: going.state.verdicts.busy, timeout=10_000)
-    running(qtbot, going)
-    assert compared(going) == [({"triton": "off"}, {"triton": "on"})]
+def test_auto_verdict_measures_by_itself_and_the_new_configuration_goes_on(
+    qtbot, state, bar, asked
+):
+    state.offers.set_automatic(True)
+    state.set_toggle("triton", "on")
+    qtbot.waitUntil(lambda: state.verdicts.busy, timeout=10_000)
+    running(qtbot, state)
+    assert compared(state) == [({"triton": "off"}, {"triton": "on"})]
     kinds = [type(one).__name__ for one in asked if not isinstance(one, protocol.Check)]
     assert kinds == ["Compare", "Start"]
-    assert asked[-1].configuration == going.state.running
-    assert going.state.running.toggles["triton"] == "on"
+    assert asked[-1].configuration == state.running
+    assert state.running.toggles["triton"] == "on"
     qtbot.wait(700)
-    assert len(going.state.session.comparisons) == 1  # the run that goes on is no new change
+    assert len(state.session.comparisons) == 1  # the run that goes on is no new change
 
 
-def test_fast_but_wrong_is_red_in_auto_verdict_too(qtbot, going):
-    going.actions_["auto-verdict"].trigger()
-    going.state.set_toggle("compile", "reduce-overhead")
-    qtbot.waitUntil(lambda: going.state.verdicts.busy, timeout=10_000)
-    running(qtbot, going)
-    qtbot.waitUntil(lambda: "by time: B is FASTER" in texts(bar(going)))
-    shown = texts(bar(going))
+def test_fast_but_wrong_is_red_in_auto_verdict_too(qtbot, state, bar):
+    state.offers.set_automatic(True)
+    state.set_toggle("compile", "reduce-overhead")
+    qtbot.waitUntil(lambda: state.verdicts.busy, timeout=10_000)
+    running(qtbot, state)
+    qtbot.waitUntil(lambda: "by time: B is FASTER" in texts(bar))
+    shown = texts(bar)
     assert "B computed wrong numbers; by time: B is FASTER than A" in shown
-    assert bar(going).property("tone") == "bad"
+    assert bar.property("tone") == "bad"
     assert "95 % interval" in shown
     assert "B: wrong numbers: relative error 0.022, at most 0.0021 expected" in shown
     assert "B: compile = reduce-overhead: no effect: no graph was captured" in shown
-    tones = {label.text(): label.property("tone") for label in bar(going).findChildren(QLabel)}
+    tones = {label.text(): label.property("tone") for label in bar.findChildren(QLabel)}
     amber = next(text for text in tones if "no effect" in text)
     assert tones[amber] == "warning"
 
 
-def test_quick_clicks_make_one_comparison(qtbot, going):
-    going.actions_["auto-verdict"].trigger()
+def test_quick_clicks_make_one_comparison(qtbot, state, bar):
+    state.offers.set_automatic(True)
     for place, (name, option) in enumerate(
         [("triton", "on"), ("adamw", "fused"), ("precision", "bf16")]
     ):
-        going.state.set_toggle(name, option)
+        state.set_toggle(name, option)
         if place < 2:  # each has run before the next click
-            running(qtbot, going, place + 2)
-    qtbot.waitUntil(lambda: going.state.verdicts.busy, timeout=10_000)
-    running(qtbot, going)
+            running(qtbot, state, place + 2)
+    qtbot.waitUntil(lambda: state.verdicts.busy, timeout=10_000)
+    running(qtbot, state)
     qtbot.wait(700)
-    assert compared(going) == [
+    assert compared(state) == [
         (
             {"precision": "fp32", "triton": "off", "adamw": "loop"},
             {"precision": "bf16", "triton": "on", "adamw": "fused"},
@@ -175,119 +172,109 @@ def test_quick_clicks_make_one_comparison(qtbot, going):
     ]
 
 
-def test_a_click_during_a_comparison_waits_and_is_judged_next(qtbot, going):
-    state = going.state
-    going.actions_["auto-verdict"].trigger()
+def test_a_click_during_a_comparison_waits_and_is_judged_next(qtbot, state, panel, bar):
+    state.offers.set_automatic(True)
     state.set_toggle("triton", "on")
     qtbot.waitUntil(lambda: state.verdicts.measuring, timeout=10_000)
     state.set_toggle("adamw", "fused")
     assert state.pending == {"adamw": "fused"}
-    pending = "\n".join(label.text() for label in going.toggles.findChildren(QLabel))
+    pending = "\n".join(label.text() for label in panel.findChildren(QLabel))
     assert "1 change for the verdict" in pending
     qtbot.waitUntil(lambda: len(state.session.comparisons) == 2, timeout=20_000)
-    running(qtbot, going)
+    running(qtbot, state)
     assert not state.failures
-    assert compared(going) == [
+    assert compared(state) == [
         ({"triton": "off"}, {"triton": "on"}),
         ({"adamw": "loop"}, {"adamw": "fused"}),
     ]
     assert state.running.toggles["adamw"] == "fused"
 
 
-def test_what_was_compared_is_not_compared_again_by_itself(qtbot, going):
-    state = going.state
-    going.actions_["auto-verdict"].trigger()
+def test_what_was_compared_is_not_compared_again_by_itself(qtbot, state, bar):
+    state.offers.set_automatic(True)
     state.set_toggle("triton", "on")
     qtbot.waitUntil(lambda: len(state.session.comparisons) == 1, timeout=10_000)
-    running(qtbot, going)
+    running(qtbot, state)
     assert state.session.comparisons[0].verdict == "FASTER"
     qtbot.wait(350)
     state.set_toggle("triton", "off")
-    qtbot.waitUntil(lambda: "compared already" in texts(bar(going)))
+    qtbot.waitUntil(lambda: "compared already" in texts(bar))
     qtbot.wait(700)
     assert len(state.session.comparisons) == 1
-    press(qtbot, bar(going), "Compare again")
+    press(qtbot, bar, "Compare again")
     qtbot.waitUntil(lambda: len(state.session.comparisons) == 2, timeout=10_000)
 
 
-def test_stop_ends_the_comparison_and_the_run(qtbot, going):
-    state = going.state
-    going.actions_["auto-verdict"].trigger()
+def test_stop_ends_the_comparison_and_the_run(qtbot, state, bar):
+    state.offers.set_automatic(True)
     state.set_toggle("triton", "on")
     qtbot.waitUntil(lambda: state.verdicts.measuring, timeout=10_000)
-    going.actions_["stop"].trigger()
+    state.stop()
     qtbot.waitUntil(lambda: state.runner_state == "idle" and not state.verdicts.busy)
     qtbot.wait(400)
     assert state.runner_state == "idle" and len(state.session.comparisons) == 1
 
 
-def test_enough_ends_the_comparison_and_the_run_goes_on(qtbot, going):
-    state = going.state
+def test_enough_ends_the_comparison_and_the_run_goes_on(qtbot, state, bar):
     state.set_toggle("triton", "on")
-    qtbot.waitUntil(bar(going).isVisible)
-    press(qtbot, bar(going), "Verdict")
+    qtbot.waitUntil(bar.isVisible)
+    press(qtbot, bar, "Verdict")
     qtbot.waitUntil(
         lambda: state.verdicts.measuring and len(state.session.comparisons[0].order) > 4,
         timeout=10_000,
     )
-    press(qtbot, bar(going), "Enough")
-    running(qtbot, going)
+    press(qtbot, bar, "Enough")
+    running(qtbot, state)
     assert 4 < len(state.session.comparisons[0].order) < 26
     assert state.running.toggles["triton"] == "on"
 
 
-def test_undecided_can_be_measured_on_from_the_bar_and_the_run_goes_on(qtbot, going):
-    state = going.state
+def test_undecided_can_be_measured_on_from_the_bar_and_the_run_goes_on(qtbot, state, bar):
     state.set_toggle("triton", "on")
-    qtbot.waitUntil(bar(going).isVisible)
-    press(qtbot, bar(going), "Verdict")
+    qtbot.waitUntil(bar.isVisible)
+    press(qtbot, bar, "Verdict")
     qtbot.waitUntil(
         lambda: state.verdicts.measuring and state.verdicts.newest.facts.get("pairs", 0) > 1,
         timeout=10_000,
     )
-    press(qtbot, bar(going), "Enough")
-    running(qtbot, going)
+    press(qtbot, bar, "Enough")
+    running(qtbot, state)
     assert state.verdicts.newest.verdict == "UNDECIDED"
-    qtbot.waitUntil(lambda: "Measure" in str([
-        one.text() for one in bar(going).findChildren(QPushButton)
-    ]))  # fmt: skip
     more = state.verdicts.more_text()
+    qtbot.waitUntil(lambda: more in [one.text() for one in bar.findChildren(QPushButton)])
     pairs = state.verdicts.newest.facts["pairs"]
-    press(qtbot, bar(going), more)
-    running(qtbot, going)
+    press(qtbot, bar, more)
+    running(qtbot, state)
     assert len(state.session.comparisons) == 1
-    assert state.session.comparisons[0].facts["pairs"] == pairs + 12
+    assert state.session.comparisons[0].facts["pairs"] >= pairs + 12
     assert state.running.toggles["triton"] == "on"
 
 
-def test_measuring_on_is_not_ended_by_an_interval_that_is_narrow_already(qtbot, going, asked):
+def test_measuring_on_is_not_ended_by_an_interval_that_is_narrow_already(qtbot, state, bar, asked):
     """Else an interval of 0.4 % over the edge of 1 % could never be decided."""
-    state = going.state
     state.set_toggle("triton", "on")
-    qtbot.waitUntil(bar(going).isVisible)
-    going.actions_["verdict"].trigger()
-    running(qtbot, going)
+    qtbot.waitUntil(bar.isVisible)
+    state.verdicts.against_before()
+    running(qtbot, state)
     state.verdicts.measure_more()
     assert isinstance(asked[-1], protocol.Compare)
     assert asked[-1].half_width == 0 and asked[-1].before
 
 
-def test_a_comparison_that_fails_leaves_the_run_going(qtbot, going):
-    state = going.state
+def test_a_comparison_that_fails_leaves_the_run_going(qtbot, state, bar):
     before = state.running
     state.set_toggle("triton", "on")
-    running(qtbot, going, 2)
+    running(qtbot, state, 2)
     state.verdicts.judge(before, msgspec.structs.replace(state.running, data="fails"))
-    running(qtbot, going, 3)
+    running(qtbot, state, 3)
     assert not state.verdicts.busy and state.failures
     assert state.running.toggles["triton"] == "on"
 
 
-def test_a_runner_that_dies_in_a_comparison_leaves_nothing_waiting(qtbot, going):
-    state = going.state
+def test_a_runner_that_dies_in_a_comparison_leaves_nothing_waiting(qtbot, state, bar):
     state.set_toggle("triton", "on")
-    qtbot.waitUntil(bar(going).isVisible)
-    press(qtbot, bar(going), "Verdict")
+    qtbot.waitUntil(bar.isVisible)
+    press(qtbot, bar, "Verdict")
     qtbot.waitUntil(lambda: state.verdicts.measuring, timeout=10_000)
     state.restart_runner()
     assert not state.verdicts.busy
