@@ -14,6 +14,7 @@ import msgspec
 from sessions.model import Judgement, PairedComparison
 from sessions.tables import Cell, Column, Measured, Table
 from sessions.verdict import corrected, wrong_arms
+from sessions.verdict_words import p_text
 
 
 def side_by_side(comparisons: Sequence[PairedComparison]) -> list[PairedComparison]:
@@ -53,7 +54,7 @@ def verdicts_table(comparisons: Sequence[PairedComparison]) -> Table:
                 *(Measured(value, error) for value in (one.ratio, one.low, one.high)),
                 one.facts.get("pairs", len(one.order) // 2),
                 one.verdict,
-                one.facts.get("p_holm"),
+                p_text(one.facts["p_holm"]) if "p_holm" in one.facts else None,
                 one.facts.get("alone", one.verdict),
                 _numbers(one),
             ]

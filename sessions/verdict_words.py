@@ -8,6 +8,7 @@ from sessions.model import PairedComparison
 from sessions.numbers import Measured, number, text
 from sessions.verdict import REGION, wrong_arms
 
+SMALL_P = 0.001
 _SAYS = {"FASTER": "B is FASTER than A", "SLOWER": "B is SLOWER than A"}
 
 
@@ -52,7 +53,12 @@ def standing(comparison: PairedComparison) -> str:
     of = comparison.facts.get("of")
     if of is None:
         return ""
-    return f"one of {of} comparisons: p {number(comparison.facts['p_holm'])} by Holm's correction"
+    return f"one of {of} comparisons: p {p_text(comparison.facts['p_holm'])} by Holm's correction"
+
+
+def p_text(p: float) -> str:
+    """A p value as a person reads it; nobody needs more digits of a very small one."""
+    return number(p) if p >= SMALL_P else f"below {SMALL_P:g}"
 
 
 def remarks(comparison: PairedComparison) -> list[str]:

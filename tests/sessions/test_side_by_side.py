@@ -76,6 +76,7 @@ def test_the_table_tells_verdict_and_numbers_of_each():
     rows = [dict(zip(names, row, strict=True)) for row in table.rows]
     assert [row["numbers"] for row in rows[:3]] == ["B WRONG", "right", "unknown"]
     assert (rows[-1]["verdict"], rows[-1]["by itself"]) == ("UNDECIDED", "FASTER")
+    assert (rows[0]["p (Holm)"], rows[-1]["p (Holm)"]) == ("below 0.001", "1.00")
     assert "| off | on | 0.6065 |" in table.to_markdown()
     unfinished = msgspec.structs.replace(SAME, ratio=math.nan, low=math.nan, high=math.nan)
     assert "| off | on | – | – | – |" in verdicts_table([unfinished]).to_markdown()

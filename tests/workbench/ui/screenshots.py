@@ -100,6 +100,7 @@ def shoot(application, situation: str, theme: str, size: tuple[int, int], path: 
 
 def arrange(window, situation: str) -> None:
     """What a person did last in the situation."""
+    import msgspec
     from fake_session import compared
     from PySide6.QtCore import QPoint
     from PySide6.QtTest import QTest
@@ -128,6 +129,15 @@ def arrange(window, situation: str) -> None:
             window.state.compare_with(session)
         window.desk.bring("compare")
     elif situation == "verdict":
+        kept = state.session.comparisons
+        facts = {**kept[0].facts, "p": 0.03, "numerics": {}}
+        doubtful = msgspec.structs.replace(
+            kept[0], ratio=0.981, low=0.974, high=0.9895, verdict="FASTER", facts=facts
+        )
+        clear = msgspec.structs.replace(
+            doubtful, ratio=1.12, low=1.11, high=1.13, verdict="SLOWER", facts={**facts, "p": 1e-7}
+        )
+        kept[:0] = [doubtful, clear]
         state.offers.dismiss()
         state.offers.watched = True
         state.comparisonsChanged.emit()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from PySide6.QtCore import QSize
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from sessions.model import Configuration, Evidence
@@ -12,6 +13,8 @@ from workbench.ui.panels._toggle_row import ToggleRow
 from workbench.ui.panels._verdict_bar import VerdictBar
 from workbench.ui.panels.empty import Empty
 from workbench.ui.state import AppState
+
+MINIMUM_HEIGHT = 120
 
 
 class TogglesPanel(QWidget):
@@ -45,6 +48,10 @@ class TogglesPanel(QWidget):
         ):
             changed.connect(self._refresh)
         self._fill()
+
+    def minimumSizeHint(self) -> QSize:
+        """Small: a bar above the toggles takes its room from them, and not from other docks."""
+        return QSize(super().minimumSizeHint().width(), MINIMUM_HEIGHT)
 
     def _make_pending(self) -> QWidget:
         bar = QWidget()
