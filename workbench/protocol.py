@@ -13,9 +13,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from sessions.model import Configuration, Evidence, Judgement, Numerics, Scalar
+from workbench.preferences import OR as OR
+from workbench.preferences import LeftOut as LeftOut
+from workbench.preferences import TogglePreset as TogglePreset
 
 VERSION = 2
-OR = "|"  # between the options of a toggle, the preferred first: the first that can be used
 
 
 # --- what the catalogue is made of ------------------------------------------------------------
@@ -84,28 +86,6 @@ class ToggleInfo(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     options: list[OptionInfo]
     default: str
-
-
-class TogglePreset(msgspec.Struct, frozen=True, kw_only=True):
-    """A named choice of toggles; those that it does not name stay as they are.
-
-    ``toggles`` are options by toggle, or several joined by ``OR``.
-    """
-
-    name: str
-    title: str
-    help: str
-    toggles: dict[str, str]
-
-
-class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
-    """An option that was preferred and cannot be used, why, and what took its place."""
-
-    toggle: str
-    option: str
-    taken: str
-    reason: str
-    fix: str
 
 
 class Blocked(msgspec.Struct, frozen=True):

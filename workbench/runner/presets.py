@@ -53,12 +53,14 @@ PRESETS: Mapping[str, _Preset] = {
     ),
     "low-memory": _Preset(
         "Low memory",
-        "Weights and optimizer in BF16, nothing kept for the backward pass that can be computed "
-        "again, and compiled, which halved what checkpointing left of HYDRA's peak on an H200.",
+        "Weights in BF16, the optimizer's state in 8 bits, nothing kept for the backward pass that "
+        "can be computed again, and compiled, which halved what checkpointing left of HYDRA's peak "
+        "on an H200.",
         {
             "precision": ("bf16", "amp_fp16"),
             "checkpointing": ("full",),
             "rope_cache": ("shared",),
+            "adamw": ("8bit_torchao", "8bit_bitsandbytes"),
             "compile": ("default",),
         },
     ),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, QTimer
 
 from sessions.model import Configuration
+from workbench import protocol
 from workbench.ui import draft
 
 if TYPE_CHECKING:
@@ -45,9 +46,11 @@ class Offers(QObject):
         self._settings: Settings | None = None
         self._automatic = False
         self._last: Configuration | None = None  # that ran, comparisons left out
+        self._toggled = False  # the run told of a click, whose segment is to come
         self._settling = QTimer(self)
         self._settling.setSingleShot(True)
         self._settling.timeout.connect(self._look)
+        state.heard.connect(self._hear)
         state.segmentsChanged.connect(self._look)
         state.stateChanged.connect(self._look)
         state.configurationChanged.connect(self._hold)
@@ -88,6 +91,11 @@ class Offers(QObject):
         self.offer, self.watched = None, False
         self._state.comparisonsChanged.emit()
 
+    def _hear(self, message: protocol.AnyMessage) -> None:
+        """Other runs change configurations too, an attribution say; a click is told by a note."""
+        if isinstance(message, protocol.Note) and message.kind == "toggle":
+            self._toggled = True
+
     def _hold(self) -> None:
         """One more click: the change is not over."""
         if self._state.pending and self._settling.isActive():
@@ -97,6 +105,8 @@ class Offers(QObject):
         state = self._state
         if state.replaying or state.verdicts.busy:
             return
+        if state.verdicts.resumes:
+            self._toggled = True  # clicks may have waited
         if not state.active and not state.verdicts.resumes:
             self._last = None
             self._settling.stop()
@@ -114,7 +124,8 @@ class Offers(QObject):
 
     def _take(self, running: Configuration) -> None:
         last, self._last = self._last, running
-        if last is None:
+        toggled, self._toggled = self._toggled, False
+        if last is None or not toggled:
             return
         if draft.with_toggles(last, running.toggles) != running:  # another model
             self.offer = None

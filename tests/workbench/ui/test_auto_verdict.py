@@ -120,6 +120,17 @@ def test_another_model_is_no_change_of_toggles(qtbot, state, bar):
     assert offer.base.toggles["triton"] == "off"
 
 
+def test_segments_that_no_click_began_are_no_change(qtbot, state, bar):
+    """As those of an attribution, which builds one arm after the other."""
+    state.offers.set_automatic(True)
+    toggles = {**state.running.toggles, "triton": "on"}
+    arm = msgspec.structs.replace(state.running, toggles=toggles)
+    state.send(protocol.Start(configuration=arm))
+    qtbot.waitUntil(lambda: len(state.session.segments) == 2)
+    qtbot.wait(400)
+    assert state.running == arm and state.offers.offer is None and not bar.isVisible()
+
+
 def test_auto_verdict_measures_by_itself_and_the_new_configuration_goes_on(
     qtbot, state, bar, asked
 ):

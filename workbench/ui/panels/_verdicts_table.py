@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QHeaderView, QTableWidgetItem, QWidget
 
 from sessions.model import PairedComparison
-from sessions.numbers import text
 from sessions.side_by_side import verdicts_table
 from workbench.ui.icons import icon
 from workbench.ui.panels import _verdict_lines as verdict_lines
-from workbench.ui.panels._calm_table import CalmTable
+from workbench.ui.panels._calm_table import LEFT, RIGHT, CalmTable
 from workbench.ui.panels.segments import ROW_HEIGHT
 from workbench.ui.state import AppState
 
@@ -39,27 +37,27 @@ class VerdictsTable(CalmTable):
         if shown == self._shown:
             return
         self._shown = shown
-        self.setColumnCount(len(table.columns))
-        self.setRowCount(len(table.rows))
+        self.show_table(table)
         for place, column in enumerate(table.columns):
-            numbers = any(not isinstance(row[place], str) for row in table.rows)
-            heading = QTableWidgetItem(column.heading)
-            side = Qt.AlignmentFlag.AlignRight if numbers else Qt.AlignmentFlag.AlignLeft
-            heading.setTextAlignment(side | Qt.AlignmentFlag.AlignVCenter)
-            self.setHorizontalHeaderItem(place, heading)
             if column.name in _WIDE:
                 stretch = QHeaderView.ResizeMode.Stretch
                 self.horizontalHeader().setSectionResizeMode(place, stretch)
-            for row, cells in enumerate(table.rows):
-                item = self.put(row, place, text(cells[place]), number=numbers)
-                if column.name == _MARKED:
-                    self._mark(item, comparisons[row], str(cells[place]))
+            numbers = not any(isinstance(row[place], str) for row in table.rows)
+            heading = self.horizontalHeaderItem(place)
+            assert heading is not None
+            heading.setTextAlignment(RIGHT if numbers else LEFT)
+        marked = [column.name for column in table.columns].index(_MARKED)
+        for row, comparison in enumerate(comparisons):
+            item = self.item(row, marked)
+            assert item is not None
+            self._mark(item, comparison)
         rows = min(SHOWN, len(comparisons))
         self.setFixedHeight(rows * ROW_HEIGHT + self.horizontalHeader().sizeHint().height() + 4)
         self.scrollToBottom()
         self.setVisible(len(comparisons) > 1)
 
-    def _mark(self, item: QTableWidgetItem, one: PairedComparison, verdict: str) -> None:
+    def _mark(self, item: QTableWidgetItem, one: PairedComparison) -> None:
+        verdict = item.text()  # as it holds among all
         tone = verdict_lines.tone(one, verdict)
         theme = self._state.theme
         item.setIcon(icon(verdict_lines.icon_of(one, verdict), theme, tone or "muted"))
