@@ -15,7 +15,7 @@ from workbench import protocol
 from workbench.client import Runner
 from workbench.journal import Journal
 from workbench.recorder import Recorder
-from workbench.ui import draft, files
+from workbench.ui import complaints, draft, files
 from workbench.ui.arrivals import MEASURED, TOUCHED
 from workbench.ui.attributions import Attributions
 from workbench.ui.offers import Offers
@@ -296,12 +296,7 @@ class AppState(QObject):
         try:
             self.recorder.record(message)
         except (protocol.WireError, ValueError, KeyError) as error:
-            message = protocol.Failure(
-                kind="wire",
-                sentence="A message of the runner does not fit the session; it was left out.",
-                fix="If this repeats, start a new runner.",
-                detail=repr(error),
-            )
+            message = complaints.does_not_fit(error)
         match message:
             case protocol.Catalogue():
                 self._take_catalogue(message)
@@ -343,14 +338,7 @@ class AppState(QObject):
     def _take_catalogue(self, catalogue: protocol.Catalogue) -> None:
         self.catalogue = catalogue
         if catalogue.version != protocol.VERSION:
-            self.fail(
-                protocol.Failure(
-                    kind="wire",
-                    sentence=f"The runner speaks version {catalogue.version} of the protocol, this "
-                    f"window version {protocol.VERSION}.",
-                    fix="Install the same version on both sides.",
-                )
-            )
+            self.fail(complaints.other_version(catalogue.version))
         if self.configuration is None:
             self.configuration = draft.first(catalogue)
         else:
@@ -368,13 +356,7 @@ class AppState(QObject):
         self.stateChanged.emit()
 
     def _unanswered(self, seconds: float) -> None:
-        self.fail(
-            protocol.Failure(
-                kind="hang",
-                sentence=f"The runner has not answered for {seconds:.0f} seconds.",
-                fix="Wait, or start a new runner; everything measured so far is kept.",
-            )
-        )
+        self.fail(complaints.no_answer(seconds))
 
     def _runner_clock(self) -> float:
         return 0.0 if self.catalogue is None else time.time() - self.catalogue.created
