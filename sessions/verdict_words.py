@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from sessions.model import PairedComparison
-from sessions.numbers import Measured, text
+from sessions.numbers import Measured, number, text
 from sessions.verdict import REGION, wrong_arms
 
+SMALL_P = 0.001
 _SAYS = {"FASTER": "B is FASTER than A", "SLOWER": "B is SLOWER than A"}
 
 
@@ -45,6 +46,19 @@ def ratio_line(comparison: PairedComparison) -> str:
         text(Measured(end, error)) for end in (comparison.ratio, comparison.low, comparison.high)
     )
     return f"B takes {value} of A's step time, 95 % interval {low} to {high} ({basis})"
+
+
+def standing(comparison: PairedComparison) -> str:
+    """How it stands among the others of its session; empty where it is alone."""
+    of = comparison.facts.get("of")
+    if of is None:
+        return ""
+    return f"one of {of} comparisons: p {p_text(comparison.facts['p_holm'])} by Holm's correction"
+
+
+def p_text(p: float) -> str:
+    """A p value as a person reads it; nobody needs more digits of a very small one."""
+    return number(p) if p >= SMALL_P else f"below {SMALL_P:g}"
 
 
 def remarks(comparison: PairedComparison) -> list[str]:

@@ -29,18 +29,21 @@ kernels      kernels                                           | torch triton
 kernels._peers kernels  | torch fla liger_kernel quack mamba_ssm
 models       models kernels                                    | torch
 sessions     sessions                                          | numpy scipy h5py msgspec
-.protocol    sessions                                          | msgspec
+.protocol    sessions .preferences                             | msgspec
+.preferences                                                   | msgspec
 .recorder    sessions .protocol                                | numpy msgspec
 .journal     sessions .protocol .recorder                      |
 .client      .protocol .journal                                |
 .floors sessions .journal                                 | msgspec
 .claims      .claims sessions .protocol                        | numpy scipy
 .headless    sessions .protocol .recorder .journal .client     |
+.presets     .protocol                                         | msgspec
 .runner      .runner kernels models sessions .protocol         | torch msgspec psutil pynvml
 .runner.optimizers .runner | torch torchao bitsandbytes
-.ui .ui sessions .protocol .recorder .journal .client .floors | PySide6 pyqtgraph numpy msgspec
+.ui .ui sessions .protocol .recorder .journal .client .floors .presets \
+| PySide6 pyqtgraph numpy msgspec
 .ui.plots    .ui.plots .ui.icons .ui.style sessions            | PySide6 pyqtgraph numpy
-.commands .commands .claims .ui sessions .protocol .journal .client .headless .floors \
+.commands .commands .claims .ui sessions .protocol .journal .client .headless .floors .presets \
 | msgspec rich PySide6
 .cli         sessions .commands .ui.app                        |
 .__main__    .cli                                              |
@@ -67,6 +70,7 @@ NEVER_LOADED = [
         ("workbench.recorder", f"{GPU} {QT}"),
         ("workbench.headless", f"{GPU} {QT}"),
         ("workbench.claims", f"{GPU} {QT}"),
+        ("workbench.presets", f"{GPU} {QT}"),
         ("workbench.cli", f"{GPU} {QT}"),
         ("workbench.commands", f"{GPU} {QT}"),
         ("workbench.ui.window", GPU),

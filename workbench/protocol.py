@@ -13,6 +13,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from sessions.model import Configuration, Evidence, Judgement, Numerics, Scalar
+from workbench.preferences import OR as OR
+from workbench.preferences import LeftOut as LeftOut
+from workbench.preferences import TogglePreset as TogglePreset
 
 VERSION = 2
 
@@ -257,14 +260,20 @@ class Catalogue(Message, tag="catalogue"):
     workloads: list[WorkloadInfo]
     toggles: list[ToggleInfo]
     operators: dict[str, str]  # operator: which implementations are available, or why not
+    presets: list[TogglePreset] = []
 
 
 class Availability(Message, tag="availability"):
-    """Answer to Check: the blocked options by toggle and option, and all that is wrong."""
+    """Answer to Check: the blocked options by toggle and option, and all that is wrong.
+
+    ``toggles`` is what every toggle comes to, ``left_out`` what it was to be rather.
+    """
 
     configuration: Configuration
     blocked: dict[str, dict[str, Blocked]]
     problems: list[str] = []  # reasons why this configuration cannot start as it is
+    toggles: dict[str, str] = {}
+    left_out: list[LeftOut] = []
 
 
 class State(Message, tag="state"):

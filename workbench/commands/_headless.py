@@ -9,6 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sessions import hdf5
 from sessions.errors import SessionError
+from sessions.model import Session
 from workbench import protocol
 from workbench.commands._command import DONE, FAILED, INTERRUPTED, Failed, Mistaken, say
 from workbench.headless import Outcome
@@ -83,6 +84,8 @@ def settle(outcome: Outcome, output: Path | None) -> str | None:
     if outcome.mistake:
         outcome.journal.unlink(missing_ok=True)
         raise Mistaken(outcome.mistake)
+    for text in warnings(session):
+        say(f"{text[:1].upper()}{text[1:]}.")
     for failure in outcome.failures:
         say(f"{failure.sentence} {failure.fix}".strip())
         if failure.kind == "died" and failure.detail:
@@ -99,6 +102,11 @@ def settle(outcome: Outcome, output: Path | None) -> str | None:
     else:
         outcome.journal.unlink(missing_ok=True)
     return saved
+
+
+def warnings(session: Session) -> list[str]:
+    """What the runner warned of, options of presets that it left out among it."""
+    return [event.text for event in session.events if event.kind == "warning"]
 
 
 def exit_code(outcome: Outcome) -> int:

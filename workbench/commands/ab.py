@@ -21,7 +21,7 @@ from workbench.commands._command import (
     check_output,
     say,
 )
-from workbench.commands._headless import Bar, exit_code, settle
+from workbench.commands._headless import Bar, exit_code, settle, warnings
 from workbench.commands.run import (
     configuration_arguments,
     configure,
@@ -47,7 +47,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
             f"--{side}",
             default="",
             metavar="NAME=OPTION,...",
-            help=f"toggles of {side.upper()} alone; neither given: A against A",
+            help=f"toggles of {side.upper()} alone, @PRESET too; neither given: A against A",
         )
     parser.add_argument(
         "--budget",
@@ -120,6 +120,7 @@ def as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
         "reason": outcome.reason,
         "file": saved,
         "failures": [msgspec.to_builtins(failure) for failure in outcome.failures],
+        "warnings": warnings(session),
         "environment": session.environment,
         "verdict": None,
     }

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import datetime
 from pathlib import Path
+from typing import Any
 
 from sessions import reproduce
+from sessions.model import PairedComparison
+from sessions.side_by_side import side_by_side, verdicts_table
 from sessions.tables import segments_table
 from workbench.commands._command import DONE, Command, answer, answer_json, load
 from workbench.commands.run import summary
@@ -36,6 +39,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 "created": session.created,
                 "notes": session.notes,
                 "environment": session.environment,
+                "comparisons": [_comparison(one) for one in side_by_side(session.comparisons)],
                 "segments": [summary(segment) for segment in session.segments],
                 "events": [[event.t_s, event.kind, event.text] for event in session.events],
             }
@@ -46,9 +50,20 @@ def _run(arguments: argparse.Namespace) -> int:
             lines += [session.notes, ""]
         lines += [f"{name}: {value}" for name, value in session.environment.items()]
         lines += ["", segments_table(session).to_markdown()]
+        if session.comparisons:
+            lines.append(verdicts_table(session.comparisons).to_markdown())
         lines += [f"{event.t_s:9.2f} s  {event.kind}: {event.text}" for event in session.events]
         answer("\n".join(lines))
     return DONE
+
+
+def _comparison(comparison: PairedComparison) -> dict[str, Any]:
+    """One comparison in numbers, its verdict corrected; ``alone`` is what it said by itself."""
+    facts = comparison.facts
+    names = ("ratio", "low", "high", "verdict", "arms")
+    found = {name: getattr(comparison, name) for name in names}
+    told = ("alone", "p", "p_holm", "of", "pairs", "reasons", "numerics", "segments")
+    return found | {name: facts[name] for name in told if name in facts}
 
 
 def _moment(unix_s: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ import msgspec
 from sessions import statistics
 from sessions.model import Configuration, Phase, Scalar, Segment
 from sessions.tables import segments_table
-from workbench import headless, protocol
-from workbench.commands._command import Command, Mistaken, answer, answer_json, check_output
-from workbench.commands._headless import Bar, exit_code, settle
+from workbench import headless, presets, protocol
+from workbench.commands._command import Command, Mistaken, answer, answer_json, check_output, say
+from workbench.commands._headless import Bar, exit_code, settle, warnings
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 OWN = "own"  # the family of a person's own files
@@ -47,7 +47,8 @@ def configuration_arguments(parser: argparse.ArgumentParser, family_default: str
         action="append",
         default=[],
         metavar="NAME[=OPTION]",
-        help="an optimization; where it has two options, its name switches it",
+        help="an optimization; where it has two options, its name switches it; @PRESET or "
+        "@FILE.json: all of a preset, what cannot be used here left out; later ones win",
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights and data; default: 0")
     parser.add_argument("--data", default="synthetic", help="a text file, whose bytes are tokens")
@@ -87,6 +88,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 "reason": outcome.reason,
                 "file": saved,
                 "failures": [msgspec.to_builtins(failure) for failure in outcome.failures],
+                "warnings": warnings(session),
                 "environment": session.environment,
                 "segments": [summary(segment) for segment in session.segments],
             }
@@ -125,15 +127,13 @@ def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> C
             raise Mistaken(f"--set {text}: expected FIELD=VALUE")
         field = _known("--set: unknown field", name, {**model_fields, **step_fields})
         (settings if name in step_fields else model)[name] = _read(field, value)
-    toggles = {toggle.name: toggle for toggle in catalogue.toggles}
-    chosen = dict(_toggle(text, toggles) for text in arguments.toggle)
     return Configuration(
         family=family.name,
         preset=arguments.preset or family.default_preset,
         model=model,
         workload=workload.name,
         settings=settings,
-        toggles=chosen,
+        toggles=_chosen(arguments.toggle, catalogue),
         seed=arguments.seed,
         data=arguments.data,
     )
@@ -142,9 +142,8 @@ def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> C
 def with_toggles(
     catalogue: protocol.Catalogue, configuration: Configuration, text: str
 ) -> Configuration:
-    """The configuration with the toggles of ``NAME=OPTION,...`` as well."""
-    toggles = {toggle.name: toggle for toggle in catalogue.toggles}
-    chosen = dict(_toggle(one.strip(), toggles) for one in text.split(",") if one.strip())
+    """The configuration with the toggles of ``NAME=OPTION,...`` and ``@PRESET`` as well."""
+    chosen = _chosen([one.strip() for one in text.split(",") if one.strip()], catalogue)
     return msgspec.structs.replace(configuration, toggles={**configuration.toggles, **chosen})
 
 
@@ -164,6 +163,24 @@ def summary(segment: Segment) -> dict[str, Any]:
         "evidence": [msgspec.to_builtins(evidence) for evidence in segment.evidence],
         "ledger": segment.ledger,
     }
+
+
+def _chosen(texts: Sequence[str], catalogue: protocol.Catalogue) -> dict[str, str]:
+    """The option of each toggle that is named, by itself or in a preset; the last word counts."""
+    toggles = {toggle.name: toggle for toggle in catalogue.toggles}
+    chosen: dict[str, str] = {}
+    for text in texts:
+        if text.startswith(presets.MARK):
+            try:
+                found, unknown = presets.find(text, catalogue)
+            except ValueError as error:
+                raise Mistaken(f"--toggle {text}: {error}") from None
+            for sentence in unknown:
+                say(f"{text}: {sentence}")
+            chosen |= found
+        else:
+            chosen |= dict([_toggle(text, toggles)])
+    return chosen
 
 
 def _toggle(text: str, toggles: Mapping[str, protocol.ToggleInfo]) -> tuple[str, str]:

@@ -8,7 +8,7 @@ import kernels
 from kernels import hardware
 from models import ConfigField, Family
 from workbench import protocol
-from workbench.runner import own
+from workbench.runner import own, presets
 from workbench.runner.environment import environment
 from workbench.runner.resolve import default_preset, families
 from workbench.runner.toggles import Stage, all_toggles
@@ -31,6 +31,7 @@ def catalogue(device: torch.device, created: float) -> protocol.Catalogue:
             for toggle in sorted(all_toggles().values(), key=lambda t: t.stage == Stage.MODEL)
         ],
         operators={name: str(status) for name, status in kernels.status(device.type).items()},
+        presets=presets.all_presets(),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,10 +12,12 @@ import torch
 import models
 from kernels import hardware
 from sessions.model import Configuration, Scalar
-from workbench.protocol import Availability, Blocked, Field, Start
+from workbench import protocol
+from workbench.protocol import OR, Availability, Blocked, Field, Start
 from workbench.runner import own
 from workbench.runner.failures import Mistake
 from workbench.runner.toggles import Situation, all_toggles
+from workbench.runner.wire import Wire
 from workbench.runner.workloads import Workload, all_workloads
 
 # A configuration near the limit may try, and run out of memory in earnest: that is a measurement.
@@ -33,7 +35,8 @@ Value = TypeVar("Value")
 def resolve(configuration: Configuration, device: torch.device) -> Situation:
     """Fill in every default and check every name and value.
 
-    Raises ``Mistake`` or ``models.ConfigurationError`` with one sentence.
+    Of options joined by ``protocol.OR`` the first that can be used is taken; what was passed over
+    is in ``left_out``. Raises ``Mistake`` or ``models.ConfigurationError`` with one sentence.
     """
     _check_seed(configuration.seed)
     family = _known("family", configuration.family, families())
@@ -49,7 +52,11 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
         name: toggle.default_option(device) for name, toggle in all_toggles().items()
     } | configuration.toggles
     for name, option in configuration.toggles.items():
-        _known(f"toggle {name}", option, _known("toggle", name, all_toggles()).options)
+        toggle = _known("toggle", name, all_toggles())
+        for one in option.split(OR):
+            _known(f"toggle {name}", one, toggle.options)
+    preferred = {name: option.split(OR) for name, option in toggles.items() if OR in option}
+    toggles |= {name: options[0] for name, options in preferred.items()}
     resolved = msgspec.structs.replace(
         configuration,
         preset=preset,
@@ -60,8 +67,9 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
     for name in toggles.keys() - configuration.toggles.keys():
         if _why(name, toggles[name], Situation(resolved, device, family, base, workload, base)):
             toggles[name] = all_toggles()[name].off  # a default is no demand
+    left_out = _settle(preferred, Situation(resolved, device, family, base, workload, base))
     config = _configured(Situation(resolved, device, family, base, workload, base))
-    situation = Situation(resolved, device, family, config, workload, base)
+    situation = Situation(resolved, device, family, config, workload, base, left_out)
     family.check_memory(
         config, memory_bytes=HOPELESS * hardware.of(device).total_bytes, **_sizes(situation)
     )
@@ -101,6 +109,44 @@ def _why(name: str, option: str, situation: Situation) -> Blocked | None:
     if toggle.bundled and situation.family is own.FAMILY:
         return Blocked(toggle.bundled, "Choose a bundled family.", {name: toggle.off}, absent=True)
     return toggle.blocked(option, situation)
+
+
+def _settle(
+    preferred: Mapping[str, Sequence[str]], situation: Situation
+) -> tuple[protocol.LeftOut, ...]:
+    """Let each of these toggles take the first of its options that can be used, or the last.
+
+    In order of stage: a later toggle sees what the earlier ones have come to.
+    """
+    toggles = situation.configuration.toggles
+    left_out: list[protocol.LeftOut] = []
+    for name in (name for name in all_toggles() if name in preferred):
+        passed: list[tuple[str, Blocked]] = []
+        for option in preferred[name]:
+            toggles[name] = option
+            config = _configured(situation)
+            why = _why(name, option, dataclasses.replace(situation, config=config))
+            if why is None or option == preferred[name][-1]:
+                break
+            passed.append((option, why))
+        left_out += [
+            protocol.LeftOut(
+                toggle=name, option=option, taken=toggles[name], reason=why.reason, fix=why.fix
+            )
+            for option, why in passed
+        ]
+    return tuple(left_out)
+
+
+def tell_left_out(situation: Situation, wire: Wire) -> None:
+    """A note for every option that was preferred and is not used."""
+    for one in situation.left_out:
+        toggle = all_toggles()[one.toggle]
+        text = (
+            f"{toggle.title}: {toggle.options[one.taken]} in place of "
+            f"{toggle.options[one.option]}, which cannot be used: {one.reason}"
+        )
+        wire.send(protocol.Note(kind="warning", text=text))
 
 
 def _configured(situation: Situation) -> Any:
@@ -154,7 +200,13 @@ def availability(configuration: Configuration, device: torch.device) -> Availabi
         problems = []
     except Mistake as mistake:
         problems = [str(mistake)]
-    return Availability(configuration=configuration, blocked=blocked, problems=problems)
+    return Availability(
+        configuration=configuration,
+        blocked=blocked,
+        problems=problems,
+        toggles=situation.configuration.toggles,
+        left_out=list(situation.left_out),
+    )
 
 
 def default_preset(family: models.Family, device: torch.device) -> str:

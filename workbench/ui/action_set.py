@@ -103,6 +103,14 @@ class ActionSet(QObject):
                 choose = self._chooser(state.set_toggle, toggle.name, option.name)
                 text = f"{toggle.title}: {option.title}"
                 found.append(Entry(text, choose, icon("toggle", theme), "", why))
+        why_not = state.presets.why_not()
+        for offered in state.presets.offered:
+            choose = self._chooser(state.presets.apply, offered)
+            text = f"Toggles: {offered.title}"
+            found.append(Entry(text, choose, icon("preset", theme), "", why_not))
+        for name in state.presets.own:
+            choose = self._chooser(state.presets.apply_own, name)
+            found.append(Entry(f"Toggles: {name}", choose, icon("preset", theme), "", why_not))
         for preset in draft.family_of(catalogue, configuration.family).presets:
             choose = self._chooser(self._window.choose_preset, preset)
             found.append(Entry(f"Preset: {preset}", choose, icon("preset", theme)))
@@ -143,5 +151,5 @@ class ActionSet(QObject):
         self.refresh()
 
     @staticmethod
-    def _chooser(choose, *arguments: str):  # type: ignore[no-untyped-def]
+    def _chooser(choose, *arguments: object):  # type: ignore[no-untyped-def]
         return lambda: choose(*arguments)

@@ -81,6 +81,11 @@ def _pause(window: MainWindow) -> None:
     (state.resume if state.runner_state == "paused" else state.pause)()
 
 
+def _toggle_automatic(window: MainWindow) -> None:
+    offers = window.state.offers
+    offers.set_automatic(not offers.automatic)
+
+
 def _no_data(state: AppState) -> str:
     return "" if state.session.segments else "Nothing has been measured yet."
 
@@ -182,6 +187,9 @@ ACTIONS = (
     Action("profile", "Profile these steps", "Run", "breakdown", lambda w: w.profile(), "Shift+F9",
            "Show where the time and the memory of a step go, module by module",
            lambda s: s.breakdowns.why_not(), group=2),
+    Action("auto-verdict", "Auto-verdict", "Run", "verdict", _toggle_automatic, "",
+           "Judge every change of a toggle in a run against the configuration before it, then go "
+           "on with the new one", checked=lambda s: s.offers.automatic, group=2),
     Action("compare", "Compare with …", "Compare", "compare", dialogs.compare, "Ctrl+Shift+O",
            "Put the sessions of files beside this one"),
     Action("clear-compared", "Clear comparison", "Compare", "close",

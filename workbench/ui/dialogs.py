@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
     QPlainTextEdit,
     QPushButton,
     QVBoxLayout,
+    QWidget,
 )
 
 from workbench.ui import draft, files, fonts
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 def open_session(window: MainWindow) -> None:
     """Ask for a file and show its session."""
-    name, _ = QFileDialog.getOpenFileName(window, "Open a session", _folder(), files.FILTER)
+    name, _ = QFileDialog.getOpenFileName(window, "Open a session", folder(), files.FILTER)
     if name:
         window.open_path(Path(name))
 
@@ -49,7 +50,7 @@ def open_model(window: MainWindow) -> None:
 
 def compare(window: MainWindow) -> None:
     """Ask for files and put their sessions beside the one that is shown."""
-    names, _ = QFileDialog.getOpenFileNames(window, "Compare with", _folder(), files.FILTER)
+    names, _ = QFileDialog.getOpenFileNames(window, "Compare with", folder(), files.FILTER)
     for name in names:
         window.state.add_compared(Path(name))
 
@@ -66,7 +67,7 @@ def save(window: MainWindow) -> None:
 def save_as(window: MainWindow) -> None:
     """Ask for a file and write the session there."""
     slug = re.sub(r"[^\w.-]+", "-", window.state.session.title).strip("-").lower() or "session"
-    suggestion = str(Path(_folder()) / f"{slug}{files.SUFFIX}")
+    suggestion = str(Path(folder()) / f"{slug}{files.SUFFIX}")
     name, _ = QFileDialog.getSaveFileName(window, "Save the session", suggestion, files.FILTER)
     if name:
         path = Path(name)
@@ -76,7 +77,7 @@ def save_as(window: MainWindow) -> None:
 def rename(window: MainWindow) -> None:
     """Ask for the session's title."""
     state = window.state
-    _ask(window, "Rename session", "Title", state.session.title, state.rename)
+    ask(window, "Rename session", "Title", state.session.title, state.rename)
 
 
 def notes(window: MainWindow) -> None:
@@ -86,14 +87,14 @@ def notes(window: MainWindow) -> None:
     def keep(text: str) -> None:
         state.describe(state.session.title, text)
 
-    dialog = _ask(window, "Session notes", "Notes", state.session.notes, keep)
+    dialog = ask(window, "Session notes", "Notes", state.session.notes, keep)
     dialog.setOption(QInputDialog.InputDialogOption.UsePlainTextEditForTextInput)
     dialog.resize(480, 280)
 
 
 def add_note(window: MainWindow) -> None:
     """Ask for a note to this moment."""
-    _ask(window, "Add note", "Note to this moment of the timeline", "", window.state.add_note)
+    ask(window, "Add note", "Note to this moment of the timeline", "", window.state.add_note)
 
 
 def save_preset(window: MainWindow) -> None:
@@ -105,7 +106,7 @@ def save_preset(window: MainWindow) -> None:
     def keep(name: str) -> None:
         window.settings.save_preset(name, configuration)
 
-    _ask(window, "Save as preset", "Name of the preset", suggestion, keep)
+    ask(window, "Save as preset", "Name of the preset", suggestion, keep)
 
 
 def doctor(window: MainWindow) -> None:
@@ -153,9 +154,10 @@ def doctor_text(state: AppState) -> str:
     return "\n".join(lines)
 
 
-def _ask(
-    window: MainWindow, title: str, label: str, text: str, accept: Callable[[str], None]
+def ask(
+    window: QWidget, title: str, label: str, text: str, accept: Callable[[str], None]
 ) -> QInputDialog:
+    """Ask for one line of text; ``accept`` is called with it unless it is empty."""
     dialog = QInputDialog(window)
     dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
     dialog.setWindowTitle(title)
@@ -189,5 +191,6 @@ def _report(window: MainWindow, title: str, text: str) -> None:
     dialog.open()
 
 
-def _folder() -> str:
+def folder() -> str:
+    """Where files of people are kept."""
     return QStandardPaths.writableLocation(QStandardPaths.StandardLocation.DocumentsLocation)

@@ -11,7 +11,7 @@ from PySide6.QtCore import QMimeData
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QMenu
 
-from workbench.ui import dialogs, draft, files
+from workbench.ui import dialogs, draft, files, preset_menu
 from workbench.ui.appearance import CHOICES
 from workbench.ui.state import AppState
 
@@ -28,6 +28,8 @@ def add_dynamic(window: MainWindow) -> None:
     _submenu(top["File"], "Open recent", lambda menu: _recent(window, menu), save)
     _submenu(top["File"], "Recover journal", lambda menu: _journals(window, menu), save)
     _submenu(top["Run"], "Presets", lambda menu: _presets(window, menu))
+    state = window.state
+    _submenu(top["Run"], "Toggle presets", lambda menu: preset_menu.fill(menu, state, window))
     top["View"].addSeparator()
     for dock in window.desk.docks.values():
         top["View"].addAction(dock.toggleViewAction())

@@ -8,6 +8,7 @@ import msgspec
 from PySide6.QtCore import QByteArray, QSettings
 
 from sessions.model import Configuration
+from workbench.ui.undo import Choices
 
 LAYOUT_VERSION = 2  # raise it when docks are added, so that an old layout is not restored
 RECENT = 10
@@ -59,6 +60,29 @@ class Settings:
     def save_preset(self, name: str, configuration: Configuration) -> None:
         """Keep a configuration under a name."""
         self._store.setValue(f"presets/{name}", msgspec.json.encode(configuration).decode())
+
+    @property
+    def toggle_presets(self) -> dict[str, Choices]:
+        """Toggles that the person saved, by name; none where they cannot be read."""
+        try:
+            stored = str(self._store.value("toggle_presets", "{}"))
+            return msgspec.json.decode(stored, type=dict[str, Choices])
+        except msgspec.MsgspecError:
+            return {}
+
+    @toggle_presets.setter
+    def toggle_presets(self, presets: dict[str, Choices]) -> None:
+        # One value: a name with a slash in it would be a group of the store.
+        self._store.setValue("toggle_presets", msgspec.json.encode(presets).decode())
+
+    @property
+    def auto_verdict(self) -> bool:
+        """Whether every change of toggles is judged without being asked."""
+        return str(self._store.value("auto_verdict", "false")) == "true"
+
+    @auto_verdict.setter
+    def auto_verdict(self, automatic: bool) -> None:
+        self._store.setValue("auto_verdict", "true" if automatic else "false")
 
     def layout(self, part: str) -> QByteArray | None:
         """A stored geometry or dock state; None when there is none of this version."""

@@ -15,16 +15,18 @@ from workbench import protocol
 from workbench.client import Runner
 from workbench.journal import Journal
 from workbench.recorder import Recorder
-from workbench.ui import draft, files
+from workbench.ui import complaints, draft, files
 from workbench.ui.arrivals import MEASURED, TOUCHED
 from workbench.ui.attributions import Attributions
 from workbench.ui.breakdowns import Breakdowns
 from workbench.ui.checklists import Checklists
+from workbench.ui.offers import Offers
+from workbench.ui.presets import Presets
 from workbench.ui.runner_link import RunnerLink
 from workbench.ui.stream_reader import Client
 from workbench.ui.tasks import Tasks
 from workbench.ui.theme import DARK, Theme
-from workbench.ui.undo import Choices, ToggleCommand
+from workbench.ui.undo import Change, Choices
 from workbench.ui.verdicts import Verdicts
 
 LOG_LINES = 1000
@@ -59,6 +61,7 @@ class AppState(QObject):
     followChanged = Signal()
     focusRequested = Signal(float)  # show this time (seconds of the session) in the plots
     failed = Signal(object)  # a protocol.Failure
+    heard = Signal(object)  # each message of the runner, once it is taken
 
     def __init__(
         self,
@@ -95,6 +98,8 @@ class AppState(QObject):
         self.attributions = Attributions(self)
         self.checklists = Checklists(self)
         self.breakdowns = Breakdowns(self)
+        self.offers = Offers(self)
+        self.presets = Presets(self)
         self.log: deque[str] = deque(maxlen=LOG_LINES)  # what libraries printed in the runner
         self._launch = launch or (lambda journal: Runner(journal, log=self.log.append))
         self._link = RunnerLink(self)
@@ -128,9 +133,10 @@ class AppState(QObject):
     @property
     def pending(self) -> Choices:
         """Toggles that were chosen but that the running segment does not have yet."""
-        if not self.active or self.running is None or self.configuration is None:
+        running = self.verdicts.goes_on or self.running
+        if not self.active or running is None or self.configuration is None:
             return {}
-        runs = self.running.toggles
+        runs = running.toggles
         chosen = self.configuration.toggles
         return {name: option for name, option in chosen.items() if runs.get(name) != option}
 
@@ -189,7 +195,7 @@ class AppState(QObject):
         before = {name: now[name] for name in choices if now.get(name) != choices[name]}
         if before:
             after = {name: choices[name] for name in before}
-            self.undo.push(ToggleCommand(text, before, after, self._make))
+            self.undo.push(Change(text, before, after, self._make))
 
     def revert(self) -> None:
         """Give up the toggles that are chosen but not running."""
@@ -216,7 +222,7 @@ class AppState(QObject):
             configuration = draft.with_setting(configuration, "batch", int(batch))
         self.edit(draft.with_toggles(configuration, choices))
         self._refused = False
-        if choices and self.active:
+        if choices and self.active and not self.verdicts.busy:
             self._link.send(protocol.Apply(toggles=choices))
 
     # The runner
@@ -252,6 +258,10 @@ class AppState(QObject):
     def perform(self, command: protocol.Command) -> None:
         """Run a command that takes a while (a comparison, a study) in place of what runs now."""
         self.show_live()
+        self.send(command)
+
+    def send(self, command: protocol.Command) -> None:
+        """Send one command to the runner."""
         self._link.send(command)
 
     def stop(self) -> None:
@@ -282,6 +292,7 @@ class AppState(QObject):
         touched: set[str] = set()
         for message in self._link.drain():
             touched |= self._take(message)
+            self.heard.emit(message)
         for name in sorted(touched):
             getattr(self, name).emit()
 
@@ -292,12 +303,7 @@ class AppState(QObject):
         try:
             self.recorder.record(message)
         except (protocol.WireError, ValueError, KeyError) as error:
-            message = protocol.Failure(
-                kind="wire",
-                sentence="A message of the runner does not fit the session; it was left out.",
-                fix="If this repeats, start a new runner.",
-                detail=repr(error),
-            )
+            message = complaints.does_not_fit(error)
         match message:
             case protocol.Catalogue():
                 self._take_catalogue(message)
@@ -340,14 +346,7 @@ class AppState(QObject):
     def _take_catalogue(self, catalogue: protocol.Catalogue) -> None:
         self.catalogue = catalogue
         if catalogue.version != protocol.VERSION:
-            self.fail(
-                protocol.Failure(
-                    kind="wire",
-                    sentence=f"The runner speaks version {catalogue.version} of the protocol, this "
-                    f"window version {protocol.VERSION}.",
-                    fix="Install the same version on both sides.",
-                )
-            )
+            self.fail(complaints.other_version(catalogue.version))
         if self.configuration is None:
             self.configuration = draft.first(catalogue)
         else:
@@ -365,13 +364,7 @@ class AppState(QObject):
         self.stateChanged.emit()
 
     def _unanswered(self, seconds: float) -> None:
-        self.fail(
-            protocol.Failure(
-                kind="hang",
-                sentence=f"The runner has not answered for {seconds:.0f} seconds.",
-                fix="Wait, or start a new runner; everything measured so far is kept.",
-            )
-        )
+        self.fail(complaints.no_answer(seconds))
 
     def _runner_clock(self) -> float:
         return 0.0 if self.catalogue is None else time.time() - self.catalogue.created

@@ -1,20 +1,19 @@
-"""Undo and redo of toggles: one entry per decision, however many toggles it changed."""
+"""Undo and redo of toggles and presets: one entry per decision, however many toggles it changed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from PySide6.QtGui import QUndoCommand
 
 Choices = dict[str, str]
 
 
-class ToggleCommand(QUndoCommand):
-    """A change of some toggles; ``apply`` makes the choices it is given."""
+class Change(QUndoCommand):
+    """A change of some choices; ``apply`` makes those that it is given."""
 
-    def __init__(
-        self, text: str, before: Choices, after: Choices, apply: Callable[[Choices], None]
-    ) -> None:
+    def __init__(self, text: str, before: Any, after: Any, apply: Callable[[Any], None]) -> None:
         super().__init__(text)
         self._before = before
         self._after = after

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject
 
 from sessions.model import Configuration, PairedComparison
+from sessions.side_by_side import side_by_side
 from workbench import floors, protocol
+from workbench.ui import draft
 
 if TYPE_CHECKING:
     from workbench.ui.state import AppState
 
 BUDGET_S = 20.0
 MOST_MORE_S = 600.0  # that one click may ask for
+
+
+@dataclass
+class _Asked:
+    """A comparison that was asked for."""
+
+    goes_on: Configuration | None  # what ran, and runs on when it is over
+    ends: int  # of runs until it is over: a run in progress ends before it begins
+    ends_early: bool = False
 
 
 class Verdicts(QObject):
@@ -24,12 +36,31 @@ class Verdicts(QObject):
         super().__init__(state)
         self._state = state
         self.budget_s = BUDGET_S  # seconds of alternating that a new comparison may take
+        self.resumes = False  # an interrupted run was told to go on and does not yet
+        self._asked: _Asked | None = None
+        state.heard.connect(self._finished)
+        state.stateChanged.connect(self._forget)
+
+    @property
+    def all(self) -> list[PairedComparison]:
+        """The comparisons of the session that is shown, with verdicts that hold together."""
+        return side_by_side(self._state.session.comparisons)
 
     @property
     def newest(self) -> PairedComparison | None:
         """The last comparison of the session that is shown."""
-        comparisons = self._state.session.comparisons
+        comparisons = self.all
         return comparisons[-1] if comparisons else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a comparison was asked for that is not over; toggles chosen meanwhile wait."""
+        return self._asked is not None
+
+    @property
+    def goes_on(self) -> Configuration | None:
+        """What runs on when the comparison is over; None where nothing does."""
+        return self._asked.goes_on if self._asked is not None else None
 
     @property
     def measuring(self) -> bool:
@@ -65,18 +96,37 @@ class Verdicts(QObject):
 
     def against_before(self) -> None:
         """Compare the configuration being edited with the one before."""
-        state, base = self._state, self.before()
-        if base is None or state.configuration is None or self.why_not_before():
+        base, other = self.before(), self._state.configuration
+        if base is not None and other is not None and not self.why_not_before():
+            self.judge(base, other)
+
+    def judge(self, base: Configuration, other: Configuration) -> None:
+        """Compare two configurations; a run that this interrupts goes on with ``other``."""
+        if self._why_not():
             return
-        state.perform(
-            protocol.Compare(
-                base=base,
-                other=state.configuration,
-                budget_s=self.budget_s,
-                floor=self._floor(),
-                seed=state.configuration.seed,
-            )
+        command = protocol.Compare(
+            base=base,
+            other=other,
+            budget_s=self.budget_s,
+            floor=self._floor(),
+            seed=other.seed,
         )
+        self._ask(command, other)
+
+    def compared(self, base: Configuration, other: Configuration) -> bool:
+        """Whether this session has a clear verdict on the two, in whichever order."""
+        session = self._state.recorder.session
+        for one in session.comparisons:
+            arms = [session.segments[place].configuration for place in one.facts["segments"]]
+            if one.verdict != "UNDECIDED" and arms in ([base, other], [other, base]):
+                return True
+        return False
+
+    def enough(self) -> None:
+        """End the comparison with what it has; the run that it interrupted goes on."""
+        if self._asked is not None:
+            self._asked.ends_early = True
+            self._state.stop()
 
     def more_s(self) -> float:
         """How many more seconds the newest comparison should get."""
@@ -106,19 +156,57 @@ class Verdicts(QObject):
         segments = self._state.session.segments
         base, other = (segments[place].configuration for place in newest.facts["segments"])
         facts = newest.facts
-        self._state.perform(
-            protocol.Compare(
-                base=base,
-                other=other,
-                budget_s=self.more_s(),
-                region=facts.get("region", 0.01),
-                floor=facts.get("floor", 0.0),
-                order=facts.get("order", "random"),
-                seed=facts.get("seed", 0) + len(newest.order),  # else the old order came again
-                before=_blocks(newest),
-                before_s=facts.get("seconds", 0.0),
-            )
+        command = protocol.Compare(
+            base=base,
+            other=other,
+            budget_s=self.more_s(),
+            region=facts.get("region", 0.01),
+            floor=facts.get("floor", 0.0),
+            half_width=0.0,  # all of the seconds: narrow enough ended it before, and undecided
+            order=facts.get("order", "random"),
+            seed=facts.get("seed", 0) + len(newest.order),  # else the old order came again
+            before=_blocks(newest),
+            before_s=facts.get("seconds", 0.0),
         )
+        self._ask(command, self._state.running)
+
+    def _ask(self, command: protocol.Compare, goes_on: Configuration | None) -> None:
+        state = self._state
+        self._asked = _Asked(goes_on, ends=2) if state.active else _Asked(None, ends=1)
+        state.perform(command)
+        state.comparisonsChanged.emit()
+
+    def _finished(self, message: protocol.AnyMessage) -> None:
+        asked = self._asked
+        if not isinstance(message, protocol.Finished):
+            return
+        self.resumes = False
+        if asked is None:
+            return
+        asked.ends -= 1
+        if asked.ends:
+            return
+        self._asked = None
+        if asked.goes_on is not None:
+            self._go_on(asked.goes_on, message.reason, asked.ends_early)
+        self._state.comparisonsChanged.emit()
+
+    def _go_on(self, configuration: Configuration, reason: str, early: bool) -> None:
+        """Run again what was interrupted, with the toggles that were chosen meanwhile."""
+        state = self._state
+        if state.configuration is None or (reason in ("stopped", "cancelled") and not early):
+            return  # it was the person who wanted it to end
+        if reason == "failed":  # perhaps of a toggle that nobody has seen running
+            state.edit(draft.with_toggles(state.configuration, configuration.toggles))
+        toggles = state.configuration.toggles
+        self.resumes = True
+        state.send(protocol.Start(configuration=draft.with_toggles(configuration, toggles)))
+
+    def _forget(self) -> None:
+        if self._state.runner_state in ("starting", "dead"):
+            self._asked = None
+        if self._state.runner_state != "idle":
+            self.resumes = False
 
     def _floor(self) -> float:
         catalogue = self._state.catalogue
@@ -128,9 +216,9 @@ class Verdicts(QObject):
         state = self._state
         if state.replaying:
             return "This is a replay; open the window without --replay to measure."
-        if self.measuring:
+        if self.busy or self.measuring:
             return "Two configurations are being compared."
-        if state.runner_state not in ("idle", "running", "paused"):
+        if self.resumes or state.runner_state not in ("idle", "running", "paused"):
             return "The runner is not ready."
         return ""
 

@@ -102,6 +102,8 @@ class MainWindow(QMainWindow):
         self.settings: Settings = settings
         self.appearance: Appearance = appearance
         self.setAcceptDrops(True)
+        state.offers.keep_in(settings)
+        state.presets.keep_in(settings)
         self.failures = FailurePanel(state)
         self.desk = Desk(state, PANELS)
         body = QWidget()

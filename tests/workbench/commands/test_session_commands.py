@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from sessions import hdf5
+from sessions.model import PairedComparison
 from workbench import protocol
 from workbench.cli import main
 from workbench.ui.plots import PLOTS
@@ -44,7 +45,33 @@ def test_info_as_json_holds_what_the_run_printed(ran, capsys):
     found = json.loads(printed(["info", ran.path, "--json"], capsys))
     assert found["segments"] == json.loads(ran.out)["segments"]
     assert found["environment"] == ran.catalogue.environment
-    assert found.keys() == {"title", "id", "created", "notes", "environment", "segments", "events"}
+    assert found.keys() == {
+        *("title", "id", "created", "notes", "environment", "comparisons", "segments", "events")
+    }
+
+
+def test_info_shows_every_verdict_as_it_holds_among_all(pair, capsys):
+    session = hdf5.load(pair[0])
+    doubtful = PairedComparison(
+        arms=["off", "on"], order=[0, 1], medians_ms=[10.0, 10.3], ratio=1.03, low=1.011,
+        high=1.05, verdict="SLOWER", facts={"p": 0.03, "reasons": [], "pairs": 8},
+    )  # fmt: skip
+    clear = msgspec.structs.replace(doubtful, verdict="FASTER", facts={**doubtful.facts, "p": 1e-6})
+    session.comparisons = [doubtful, clear]
+    hdf5.save(session, pair[1])
+    found = json.loads(printed(["info", pair[1], "--json"], capsys))["comparisons"]
+    assert [(one["verdict"], one["alone"], one["of"]) for one in found] == [
+        ("SLOWER", "SLOWER", 2),
+        ("FASTER", "FASTER", 2),
+    ]
+    session.comparisons = [doubtful] * 2
+    hdf5.save(session, pair[1])
+    found = json.loads(printed(["info", pair[1], "--json"], capsys))["comparisons"]
+    assert {(one["verdict"], one["alone"], one["p_holm"]) for one in found} == {
+        ("UNDECIDED", "SLOWER", 0.06)
+    }
+    out = printed(["info", pair[1]], capsys)
+    assert "### Verdicts, of 2 comparisons" in out and "| UNDECIDED | 0.0600 | SLOWER |" in out
 
 
 @pytest.mark.parametrize("strange", [float("nan"), float("inf"), 1e300, -1e300])

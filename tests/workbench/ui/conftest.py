@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from workbench.client import Runner
 from workbench.ui.appearance import Appearance
+from workbench.ui.panels.toggles import TogglesPanel
 from workbench.ui.settings import Settings
 from workbench.ui.state import AppState
 from workbench.ui.window import MainWindow
@@ -38,6 +39,20 @@ def state(qapp):
     state = AppState(launch=lambda journal: Runner(journal, FAKE))
     yield state
     state.close()
+
+
+@pytest.fixture
+def panel(qtbot, state, settings):
+    """The toggles alone, without a window around them, once the fake runner is idle."""
+    state.offers.keep_in(settings)
+    state.presets.keep_in(settings)
+    panel = TogglesPanel(state)
+    qtbot.addWidget(panel)
+    panel.show()
+    state.start_runner()
+    qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: state.availability is not None, timeout=5_000)
+    return panel
 
 
 @pytest.fixture

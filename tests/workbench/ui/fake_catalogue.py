@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from sessions.model import Configuration
 from workbench.protocol import (
+    OR,
     VERSION,
     Availability,
     Blocked,
     Catalogue,
     FamilyInfo,
     Field,
+    LeftOut,
     OptionInfo,
     ToggleInfo,
+    TogglePreset,
     WorkloadInfo,
 )
 
@@ -73,6 +78,13 @@ TOGGLES = (
     ),
     ("cuda_graphs", "CUDA graphs", "Compilation", {"off": "Off", "on": "On"}),
 )  # fmt: skip
+OFF = {name: next(iter(options)) for name, _, _, options in TOGGLES}
+PRESETS = {
+    "Eager": {},
+    "Throughput": {"precision": "amp_bf16", "adamw": "fused", "compile": "default"},
+    "FlashAttention first": {"precision": "amp_bf16", "attention": "xformers|flash3"},
+    "Latency": {"precision": "bf16", "triton": "on", "adamw": "fused", "cuda_graphs": "on"},
+}
 HALF = ("amp_fp16", "amp_bf16", "bf16")
 
 FAMILY = FamilyInfo(
@@ -156,12 +168,57 @@ def catalogue(created: float = 1_763_680_000.0) -> Catalogue:
             )
             for name, title, group, options in TOGGLES
         ],
+        presets=[
+            TogglePreset(
+                name=title.lower(),
+                title=title,
+                help=f"Help of {title}.",
+                toggles={
+                    name: f"{options[name]}{OR}{off}" if name in options else off
+                    for name, off in OFF.items()
+                },
+            )
+            for title, options in PRESETS.items()
+        ],
         operators={"rms_norm": "torch, triton", "attention": "12 backends; xformers not installed"},
     )
 
 
 def availability(configuration: Configuration) -> Availability:
-    """What the catalogue's toggles block under a configuration."""
+    """What the catalogue's toggles block under a configuration, preferences settled as asked."""
+    asked, left_out = configuration, []
+    for name, options in asked.toggles.items():
+        *better, last = options.split(OR)
+        configuration = chosen(configuration, name, last)
+        for option in better:
+            tried = chosen(configuration, name, option)
+            why = blocked_in(tried).get(name, {}).get(option)
+            if why is None:
+                configuration = tried
+                left_out = [
+                    msgspec.structs.replace(one, taken=option) if one.toggle == name else one
+                    for one in left_out
+                ]
+                break
+            left_out.append(
+                LeftOut(toggle=name, option=option, taken=last, reason=why.reason, fix=why.fix)
+            )
+    return msgspec.structs.replace(
+        settled(configuration),
+        configuration=asked,
+        toggles=configuration.toggles,
+        left_out=left_out,
+    )
+
+
+def chosen(configuration: Configuration, name: str, option: str) -> Configuration:
+    """The configuration with another option of one toggle."""
+    toggles = {**configuration.toggles, name: option}
+    return msgspec.structs.replace(configuration, toggles=toggles)
+
+
+def blocked_in(configuration: Configuration) -> dict[str, dict[str, Blocked]]:
+    """What is blocked under a configuration without preferences."""
     blocked: dict[str, dict[str, Blocked]] = {"attention": {"xformers": NOT_INSTALLED}}
     toggles = configuration.toggles
     if toggles["precision"] not in HALF:
@@ -172,6 +229,12 @@ def availability(configuration: Configuration) -> Availability:
         blocked["adamw"] = dict.fromkeys(("foreach", "fused"), NEEDS_TRAINING)
     elif toggles["adamw"] != "fused":
         blocked["cuda_graphs"] = {"on": NEEDS_FUSED}
+    return blocked
+
+
+def settled(configuration: Configuration) -> Availability:
+    """The answer for a configuration without preferences."""
+    blocked, toggles = blocked_in(configuration), configuration.toggles
     problems = [
         f"{toggle} = {toggles[toggle]}: {why[toggles[toggle]].reason}"
         for toggle, why in blocked.items()

@@ -1,7 +1,8 @@
 """A runner without torch that speaks the real protocol on its standard input and output.
 
 The configuration's ``data`` asks it to misbehave: ``malformed`` sends a line that is no message,
-``hang`` stops answering, ``oom`` fails the run, ``deaf`` does not hear Cancel.
+``hang`` stops answering, ``oom`` fails the run, ``fails`` a comparison, ``deaf`` does not hear
+Cancel.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ from fake_catalogue import availability, catalogue  # noqa: E402
 from fake_session import checked, comparison  # noqa: E402
 from fake_steps import FakeRun  # noqa: E402
 
+from sessions import verdict  # noqa: E402
 from sessions.model import Phase  # noqa: E402
 from workbench import protocol  # noqa: E402
 
 BATCH = 3
+
+# The bootstrap's library takes a second to load, and what is tested here is the window.
+verdict._fixed = lambda series, alpha: (-1e-3 + float(series.mean()), float(series.mean()), 1e-3)
 
 
 def main() -> None:
@@ -53,27 +58,28 @@ def main() -> None:
                 if active:
                     begin(run, command.configuration, "")
             case protocol.Compare():
-                active = False
-                compare(run, command, comparisons, commands)
+                if active:
+                    end(run, "stopped")
+                active = paused = False
+                end(run, compare(run, command, comparisons, commands))
                 comparisons += 1
-                send(protocol.Finished(t_s=run.now, reason="done", steps=1))
-                send(protocol.State(state="idle"))
             case protocol.Attribute():
-                active = False
-                ended = attribute(run, command, comparisons, commands)
+                if active:
+                    end(run, "stopped")
+                active = paused = False
+                end(run, attribute(run, command, comparisons, commands))
                 comparisons += 1
-                send(protocol.Finished(t_s=run.now, reason=ended, steps=1))
-                send(protocol.State(state="idle"))
             case protocol.Validate():
-                active = False
+                if active:
+                    end(run, "stopped")
+                active = paused = False
                 send(run.begin(command.configuration, "checked"))
                 send(protocol.State(state="running", text="Checking: Memory"))
                 for message in checked(run, index=studies):
                     send(message)
                     time.sleep(0.1)
                 studies += 1
-                send(protocol.Finished(t_s=run.now, reason="done", steps=1))
-                send(protocol.State(state="idle"))
+                end(run, "done")
             case protocol.Apply() if active:
                 configuration = run.configuration
                 toggles = {**configuration.toggles, **command.toggles}
@@ -95,9 +101,7 @@ def main() -> None:
                 if command.__class__ is protocol.Cancel and run.configuration.data == "deaf":
                     continue
                 active = paused = False
-                reason = "stopped" if isinstance(command, protocol.Stop) else "cancelled"
-                send(protocol.Finished(t_s=run.now, reason=reason, steps=1))
-                send(protocol.State(state="idle"))
+                end(run, "stopped" if isinstance(command, protocol.Stop) else "cancelled")
         if active and not paused:
             for message in run.steps(BATCH):
                 send(message)
@@ -114,13 +118,21 @@ def begin(run: FakeRun, configuration, label: str) -> None:
     send(protocol.State(state="running"))
 
 
-def compare(run: FakeRun, command: protocol.Compare, index: int, commands: queue.Queue) -> None:
-    """Alternate until the pairs are done, or a command comes."""
+def end(run: FakeRun, reason: str) -> None:
+    send(protocol.Finished(t_s=run.now, reason=reason, steps=1))
+    send(protocol.State(state="idle"))
+
+
+def compare(run: FakeRun, command: protocol.Compare, index: int, commands: queue.Queue) -> str:
+    """Alternate until the pairs are done, or a command comes; how it ended."""
     send(protocol.State(state="building", text="Building A"))
+    if "fails" in (command.base.data, command.other.data):
+        misbehave("oom")
+        return "failed"
     told = comparison(
         run, command.base, command.other, command.before, pairs=12, index=index, ratio=0.8
     )
-    tell(told, protocol.BlockDone, commands)
+    return tell(told, protocol.BlockDone, commands)
 
 
 def attribute(run: FakeRun, command: protocol.Attribute, index: int, commands: queue.Queue) -> str:
@@ -129,11 +141,11 @@ def attribute(run: FakeRun, command: protocol.Attribute, index: int, commands: q
     told = attribution_samples.messages(
         run.now, command.toggles, command.mode, index=index, looks=16
     )
-    return "done" if tell(told, protocol.Progress, commands) else "stopped"
+    return tell(told, protocol.Progress, commands)
 
 
-def tell(told, paced: type[protocol.Message], commands: queue.Queue) -> bool:
-    """Send the messages, at a pace, until a command comes; whether none came."""
+def tell(told, paced: type[protocol.Message], commands: queue.Queue) -> str:
+    """Send the messages, at a pace, until a command comes; how it ended."""
     for message in told:
         send(message)
         if isinstance(message, paced):
@@ -142,9 +154,14 @@ def tell(told, paced: type[protocol.Message], commands: queue.Queue) -> bool:
                 match commands.get():
                     case protocol.Check() as check:
                         send(availability(check.configuration))
+                    case protocol.Apply():
+                        sentence = "Configurations are being compared."
+                        send(protocol.Failure(kind="mistake", sentence=sentence))
+                    case protocol.Cancel():
+                        return "cancelled"
                     case _:
-                        return False
-    return True
+                        return "stopped"
+    return "done"
 
 
 def misbehave(how: str) -> None:

@@ -30,6 +30,7 @@ SITUATIONS = (
     "attribution",
     "attribution-empty",
     "checklist",
+    "presets",
 )
 SCALE = "WORKBENCH_SCREENSHOT_SCALE"
 
@@ -100,7 +101,9 @@ def shoot(application, situation: str, theme: str, size: tuple[int, int], path: 
 
 def arrange(window, situation: str) -> None:
     """What a person did last in the situation."""
+    import msgspec
     from fake_session import compared
+    from PySide6.QtCore import QPoint
     from PySide6.QtTest import QTest
     from PySide6.QtWidgets import QScrollArea
 
@@ -126,10 +129,31 @@ def arrange(window, situation: str) -> None:
         for session in compared():
             window.state.compare_with(session)
         window.desk.bring("compare")
+    elif situation == "verdict":
+        kept = state.session.comparisons
+        facts = {**kept[0].facts, "p": 0.03, "numerics": {}}
+        doubtful = msgspec.structs.replace(
+            kept[0], ratio=0.981, low=0.974, high=0.9895, verdict="FASTER", facts=facts
+        )
+        clear = msgspec.structs.replace(
+            doubtful, ratio=1.12, low=1.11, high=1.13, verdict="SLOWER", facts={**facts, "p": 1e-7}
+        )
+        kept[:0] = [doubtful, clear]
+        state.offers.dismiss()
+        state.offers.watched = True
+        state.comparisonsChanged.emit()
+        window.desk.bring("verdict")
     elif situation.startswith("attribution"):
         window.desk.bring("attribution")
-    elif situation in ("verdict", "checklist"):
-        window.desk.bring(situation)
+    elif situation == "checklist":
+        window.desk.bring("checklist")
+    elif situation == "presets":
+        state.presets.save("Of last week")
+        state.choose({"workload": "forward"}, "Forward")
+        state.presets.apply(state.presets.offered[-1])
+        QTest.qWait(500)
+        menu = window.toggles.presets.menu
+        menu.popup(window.toggles.presets.button.mapToGlobal(QPoint(0, 30)))
     elif situation == "running":
         window.state.select(2)
 

@@ -67,7 +67,7 @@ def test_a_verdict_comes_live_and_is_shown_in_words(qtbot, changed):
     changed.actions_["verdict"].trigger()
     qtbot.waitUntil(lambda: panel.headline.text().startswith("Measuring: "), timeout=10_000)
     assert not panel.more.isEnabled()
-    qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=20_000)
+    qtbot.waitUntil(lambda: not state.verdicts.busy, timeout=20_000)
     said = "B computed wrong numbers; by time: B is FASTER than A"
     qtbot.waitUntil(lambda: panel.headline.text() == said)
     assert panel.headline.property("tone") == "bad"
@@ -80,20 +80,20 @@ def test_a_verdict_comes_live_and_is_shown_in_words(qtbot, changed):
     base, other = (state.session.segments[place] for place in kept.facts["segments"])
     assert base.configuration.toggles["triton"] == "off"
     assert other.configuration.toggles["triton"] == "on"
+    qtbot.waitUntil(lambda: state.runner_state == "running")
+    assert state.running == other.configuration  # the run that was interrupted goes on
 
 
 def test_measuring_on_adds_to_the_comparison(qtbot, changed):
     state, panel = changed.state, changed.verdict
     changed.actions_["verdict"].trigger()
     qtbot.waitUntil(
-        lambda: bool(state.session.comparisons) and state.runner_state == "idle", timeout=20_000
+        lambda: bool(state.session.comparisons) and not state.verdicts.busy, timeout=20_000
     )
-    qtbot.waitUntil(panel.more.isEnabled)
+    qtbot.waitUntil(lambda: panel.more.isEnabled() and state.runner_state == "running")
     qtbot.mouseClick(panel.more, Qt.MouseButton.LeftButton)
     qtbot.waitUntil(
-        lambda: (
-            state.session.comparisons[0].facts.get("pairs") == 24 and state.runner_state == "idle"
-        ),
+        lambda: state.session.comparisons[0].facts.get("pairs") == 24 and not state.verdicts.busy,
         timeout=20_000,
     )
     assert len(state.session.comparisons) == 1

@@ -12,7 +12,7 @@ import torch
 from kernels import hardware
 from models import Family
 from sessions.model import Configuration, Scalar
-from workbench.protocol import Blocked, OptionInfo, ToggleInfo
+from workbench.protocol import Blocked, LeftOut, OptionInfo, ToggleInfo
 
 if TYPE_CHECKING:
     from workbench.runner.arm import Arm, Build
@@ -42,6 +42,7 @@ class Situation:
     config: Any  # the family's configuration dataclass, as toggles have changed it
     workload: Workload
     base: Any  # the same before any toggle changed it
+    left_out: tuple[LeftOut, ...] = ()  # options that were preferred to the ones it has
 
     @property
     def on_gpu(self) -> bool:

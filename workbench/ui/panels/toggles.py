@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from PySide6.QtCore import QSize
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from sessions.model import Configuration, Evidence
 from workbench.ui.panels import _parts
+from workbench.ui.panels._preset_bar import PresetBar
 from workbench.ui.panels._toggle_groups import ToggleGroups
 from workbench.ui.panels._toggle_row import ToggleRow
+from workbench.ui.panels._verdict_bar import VerdictBar
 from workbench.ui.panels.empty import Empty
 from workbench.ui.state import AppState
+
+MINIMUM_HEIGHT = 120
 
 
 class TogglesPanel(QWidget):
@@ -25,7 +30,9 @@ class TogglesPanel(QWidget):
         self._body = QWidget()
         self._pending = self._make_pending()
         layout = _parts.tight(QVBoxLayout(self), 0)
-        for widget in (self._pending, self._empty, self._body):
+        self.presets = PresetBar(state)
+        self.verdict = VerdictBar(state)
+        for widget in (self.presets, self.verdict, self._pending, self._empty, self._body):
             layout.addWidget(widget)
         self._column = _parts.column(self._body)
         self._column.setSpacing(10)
@@ -36,10 +43,15 @@ class TogglesPanel(QWidget):
             state.segmentsChanged,
             state.stateChanged,
             state.sessionChanged,
+            state.comparisonsChanged,
             state.themeChanged,
         ):
             changed.connect(self._refresh)
         self._fill()
+
+    def minimumSizeHint(self) -> QSize:
+        """Small: a bar above the toggles takes its room from them, and not from other docks."""
+        return QSize(super().minimumSizeHint().width(), MINIMUM_HEIGHT)
 
     def _make_pending(self) -> QWidget:
         bar = QWidget()
@@ -95,7 +107,8 @@ class TogglesPanel(QWidget):
         self._fold(configuration)
         count = len(pending)
         self._pending.setVisible(bool(pending))
-        self._pending_text.setText(f"{count} change{'s' if count > 1 else ''} on the way")
+        waits = "for the verdict" if self._state.verdicts.busy else "on the way"
+        self._pending_text.setText(f"{count} change{'s' if count > 1 else ''} {waits}")
 
     def _fold(self, configuration: Configuration) -> None:
         absent = [name for name in self.rows if self._absent(name, configuration)]

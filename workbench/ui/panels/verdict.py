@@ -16,18 +16,17 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.model import PairedComparison
-from sessions.verdict import wrong_arms
-from sessions.verdict_words import headline, numerics_lines, ratio_line, remarks
+from sessions.verdict_words import headline, ratio_line, remarks, standing
 from workbench.ui import fonts
 from workbench.ui.panels import _parts
+from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels._chart import Chart
+from workbench.ui.panels._verdicts_table import VerdictsTable
 from workbench.ui.panels.empty import Empty
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.state import AppState
 
 PERIOD_MS = 100  # between two looks while blocks arrive
-_TONES = {"FASTER": "good", "SLOWER": "bad", "SAME": "accent", "UNDECIDED": ""}
-_MARKS = {"effective": ("effective", "good"), "no effect": ("warning", "warning")}
 
 
 class VerdictPanel(QWidget):
@@ -49,6 +48,7 @@ class VerdictPanel(QWidget):
         self.judge = QPushButton("Verdict against the configuration before")
         self.judge.clicked.connect(state.verdicts.against_before)
         self.budget = self._make_budget()
+        self.table = VerdictsTable(state)
         self._rows = QVBoxLayout()
         self._pages = QStackedLayout()
         self.empty = Empty(
@@ -123,6 +123,7 @@ class VerdictPanel(QWidget):
         column = _parts.tight(QVBoxLayout(body), 0)
         column.addLayout(head)
         column.addWidget(split, 1)
+        column.addWidget(self.table)
         return body
 
     def _show_soon(self) -> None:
@@ -138,23 +139,17 @@ class VerdictPanel(QWidget):
         self._pages.setCurrentIndex(0 if comparison is None else 1)
         if comparison is None:
             return
-        wrong = wrong_arms(comparison)
         measuring = self._state.verdicts.measuring
         text = headline(comparison)
         if measuring:
             text = f"Measuring: {text}"
         self.headline.setText(text)
-        self._set_tone("bad" if wrong else _TONES.get(comparison.verdict, ""))
-        self.ratio.setText(ratio_line(comparison))
+        _parts.set_tone(self.headline, verdict_lines.tone(comparison))
+        self.ratio.setText("; ".join(filter(None, (ratio_line(comparison), standing(comparison)))))
+        self.table.show_comparisons(self._state.session.comparisons)
         self._show_actions(measuring)
         self.chart.show_runs([Run(self._state.session)])
         self._show_details(comparison)
-
-    def _set_tone(self, tone: str) -> None:
-        if self.headline.property("tone") != tone:
-            self.headline.setProperty("tone", tone)
-            self.headline.style().unpolish(self.headline)
-            self.headline.style().polish(self.headline)
 
     def _show_actions(self, measuring: bool) -> None:
         verdicts = self._state.verdicts
@@ -177,27 +172,9 @@ class VerdictPanel(QWidget):
             self._add(text, "info", "muted")
         for side, arm in zip("AB", comparison.arms, strict=False):
             self._rows.addWidget(_parts.heading(f"{side}: {arm}"))
-            self._show_arm(comparison, side)
+            for line in verdict_lines.of_arm(comparison, side, self._state.session.segments):
+                self._add(*line)
         self._rows.addStretch(1)
-
-    def _show_arm(self, comparison: PairedComparison, side: str) -> None:
-        arm = "AB".index(side)
-        numerics = comparison.facts.get("numerics", {}).get(str(arm))
-        for line in numerics_lines(comparison):
-            if line.startswith(f"{side}: ") and numerics is not None:
-                known = bool(numerics["reference"])
-                mark, role = ("effective", "good") if numerics["ok"] else ("error", "bad")
-                if not known:
-                    mark, role = "unknown", "muted"
-                text = line.removeprefix(f"{side}: ")
-                self._add(f"{text[:1].upper()}{text[1:]}", mark, role)
-        places = comparison.facts.get("segments", [])
-        segments = self._state.session.segments
-        if arm < len(places) and places[arm] < len(segments):
-            for found in segments[places[arm]].evidence:
-                mark, role = _MARKS.get(found.status, ("unknown", "muted"))
-                text = f"{found.toggle} = {found.requested}: {found.status}: {found.text}"
-                self._add(text, mark, role)
 
     def _add(self, text: str, mark: str, role: str) -> None:
         tone = role if role in ("warning", "bad") else ""

@@ -1,0 +1,92 @@
+"""Presets of toggles by name or file: as the catalogue has them, or as people share them.
+
+A file is JSON: ``{"workbench_presets": 1, "presets": {NAME: {TOGGLE: OPTION}}}``. What a runner
+does not have of a file is left out and told; what it has and cannot use gives way, in the runner,
+to being off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from workbench.protocol import OR, Catalogue
+
+MARK = "@"  # before a preset where toggles are named
+SUFFIX = ".json"
+VERSION = 1
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    workbench_presets: int
+    presets: dict[str, dict[str, str]]
+
+
+def read(path: Path) -> dict[str, dict[str, str]]:
+    """The presets of a file by name; raises ``ValueError`` with one sentence."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_File)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is no file of presets: {error}") from None
+    if found.workbench_presets != VERSION:
+        raise ValueError(
+            f"{path} is of version {found.workbench_presets}, and this program reads {VERSION}"
+        )
+    if not found.presets or not all(name.strip() for name in found.presets):
+        raise ValueError(f"{path} holds no preset that has a name")
+    return found.presets
+
+
+def write(path: Path, presets: Mapping[str, Mapping[str, str]]) -> None:
+    """Write presets to a file; raises ``ValueError`` with one sentence."""
+    content = _File(VERSION, {name: dict(toggles) for name, toggles in presets.items()})
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def find(text: str, catalogue: Catalogue) -> tuple[dict[str, str], list[str]]:
+    """What ``@NAME``, ``@FILE.json`` or ``@FILE.json:NAME`` asks of each toggle, and what of it is
+    not known here. Raises ``ValueError`` with one sentence.
+    """
+    asked = text.removeprefix(MARK)
+    file, found, name = asked.partition(f"{SUFFIX}:")
+    if not found and not asked.endswith(SUFFIX):
+        known = {preset.name: preset for preset in catalogue.presets}
+        if asked not in known:
+            raise ValueError(
+                f"unknown preset {asked!r}; expected one of {', '.join(known)}, or a {SUFFIX} file"
+            )
+        return dict(known[asked].toggles), []
+    held = read(Path(f"{file}{SUFFIX}" if found else asked).expanduser())
+    if not name and len(held) == 1:
+        name = next(iter(held))
+    if name not in held:
+        said = f"no preset {name!r}" if name else f"{len(held)} presets"
+        raise ValueError(f"the file has {said}; name one: {text.partition(':')[0]}:NAME, "
+                         f"NAME one of {', '.join(held)}")  # fmt: skip
+    return fit(held[name], catalogue)
+
+
+def fit(toggles: Mapping[str, str], catalogue: Catalogue) -> tuple[dict[str, str], list[str]]:
+    """The options that this runner has, each off where it cannot be used; a sentence for others."""
+    wanted: dict[str, str] = {}
+    unknown: list[str] = []
+    known = {toggle.name: toggle for toggle in catalogue.toggles}
+    for name, option in toggles.items():
+        if name not in known:
+            unknown.append(f"there is no toggle {name!r} here: {name}={option} is left out")
+            continue
+        options = [one.name for one in known[name].options]
+        if option not in options:
+            unknown.append(
+                f"{known[name].title} has no option {option!r} here: {name}={option} is left out"
+            )
+        else:
+            wanted[name] = option if option == options[0] else f"{option}{OR}{options[0]}"
+    return wanted, unknown

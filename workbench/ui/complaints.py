@@ -1,0 +1,34 @@
+"""What the window itself has to say against a runner, as failures that it shows."""
+
+from __future__ import annotations
+
+from workbench.protocol import VERSION, Failure
+
+
+def other_version(version: int) -> Failure:
+    """The runner speaks another version of the protocol."""
+    return Failure(
+        kind="wire",
+        sentence=f"The runner speaks version {version} of the protocol, this window version "
+        f"{VERSION}.",
+        fix="Install the same version on both sides.",
+    )
+
+
+def no_answer(seconds: float) -> Failure:
+    """Nothing came for so long."""
+    return Failure(
+        kind="hang",
+        sentence=f"The runner has not answered for {seconds:.0f} seconds.",
+        fix="Wait, or start a new runner; everything measured so far is kept.",
+    )
+
+
+def does_not_fit(error: Exception) -> Failure:
+    """A message that the session cannot take."""
+    return Failure(
+        kind="wire",
+        sentence="A message of the runner does not fit the session; it was left out.",
+        fix="If this repeats, start a new runner.",
+        detail=repr(error),
+    )

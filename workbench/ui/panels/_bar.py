@@ -1,0 +1,79 @@
+"""A quiet bar above a panel's content: marked lines, buttons, and a way to dismiss it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QToolButton, QVBoxLayout, QWidget
+
+from workbench.ui.icons import icon
+from workbench.ui.panels import _parts
+from workbench.ui.theme import Theme
+
+Line = tuple[str, str, str]  # text, icon ("" for none), role of the colour
+
+
+class Bar(QFrame):
+    """Hidden until it is told to show something; the same content is not drawn twice."""
+
+    def __init__(self, dismissed: Callable[[], None], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("banner", True)
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self._shown: object = None
+        self._lines = _parts.tight(QVBoxLayout(), 4)
+        self._beside = _parts.tight(QHBoxLayout(), 6)  # buttons, where there is one line
+        self._below = _parts.tight(QHBoxLayout(), 6)  # and where there are more
+        self.close_button = QToolButton()
+        self.close_button.setIconSize(_parts.SMALL_ICON)
+        self.close_button.setToolTip("Dismiss")
+        self.close_button.setAccessibleName("Dismiss")
+        self.close_button.clicked.connect(dismissed)
+        head = _parts.tight(QHBoxLayout(), 6)
+        head.addLayout(self._lines, 1)
+        head.addLayout(self._beside)
+        head.addWidget(self.close_button, 0, Qt.AlignmentFlag.AlignTop)
+        layout = _parts.tight(QVBoxLayout(self), 6)
+        layout.setContentsMargins(10, 6, 6, 6)
+        layout.addLayout(head)
+        layout.addLayout(self._below)
+        self.hide()
+
+    def say(
+        self,
+        tone: str,
+        lines: Sequence[Line],
+        buttons: Sequence[tuple[str, Callable[[], None]]],
+        theme: Theme,
+        *,
+        closes: bool = True,
+    ) -> None:
+        """Show these lines, the first in the bar's tone; ``info`` is the accent's."""
+        shown = (tone, tuple(lines), tuple(text for text, _ in buttons), theme.name, closes)
+        self.show()
+        if shown == self._shown:
+            return
+        self._shown = shown
+        self.setProperty("tone", tone)
+        self.style().unpolish(self)
+        self.style().polish(self)
+        _parts.clear(self._lines)
+        for text, mark, role in lines:
+            label = _parts.note(text, role if role in ("good", "warning", "bad", "accent") else "")
+            self._lines.addWidget(_parts.marked(label, mark, theme, role) if mark else label)
+        _parts.clear(self._beside)
+        _parts.clear(self._below)
+        place = self._beside if len(lines) == 1 else self._below
+        for text, act in buttons:
+            button: QPushButton = _parts.compact(text)
+            button.clicked.connect(act)
+            place.addWidget(button)
+        self._below.addStretch(1)
+        self.close_button.setIcon(icon("close", theme, "muted"))
+        self.close_button.setVisible(closes)
+
+    def leave(self) -> None:
+        """Show nothing."""
+        self._shown = None
+        self.hide()

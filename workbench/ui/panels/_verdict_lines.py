@@ -1,0 +1,78 @@
+"""A verdict's evidence and numbers as marked lines: an icon, a word and a colour each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sessions.model import PairedComparison, Segment
+from sessions.verdict import wrong_arms
+from sessions.verdict_words import numerics_lines
+
+Line = tuple[str, str, str]  # text, icon, role of the colour
+
+_TONES = {"FASTER": "good", "SLOWER": "bad", "SAME": "accent"}
+_ICONS = {"FASTER": "effective", "SLOWER": "warning", "SAME": "info"}
+_MARKS = {
+    "effective": ("effective", "good"),
+    "no effect": ("warning", "warning"),
+    "failed": ("error", "bad"),
+}
+
+
+def tone(comparison: PairedComparison, verdict: str = "") -> str:
+    """The colour of its verdict, or of another: wrong numbers are bad however fast."""
+    return "bad" if wrong_arms(comparison) else _TONES.get(verdict or comparison.verdict, "")
+
+
+def icon_of(comparison: PairedComparison, verdict: str = "") -> str:
+    """The icon of its verdict, or of another."""
+    verdict = verdict or comparison.verdict
+    return "error" if wrong_arms(comparison) else _ICONS.get(verdict, "unknown")
+
+
+def of_arm(comparison: PairedComparison, side: str, segments: Sequence[Segment]) -> list[Line]:
+    """Everything that is known of arm "A" or "B": its numbers, then what took effect."""
+    return _numerics(comparison, side) + _evidence(comparison, side, segments)
+
+
+def troubles(comparison: PairedComparison, segments: Sequence[Segment]) -> list[Line]:
+    """Only what is wrong or did nothing, in few words; once where both arms have it."""
+    lines = [
+        (f"{arm}: wrong numbers: {text}", "error", "bad") for arm, text in wrong_arms(comparison)
+    ]
+    sides: dict[Line, list[str]] = {}
+    for side in "AB":
+        for line in _evidence(comparison, side, segments):
+            if line[2] in ("bad", "warning"):
+                sides.setdefault(line, []).append(side)
+    for (text, mark, role), which in sides.items():
+        lines.append((f"{' and '.join(which)}: {text}", mark, role))
+    return lines
+
+
+def _numerics(comparison: PairedComparison, side: str) -> list[Line]:
+    found = comparison.facts.get("numerics", {}).get(str("AB".index(side)))
+    if found is None:
+        return []
+    mark, role = ("effective", "good") if found["ok"] else ("error", "bad")
+    if not found["reference"]:
+        mark, role = "unknown", "muted"
+    prefix = f"{side}: "
+    (text,) = (
+        line.removeprefix(prefix) for line in numerics_lines(comparison) if line.startswith(prefix)
+    )
+    return [(f"{text[:1].upper()}{text[1:]}", mark, role)]
+
+
+def _evidence(comparison: PairedComparison, side: str, segments: Sequence[Segment]) -> list[Line]:
+    places = comparison.facts.get("segments", [])
+    arm = "AB".index(side)
+    if arm >= len(places) or places[arm] >= len(segments):
+        return []
+    return [
+        (
+            f"{found.toggle} = {found.requested}: {found.status}: {found.text}",
+            *_MARKS.get(found.status, ("unknown", "muted")),
+        )
+        for found in segments[places[arm]].evidence
+    ]

@@ -1,0 +1,65 @@
+"""All comparisons of a session: verdicts that hold together, the newest last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtGui import QColor
+from PySide6.QtWidgets import QHeaderView, QTableWidgetItem, QWidget
+
+from sessions.model import PairedComparison
+from sessions.side_by_side import verdicts_table
+from workbench.ui.icons import icon
+from workbench.ui.panels import _verdict_lines as verdict_lines
+from workbench.ui.panels._calm_table import LEFT, RIGHT, CalmTable
+from workbench.ui.panels.segments import ROW_HEIGHT
+from workbench.ui.state import AppState
+
+SHOWN = 4  # rows; one scrolls to the others
+_WIDE = ("A", "B")  # columns that share the room; the others take what they need
+_MARKED = "verdict"
+
+
+class VerdictsTable(CalmTable):
+    """One row a comparison; hidden while there is one only, which the panel shows anyway."""
+
+    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._state = state
+        self._shown: object = None
+        self.horizontalHeader().setStretchLastSection(False)
+        self.hide()
+
+    def show_comparisons(self, comparisons: Sequence[PairedComparison]) -> None:
+        """Fill the rows; ``comparisons`` are the session's own, uncorrected."""
+        table = verdicts_table(comparisons)
+        shown = (self._state.theme.name, table.rows)
+        if shown == self._shown:
+            return
+        self._shown = shown
+        self.show_table(table)
+        for place, column in enumerate(table.columns):
+            if column.name in _WIDE:
+                stretch = QHeaderView.ResizeMode.Stretch
+                self.horizontalHeader().setSectionResizeMode(place, stretch)
+            numbers = not any(isinstance(row[place], str) for row in table.rows)
+            heading = self.horizontalHeaderItem(place)
+            assert heading is not None
+            heading.setTextAlignment(RIGHT if numbers else LEFT)
+        marked = [column.name for column in table.columns].index(_MARKED)
+        for row, comparison in enumerate(comparisons):
+            item = self.item(row, marked)
+            assert item is not None
+            self._mark(item, comparison)
+        rows = min(SHOWN, len(comparisons))
+        self.setFixedHeight(rows * ROW_HEIGHT + self.horizontalHeader().sizeHint().height() + 4)
+        self.scrollToBottom()
+        self.setVisible(len(comparisons) > 1)
+
+    def _mark(self, item: QTableWidgetItem, one: PairedComparison) -> None:
+        verdict = item.text()  # as it holds among all
+        tone = verdict_lines.tone(one, verdict)
+        theme = self._state.theme
+        item.setIcon(icon(verdict_lines.icon_of(one, verdict), theme, tone or "muted"))
+        if tone:
+            item.setForeground(QColor(getattr(theme, tone)))
