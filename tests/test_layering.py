@@ -29,7 +29,8 @@ kernels      kernels                                           | torch triton
 kernels._peers kernels  | torch fla liger_kernel quack mamba_ssm
 models       models kernels                                    | torch
 sessions     sessions                                          | numpy scipy h5py msgspec
-.protocol    sessions .preferences                             | msgspec
+.offered     sessions                                          | msgspec
+.protocol    sessions .preferences .offered                    | msgspec
 .preferences                                                   | msgspec
 .recorder    sessions .protocol                                | numpy msgspec
 .journal     sessions .protocol .recorder                      |

@@ -1,0 +1,86 @@
+"""What the catalogue is made of: families, workloads, toggles, and what blocks an option."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sessions.model import Scalar
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True):
+    """One number, switch or choice of a form, with what it may be."""
+
+    name: str
+    title: str
+    help: str
+    default: Scalar
+    choices: list[Scalar] = []
+    minimum: float | None = None
+    maximum: float | None = None
+
+
+class MetricInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A metric of a family: a matrix of numbers that its models measure while they run."""
+
+    name: str
+    title: str
+    unit: str  # "" for a share or a plain number
+    help: str
+    row: str  # what a row is
+    column: str  # what a column is; empty where there is one
+
+
+class FamilyInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A model family: its configuration fields and its presets (field values by preset name)."""
+
+    name: str
+    title: str
+    help: str
+    fields: list[Field]
+    presets: dict[str, dict[str, Scalar]]
+    parameters: dict[str, int]  # parameter count by preset
+    suggested: dict[str, dict[str, Scalar]]  # workload settings that fit this device, by preset
+    workloads: list[str]
+    default_preset: str  # the one that fits this device
+    metrics: list[MetricInfo] = []
+
+
+class WorkloadInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A workload: what one step does."""
+
+    name: str
+    title: str
+    help: str
+    fields: list[Field]
+
+
+class OptionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One option of a toggle."""
+
+    name: str
+    title: str
+
+
+class ToggleInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An optimization: its options, the one that leaves the model alone first."""
+
+    name: str
+    title: str
+    help: str
+    group: str
+    options: list[OptionInfo]
+    default: str
+
+
+class Blocked(msgspec.Struct, frozen=True):
+    """Why an option cannot be used, and what would enable it.
+
+    ``set`` names the choices that would unblock it, so that a click can make them: keys are toggle
+    names, or ``"workload"``. It is empty where only the machine could change (an install, a GPU).
+    ``absent``: the model family has nothing that the option acts on, however it is configured.
+    """
+
+    reason: str
+    fix: str
+    set: dict[str, str] = {}
+    absent: bool = False
