@@ -59,7 +59,7 @@ def _evidence(option: str, arm: Arm) -> Finding:
         return no_effect("every step had the same sizes, for which automatic compiles as static")
     tried = [(told, _refusal(arm, batch)) for told, batch in _other_sizes(arm)]
     held = [told for told, why in tried if not why]
-    lost = [f"{told} would recompile: {why}" for told, why in tried if why]
+    lost = [f"{told}: {why}" for told, why in tried if why]
     if held:
         return effective("; ".join([f"without a recompile it also takes {', '.join(held)}", *lost]))
     return no_effect("; ".join(lost))
@@ -95,17 +95,19 @@ def _resized(x: torch.Tensor, rows: int, columns: int | None = None) -> torch.Te
 
 
 def _refusal(arm: Arm, batch: Tensors) -> str:
-    """Why the arm would compile once more for this batch; empty if it would not."""
+    """Why the arm cannot take this batch as it is compiled; empty if it can."""
     trains = arm.situation.workload.trains
     try:
         with torch.compiler.set_stance("fail_on_recompile"), torch.set_grad_enabled(trains):
             arm.compute(*batch)
+    except torch.OutOfMemoryError:
+        return "it was not tried to the end, for want of memory"
     except RuntimeError as error:
         if "fail_on_recompile" not in str(error):
             raise
         _, _, failures = str(error).partition("guard failure(s):")
         first = failures.strip().partition("\n")[0].partition("  #")[0]
-        return without_id(first) or "a guard failed"
+        return f"would recompile, {without_id(first) or 'a guard failed'}"
     return ""
 
 
