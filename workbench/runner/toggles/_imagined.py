@@ -9,7 +9,7 @@ import torch
 
 from workbench.runner.toggles._toggle import Situation
 
-COMPUTES = {"amp_fp16": torch.float16, "amp_bf16": torch.bfloat16, "bf16": torch.bfloat16}
+COMPUTES = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def computing(situation: Situation) -> torch.dtype:

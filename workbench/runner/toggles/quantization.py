@@ -2,9 +2,9 @@
 
 *INT8 weight-only* widens the codes before an ordinary product; it makes weights small, not products
 fast. *INT8 dynamic* and *FP8* also round the inputs, one scale a row or one a tensor, and multiply
-in 8 bits: up to twice the rate of BF16 where products are large, and slower where they are small
-and rounding costs more than it saves. The head, embeddings, experts and layers of odd sizes stay as
-they are. The weights stay in memory too, for the other configurations that share them.
+in 8 bits, which pays where products are large; small ones lose more to the rounding. The head,
+embeddings, experts and layers of odd sizes stay as they are. The weights stay in memory too, for
+the other configurations that share them.
 
 FP8 needs a GPU of compute capability 8.9 and half-precision inputs; the CPU computes its numbers by
 the reference, without its speed. The numerical check expects at most twice the error that the
