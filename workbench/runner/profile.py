@@ -122,7 +122,7 @@ class ProfileRun:
         if situation.on_gpu and (disturbed := findings.disturbed(before, after)):
             notes.append(disturbed)
             rig.wire.send(protocol.Note(kind="warning", text=disturbed))
-        self._send(situation, arm, found, held, file, {
+        self._send(situation, found, held, file, {
             "step_us": 1e3 * before.median_ms,
             "after_us": 1e3 * after.median_ms,
             "profiled_us": profiled_us,
@@ -185,7 +185,6 @@ class ProfileRun:
     def _send(
         self,
         situation: Situation,
-        arm: Arm,
         found: Trace,
         held: roles.Known,
         file: Path | None,

@@ -30,7 +30,8 @@ def answers(catalogue, count=1):
             )
         )
         for name, table in study.tables.items():
-            columns = {column: values.tolist() for column, values in table.items()}
+            every = 20 if name == "memory" else 1  # all of it would be no argument of a program
+            columns = {column: values[::every].tolist() for column, values in table.items()}
             told.append(
                 protocol.StudyRows(t_s=0.6 + index, study=index, table=name, columns=columns)
             )

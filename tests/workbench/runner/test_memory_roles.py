@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from traces import Written
 
 from sessions import breakdown
@@ -102,3 +103,29 @@ def test_a_long_course_is_thinned_and_keeps_its_peak(tmp_path):
     assert len(course["t_ms"]) <= roles.ROWS
     assert max(course["workspace"]) == 5000
     assert course["t_ms"] == sorted(course["t_ms"])
+
+
+class Halves(torch.Tensor):
+    """Two tensors that stand for one, as the states of an 8-bit optimizer do."""
+
+    @staticmethod
+    def __new__(cls, codes, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+
+    def __init__(self, codes, scale):
+        self.codes, self.scale = codes, scale
+
+    def __tensor_flatten__(self):
+        return ["codes", "scale"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError
+
+
+def test_a_tensor_that_wraps_others_holds_what_they_hold():
+    codes, scale = torch.zeros(64, dtype=torch.uint8), torch.zeros(2)
+    found = roles._storages(Halves(codes, scale))
+    assert [one.nbytes() for one in found] == [64, 8]
+    assert found[0].data_ptr() == codes.data_ptr()
+    assert roles._storages(None) == []
