@@ -61,6 +61,7 @@ PRESETS: Mapping[str, _Preset] = {
             "checkpointing": ("full",),
             "rope_cache": ("shared",),
             "adamw": ("8bit_torchao", "8bit_bitsandbytes"),
+            "fused_loss": ("triton", "chunked"),
             "compile": ("default",),
         },
     ),

@@ -80,11 +80,13 @@ class Offers(QObject):
         return offer is not None and self._state.verdicts.compared(offer.base, offer.other)
 
     def accept(self) -> None:
-        """Judge what is offered."""
-        offer, self.offer = self.offer, None
+        """Judge what is offered; it stays offered while the runner is not ready for that."""
+        offer, verdicts = self.offer, self._state.verdicts
         if offer is not None:
-            self.watched = True
-            self._state.verdicts.judge(offer.base, offer.other)
+            verdicts.judge(offer.base, offer.other)
+            if verdicts.busy:
+                self.offer, self.watched = None, True
+                self._state.comparisonsChanged.emit()
 
     def dismiss(self) -> None:
         """Leave the change, or the verdict that came of it, alone."""
