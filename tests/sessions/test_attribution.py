@@ -239,6 +239,8 @@ def test_void_blocks_leave_a_hole_that_only_effects_with_their_arm_see():
     np.testing.assert_array_equal(table, [[1, 2, np.nan], [3, 4, 5]])
     first, second, third = attribution.against_first(table)
     assert (first.n, second.n, third.n) == (2, 2, 1)
+    paired = np.log([2, 4 / 3])
+    assert second.deviation == pytest.approx(paired.std(ddof=1)), "within rounds, not over all"
 
 
 def test_memory_is_counted_and_its_effects_are_exact():
