@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 import torch
-from test_ab_run import FakeWire
+from recording_wire import RecordingWire
 
 from workbench import protocol
 from workbench.runner import blocks, contention
@@ -131,7 +131,7 @@ def test_others_are_told_of_when_they_begin_and_not_again_while_they_go_on():
 
 
 def test_on_a_gpu_the_events_say_so(monkeypatch):
-    rig = Rig(FakeWire(), torch.device("cpu"))
+    rig = Rig(RecordingWire(), torch.device("cpu"))
     rig.device = torch.device("cuda")
     rig._sampler = SimpleNamespace(others=SimpleNamespace(who="python (process 7)"))
     for share in (0.0, 40.0, 41.0):

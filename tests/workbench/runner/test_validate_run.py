@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
-from test_ab_run import FakeWire
+from recording_wire import RecordingWire
 
 from sessions import checklist
 from sessions.model import Judgement
@@ -22,7 +22,7 @@ BF16 = {"precision": "amp_bf16"}
 
 @pytest.fixture
 def rig():
-    return Rig(FakeWire(), torch.device("cpu"))
+    return Rig(RecordingWire(), torch.device("cpu"))
 
 
 @pytest.fixture
