@@ -161,9 +161,12 @@ class SweepRun:
         return names
 
     def _name(self, point: Point) -> str:
+        arm = f", arm {point.arm + 1}" if len(self._arms) > 1 else ""
+        return f"{self._size(point)}{arm}"
+
+    def _size(self, point: Point) -> str:
         pairs = zip(self._fields, point.values, strict=True)
-        sizes = ", ".join(f"{field.rpartition('.')[2]} {value}" for field, value in pairs)
-        return f"{sizes}, arm {point.arm + 1}" if len(self._arms) > 1 else sizes
+        return ", ".join(f"{field.rpartition('.')[2]} {value}" for field, value in pairs)
 
     # Measuring
 
@@ -197,7 +200,7 @@ class SweepRun:
             protocol.SegmentStarted(
                 index=contender.segment,
                 configuration=situation.configuration,
-                label=f"{name}: {label(situation.configuration, rig.device)}",
+                label=f"{self._size(point)}: {label(situation.configuration, rig.device)}",
             )
         )
         rig.state("building", f"Building {name}")

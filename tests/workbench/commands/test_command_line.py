@@ -35,6 +35,7 @@ def test_help_lists_every_command_with_what_it_does(capsys):
     assert " ".join(COMMANDS) == (
         "ab bench calibrate compare demo doctor export info recover run validate"
     )
+    assert " ".join(COMMANDS) == ("ab bench calibrate compare demo doctor export info recover run sweep")
     assert all(re.search(rf"\n    {name}\s", out) for name in COMMANDS)
 
 
