@@ -36,6 +36,8 @@ def test_help_lists_every_command_with_what_it_does(capsys):
         "ab bench calibrate compare demo doctor export info recover run validate"
     )
     assert " ".join(COMMANDS) == ("ab bench calibrate compare demo doctor export info recover run sweep")
+        "ab bench calibrate compare demo doctor export info recover run sweep"
+    )
     assert all(re.search(rf"\n    {name}\s", out) for name in COMMANDS)
 
 
@@ -56,6 +58,7 @@ def test_a_wrong_option_is_named_beside_the_commands_own(name, capsys, pair):
     needed = {
         "ab": ["hydra"],
         "run": ["hydra"],
+        "sweep": ["hydra", "--over", "preset=tiny"],
         "info": [str(pair[0])],
         "compare": list(map(str, pair)),
         "export": [str(pair[0]), "--plot", "ecdf", "-o", "x.png"],
