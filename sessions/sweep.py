@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sessions import scaling
-from sessions.model import Study
+from sessions.model import Scalar, Study
 from sessions.numbers import Cell, Measured, number
 from sessions.scaling import Scaling
 from sessions.tables import Column, Table
@@ -84,6 +84,17 @@ def typical(medians_ms: ArrayLike) -> Typical:
 def is_number(value: object) -> bool:
     """Whether a value of an axis is one that can be fitted and drawn to scale."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def read_values(text: str) -> list[Scalar]:
+    """Values of an axis as a person writes them, between commas: numbers, true, false or words.
+
+    Raises ``ValueError`` where one is missing.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise ValueError(f"{text!r}: expected VALUE,VALUE,...")
+    return [_read(part) for part in parts]
 
 
 def fits(points: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
@@ -297,6 +308,17 @@ def _value(cell: Any) -> Value:
 def shown(value: Value) -> str:
     """A value of an axis as text: 512, 0.5, base."""
     return str(value) if isinstance(value, str) else f"{value:.15g}"
+
+
+def _read(text: str) -> Scalar:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
 
 
 def _mebibytes(count: float) -> Cell:

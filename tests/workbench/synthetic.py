@@ -6,7 +6,7 @@ import attribution_samples
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions import verdict
+from sessions import sweep, verdict
 from sessions.columns import Columns
 from sessions.model import (
     STEP_COLUMNS,
@@ -19,6 +19,7 @@ from sessions.model import (
     PhaseSpan,
     Segment,
     Session,
+    Study,
 )
 
 GIB = 2.0**30
@@ -155,6 +156,48 @@ def comparison(seed: int, pairs: int = 20) -> PairedComparison:
         ends = np.exp([part.mean, part.low, part.high]).tolist()
         found.facts.setdefault("history", []).append([count, *ends])
     return found
+
+
+def sweep_study(two: bool = False, seed: int = 0, sizes: int = 7) -> Study:
+    """Two arms over the sequence, the second out of memory at the end; ``two``: over layers too."""
+    rng = np.random.default_rng(seed)
+    lengths = [512 << number for number in range(sizes)]
+    layers = [2, 8, 16] if two else [8]
+    columns: dict[str, list] = {}
+    for length in lengths:
+        for depth in layers:
+            for arm, power in ((0, 1.9), (1, 1.04)):
+                ms = 0.01 * depth * (length / 512) ** power * float(rng.normal(1, 0.02)) + 0.4
+                peak = GIB * depth * (length / 512) ** (2 - arm) / 40
+                outcome = sweep.MEASURED if peak < 60 * GIB else sweep.OUT_OF_MEMORY
+                if two and (length, depth, arm) == (512, 2, 1):
+                    outcome = sweep.REFUSED
+                good = outcome == sweep.MEASURED
+                row = {"x": float(length), **({"y": float(depth)} if two else {})}
+                row |= {"arm": float(arm), "outcome": outcome, "reason": "" if good else "why not"}
+                row |= {
+                    "median_ms": ms if good else np.nan,
+                    "low_ms": 0.97 * ms if good else np.nan,
+                    "high_ms": 1.03 * ms if good else np.nan,
+                    "error": 0.015 if good else np.nan,
+                    "tokens_per_s": 1e3 * length / ms if good else np.nan,
+                    "peak_bytes": peak if good else np.nan,
+                    "blocks": 10.0 if good else 0.0,
+                }
+                for name, cell in row.items():
+                    columns.setdefault(name, []).append(cell)
+    fields = ["settings.sequence", *(["model.n_layers"] if two else [])]
+    asked = {"fields": fields, "values_0": lengths, "values_1": layers, "seed": seed,
+             "arms": ["defaults", "Attention backend: SDPA flash"], "toggles": ["{}", "{}"],
+             "points": len(columns["x"]), "order": "sizes in random order"}  # fmt: skip
+    tables = {
+        name: {
+            key: np.array(cells, object if isinstance(cells[0], str) else float)
+            for key, cells in found.items()
+        }
+        for name, found in ((sweep.POINTS, columns), (sweep.FITS, sweep.fits(columns)))
+    }
+    return Study(sweep.KIND, "hydra forward over sequence", 1.0, asked, {}, tables)
 
 
 def cpu_session(steps: int = 120, seed: int = 1, title: str = "HYDRA tiny on two cores") -> Session:

@@ -101,21 +101,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _axis(text: str) -> tuple[str, list[Scalar]]:
     field, equals, values = text.partition("=")
-    if not equals or not all(value.strip() for value in values.split(",")):
-        raise Mistaken(f"--over {text}: expected FIELD=VALUE,VALUE,...")
-    return field.strip(), [_value(value.strip()) for value in values.split(",")]
-
-
-def _value(text: str) -> Scalar:
-    """A number where it reads as one, a switch, or a word."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
+    try:
+        return field.strip(), sweep.read_values(values if equals else "")
+    except ValueError:
+        raise Mistaken(f"--over {text}: expected FIELD=VALUE,VALUE,...") from None
 
 
 def _changed(base: Configuration, arm: Configuration) -> dict[str, str]:

@@ -78,6 +78,32 @@ class Unit:
         return f"{scaled:.{decimals}f}{gap}{symbol}".replace("-", "−").strip()
 
 
+@dataclass(frozen=True)
+class Logarithmic(Unit):
+    """A unit of numbers whose decimal logarithms are drawn: ticks and readings are in the unit."""
+
+    def ticks(self, low: float, high: float, most: int) -> tuple[list[float], list[str], str]:
+        """Ticks at 1, 2 and 5 of every decade, or at the decades where those are too many."""
+        if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
+            return [], [], self.symbol
+        factor, symbol = self.scaling(10.0**low, 10.0**high)
+        shift = math.log10(factor)
+        decades = range(math.floor(low + shift), math.ceil(high + shift) + 1)
+        for mantissas in ((1, 2, 5), (1, 3), (1,)):
+            values = [m * 10.0**decade for decade in decades for m in mantissas]
+            places = [math.log10(value) - shift for value in values]
+            shown = [pair for pair in zip(places, values, strict=True) if low <= pair[0] <= high]
+            if len(shown) <= most:
+                break
+        every = -(-len(shown) // max(1, most))
+        shown = shown[::every]
+        return [place for place, _ in shown], [f"{value:g}" for _, value in shown], symbol
+
+    def text(self, value: float, digits: int = 3) -> str:
+        """A reading of the number whose logarithm is given."""
+        return super().text(10.0**value if math.isfinite(value) else value, digits)
+
+
 MILLISECONDS = Unit("s", 1e-3)
 SECONDS = Unit("s", kind="clock")
 BYTES = Unit("B", kind="binary")
