@@ -21,7 +21,8 @@ import msgspec
 from sessions import sweep
 from sessions.model import Configuration, Phase, Scalar
 from workbench import protocol
-from workbench.runner import blocks, turns
+from workbench.runner import blocks
+from workbench.runner.alternation import WARM_UP_S, Alternation
 from workbench.runner.arm import label
 from workbench.runner.blocks import Contender
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
@@ -33,7 +34,6 @@ from workbench.runner.toggles import Situation
 MOST_POINTS = 2000
 BLOCKS = 10  # of a point: as long as the time allows, so that they hardly depend on one another
 TRIES = 2  # so many times as many blocks are run at most, where some are void
-WARM_UP_S = 10.0  # at most, for a point that does not become steady
 
 _OUTCOMES = {"out-of-memory": sweep.OUT_OF_MEMORY, "mistake": sweep.REFUSED}
 
@@ -62,6 +62,9 @@ class SweepRun:
         self._points: dict[str, list[Cell]] = {}  # the table so far
         self._before: Configuration | None = None
         self._index = -1
+        # A point is alone in memory: that it does not fit is told, and not got around.
+        self._builder = Alternation(rig, command.seconds, BLOCKS, _REFUSAL)
+        self._builder.alone = True
         self.steps = 0
 
     def execute(self) -> None:
@@ -76,6 +79,7 @@ class SweepRun:
             self._tell(1.0, "")
         finally:
             self._rig.watchdog.active = False
+            self._find(final=True)
 
     # What is asked for
 
@@ -174,7 +178,7 @@ class SweepRun:
         """Measure a point, or learn why not; either way it is told."""
         if point.situation is None or point.mistake:
             self._tell_point(point, sweep.REFUSED, point.mistake)
-            turns.take_commands(self._rig, _REFUSAL)
+            self._builder.take_commands()
             return
         fatal: Exception | None = None
         try:
@@ -195,16 +199,10 @@ class SweepRun:
     def _measure(self, point: Point, situation: Situation, name: str) -> None:
         rig = self._rig
         self._make_room(situation.configuration)
-        contender = Contender(0, 0, situation, segment=rig.begin_segment())
-        rig.wire.send(
-            protocol.SegmentStarted(
-                index=contender.segment,
-                configuration=situation.configuration,
-                label=f"{self._size(point)}: {label(situation.configuration, rig.device)}",
-            )
-        )
-        rig.state("building", f"Building {name}")
-        arm = turns.enter(rig, contender)
+        contender = Contender(0, 0, situation, name)
+        self._builder.begin(contender)
+        arm = contender.arm
+        assert arm is not None
         rig.state("running", f"Warming up {name}")
         steady = self._warm_up(contender)
         evidence = arm.find_evidence()
@@ -240,7 +238,7 @@ class SweepRun:
         while True:
             began = time.perf_counter()
             block = blocks.run_block(rig, dataclasses.replace(contender, steps=steps), 0)
-            turns.take_commands(rig, _REFUSAL)
+            self._builder.take_commands()
             if block is not None:
                 self.steps += block.steps
                 contender.step_ms = max(block.median_ms, 1e-3)
@@ -265,7 +263,7 @@ class SweepRun:
         began = time.perf_counter()
         while len(medians) + len(voids) < TRIES * BLOCKS:
             block = blocks.run_block(rig, contender, len(medians) + len(voids) + 1)
-            turns.take_commands(rig, _REFUSAL)
+            self._builder.take_commands()
             if block is None:
                 continue  # a command came in between
             self.steps += block.steps

@@ -26,6 +26,7 @@ LATEST = "latest"
 _DOT_PX = 3.5
 _MARK_PX = 5.0
 _MOST_TICKS = 12
+_LINE_PLACES = 33
 _LANE_SHARE = 0.08  # of the height: a row of what was not measured, at the top
 _MOST_NAMED = 4  # curves that are named there too
 _MEASURED_HINT = "No sweep was measured: choose what varies in the panel Sweep, or run "
@@ -92,7 +93,7 @@ def draw_curves(
     for color, curve in enumerate(found):
         name = sweep.name_of(study, curve)
         fitted = sweep.fit_of(study, curve) if fits else None
-        drawn = fitted is not None and math.isfinite(fitted.exponent)
+        drawn = fitted is not None and math.isfinite(fitted.exponent * fitted.factor)
         if fitted is not None and drawn:
             canvas.add(FittedLine(curve, fitted, place, color, style, _fit_name(name, fitted)))
         canvas.add(Points(curve, column, place, color, style, name, fitted=drawn))
@@ -208,9 +209,10 @@ class FittedLine(Layer):
     ) -> None:
         super().__init__()
         self._color, self._style, self._name = color, style, name
-        sizes = curve.x[curve.measured]
-        ends = np.array([sizes.min(), sizes.max()])
-        self._x, self._y = place(ends), np.log10(fitted.at(ends))
+        sizes = curve.x[curve.measured & (curve.x > 0)]
+        # Many places: on a plain axis, which a size of 0 makes, a power law is no straight line.
+        along = np.geomspace(sizes.min(), sizes.max(), _LINE_PLACES)
+        self._x, self._y = place(along), np.log10(fitted.at(along))
 
     def entries(self) -> list[Entry]:
         pen = self._style.pen(self._color)

@@ -11,6 +11,7 @@ from workbench.ui.plots._arrays import Array
 
 _SI = {-4: "p", -3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T", 5: "P"}
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_MOST_DECADES = 300  # that FP64 holds
 _CLOCK_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 
 
@@ -83,21 +84,27 @@ class Logarithmic(Unit):
     """A unit of numbers whose decimal logarithms are drawn: ticks and readings are in the unit."""
 
     def ticks(self, low: float, high: float, most: int) -> tuple[list[float], list[str], str]:
-        """Ticks at 1, 2 and 5 of every decade, or at the decades where those are too many."""
-        if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
+        """Ticks at 1, 2 and 5 of every decade, at fewer where those are too many, and at even
+        steps where the range is shorter than that.
+        """
+        if not (-_MOST_DECADES < low < high < _MOST_DECADES):  # NaN too
             return [], [], self.symbol
         factor, symbol = self.scaling(10.0**low, 10.0**high)
         shift = math.log10(factor)
+        first, last = 10.0 ** (low + shift), 10.0 ** (high + shift)
         decades = range(math.floor(low + shift), math.ceil(high + shift) + 1)
+        shown: list[float] = []
         for mantissas in ((1, 2, 5), (1, 3), (1,)):
             values = [m * 10.0**decade for decade in decades for m in mantissas]
-            places = [math.log10(value) - shift for value in values]
-            shown = [pair for pair in zip(places, values, strict=True) if low <= pair[0] <= high]
+            shown = [value for value in values if first <= value <= last]
             if len(shown) <= most:
                 break
-        every = -(-len(shown) // max(1, most))
-        shown = shown[::every]
-        return [place for place, _ in shown], [f"{value:g}" for _, value in shown], symbol
+        if len(shown) < 2:
+            step = nice_step((last - first) / max(2, most))
+            places = range(math.ceil(first / step), math.floor(last / step) + 1)
+            shown = [float(f"{place * step:.12g}") for place in places]
+        shown = shown[:: max(1, -(-len(shown) // max(1, most)))]
+        return [math.log10(value) - shift for value in shown], [f"{v:g}" for v in shown], symbol
 
     def text(self, value: float, digits: int = 3) -> str:
         """A reading of the number whose logarithm is given."""
