@@ -386,22 +386,8 @@ class Finished(Message, tag="finished"):
     steps: int
 
 
-AnyCommand = (
-    Start
-    | Bench
-    | Compare
-    | Attribute
-    | Validate
-    | Profile
-    | Sweep
-    | Apply
-    | Check
-    | Pause
-    | Resume
-    | Stop
-    | Cancel
-    | Quit
-)
+RunCommand = Start | Bench | Compare | Attribute | Validate | Profile | Sweep  # run by themselves
+AnyCommand = RunCommand | Apply | Check | Pause | Resume | Stop | Cancel | Quit
 AnyMessage = (
     Catalogue
     | Availability
