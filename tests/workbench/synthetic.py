@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from sessions import sweep, verdict
 from sessions.columns import Columns
 from sessions.model import (
+    KERNELS,
     STEP_COLUMNS,
     TELEMETRY_COLUMNS,
     Configuration,
@@ -156,6 +157,36 @@ def comparison(seed: int, pairs: int = 20) -> PairedComparison:
         ends = np.exp([part.mean, part.low, part.high]).tolist()
         found.facts.setdefault("history", []).append([count, *ends])
     return found
+
+
+def bench_session(seed: int = 0) -> Session:
+    """Four operators, both directions, three implementations, below a roof of an H200's kind."""
+    rng = np.random.default_rng(seed)
+    session = Session(title="kernels on an H200")
+    rates = {"bytes_per_s": 4.1e12, "flops_per_s": 7.9e14}
+    operators = {"rms_norm": (2e8, 4e8), "swiglu": (6e8, 8e8), "attention": (3e8, 4e11),
+                 "moe_experts": (9e8, 6e11)}  # bytes, FLOPs  # fmt: skip
+    for operator, (moved, flops) in operators.items():
+        for direction, more in (("forward", 1.0), ("backward", 2.2)):
+            for implementation, share in (("torch", 0.3), ("torch.compile", 0.6), ("triton", 0.8)):
+                work = {"bytes": moved * more, "flops": flops * more**1.1}
+                floor_us = 1e6 * max(
+                    work["bytes"] / rates["bytes_per_s"], work["flops"] / rates["flops_per_s"]
+                )
+                segment = _segment(len(session.segments), implementation, 0.0)
+                segment.configuration = Configuration(
+                    family=KERNELS,
+                    preset=operator,
+                    workload=direction,
+                    settings={"case": "8x4096", "dtype": "bfloat16"},
+                    toggles={"implementation": implementation},
+                )
+                segment.ledger = {**rates, **work, "floor_us": floor_us}
+                times = floor_us / 1e3 / share * rng.normal(1.1, 0.02, 30)
+                columns = {"t_s": np.arange(30.0), "gpu_ms": times, "wall_ms": times}
+                segment.steps.append({**columns, "phase": np.full(30, Phase.STEADY)})
+                session.segments.append(segment)
+    return session
 
 
 def sweep_study(two: bool = False, seed: int = 0, sizes: int = 7) -> Study:

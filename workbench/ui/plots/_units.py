@@ -89,7 +89,8 @@ class Logarithmic(Unit):
         """
         if not (-_MOST_DECADES < low < high < _MOST_DECADES):  # NaN too
             return [], [], self.symbol
-        factor, symbol = self.scaling(10.0**low, 10.0**high)
+        middle = 10.0 ** ((low + high) / 2)  # by the highest, most ticks would be below 1
+        factor, symbol = self.scaling(middle, middle)
         shift = math.log10(factor)
         first, last = 10.0 ** (low + shift), 10.0 ** (high + shift)
         decades = range(math.floor(low + shift), math.ceil(high + shift) + 1)
@@ -150,7 +151,8 @@ def _power(largest: float, base: int, least: int, most: int) -> int:
 
 def _prefixed(power: int, symbol: str) -> str:
     prefix = _SI[power]
-    return f"{prefix} {symbol}".strip() if "/" in symbol else prefix + symbol
+    spelled = "/" in symbol and symbol[0].islower()  # k tokens/s, but TB/s
+    return f"{prefix} {symbol}".strip() if spelled else prefix + symbol
 
 
 def _decimals(step: float) -> int:
