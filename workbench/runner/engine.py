@@ -20,8 +20,8 @@ from workbench.runner.profile import ProfileRun
 from workbench.runner.resolve import availability
 from workbench.runner.rig import Rig
 from workbench.runner.run import Run, RunEnded
-from workbench.runner.validate import ValidateRun
 from workbench.runner.sweep import SweepRun
+from workbench.runner.validate import ValidateRun
 from workbench.runner.wire import Wire
 
 
