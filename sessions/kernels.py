@@ -7,6 +7,7 @@ workload, the case and the dtype as settings, the implementation as a toggle.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -45,6 +46,71 @@ def kernels_table(session: Session) -> Table:
     """
     segments = [s for s in session.segments if s.configuration.family == KERNELS]
     return Table(session.title, _COLUMNS, [_row(segment, segments) for segment in segments])
+
+
+@dataclass(frozen=True)
+class Rated:
+    """A timed kernel against what its work could reach at the ceilings of the same run."""
+
+    operator: str
+    case: str
+    dtype: str
+    direction: str
+    implementation: str
+    intensity: float  # FLOPs of the mathematics for each byte that it must move
+    achieved: float  # FLOP/s
+    attainable: float  # FLOP/s
+
+
+@dataclass(frozen=True)
+class Roof:
+    """A device's measured ceilings in one dtype."""
+
+    dtype: str
+    bytes_per_s: float  # of a large copy
+    flops_per_s: float  # of a large matrix product
+
+    def at(self, intensity: ArrayLike) -> NDArray:
+        """FLOP/s that work of this intensity (FLOP a byte) can reach (Williams, Waterman and
+        Patterson, Roofline, CACM 52, 2009).
+        """
+        slope = self.bytes_per_s * np.asarray(intensity, np.float64)
+        return np.minimum(slope, self.flops_per_s)
+
+
+def rated(session: Session) -> list[Rated]:
+    """Every timed kernel whose work has FLOPs and bytes, in the order of timing."""
+    found = []
+    for segment in session.segments:
+        configuration, ledger = segment.configuration, segment.ledger
+        if configuration.family != KERNELS or (us := _median_us(segment)) is None:
+            continue
+        flops, moved, floor_us = (float(ledger[name]) for name in ("flops", "bytes", "floor_us"))
+        if flops > 0 and moved > 0 and floor_us > 0:
+            found.append(
+                Rated(
+                    configuration.preset,
+                    str(configuration.settings["case"]),
+                    str(configuration.settings["dtype"]),
+                    configuration.workload,
+                    _implementation(segment),
+                    flops / moved,
+                    1e6 * flops / us,
+                    1e6 * flops / floor_us,
+                )
+            )
+    return found
+
+
+def roofs(session: Session) -> list[Roof]:
+    """The ceilings that the session's kernels were timed under, one for each dtype."""
+    found = {}
+    for segment in session.segments:
+        rates = [segment.ledger.get(name) for name in ("bytes_per_s", "flops_per_s")]
+        if segment.configuration.family == KERNELS and all(rates):
+            dtype = str(segment.configuration.settings["dtype"])
+            found[dtype] = Roof(dtype, *(float(rate) for rate in rates if rate))
+    return list(found.values())
 
 
 def speedup(base: ArrayLike, other: ArrayLike) -> tuple[float, float, float]:

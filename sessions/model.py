@@ -69,6 +69,22 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
                 flat[f"{group}.{name}"] = value
         return flat
 
+    def replaced(self, name: str, value: Scalar) -> Configuration:
+        """The configuration with the field of this dotted name changed.
+
+        Raises ``ValueError`` for a name that no configuration has.
+        """
+        group, _, field = name.partition(".")
+        if field and group in ("model", "settings", "toggles"):
+            kept = value if group != "toggles" else str(value)
+            return msgspec.structs.replace(self, **{group: {**getattr(self, group), field: kept}})
+        if name in ("preset", "workload", "data"):
+            return msgspec.structs.replace(self, **{name: str(value)})
+        raise ValueError(
+            f"field {name!r} cannot be varied; expected model.NAME, settings.NAME, toggles.NAME, "
+            "preset, workload or data"
+        )
+
 
 class Evidence(msgspec.Struct, frozen=True):
     """Whether an option that was asked for really took effect, and how one can tell."""

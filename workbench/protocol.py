@@ -132,6 +132,21 @@ class Profile(Command, tag="profile"):
     traces: list[str] = []
 
 
+class Sweep(Command, tag="sweep"):
+    """Measure a configuration at every combination of some fields' values, under several arms.
+
+    ``axes``: one or two fields by the dotted names of ``Configuration.flat``, with their values.
+    ``arms``: toggles, each set over the base's; none: the base as it is. ``seconds``: of steady
+    steps at each point.
+    """
+
+    base: Configuration
+    axes: dict[str, list[Scalar]]
+    arms: list[dict[str, str]] = []
+    seconds: float = 3.0
+    seed: int = 0
+
+
 class Apply(Command, tag="apply"):
     """Change toggles of the run in progress; those left out stay as they are."""
 
@@ -371,21 +386,8 @@ class Finished(Message, tag="finished"):
     steps: int
 
 
-AnyCommand = (
-    Start
-    | Bench
-    | Compare
-    | Attribute
-    | Validate
-    | Profile
-    | Apply
-    | Check
-    | Pause
-    | Resume
-    | Stop
-    | Cancel
-    | Quit
-)
+RunCommand = Start | Bench | Compare | Attribute | Validate | Profile | Sweep  # run by themselves
+AnyCommand = RunCommand | Apply | Check | Pause | Resume | Stop | Cancel | Quit
 AnyMessage = (
     Catalogue
     | Availability

@@ -23,11 +23,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import numpy as np
 import torch
-from scipy import stats
 
 from kernels._timing import ceilings
 from models import FAMILIES, LanguageModel, prefill_in_chunks
+from sessions import scaling
 
 MAMBA2 = FAMILIES["mamba2"]
 CHUNK = 8192  # of a prefill
@@ -144,20 +145,14 @@ def synchronize(device: torch.device) -> None:
 
 
 def slope(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The exponent of time over length, with its 95 % interval, from the longer half on.
-
-    Short sequences are bound by launches, which do not grow.
-    """
+    """The exponent of time over length, with its 95 % interval, from the longer half on."""
     timed = [row for row in rows if row["work"] == "forward" and "ms" in row]
-    timed = timed[len(timed) // 2 :]
-    if len(timed) < 3:
-        return {}
-    fit = stats.linregress(
-        [math.log(row["length"]) for row in timed], [math.log(row["ms"]) for row in timed]
-    )
-    half = stats.t.ppf(0.975, len(timed) - 2) * fit.stderr
-    ends = {"exponent": fit.slope, "from": fit.slope - half, "to": fit.slope + half}
-    return {name: round(float(value), 4) for name, value in ends.items()}
+    lengths = np.array([row["length"] for row in timed])
+    times_ms = np.array([row["ms"] for row in timed])
+    upper = scaling.longer_half(lengths)
+    found = scaling.fit(lengths[upper], times_ms[upper])
+    ends = {"exponent": found.exponent, "from": found.low, "to": found.high}
+    return {name: round(value, 4) for name, value in ends.items() if math.isfinite(value)}
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 
 from sessions import reproduce
 from sessions.columns import Columns
-from sessions.kernels import kernels_table
+from sessions.kernels import kernels_table, rated, roofs
 from sessions.model import KERNELS, STEP_COLUMNS, Configuration, Phase, Segment, Session
 
 LEDGER = {"floor_us": 8.0, "bytes": 40_000, "flops": 2_000_000, "error": 0.25, "first_s": 1.5}
@@ -90,3 +90,21 @@ def test_one_command_times_an_operator_again_with_all_its_contenders(session):
     script = reproduce.session_commands(session)
     calls = [line for line in script.splitlines() if line.startswith("workbench")]
     assert calls == ["workbench bench swiglu --every-case --dtype bfloat16 -o again-0000.h5"]
+
+
+def test_kernels_are_rated_against_what_their_work_could_reach(session):
+    found = {(each.implementation, each.direction, each.case): each for each in rated(session)}
+    assert len(found) == 6  # what was not timed is left out
+    quick = found["triton", "forward", "3x5"]
+    assert quick.intensity == pytest.approx(50)
+    assert quick.achieved == pytest.approx(2e6 / 10e-6)
+    assert quick.achieved / quick.attainable == pytest.approx(8 / 10)
+
+
+def test_the_roof_is_the_lower_of_memory_and_arithmetic(session):
+    assert roofs(session) == []  # of a session from before ceilings were kept
+    for each in session.segments:
+        each.ledger |= {"bytes_per_s": 4e12, "flops_per_s": 8e14}
+    (roof,) = roofs(session)
+    assert roof.dtype == "bfloat16"
+    assert roof.at([50, 200, 1000]).tolist() == [2e14, 8e14, 8e14]

@@ -6,9 +6,10 @@ import attribution_samples
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions import verdict
+from sessions import sweep, verdict
 from sessions.columns import Columns
 from sessions.model import (
+    KERNELS,
     STEP_COLUMNS,
     TELEMETRY_COLUMNS,
     Configuration,
@@ -19,6 +20,7 @@ from sessions.model import (
     PhaseSpan,
     Segment,
     Session,
+    Study,
 )
 
 GIB = 2.0**30
@@ -155,6 +157,78 @@ def comparison(seed: int, pairs: int = 20) -> PairedComparison:
         ends = np.exp([part.mean, part.low, part.high]).tolist()
         found.facts.setdefault("history", []).append([count, *ends])
     return found
+
+
+def bench_session(seed: int = 0) -> Session:
+    """Four operators, both directions, three implementations, below a roof of an H200's kind."""
+    rng = np.random.default_rng(seed)
+    session = Session(title="kernels on an H200")
+    rates = {"bytes_per_s": 4.1e12, "flops_per_s": 7.9e14}
+    operators = {"rms_norm": (2e8, 4e8), "swiglu": (6e8, 8e8), "attention": (3e8, 4e11),
+                 "moe_experts": (9e8, 6e11)}  # bytes, FLOPs  # fmt: skip
+    for operator, (moved, flops) in operators.items():
+        for direction, more in (("forward", 1.0), ("backward", 2.2)):
+            for implementation, share in (("torch", 0.3), ("torch.compile", 0.6), ("triton", 0.8)):
+                work = {"bytes": moved * more, "flops": flops * more**1.1}
+                floor_us = 1e6 * max(
+                    work["bytes"] / rates["bytes_per_s"], work["flops"] / rates["flops_per_s"]
+                )
+                segment = _segment(len(session.segments), implementation, 0.0)
+                segment.configuration = Configuration(
+                    family=KERNELS,
+                    preset=operator,
+                    workload=direction,
+                    settings={"case": "8x4096", "dtype": "bfloat16"},
+                    toggles={"implementation": implementation},
+                )
+                segment.ledger = {**rates, **work, "floor_us": floor_us}
+                times = floor_us / 1e3 / share * rng.normal(1.1, 0.02, 30)
+                columns = {"t_s": np.arange(30.0), "gpu_ms": times, "wall_ms": times}
+                segment.steps.append({**columns, "phase": np.full(30, Phase.STEADY)})
+                session.segments.append(segment)
+    return session
+
+
+def sweep_study(two: bool = False, seed: int = 0, sizes: int = 7) -> Study:
+    """Two arms over the sequence, the second out of memory at the end; ``two``: over layers too."""
+    rng = np.random.default_rng(seed)
+    lengths = [512 << number for number in range(sizes)]
+    layers = [2, 8, 16] if two else [8]
+    columns: dict[str, list] = {}
+    for length in lengths:
+        for depth in layers:
+            for arm, power in ((0, 1.9), (1, 1.04)):
+                ms = 0.01 * depth * (length / 512) ** power * float(rng.normal(1, 0.02)) + 0.4
+                peak = GIB * depth * (length / 512) ** (2 - arm) / 40
+                outcome = sweep.MEASURED if peak < 60 * GIB else sweep.OUT_OF_MEMORY
+                if two and (length, depth, arm) == (512, 2, 1):
+                    outcome = sweep.REFUSED
+                good = outcome == sweep.MEASURED
+                row = {"x": float(length), **({"y": float(depth)} if two else {})}
+                row |= {"arm": float(arm), "outcome": outcome, "reason": "" if good else "why not"}
+                row |= {
+                    "median_ms": ms if good else np.nan,
+                    "low_ms": 0.97 * ms if good else np.nan,
+                    "high_ms": 1.03 * ms if good else np.nan,
+                    "error": 0.015 if good else np.nan,
+                    "tokens_per_s": 1e3 * length / ms if good else np.nan,
+                    "peak_bytes": peak if good else np.nan,
+                    "blocks": 10.0 if good else 0.0,
+                }
+                for name, cell in row.items():
+                    columns.setdefault(name, []).append(cell)
+    fields = ["settings.sequence", *(["model.n_layers"] if two else [])]
+    asked = {"fields": fields, "values_0": lengths, "values_1": layers, "seed": seed,
+             "arms": ["defaults", "Attention backend: SDPA flash"], "toggles": ["{}", "{}"],
+             "points": len(columns["x"]), "order": "sizes in random order"}  # fmt: skip
+    tables = {
+        name: {
+            key: np.array(cells, object if isinstance(cells[0], str) else float)
+            for key, cells in found.items()
+        }
+        for name, found in ((sweep.POINTS, columns), (sweep.FITS, sweep.fits(columns)))
+    }
+    return Study(sweep.KIND, "hydra forward over sequence", 1.0, asked, {}, tables)
 
 
 def cpu_session(steps: int = 120, seed: int = 1, title: str = "HYDRA tiny on two cores") -> Session:

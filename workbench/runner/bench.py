@@ -9,6 +9,7 @@ import torch
 import kernels
 from kernels import hardware
 from kernels._bench import Row, bench, host_times_us
+from kernels._timing import Ceilings, ceilings
 from sessions.model import KERNELS, Configuration, Phase, Scalar
 from workbench import protocol
 from workbench.runner.failures import Cancelled, Mistake
@@ -24,6 +25,7 @@ class BenchRun:
     def __init__(self, rig: Rig, command: protocol.Bench) -> None:
         self._rig = rig
         self._command = command
+        self._limits = Ceilings(math.nan, math.nan)  # what this device reaches at best
         self._segments: dict[int, int] = {}  # of a row's id, while the row lives
         self.steps = 0
 
@@ -52,6 +54,7 @@ class BenchRun:
         facts = {f"host_us_{key.replace(' ', '_')}": us for key, us in host.items()}
         cases = op.cases if self._command.every_case else None
         kept: list[Row] = []
+        self._limits = ceilings(str(device), dtype)
         for row in bench(op, device, dtype, cases=cases):
             if any(row is known for known in kept):
                 self._facts(row)
@@ -98,6 +101,8 @@ class BenchRun:
             "floor_us": row.floor_us,
             "bytes": row.work.bytes,
             "flops": row.work.flops,
+            "bytes_per_s": self._limits.bytes_per_s,
+            "flops_per_s": self._limits.flops_per_s,
         }
         measured = {
             "error": row.error,

@@ -20,6 +20,7 @@ from workbench.runner.profile import ProfileRun
 from workbench.runner.resolve import availability
 from workbench.runner.rig import Rig
 from workbench.runner.run import Run, RunEnded
+from workbench.runner.sweep import SweepRun
 from workbench.runner.validate import ValidateRun
 from workbench.runner.wire import Wire
 
@@ -42,6 +43,7 @@ RUNS: Mapping[type[protocol.Command], Callable[[Rig, Any], LongRun]] = {
     protocol.Attribute: AttributeRun,
     protocol.Validate: ValidateRun,
     protocol.Profile: ProfileRun,
+    protocol.Sweep: SweepRun,
 }
 LOST_CONTEXT = 3  # exit code: the GPU's context was lost, and only a new process has one
 

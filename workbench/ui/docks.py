@@ -27,7 +27,8 @@ LEFT_WIDTH = 352
 BUILD_HEIGHT = 376  # holds all of a usual form
 BUILD_SHARE = 0.5  # of the left column's height, at most
 BOTTOM_HEIGHT = 208
-TABS = ("live", "verdict", "attribution", "breakdown", "checklist", "compare")  # one place
+# In one place, as tabs.
+TABS = ("live", "verdict", "attribution", "sweep", "breakdown", "checklist", "compare")
 
 
 @dataclass(frozen=True)

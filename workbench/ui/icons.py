@@ -65,6 +65,7 @@ NAMES = {
     "save": "floppy-disk",
     "segments": "rows",
     "stop": "stop-fill",
+    "sweep": "chart-line-up",
     "theme": "circle-half",
     "toggle": "toggle-left",
     "undo": "arrow-u-up-left",

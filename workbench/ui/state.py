@@ -24,6 +24,7 @@ from workbench.ui.offers import Offers
 from workbench.ui.presets import Presets
 from workbench.ui.runner_link import RunnerLink
 from workbench.ui.stream_reader import Client
+from workbench.ui.sweeps import Sweeps
 from workbench.ui.tasks import Tasks
 from workbench.ui.theme import DARK, Theme
 from workbench.ui.undo import Change, Choices
@@ -100,6 +101,7 @@ class AppState(QObject):
         self.breakdowns = Breakdowns(self)
         self.offers = Offers(self)
         self.presets = Presets(self)
+        self.sweeps = Sweeps(self)
         self.log: deque[str] = deque(maxlen=LOG_LINES)  # what libraries printed in the runner
         self._launch = launch or (lambda journal: Runner(journal, log=self.log.append))
         self._link = RunnerLink(self)

@@ -79,6 +79,13 @@ def _breakdown(state: AppState) -> QWidget:
     return panel
 
 
+def _sweep(state: AppState) -> QWidget:
+    from workbench.ui.panels.sweep import SweepPanel
+
+    panel: QWidget = SweepPanel(state)
+    return panel
+
+
 PANELS = (
     Panel("build", "Build", BuildPanel),
     Panel("toggles", "Toggles", TogglesPanel),
@@ -87,6 +94,7 @@ PANELS = (
     Panel("breakdown", "Breakdown", lambda state: Later(state, _breakdown)),
     Panel("attribution", "Attribution", lambda state: Later(state, _attribution)),
     Panel("checklist", "Checklist", lambda state: Later(state, _checklist)),
+    Panel("sweep", "Sweep", lambda state: Later(state, _sweep)),
     Panel("compare", "Compare", lambda state: Later(state, _compare)),
     Panel("segments", "Segments", SegmentsPanel),
     Panel("events", "Events", EventsPanel),
@@ -154,6 +162,11 @@ class MainWindow(QMainWindow):
     def breakdown(self) -> QWidget:
         """The panel of profiles."""
         return self._later("breakdown").panel()
+
+    @property
+    def sweep(self) -> QWidget:
+        """The panel of the sweep."""
+        return self._later("sweep").panel()
 
     @property
     def toggles(self) -> TogglesPanel:

@@ -34,7 +34,7 @@ def test_help_lists_every_command_with_what_it_does(capsys):
     out = capsys.readouterr().out
     assert " ".join(COMMANDS) == (
         "ab attribute bench calibrate compare demo doctor export info profile recover reproduce "
-        "run validate"
+        "run sweep validate"
     )
     assert all(re.search(rf"\n    {name}\s", out) for name in COMMANDS)
 
@@ -55,9 +55,10 @@ def test_each_commands_help_explains_all_that_it_takes(name, capsys):
 def test_a_wrong_option_is_named_beside_the_commands_own(name, capsys, pair):
     needed = {
         "ab": ["hydra"],
-        "attribute": ["hydra", "--toggles", "triton=on"],
-        "reproduce": ["hydra"],
         "run": ["hydra"],
+        "attribute": ["hydra", "--toggles", "triton=on"],
+        "reproduce": ["moe"],
+        "sweep": ["hydra", "--over", "preset=tiny"],
         "info": [str(pair[0])],
         "compare": list(map(str, pair)),
         "export": [str(pair[0]), "--plot", "ecdf", "-o", "x.png"],

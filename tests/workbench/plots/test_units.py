@@ -13,6 +13,7 @@ from workbench.ui.plots._units import (
     STEPS,
     TOKENS_PER_SECOND,
     WATTS,
+    Logarithmic,
     clock,
 )
 
@@ -81,3 +82,30 @@ def test_the_clock_text_reads_back_as_the_time(seconds):
     parts = [float(part) for part in clock(seconds).split(":")]
     total = sum(part * 60**power for power, part in enumerate(reversed(parts)))
     assert total == pytest.approx(seconds, abs=6e-4)
+
+
+@given(st.floats(-320, 320), st.floats(-9, 3), st.integers(2, 12))
+def test_logarithmic_ticks_lie_in_the_range_and_read_as_what_they_stand_for(low, width, most):
+    unit = Logarithmic("s", 1e-3)
+    high = low + 10**width
+    places, texts, symbol = unit.ticks(low, high, most)
+    assert len(places) == len(texts) <= most + 1
+    if not -300 < low < high < 300:
+        assert not places
+        return
+    assert all(low - 1e-9 <= place <= high + 1e-9 for place in places)
+    assert places == sorted(places)
+    middle = 10.0 ** ((low + high) / 2)
+    factor, known = unit.scaling(middle, middle)
+    assert symbol == known
+    for place, text in zip(places, texts, strict=True):
+        assert float(text) == pytest.approx(10.0**place * factor, rel=1e-4)
+
+
+def test_logarithmic_ticks_are_round_and_enough():
+    unit = Logarithmic("s", 1e-3)
+    assert unit.ticks(0.0, 2.0, 10)[1:] == (["1", "2", "5", "10", "20", "50", "100"], "ms")
+    decades = ["0.1", "1", "10", "100", "1000", "10000", "100000"]
+    assert unit.ticks(-1.0, 5.0, 7)[1:] == (decades, "ms")
+    assert unit.ticks(math.log10(21), math.log10(29), 8)[1] == ["21", "23", "25", "27", "29"]
+    assert unit.text(1.5) == "31.6 ms" and unit.text(math.nan) == "–"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sessions import statistics
 from workbench import protocol
 
@@ -27,6 +29,10 @@ def test_every_contender_and_direction_of_an_operator_is_a_segment(runner):
         assert configuration.settings["dtype"] == "float32"
         assert len(statistics.steady_ms(segment)) == 30
         assert 0 <= segment.ledger["error"] <= 1 and segment.ledger["bytes"] > 0
+        limits = [segment.ledger[name] for name in ("bytes_per_s", "flops_per_s")]
+        needed_s = [segment.ledger[name] for name in ("bytes", "flops")]
+        floor_s = max(need / limit for need, limit in zip(needed_s, limits, strict=True))
+        assert segment.ledger["floor_us"] == pytest.approx(1e6 * floor_s)
         assert segment.ledger["host_us_without_gradient"] > 0
     assert finished.steps == 30 * len(segments)
     told = [m for m in runner.messages if isinstance(m, protocol.Progress)]

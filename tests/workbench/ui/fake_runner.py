@@ -21,6 +21,7 @@ import msgspec  # noqa: E402
 from fake_catalogue import availability, catalogue  # noqa: E402
 from fake_session import checked, comparison  # noqa: E402
 from fake_steps import FakeRun  # noqa: E402
+from fake_sweep import swept  # noqa: E402
 
 from sessions import verdict  # noqa: E402
 from sessions.model import Phase  # noqa: E402
@@ -80,6 +81,13 @@ def main() -> None:
                     time.sleep(0.1)
                 studies += 1
                 end(run, "done")
+            case protocol.Sweep():
+                if active:
+                    end(run, "stopped")
+                active = paused = False
+                send(protocol.State(state="building", text="Building"))
+                end(run, tell(swept(run, command, studies), protocol.StudyRows, commands))
+                studies += 1
             case protocol.Apply() if active:
                 configuration = run.configuration
                 toggles = {**configuration.toggles, **command.toggles}

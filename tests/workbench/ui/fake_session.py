@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from fake_catalogue import availability, catalogue
 from fake_steps import FakeRun
+from fake_sweep import swept
 
 from sessions import verdict
 from sessions.model import Configuration, Numerics, PairedComparison, Phase, Session
@@ -63,6 +64,13 @@ def messages(
         yield protocol.State(t_s=run.now, state="idle")
     if situation == "checklist":
         yield from checked(run, done=5)
+    if situation in ("sweep", "sweep-map"):
+        axes = {"settings.sequence": [1024, 2048, 4096, 8192, 16384, 32768]}
+        if situation == "sweep-map":
+            axes["model.n_layers"] = [4, 8, 16]
+        arms = [{}, {"attention": "manual"}]
+        yield from swept(run, protocol.Sweep(base=configuration, axes=axes, arms=arms))
+        yield protocol.State(t_s=run.now, state="idle")
     if situation == "failed":
         yield protocol.Failure(
             t_s=run.now,

@@ -31,6 +31,9 @@ SITUATIONS = (
     "attribution-empty",
     "checklist",
     "presets",
+    "sweep",
+    "sweep-map",
+    "sweep-empty",
 )
 SCALE = "WORKBENCH_SCREENSHOT_SCALE"
 
@@ -154,6 +157,12 @@ def arrange(window, situation: str) -> None:
         QTest.qWait(500)
         menu = window.toggles.presets.menu
         menu.popup(window.toggles.presets.button.mapToGlobal(QPoint(0, 30)))
+    elif situation.startswith("sweep"):
+        window.desk.bring("sweep")
+        if situation == "sweep-map":
+            state.sweeps.set_field(1, "model.n_layers")
+            QTest.qWait(300)
+            window.sweep._tabs.setCurrentIndex(2)
     elif situation == "running":
         window.state.select(2)
 

@@ -14,7 +14,7 @@ from workbench.floors import Calibration
 from workbench.recorder import Recorder
 from workbench.ui.export import export_plot
 from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots._narrowing import _hatch
+from workbench.ui.plots._narrowing import hatch
 
 
 def texts(panel) -> str:
@@ -193,10 +193,10 @@ def test_hatching_and_interval_are_painted_where_they_belong(qapp, tmp_path, com
 
 
 def test_strokes_of_a_stripe_stay_inside_of_it():
-    for line in _hatch(10.0, 31.0, 100.0):
+    for line in hatch(10.0, 31.0, 100.0):
         for x, y in ((line.x1(), line.y1()), (line.x2(), line.y2())):
             assert 10 <= x <= 31 and 0 <= y <= 100
-    assert len(_hatch(10.0, 31.0, 100.0)) > 15
+    assert len(hatch(10.0, 31.0, 100.0)) > 15
 
 
 def test_a_session_without_a_comparison_says_so():

@@ -360,13 +360,14 @@ class Samples(TrackLayer):
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
         pen, brush = self.pens()
+        wide = QPen(pen)
+        wide.setWidthF(2 * pen.widthF())
         for view, gap in self._views:
             x, top, bottom = self._pixels(view, frame)
             if not view.dense:
                 painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
-                if len(view.x) <= _FEW:
-                    pen.setWidthF(2 * pen.widthF())
-                _strokes.points(painter, pen, x, top, frame)
+                few = len(view.x) <= _FEW
+                _strokes.points(painter, wide if few else pen, x, top, frame)
             elif self.style.paper:
                 painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
                 gap_px = gap * frame.width / (frame.x[1] - frame.x[0])

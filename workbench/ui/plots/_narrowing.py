@@ -157,10 +157,10 @@ class Voids(Layer):
             left = max(0.0, float(frame.px(pair - 0.5)))
             right = min(frame.width, float(frame.px(pair + 0.5)))
             if right > left:
-                painter.drawLines(_hatch(left, right, frame.height))
+                painter.drawLines(hatch(left, right, frame.height))
 
 
-def _hatch(left: float, right: float, height: float) -> list[QLineF]:
+def hatch(left: float, right: float, height: float) -> list[QLineF]:
     """Rising strokes of 45 degrees in a stripe: a pattern brush is not drawn in vector files."""
     width = right - left
     starts = np.arange(-width, height, _HATCH_PX)

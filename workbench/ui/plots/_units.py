@@ -11,6 +11,7 @@ from workbench.ui.plots._arrays import Array
 
 _SI = {-4: "p", -3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T", 5: "P"}
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_MOST_DECADES = 300  # that FP64 holds
 _CLOCK_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 
 
@@ -78,6 +79,39 @@ class Unit:
         return f"{scaled:.{decimals}f}{gap}{symbol}".replace("-", "−").strip()
 
 
+@dataclass(frozen=True)
+class Logarithmic(Unit):
+    """A unit of numbers whose decimal logarithms are drawn: ticks and readings are in the unit."""
+
+    def ticks(self, low: float, high: float, most: int) -> tuple[list[float], list[str], str]:
+        """Ticks at 1, 2 and 5 of every decade, at fewer where those are too many, and at even
+        steps where the range is shorter than that.
+        """
+        if not (-_MOST_DECADES < low < high < _MOST_DECADES):  # NaN too
+            return [], [], self.symbol
+        middle = 10.0 ** ((low + high) / 2)  # by the highest, most ticks would be below 1
+        factor, symbol = self.scaling(middle, middle)
+        shift = math.log10(factor)
+        first, last = 10.0 ** (low + shift), 10.0 ** (high + shift)
+        decades = range(math.floor(low + shift), math.ceil(high + shift) + 1)
+        shown: list[float] = []
+        for mantissas in ((1, 2, 5), (1, 3), (1,)):
+            values = [m * 10.0**decade for decade in decades for m in mantissas]
+            shown = [value for value in values if first <= value <= last]
+            if len(shown) <= most:
+                break
+        if len(shown) < 2:
+            step = nice_step((last - first) / max(2, most))
+            places = range(math.ceil(first / step), math.floor(last / step) + 1)
+            shown = [float(f"{place * step:.12g}") for place in places]
+        shown = shown[:: max(1, -(-len(shown) // max(1, most)))]
+        return [math.log10(value) - shift for value in shown], [f"{v:g}" for v in shown], symbol
+
+    def text(self, value: float, digits: int = 3) -> str:
+        """A reading of the number whose logarithm is given."""
+        return super().text(10.0**value if math.isfinite(value) else value, digits)
+
+
 MILLISECONDS = Unit("s", 1e-3)
 SECONDS = Unit("s", kind="clock")
 BYTES = Unit("B", kind="binary")
@@ -117,7 +151,8 @@ def _power(largest: float, base: int, least: int, most: int) -> int:
 
 def _prefixed(power: int, symbol: str) -> str:
     prefix = _SI[power]
-    return f"{prefix} {symbol}".strip() if "/" in symbol else prefix + symbol
+    spelled = "/" in symbol and symbol[0].islower()  # k tokens/s, but TB/s
+    return f"{prefix} {symbol}".strip() if spelled else prefix + symbol
 
 
 def _decimals(step: float) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from PySide6.QtCore import QPointF, QRectF, Qt
-from PySide6.QtGui import QBrush, QColor, QImage, QPainter, QPen
+from PySide6.QtGui import QBrush, QImage, QPainter, QPen
 
 from sessions.model import MetricSeries
 from workbench.ui.plots._arrays import Array
@@ -30,14 +30,11 @@ from workbench.ui.plots._metrics import (
     table,
 )
 from workbench.ui.plots._plot import Plot, Run
+from workbench.ui.plots._scale import scale_color
 from workbench.ui.plots._steps import add_timeline
 from workbench.ui.plots._units import SECONDS, STEPS
 from workbench.ui.style import Style
 
-# Seen alike with every kind of colour vision, and evenly in grey: after cividis (Nunez et al. 2018,
-# doi 10.1371/journal.pone.0199239).
-_SCALE = ((0, 34, 78), (53, 69, 108), (102, 105, 112), (148, 142, 119), (200, 184, 102),
-          (254, 232, 56))  # fmt: skip
 _SHADES = 32
 _PLACE_PX = {False: 2.0, True: 6.0}  # width of a reading at least, by whether it is on paper
 _LABELS = {False: 5, True: 12}
@@ -92,7 +89,7 @@ class Heat(Layer):
         scale = {self._unit.text(low): 0.0, self._unit.text((low + high) / 2): 0.5}
         scale[self._unit.text(high)] = 1.0
         return [
-            Entry(text, "patch", QPen(Qt.PenStyle.NoPen), QBrush(_color(share)))
+            Entry(text, "patch", QPen(Qt.PenStyle.NoPen), QBrush(scale_color(share)))
             for text, share in (scale.items() if low < high else [(self._unit.text(low), 0.5)])
         ]
 
@@ -118,7 +115,7 @@ class Heat(Layer):
             starts = np.flatnonzero(np.diff(row, prepend=row[0] - 1))
             for start, stop in zip(starts, [*starts[1:], places], strict=True):
                 if row[start] >= 0:
-                    color = _color(row[start] / (_SHADES - 1))
+                    color = scale_color(row[start] / (_SHADES - 1))
                     right = min((stop * width) + seam, frame.width)
                     bottom = min((band + 1) * height + seam, frame.height)
                     top_left = QPointF(start * width, band * height)
@@ -191,15 +188,10 @@ def _shades(values: Array, low: float, high: float) -> Array:
     return np.where(known, np.where(known, share, 0) * (_SHADES - 1), -1).round().astype(np.int8)
 
 
-def _color(share: float) -> QColor:
-    place = min(max(share, 0.0), 1.0) * (len(_SCALE) - 1)
-    first = min(int(place), len(_SCALE) - 2)
-    pairs = zip(_SCALE[first], _SCALE[first + 1], strict=True)
-    return QColor(*(round(a + (b - a) * (place - first)) for a, b in pairs))
-
-
 def _palette() -> Array:
-    return np.array([_color(number / (_SHADES - 1)).rgb() for number in range(_SHADES)], np.uint32)
+    return np.array(
+        [scale_color(number / (_SHADES - 1)).rgb() for number in range(_SHADES)], np.uint32
+    )
 
 
 PLOT = Plot(

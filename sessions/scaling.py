@@ -1,0 +1,144 @@
+"""How a quantity grows with another: the exponent of a power law, and how sure it is.
+
+A line is fitted to log y over log x. Two things keep points off it: their own noise, whose standard
+errors are known from the blocks that measured them, and that nothing grows exactly as a power (a
+cache is outgrown, launches stop to matter). The second is estimated from how far the points scatter
+beyond their noise, as a variance that all share (Paule and Mandel, J. Res. NBS 87, 1982), and each
+point weighs by the two together. The interval is Student's with n - 2 degrees of freedom, never
+narrower than the noise allows (Knapp and Hartung, Statistics in Medicine 22, 2003, with their
+factor kept at 1 or above). Without standard errors this is the ordinary least squares fit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+LEAST_POINTS = 3  # for an interval: a line through two always fits
+_TOLERANCE = 1e-6  # of the variance beyond the points' own
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """y = factor * x ** exponent; NaN where there are too few points, and ``reason`` says so.
+
+    ``low`` and ``high`` bound the 95 % interval of the exponent. ``scatter`` is by what share the
+    points lie off the line beyond their noise.
+    """
+
+    n: int
+    exponent: float
+    low: float
+    high: float
+    factor: float
+    scatter: float
+    reason: str = ""
+
+    def at(self, x: ArrayLike) -> NDArray:
+        """y on the fitted line."""
+        line: NDArray = self.factor * np.asarray(x, np.float64) ** self.exponent
+        return line
+
+
+def fit(x: ArrayLike, y: ArrayLike, errors: ArrayLike | None = None) -> Scaling:
+    """Fit the points (n,); ``errors`` are standard errors of log y, NaN where not known.
+
+    A point of unknown noise counts as the noisiest that is known. Points at which x or y is not
+    above 0, or not finite, are left out.
+    """
+    log_x, log_y, variance = _points(x, y, errors)
+    n = len(log_x)
+    if len(set(log_x.tolist())) < 2:
+        return _without_line(n)
+    if n < LEAST_POINTS:
+        slope, intercept = _line(log_x, log_y, np.ones(n))[:2]
+        reason = f"a line through {n} points always fits: {LEAST_POINTS} are needed for an interval"
+        return Scaling(n, slope, math.nan, math.nan, math.exp(intercept), math.nan, reason)
+    from scipy import stats  # seconds to load, where nothing is fitted too
+
+    beyond = _scatter(log_x, log_y, variance)
+    total = variance + beyond
+    if not total.max() > 0:  # a perfect line
+        total = np.full(n, np.finfo(np.float64).tiny)
+    slope, intercept, error, chi_square = _line(log_x, log_y, 1 / total)
+    error *= math.sqrt(max(1.0, chi_square / (n - 2)))
+    half = float(stats.t.ppf(0.975, n - 2)) * error
+    scatter = math.expm1(math.sqrt(beyond))
+    return Scaling(n, slope, slope - half, slope + half, math.exp(intercept), scatter)
+
+
+def longer_half(x: ArrayLike) -> NDArray:
+    """Which points lie in the upper half of x, the middle one among them: (n,) bools.
+
+    Small sizes are bound by launches, which do not grow; what is claimed of scaling is claimed of
+    the large ones.
+    """
+    values = np.asarray(x, np.float64)
+    upper: NDArray = values >= np.sort(values)[len(values) // 2] if len(values) else values > 0
+    return upper
+
+
+def steps_between(x: ArrayLike, y: ArrayLike) -> NDArray:
+    """The exponent from each point's neighbour below to itself: (n,) of ascending x, first NaN."""
+    with np.errstate(all="ignore"):
+        log_x, log_y = (np.log(np.asarray(values, np.float64)) for values in (x, y))
+        return np.concatenate([[math.nan], np.diff(log_y) / np.diff(log_x)])[: len(log_x)]
+
+
+def _points(
+    x: ArrayLike, y: ArrayLike, errors: ArrayLike | None
+) -> tuple[NDArray, NDArray, NDArray]:
+    """Logarithms of the points that have any, and the variances of log y."""
+    places, values = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    spread = np.zeros(len(places)) if errors is None else np.array(errors, np.float64)
+    if not len(places) == len(values) == len(spread):
+        raise ValueError(
+            f"x, y and errors have {len(places)}, {len(values)} and {len(spread)} points"
+        )
+    with np.errstate(invalid="ignore"):
+        usable = (places > 0) & (values > 0) & np.isfinite(places) & np.isfinite(values)
+    spread = spread[usable]
+    known = spread[np.isfinite(spread)]
+    spread[~np.isfinite(spread)] = known.max() if len(known) else 0.0
+    return np.log(places[usable]), np.log(values[usable]), spread**2
+
+
+def _line(x: NDArray, y: NDArray, weight: NDArray) -> tuple[float, float, float, float]:
+    """Slope, intercept, the slope's standard error and the weighted sum of squares."""
+    share = weight / weight.sum()
+    mean_x, mean_y = float(share @ x), float(share @ y)
+    spread = float(weight @ (x - mean_x) ** 2)
+    slope = float(weight @ ((x - mean_x) * (y - mean_y))) / spread
+    residual = y - mean_y - slope * (x - mean_x)
+    return slope, mean_y - slope * mean_x, spread**-0.5, float(weight @ residual**2)
+
+
+def _scatter(x: NDArray, y: NDArray, variance: NDArray) -> float:
+    """The variance that all points have beyond their own, so that chi square is as expected."""
+    freedom = len(x) - 2
+    plain = _line(x, y, np.ones(len(x)))[3] / freedom
+    if not variance.max() > 0:
+        return plain
+
+    def excess(beyond: float) -> float:
+        return _line(x, y, 1 / np.maximum(variance + beyond, 1e-300))[3] - freedom
+
+    if excess(0.0) <= 0:
+        return 0.0
+    low, high = 0.0, max(plain, float(variance.max()))
+    while excess(high) > 0:
+        high *= 2
+    while high - low > _TOLERANCE * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    return (low + high) / 2
+
+
+def _without_line(n: int) -> Scaling:
+    reason = f"{n} measured point{'s' * (n != 1)} at one size: 2 sizes are needed for an exponent"
+    unknown = math.nan
+    reason = reason if n else "no point was measured"
+    return Scaling(n, unknown, unknown, unknown, unknown, unknown, reason)

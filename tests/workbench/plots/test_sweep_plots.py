@@ -1,0 +1,131 @@
+"""The plots of a sweep: fitted line and exponent, what was not measured in shape and words, map."""
+
+from __future__ import annotations
+
+import csv
+import math
+
+import numpy as np
+import pytest
+from synthetic import gpu_session, sweep_study
+from test_plots import STYLES, ink, painted
+
+from sessions import sweep
+from sessions.model import Session
+from workbench.ui.export import export_plot
+from workbench.ui.plots import PLOTS, Run
+from workbench.ui.plots._sweep import FittedLine, Missed, Points
+
+NAMES = ("sweep_time", "sweep_throughput", "sweep_memory", "sweep_map")
+
+
+def swept(**how) -> Session:
+    return Session(title="swept", studies=[sweep_study(**how)])
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sweep_leaves_ink_in_every_theme(name, style):
+    runs = [Run(swept(two=True))]
+    assert PLOTS[name].can_show(runs) is None
+    image, _ = painted(PLOTS[name], runs, STYLES[style])
+    assert 0.01 < ink(image, STYLES[style].theme.surface) < 0.9
+
+
+def test_the_legend_names_each_arm_with_its_exponent_and_interval():
+    _, canvas = painted(PLOTS["sweep_time"], [Run(swept())], STYLES["dark"])
+    names = [entry.name for entry in canvas.entries()]
+    study = sweep_study()
+    for name, curve in zip(names, sweep.curves(study), strict=True):
+        found = sweep.fit_of(study, curve)
+        assert name == f"{curve.label}: exponent {sweep.exponent_text(found)}"
+        assert found.low < found.exponent < found.high
+
+
+def test_the_line_lies_where_the_fit_says_and_the_dots_where_they_were_measured():
+    study = sweep_study()
+    _, canvas = painted(PLOTS["sweep_time"], [Run(swept())], STYLES["dark"])
+    curve = sweep.curves(study)[1]
+    found = sweep.fit_of(study, curve)
+    line = [layer for layer in canvas.layers if isinstance(layer, FittedLine)][1]
+    dots = [layer for layer in canvas.layers if isinstance(layer, Points)][1]
+    assert 10 ** line._y[-1] == pytest.approx(found.factor * curve.x[-1] ** found.exponent)
+    assert 10**dots._y == pytest.approx(curve.columns["median_ms"])
+    assert 10**dots._x == pytest.approx(curve.x)
+
+
+def test_what_was_out_of_memory_is_marked_above_everything_that_was_measured():
+    for name in NAMES[:3]:
+        _, canvas = painted(PLOTS[name], [Run(swept())], STYLES["light"])
+        (missed,) = [layer for layer in canvas.layers if isinstance(layer, Missed)]
+        assert missed._outcomes == ["out of memory"] * 2
+        highest = max(layer.y_span()[1] for layer in canvas.layers if layer is not missed)
+        assert missed.y_span()[1] > highest
+        assert canvas.vb.viewRange()[1][1] >= missed.y_span()[1]
+
+
+def test_the_map_has_a_cell_for_every_point_and_tells_the_arms_apart():
+    runs = [Run(swept(two=True))]
+    first, canvas = painted(PLOTS["sweep_map"], runs, STYLES["light"])
+    (cells,) = canvas.layers
+    assert len(cells._values) + len(cells._missed) == 21
+    assert set(cells._missed.values()) == {"out of memory"}
+    arm = PLOTS["sweep_map"].choices(runs)["arm"][1]
+    other, canvas = painted(PLOTS["sweep_map"], runs, STYLES["light"], arm=arm)
+    assert canvas.layers[0]._missed == {(0, 0): "refused"}
+    assert first != other
+    for metric in PLOTS["sweep_map"].choices(runs)["metric"]:
+        image, _ = painted(PLOTS["sweep_map"], runs, STYLES["dark"], metric=metric)
+        assert ink(image, STYLES["dark"].theme.surface) > 0.1
+
+
+def test_words_are_drawn_in_the_order_asked_and_zero_is_drawn_on_a_plain_axis():
+    study = sweep_study(sizes=3)
+    words = np.array(
+        [{512.0: "b", 1024.0: "a", 2048.0: "c"}[x] for x in study.tables["points"]["x"]]
+    )
+    study.tables["points"] = {**study.tables["points"], "x": words.astype(object)}
+    study.tables.pop("fits")
+    study.asked["values_0"] = ["b", "a", "c"]
+    _, canvas = painted(PLOTS["sweep_time"], [Run(Session(studies=[study]))], STYLES["dark"])
+    assert canvas.axis("bottom").categories == [(0.0, "b"), (1.0, "a"), (2.0, "c")]
+    study = sweep_study(sizes=3)
+    study.tables["points"] = {**study.tables["points"], "x": study.tables["points"]["x"] - 512}
+    study.asked["values_0"] = [0, 512, 1536]
+    painted(PLOTS["sweep_time"], [Run(Session(studies=[study]))], STYLES["dark"])
+
+
+def test_the_latest_sweep_is_shown_unless_another_is_chosen():
+    session = Session(studies=[sweep_study(sizes=3), sweep_study(sizes=5)])
+    assert PLOTS["sweep_time"].choices([Run(session)]) == {"sweep": ("latest", "1", "2")}
+    for choice, count in (("latest", 5), ("1", 3), ("2", 5)):
+        table = PLOTS["sweep_time"].table([Run(session)], sweep=choice)
+        assert len(table["arm"]) == 2 * count
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf", ".csv"])
+def test_sweeps_are_exported(tmp_path, suffix):
+    path = export_plot("sweep_time", [Run(swept())], tmp_path / f"one{suffix}")
+    if suffix == ".csv":
+        rows = list(csv.DictReader(path.open()))
+        assert len(rows) == 14
+        assert {row["outcome"] for row in rows} == {"measured", "out of memory"}
+        assert float(rows[0]["settings_sequence"]) == 512 and rows[5]["median_ms"] == ""
+    else:
+        assert path.stat().st_size > 1000
+
+
+def test_a_session_without_a_sweep_says_what_would_make_one():
+    for name in NAMES:
+        reason = PLOTS[name].can_show([Run(gpu_session(1, 20))])
+        assert "panel Sweep" in reason and reason.endswith(".")
+    assert "over two fields" in PLOTS["sweep_map"].can_show([Run(swept())])
+
+
+def test_dots_of_many_short_segments_do_not_grow():
+    many, one = gpu_session(1, 20), gpu_session(1, 20)
+    segment = many.segments[0]
+    many.segments = [segment] * 40
+    images = [painted(PLOTS["step_time"], [Run(each)], STYLES["dark"])[0] for each in (many, one)]
+    inks = [ink(image, STYLES["dark"].theme.surface) for image in images]
+    assert inks[0] < 3 * inks[1] and not math.isnan(inks[0])

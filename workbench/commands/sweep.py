@@ -1,0 +1,156 @@
+"""Measure a configuration at many sizes under several arms, and fit how its time grows."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sessions import sweep
+from sessions.model import Configuration, Scalar, Study
+from workbench import headless, protocol
+from workbench.commands._command import (
+    DONE,
+    FAILED,
+    Command,
+    Mistaken,
+    answer,
+    answer_json,
+    check_output,
+)
+from workbench.commands._headless import Bar, exit_code, settle
+from workbench.commands.run import (
+    configuration_arguments,
+    configure,
+    positive_float,
+    with_toggles,
+)
+from workbench.headless import Outcome
+
+SECONDS = 3.0
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    configuration_arguments(parser)
+    parser.add_argument(
+        "--over",
+        action="append",
+        required=True,
+        metavar="FIELD=VALUE,...",
+        help="what varies, e.g. settings.sequence=128,256,512, model.n_layers=2,4 or preset=a,b; "
+        "once or twice",
+    )
+    parser.add_argument(
+        "--arm",
+        action="append",
+        default=[],
+        metavar="NAME=OPTION,...",
+        help="toggles of an arm, over those of --toggle; "
+        "none: one arm, as configured; '' is that one beside others",
+    )
+    parser.add_argument(
+        "--seconds-per-point",
+        type=positive_float,
+        default=SECONDS,
+        metavar="SECONDS",
+        help=f"of steady steps; default: {SECONDS:g}",
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.output is not None:
+        check_output(arguments.output)
+    axes = dict(map(_axis, arguments.over))
+    if len(axes) < len(arguments.over):
+        raise Mistaken("--over: each field can be given once; list its values after one another")
+
+    def begin(catalogue: protocol.Catalogue) -> protocol.Sweep:
+        base = configure(catalogue, arguments)
+        return protocol.Sweep(
+            base=base,
+            axes=axes,
+            arms=[_changed(base, with_toggles(catalogue, base, arm)) for arm in arguments.arm],
+            seconds=arguments.seconds_per_point,
+            seed=arguments.seed,
+        )
+
+    with Bar() as bar:
+        outcome = headless.run(begin, watch=bar.watch)
+    studies = outcome.session.studies
+    if studies:
+        outcome.session.title = studies[-1].title
+    saved = settle(outcome, arguments.output)
+    measured = sweep.sweeps(studies)
+    if arguments.json:
+        answer_json(_as_data(outcome, saved, measured))
+    elif measured:
+        answer("\n".join(_lines(measured[-1])))
+        if saved:
+            answer(f"saved {saved}")
+    code = exit_code(outcome)
+    if code == DONE and not any(curve.measured.any() for curve in sweep.curves(measured[-1])):
+        return FAILED
+    return code
+
+
+def _axis(text: str) -> tuple[str, list[Scalar]]:
+    field, equals, values = text.partition("=")
+    try:
+        return field.strip(), sweep.read_values(values if equals else "")
+    except ValueError:
+        raise Mistaken(f"--over {text}: expected FIELD=VALUE,VALUE,...") from None
+
+
+def _changed(base: Configuration, arm: Configuration) -> dict[str, str]:
+    return {
+        name: option for name, option in arm.toggles.items() if base.toggles.get(name) != option
+    }
+
+
+def _lines(study: Study) -> list[str]:
+    lines = [sweep.points_table(study).to_markdown()]
+    for curve in sweep.curves(study):
+        lines += _exponents(study, curve)
+    lines.append(f"{study.asked['order']}, seed {study.asked['seed']}")
+    return lines
+
+
+def _exponents(study: Study, curve: sweep.Curve) -> Sequence[str]:
+    """What is known of how the curve's time grows, a line for each part of it."""
+    name, field = sweep.name_of(study, curve), sweep.field_title(study)
+    lines = []
+    for part, over in ((sweep.ALL, ""), (sweep.LONGER, ", over the longer half")):
+        fitted = sweep.fit_of(study, curve, part)
+        if fitted is not None and math.isfinite(fitted.exponent):
+            grows = f"time grows as {field} to the power of {sweep.exponent_text(fitted)}"
+            lines.append(f"{name}: {grows}{over}")
+        elif fitted is not None:
+            lines.append(f"{name}: {sweep.exponent_text(fitted)}")
+    return lines
+
+
+def _as_data(outcome: Outcome, saved: str | None, measured: Sequence[Study]) -> dict[str, Any]:
+    """The outcome for programs."""
+    found: dict[str, Any] = {
+        "reason": outcome.reason,
+        "file": saved,
+        "failures": [msgspec.to_builtins(failure) for failure in outcome.failures],
+        "environment": outcome.session.environment,
+    }
+    for study in measured[-1:]:
+        found |= {**study.asked, **study.facts}
+        for name in (sweep.POINTS, sweep.FITS):
+            table = {key: column.tolist() for key, column in study.tables.get(name, {}).items()}
+            rows = zip(*table.values(), strict=True)
+            found[name] = [dict(zip(table, row, strict=True)) for row in rows]
+        found["points_asked"] = study.asked["points"]
+    return found
+
+
+COMMAND = Command(name="sweep", help=__doc__, arguments=_arguments, run=_run)

@@ -1,0 +1,211 @@
+"""A sweep: what varies, over which values, under which arms; and what came of it, as it comes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from PySide6.QtCore import QSignalBlocker, Qt, QTimer
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QGridLayout,
+    QHBoxLayout,
+    QLabel,
+    QLineEdit,
+    QPushButton,
+    QSplitter,
+    QStackedLayout,
+    QTabWidget,
+    QVBoxLayout,
+    QWidget,
+)
+
+from sessions import sweep
+from sessions.model import Study
+from workbench.ui.option_picker import CalmComboBox
+from workbench.ui.panels import _parts
+from workbench.ui.panels._calm_table import CalmTable
+from workbench.ui.panels._chart import Chart
+from workbench.ui.panels._editors import CalmDoubleSpinBox
+from workbench.ui.panels.empty import Empty
+from workbench.ui.plots import PLOTS, Run
+from workbench.ui.state import AppState
+from workbench.ui.sweeps import ARMS
+
+PERIOD_MS = 200  # between two looks while points arrive
+_CHARTS = ("sweep_time", "sweep_throughput", "sweep_memory", "sweep_map")
+_TABS = {"sweep_throughput": "Throughput", "sweep_memory": "Peak memory", "sweep_map": "Map"}
+
+
+class SweepPanel(QWidget):
+    """The form of a sweep above the newest one of the session that is shown."""
+
+    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._state = state
+        self.setProperty("panel", True)
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.fields = [CalmComboBox(), CalmComboBox()]
+        self.values = [QLineEdit(), QLineEdit()]
+        self.arms = {name: QCheckBox(title) for name, title in ARMS.items()}
+        self.seconds = CalmDoubleSpinBox()
+        self.run = QPushButton("Run sweep")
+        self.run.clicked.connect(state.sweeps.run)
+        self.said = _parts.note()
+        self.charts = {name: Chart(PLOTS[name], state.theme) for name in _CHARTS}
+        for chart in self.charts.values():
+            chart.setMinimumSize(200, 130)
+            chart.cursorMoved.connect(chart.set_cursor)
+        self.points, self.fits = CalmTable(), CalmTable()
+        self.headline = _parts.note()
+        self._pages = QStackedLayout()
+        self.empty = Empty(
+            state,
+            "sweep",
+            "No sweep yet",
+            "Choose what varies and over which values, then Run sweep: each size is measured under "
+            "each arm. What runs out of memory is a point too, and how the time grows is fitted.",
+        )
+        self._pages.addWidget(self.empty)
+        self._pages.addWidget(self._make_results())
+        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout.addWidget(self._make_form())
+        layout.addWidget(_parts.rule())
+        layout.addLayout(self._pages, 1)
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.timeout.connect(self._show)
+        for changed in (
+            state.studiesChanged, state.stateChanged, state.segmentsChanged,
+            state.catalogueChanged, state.sweeps.changed,
+        ):  # fmt: skip
+            changed.connect(self._show_soon)
+        state.sessionChanged.connect(self._show)
+        state.themeChanged.connect(self._draw)
+        self._draw()
+
+    # The form
+
+    def _make_form(self) -> QWidget:
+        form = QWidget()
+        rows = QGridLayout(form)
+        rows.setContentsMargins(12, 8, 12, 8)
+        rows.setHorizontalSpacing(8)
+        rows.setVerticalSpacing(6)
+        for place, title in enumerate(("Vary", "and")):
+            label = QLabel(title)
+            label.setProperty("muted", True)
+            box, line = self.fields[place], self.values[place]
+            box.setAccessibleName(f"Field {place + 1}")
+            box.activated.connect(partial(self._choose_field, place))
+            line.setAccessibleName(f"Values {place + 1}")
+            line.setPlaceholderText("values between commas")
+            line.textEdited.connect(partial(self._state.sweeps.set_values, place))
+            rows.addWidget(label, place, 0)
+            rows.addWidget(box, place, 1)
+            rows.addWidget(line, place, 2)
+        self.seconds.setRange(0.1, 3600)
+        self.seconds.setSuffix(" s a point")
+        self.seconds.setValue(self._state.sweeps.seconds)
+        self.seconds.setToolTip("How long the steady steps of each point are measured")
+        self.seconds.setAccessibleName("Seconds a point")
+        self.seconds.valueChanged.connect(self._state.sweeps.set_seconds)
+        rows.addWidget(self.seconds, 0, 3)
+        rows.addWidget(self.run, 1, 3)
+        rows.setColumnStretch(2, 1)
+        arms = QHBoxLayout()
+        arms.setSpacing(16)
+        for name, check in self.arms.items():
+            check.toggled.connect(partial(self._state.sweeps.set_arm, name))
+            arms.addWidget(check)
+        arms.addWidget(self.said, 1)
+        rows.addLayout(arms, 2, 0, 1, 4)
+        return form
+
+    def _choose_field(self, place: int, row: int) -> None:
+        self._state.sweeps.set_field(place, str(self.fields[place].itemData(row)))
+
+    def _show_form(self) -> None:
+        sweeps = self._state.sweeps
+        offered = sweeps.offered()
+        for place, box in enumerate(self.fields):
+            wanted = ([("nothing else", "")] if place else []) + [
+                (title, name) for name, title in offered.items()
+            ]
+            if wanted != [(box.itemText(row), box.itemData(row)) for row in range(box.count())]:
+                box.clear()
+                for title, name in wanted:
+                    box.addItem(title, name)
+            box.setCurrentIndex(box.findData(sweeps.fields[place]))
+            line = self.values[place]
+            line.setEnabled(bool(sweeps.fields[place]))
+            if line.text() != sweeps.values[place] and not line.hasFocus():
+                line.setText(sweeps.values[place])
+        for name, check in self.arms.items():
+            with QSignalBlocker(check):
+                check.setChecked(name in sweeps.arms)
+            why_not = sweeps.why_not_arm(name)
+            check.setEnabled(not why_not or name in sweeps.arms)
+            check.setToolTip(why_not)
+        why_not = sweeps.why_not()
+        self.run.setEnabled(not why_not)
+        self.run.setToolTip(why_not)
+        count = sweeps.points()
+        self.said.setText(why_not or f"{count} point{'s' * (count != 1)}")
+
+    # What was measured
+
+    def _make_results(self) -> QWidget:
+        tabs = QTabWidget()
+        tabs.setDocumentMode(True)
+        for name, title in _TABS.items():
+            tabs.addTab(self.charts[name], title)
+        tabs.addTab(self.points, "Points")
+        tabs.addTab(self.fits, "Exponents")
+        self._tabs = tabs
+        split = QSplitter(Qt.Orientation.Horizontal)
+        split.setChildrenCollapsible(False)
+        for place, (widget, stretch) in enumerate(((self.charts["sweep_time"], 1), (tabs, 1))):
+            split.addWidget(widget)
+            split.setStretchFactor(place, stretch)
+        split.setSizes([500, 500])
+        body = QWidget()
+        column = _parts.tight(QVBoxLayout(body), 0)
+        self.headline.setContentsMargins(12, 6, 12, 2)
+        column.addWidget(self.headline)
+        column.addWidget(split, 1)
+        return body
+
+    def _show_soon(self) -> None:
+        if not self._timer.isActive():
+            self._timer.start(PERIOD_MS)
+
+    def _draw(self) -> None:
+        for chart in self.charts.values():
+            chart.set_theme(self._state.theme)
+        self._show()
+
+    def _show(self) -> None:
+        self._show_form()
+        study = self._state.sweeps.newest
+        self._pages.setCurrentIndex(0 if study is None else 1)
+        if study is None:
+            return
+        self.headline.setText(self._told(study))
+        self._tabs.setTabVisible(2, sweep.dimensions(study) > 1)
+        runs = [Run(self._state.session)]
+        for chart in self.charts.values():
+            chart.show_runs(runs)
+        if sweep.sweeps([study]):
+            self.points.show_table(sweep.points_table(study))
+            self.fits.show_table(sweep.fits_table(study))
+
+    def _told(self, study: Study) -> str:
+        """How far it is, or what it found."""
+        points = study.tables.get(sweep.POINTS)
+        done = 0 if points is None else len(points["arm"])
+        asked = study.asked.get("points", done)
+        if self._state.sweeps.measuring:
+            progress = self._state.runner_text
+            return f"{done} of {asked} points measured. {progress}".strip()
+        counts = f"{done} of {asked} points" if done < asked else f"{done} points"
+        return f"{study.title}: {counts}; {study.asked.get('order', '')}"

@@ -1,0 +1,335 @@
+"""What the plots of a sweep share: which one is shown, its axes, and the layers they stack."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from PySide6.QtCore import QLineF, QPointF, QRectF, Qt
+from PySide6.QtGui import QBrush, QFontMetricsF, QPainter, QPen, QPolygonF
+
+from sessions import sweep
+from sessions.model import Study
+from sessions.scaling import Scaling
+from sessions.sweep import Curve
+from workbench.ui.plots import _strokes
+from workbench.ui.plots._arrays import Array
+from workbench.ui.plots._canvas import Canvas
+from workbench.ui.plots._layers import Entry, Frame, Layer, dot
+from workbench.ui.plots._plot import Run
+from workbench.ui.plots._units import STEPS, Unit
+from workbench.ui.style import Style, shade
+
+LATEST = "latest"
+_DOT_PX = 3.5
+_MARK_PX = 5.0
+_MOST_TICKS = 12
+_LINE_PLACES = 33
+_LANE_SHARE = 0.08  # of the height: a row of what was not measured, at the top
+_MOST_NAMED = 4  # curves that are named there too
+_MEASURED_HINT = "No sweep was measured: choose what varies in the panel Sweep, or run "
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a plot of a sweep shows of each point."""
+
+    name: str  # of the table's column
+    title: str
+    unit: Unit
+    logarithmic: bool = False
+    low: str = ""  # columns of its interval
+    high: str = ""
+
+
+def shown(runs: Sequence[Run], choice: str = LATEST) -> Study | None:
+    """The chosen sweep of the first run that has one."""
+    for run in runs:
+        found = sweep.sweeps(run.session.studies)
+        if found:
+            return found[-1 if choice == LATEST else min(int(choice), len(found)) - 1]
+    return None
+
+
+def no_sweep(runs: Sequence[Run]) -> str | None:
+    """Why there is nothing to show."""
+    study = shown(runs)
+    if study is None:
+        return f"{_MEASURED_HINT}workbench sweep."
+    if not any(len(curve.x) for curve in sweep.curves(study)):
+        return "No point of the sweep has been measured yet."
+    return None
+
+
+def choices(runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
+    """Which of several sweeps."""
+    for run in runs:
+        count = len(sweep.sweeps(run.session.studies))
+        if count > 1:
+            return {"sweep": (LATEST, *map(str, range(1, count + 1)))}
+    return {}
+
+
+def key(runs: Sequence[Run]) -> object:
+    """What a drawing depends on: every point changes it."""
+    studies = [study for run in runs for study in sweep.sweeps(run.session.studies)]
+    return [len(study.tables[sweep.POINTS]["arm"]) for study in studies]
+
+
+def draw_curves(
+    canvas: Canvas, study: Study, style: Style, column: Column, fits: bool = False
+) -> None:
+    """Every curve of one column over the first field, and what has no number."""
+    title = sweep.field_title(study)
+    canvas.describe((STEPS, title[:1].upper() + title[1:]), (column.unit, column.title))
+    canvas.zero = not column.logarithmic
+    canvas.pad_x = 0.06
+    place = placing(study)
+    found = sweep.curves(study)
+    canvas.axis("bottom").categories = _ticks(study, place)
+    missing = [curve for curve in found if not curve.measured.all()]
+    for color, curve in enumerate(found):
+        name = sweep.name_of(study, curve)
+        fitted = sweep.fit_of(study, curve) if fits else None
+        drawn = fitted is not None and math.isfinite(fitted.exponent * fitted.factor)
+        if fitted is not None and drawn:
+            canvas.add(FittedLine(curve, fitted, place, color, style, _fit_name(name, fitted)))
+        canvas.add(Points(curve, column, place, color, style, name, fitted=drawn))
+    spans = [span for layer in canvas.layers if (span := layer.y_span()) is not None]
+    low = min((span[0] for span in spans), default=0.0)
+    high = max((span[1] for span in spans), default=1.0)
+    above = high + _LANE_SHARE * len(missing) * (high - (low if column.logarithmic else 0.0))
+    for row, curve in enumerate(missing):
+        name = sweep.name_of(study, curve) if 1 < len(found) <= _MOST_NAMED else ""
+        canvas.add(
+            Missed(curve, place, row, above, style.pen(found.index(curve), dash=0), style, name)
+        )
+
+
+def placing(study: Study) -> Callable[[Array], Array]:
+    """From values of x to places on the axis: logarithms where all are above 0."""
+    values = sweep.axis(study, 0)
+    if sweep.is_numeric(study) and min(map(float, values)) > 0:
+        return lambda x: np.log10(np.asarray(x, np.float64))
+    return lambda x: np.asarray(x, np.float64)
+
+
+def _ticks(study: Study, place: Callable[[Array], Array]) -> list[tuple[float, str]]:
+    """The sizes that were asked for, thinned where they are many."""
+    values = sweep.axis(study, 0)
+    every = -(-len(values) // _MOST_TICKS)
+    words = not sweep.is_numeric(study)
+    return [
+        (float(place(np.array(number if words else value, float))), sweep.shown(value))
+        for number, value in list(enumerate(values))[::every]
+    ]
+
+
+def _fit_name(name: str, fitted: Scaling) -> str:
+    text = sweep.exponent_text(fitted).partition(", no interval")[0]
+    return f"{name}: exponent {text}"
+
+
+class Points(Layer):
+    """The measured points of one curve, with their intervals, joined where no line is fitted."""
+
+    z = 30.0
+
+    def __init__(
+        self,
+        curve: Curve,
+        column: Column,
+        place: Callable[[Array], Array],
+        color: int,
+        style: Style,
+        name: str,
+        fitted: bool,
+    ) -> None:
+        super().__init__()
+        self._color, self._style, self._name, self._fitted = color, style, name, fitted
+        taken = curve.measured & np.isfinite(curve.columns[column.name])
+        self._all = place(curve.x)
+        self._x = self._all[taken]
+        values = [curve.columns[name][taken] for name in (column.name, column.low, column.high)
+                  if name]  # fmt: skip
+        with np.errstate(all="ignore"):
+            values = [np.log10(each) if column.logarithmic else each for each in values]
+        self._y = values[0]
+        self._ends = values[1:]
+
+    def entries(self) -> list[Entry]:
+        if self._fitted:  # the line's entry names the curve
+            return []
+        pen = self._style.pen(self._color)
+        return [Entry(self._name, "line", pen, QBrush(Qt.BrushStyle.NoBrush))]
+
+    def x_span(self) -> tuple[float, float] | None:
+        return (float(self._all.min()), float(self._all.max())) if len(self._all) else None
+
+    def y_span(self) -> tuple[float, float] | None:
+        every = np.concatenate([self._y, *self._ends]) if len(self._y) else self._y
+        every = every[np.isfinite(every)]
+        return (float(every.min()), float(every.max())) if len(every) else None
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        if not len(self._x):
+            return
+        style = self._style
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
+        x, y = frame.px(self._x), frame.py(self._y)
+        if not self._fitted:
+            pen = style.pen(self._color)
+            _strokes.polyline(painter, pen, x, y, math.inf, frame, joined=True)
+        color = style.color(self._color)
+        painter.setPen(QPen(color, style.line_px))
+        if self._ends:
+            for place, low, high in zip(x, *map(frame.py, self._ends), strict=True):
+                if math.isfinite(low) and math.isfinite(high):
+                    painter.drawLine(QLineF(place, low, place, high))
+        for place, height in zip(x.tolist(), y.tolist(), strict=True):
+            if -_DOT_PX <= place <= frame.width + _DOT_PX:
+                dot(painter, QPointF(place, height), _DOT_PX * style.line_px / 1.5, color)
+
+
+class FittedLine(Layer):
+    """The power law fitted to one curve: a straight line where both axes are logarithmic."""
+
+    z = 20.0
+
+    def __init__(
+        self,
+        curve: Curve,
+        fitted: Scaling,
+        place: Callable[[Array], Array],
+        color: int,
+        style: Style,
+        name: str,
+    ) -> None:
+        super().__init__()
+        self._color, self._style, self._name = color, style, name
+        sizes = curve.x[curve.measured & (curve.x > 0)]
+        # Many places: on a plain axis, which a size of 0 makes, a power law is no straight line.
+        along = np.geomspace(sizes.min(), sizes.max(), _LINE_PLACES)
+        self._x, self._y = place(along), np.log10(fitted.at(along))
+
+    def entries(self) -> list[Entry]:
+        pen = self._style.pen(self._color)
+        return [Entry(self._name, "line", pen, QBrush(Qt.BrushStyle.NoBrush))]
+
+    def y_span(self) -> tuple[float, float]:
+        return float(self._y.min()), float(self._y.max())
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
+        pen = self._style.pen(self._color)
+        x, y = frame.px(self._x), frame.py(self._y)
+        _strokes.polyline(painter, pen, x, y, math.inf, frame, joined=True)
+
+
+class Missed(Layer):
+    """The points of one curve that have no number, along the top: a shape, and words.
+
+    A triangle is out of memory, a square was refused, a cross failed or is void. The axis reaches
+    ``above``, so that they lie over nothing.
+    """
+
+    z = 40.0
+
+    def __init__(
+        self,
+        curve: Curve,
+        place: Callable[[Array], Array],
+        row: int,
+        above: float,
+        pen: QPen,
+        style: Style,
+        name: str,
+    ) -> None:
+        super().__init__()
+        self._row, self._above, self._pen = row, above, pen
+        self._style, self._name = style, name
+        gone = ~curve.measured
+        self._x = place(curve.x)[gone]
+        self._outcomes = [curve.outcomes[number] for number in np.flatnonzero(gone).tolist()]
+
+    def y_span(self) -> tuple[float, float]:
+        return self._above, self._above
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        style = self._style
+        font = style.font(small=True)
+        metrics = QFontMetricsF(font)
+        y = (self._row + 0.5) * (metrics.height() + 3) + 2
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
+        painter.setFont(font)
+        told = ""
+        for place, outcome in zip(frame.px(self._x).tolist(), self._outcomes, strict=True):
+            if not 0 <= place <= frame.width:
+                continue
+            draw_mark(painter, QPointF(place, y), outcome, QPen(self._pen))
+            if outcome != told:
+                told = outcome
+                self._draw_text(painter, metrics, place, y, outcome, frame.width)
+
+    def _draw_text(
+        self,
+        painter: QPainter,
+        metrics: QFontMetricsF,
+        place: float,
+        y: float,
+        outcome: str,
+        width: float,
+    ) -> None:
+        text = f"{self._name}: {outcome}" if self._name else outcome
+        text = metrics.elidedText(text, Qt.TextElideMode.ElideMiddle, max(60.0, 0.5 * width))
+        need = metrics.horizontalAdvance(text)
+        left = place - need - 2 * _MARK_PX - 2  # a point that is out of memory is to the right
+        if left < 0:
+            left = place + 2 * _MARK_PX + 2
+        theme = self._style.theme
+        top = y - metrics.height() / 2
+        painter.fillRect(QRectF(left - 3, top, need + 6, metrics.height()), shade(theme.surface))
+        painter.setPen(shade(theme.text))
+        painter.drawText(QPointF(left, top + metrics.ascent()), text)
+
+
+def draw_mark(painter: QPainter, center: QPointF, outcome: str, pen: QPen) -> None:
+    """The shape of an outcome: triangle, square or cross, filled where it is a limit of memory."""
+    x, y, size = center.x(), center.y(), _MARK_PX
+    pen.setWidthF(max(pen.widthF(), 1.5))
+    painter.setPen(pen)
+    painter.setBrush(Qt.BrushStyle.NoBrush)
+    if outcome == sweep.OUT_OF_MEMORY:
+        painter.setBrush(pen.color())
+        corners = [(x - size, y + size), (x, y - size), (x + size, y + size)]
+        painter.drawPolygon(QPolygonF([QPointF(*corner) for corner in corners]))
+    elif outcome == sweep.REFUSED:
+        painter.drawRect(QRectF(x - size + 1, y - size + 1, 2 * size - 2, 2 * size - 2))
+    else:
+        painter.drawLine(QLineF(x - size, y - size, x + size, y + size))
+        painter.drawLine(QLineF(x - size, y + size, x + size, y - size))
+
+
+def table(runs: Sequence[Run], sweep_choice: str = LATEST) -> dict[str, Array]:
+    """Every point with all that was measured of it, arm by arm, ascending."""
+    study = shown(runs, sweep_choice)
+    found = sweep.curves(study) if study is not None else []
+    if study is None or not found:
+        return {"arm": np.empty(0, object)}
+    words = None if sweep.is_numeric(study) else np.array(sweep.axis(study, 0), object)
+    columns: dict[str, list[Array]] = {}
+    for curve in found:
+        count = len(curve.x)
+        row = {"arm": np.full(count, curve.label, object)}
+        fields = [str(field).replace(".", "_") for field in study.asked["fields"]]
+        row[fields[0]] = curve.x if words is None else words[curve.x.astype(int)]
+        if curve.y is not None:
+            row[fields[1]] = np.full(count, curve.y, object)
+        row["outcome"] = np.array(curve.outcomes, object)
+        row |= dict(curve.columns)
+        row["note"] = np.array(curve.reasons, object)
+        for name, values in row.items():
+            columns.setdefault(name, []).append(values)
+    return {name: np.concatenate(parts) for name, parts in columns.items()}

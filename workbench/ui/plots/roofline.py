@@ -1,0 +1,202 @@
+"""Timed kernels under this GPU's own roof: what each achieves against what it could.
+
+To the right the arithmetic intensity, upwards FLOP/s, both logarithmic. The roof is what a large
+copy (the slope) and a large matrix product (the level) reached in the same run; a kernel that lies
+on it needs no time beyond what its bytes and FLOPs take. A dot is one implementation at one size
+in one direction; each operator is named below its lowest dot, where there is room.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QBrush, QFontMetricsF, QPainter, QPen
+
+from sessions.kernels import Rated, Roof, rated, roofs
+from workbench.ui.plots import _strokes
+from workbench.ui.plots._arrays import Array
+from workbench.ui.plots._canvas import Canvas
+from workbench.ui.plots._layers import Entry, Frame, Layer, dot
+from workbench.ui.plots._plot import Plot, Run
+from workbench.ui.plots._units import Logarithmic, Unit
+from workbench.ui.style import Style, shade
+
+_INTENSITY = Logarithmic("FLOP/B", kind="plain")
+_RATE = Logarithmic("FLOP/s")
+_FLOPS, _BYTES = Unit("FLOP/s"), Unit("B/s")
+_DOT_PX = 3.5
+_NAME_ROWS = 3  # that a name may go down by, to find room
+_MARGIN = 0.3  # decades beyond the kernels on either side
+_ALL = "all"
+
+
+class RoofLine(Layer):
+    """Slope and level of one dtype, from the leftmost kernel to beyond the ridge."""
+
+    z = 10.0
+
+    def __init__(self, roof: Roof, low: float, high: float, color: int, style: Style) -> None:
+        super().__init__()
+        self._roof, self._color, self._style = roof, color, style
+        ridge = roof.flops_per_s / roof.bytes_per_s
+        places = np.unique([low, min(max(ridge, low), high), high])
+        self._x, self._y = np.log10(places), np.log10(roof.at(places))
+
+    def entries(self) -> list[Entry]:
+        """The roof's two rates."""
+        roof = self._roof
+        rates = f"{_BYTES.text(roof.bytes_per_s)}, {_FLOPS.text(roof.flops_per_s)}"
+        name = f"measured roof, {roof.dtype}: {rates}"
+        return [Entry(name, "line", self._pen(), QBrush(Qt.BrushStyle.NoBrush))]
+
+    def y_span(self) -> tuple[float, float]:
+        """Its level; the axis need not show all of the slope."""
+        return float(self._y.max()), float(self._y.max())
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        """A line with one bend."""
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
+        x, y = frame.px(self._x), frame.py(self._y)
+        _strokes.polyline(painter, self._pen(), x, y, math.inf, frame, joined=True)
+
+    def _pen(self) -> QPen:
+        pen = self._style.pen(0, dash=self._color, width=1.3)
+        pen.setColor(shade(self._style.theme.muted))
+        return pen
+
+
+class Kernels(Layer):
+    """The dots of one implementation."""
+
+    z = 30.0
+
+    def __init__(self, found: list[Rated], color: int, style: Style) -> None:
+        super().__init__()
+        self._found, self._color, self._style = found, color, style
+        self._x = np.log10([each.intensity for each in found])
+        self._y = np.log10([each.achieved for each in found])
+
+    def entries(self) -> list[Entry]:
+        """The implementation."""
+        pen = self._style.pen(self._color)
+        name = self._found[0].implementation
+        return [Entry(name, "dots", pen, QBrush(pen.color()))]
+
+    def x_span(self) -> tuple[float, float]:
+        """Of its kernels, and a little more."""
+        return float(self._x.min()) - _MARGIN, float(self._x.max()) + _MARGIN
+
+    def y_span(self) -> tuple[float, float]:
+        """Of its kernels, and a little more, where names stand."""
+        return float(self._y.min()) - _MARGIN, float(self._y.max())
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        """One dot a kernel."""
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
+        color, radius = self._style.color(self._color), _DOT_PX * self._style.line_px / 1.5
+        for x, y in zip(frame.px(self._x), frame.py(self._y), strict=True):
+            if 0 <= x <= frame.width:
+                dot(painter, QPointF(x, y), radius, color)
+
+
+class Names(Layer):
+    """Operators' names below their lowest dots, where there is room: the roof is above."""
+
+    z = 25.0
+
+    def __init__(self, lowest: Sequence[Rated], style: Style) -> None:
+        super().__init__()
+        self.lowest, self._style = lowest, style
+
+    def draw(self, painter: QPainter, frame: Frame) -> None:
+        """The names, those of the slowest first."""
+        font = self._style.font(small=True)
+        metrics = QFontMetricsF(font)
+        painter.setFont(font)
+        painter.setPen(shade(self._style.theme.text))
+        taken: list[QRectF] = []
+        for kernel in sorted(self.lowest, key=lambda each: each.achieved):
+            x = frame.px(math.log10(kernel.intensity))
+            y = frame.py(math.log10(kernel.achieved))
+            width = metrics.horizontalAdvance(kernel.operator)
+            left = min(max(0.0, x - width / 2), frame.width - width)
+            area = QRectF(left, y + _DOT_PX + 2, width, metrics.height())
+            for _ in range(_NAME_ROWS):
+                if not any(area.intersects(other) for other in taken):
+                    break
+                area.translate(0.0, metrics.height())
+            else:
+                continue
+            if 0 <= x <= frame.width and area.bottom() <= frame.height:
+                taken.append(area)
+                painter.drawText(QPointF(left, area.top() + metrics.ascent()), kernel.operator)
+
+
+def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, direction: str = _ALL) -> None:
+    """The roofs of all dtypes, and the dots of every implementation."""
+    found = _found(runs, direction)
+    plot_item.describe((_INTENSITY, "Arithmetic intensity"), (_RATE, "Achieved"))
+    plot_item.zero = False
+    plot_item.pad_x = 0.0
+    lowest: dict[str, Rated] = {}
+    for kernel in sorted(found, key=lambda each: each.achieved):
+        lowest.setdefault(kernel.operator, kernel)
+    ends = [kernel.intensity for kernel in found]
+    low, high = min(ends) / 10**_MARGIN, max(ends) * 10**_MARGIN
+    for place, roof in enumerate(roofs(runs[0].session)):
+        plot_item.add(RoofLine(roof, low, high, place, style))
+    for color, name in enumerate(dict.fromkeys(kernel.implementation for kernel in found)):
+        own = [kernel for kernel in found if kernel.implementation == name]
+        plot_item.add(Kernels(own, color, style))
+    plot_item.add(Names(list(lowest.values()), style))
+
+
+def table(runs: Sequence[Run], *, direction: str = _ALL) -> dict[str, Array]:
+    """Every kernel that is drawn: achieved, attainable, and the share of it."""
+    found = _found(runs, direction)
+    words = ("operator", "case", "dtype", "direction", "implementation")
+    numbers = {
+        "flop_per_byte": [kernel.intensity for kernel in found],
+        "achieved_flop_per_s": [kernel.achieved for kernel in found],
+        "attainable_flop_per_s": [kernel.attainable for kernel in found],
+        "share_of_attainable": [kernel.achieved / kernel.attainable for kernel in found],
+    }
+    return {
+        **{name: np.array([getattr(each, name) for each in found], object) for name in words},
+        **{name: np.array(column, np.float64) for name, column in numbers.items()},
+    }
+
+
+def can_show(runs: Sequence[Run]) -> str | None:
+    """Whether one session of timed kernels is given."""
+    if len(runs) > 1:
+        return f"The roofline shows one session, and {len(runs)} were given."
+    if not _found(runs):
+        return "The roofline needs timed kernels: run workbench bench and open its session."
+    return None
+
+
+def _found(runs: Sequence[Run], direction: str = _ALL) -> list[Rated]:
+    kernels = rated(runs[0].session) if runs else []
+    return [kernel for kernel in kernels if direction in (_ALL, kernel.direction)]
+
+
+def _choices(runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
+    known = tuple(dict.fromkeys(kernel.direction for kernel in _found(runs)))
+    return {"direction": (_ALL, *known)} if len(known) > 1 else {}
+
+
+PLOT = Plot(
+    name="roofline",
+    title="Roofline",
+    help=__doc__ or "",
+    draw=draw,
+    table=table,
+    can_show=can_show,
+    axis="value",
+    found=_choices,
+    key=lambda runs: len(_found(runs)),
+)
