@@ -172,7 +172,7 @@ def footprint(
         logits = tokens * costs.rows * (size.compute + 4 * (2 if size.compute == 4 else 3))
         activations = kept + beside + max(logits, round(block * max(again, default=0)))
     else:
-        decoding = workload in ("prefill", "decode")
+        decoding = workload in ("prefill", "decode", "generate")
         # One block's temporaries live at a time; a decode step has one token a sequence.
         live = block // sequence if workload == "decode" else block
         logits = batch * (1 if decoding else sequence) * costs.rows * size.compute

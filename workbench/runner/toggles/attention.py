@@ -50,7 +50,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         fix = "Choose Automatic, or see `workbench doctor` for what would enable it."
         return Blocked(reason, fix)
     workload = situation.workload
-    reason = _refuses(option, situation.device.type, workload.trains, workload.name == "decode")
+    reason = _refuses(option, situation.device.type, workload.trains, workload.decodes)
     return Blocked(reason, "Choose Automatic or another backend.") if reason else None
 
 
