@@ -82,6 +82,7 @@ class Desk(QMainWindow):
         self.tabifyDockWidget(docks["verdict"], docks["attribution"])
         self.tabifyDockWidget(docks["attribution"], docks["compare"])
         self.tabifyDockWidget(docks["segments"], docks["events"])
+        self.tabifyDockWidget(docks["events"], docks["text"])
         docks["live"].raise_()
         docks["segments"].raise_()
 

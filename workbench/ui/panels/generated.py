@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from PySide6.QtGui import QColor, QTextCharFormat, QTextCursor
-from PySide6.QtWidgets import QStackedWidget, QTextEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QStackedWidget, QTextEdit, QVBoxLayout, QWidget
 
 from sessions.model import Segment
 from workbench.ui.panels import _parts
 from workbench.ui.panels.empty import Empty
 from workbench.ui.state import AppState
+
+MARGIN = 10  # with the frame's own, as far in as the line above
 
 
 class GeneratedPanel(QWidget):
@@ -19,6 +21,8 @@ class GeneratedPanel(QWidget):
         self._state = state
         self._shown: tuple[str, str] = ("", "")  # prompt and text
         self.text = QTextEdit()
+        self.text.setFrameShape(QFrame.Shape.NoFrame)
+        self.text.document().setDocumentMargin(MARGIN)
         self.text.setReadOnly(True)
         self.text.setUndoRedoEnabled(False)
         self.text.setAcceptRichText(False)
@@ -54,7 +58,7 @@ class GeneratedPanel(QWidget):
         """The selected segment if it wrote something, else the newest that did."""
         writing = [one for one in self._state.session.segments if "text" in one.ledger]
         selected = [one for one in writing if one.index == self._state.selection]
-        return (selected or writing[-1:] or [None])[0]
+        return next(iter(selected or writing[-1:]), None)
 
     def _show(self) -> None:
         segment = self._segment()
