@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels
-from models import FAMILIES, Model
+from models import FAMILIES, Model, sample
 from models._layers import Linear
 
 GPU = torch.device("cuda", 0)
@@ -76,9 +76,9 @@ def run_without_gpu(family, config, workload, change=lambda model: None):
             tuple(mode.from_tensor(x).to(GPU) for x in tensors) for tensors in (inputs, targets)
         )
         model.train(workload == "train")
-        caches = workload in ("prefill", "decode")
+        caches = workload in ("prefill", "decode", "generate")
         extra = {"cache": model.new_cache(2, 16)} if caches else {}
-        if workload == "decode":
+        if workload in ("decode", "generate"):
             inputs = (inputs[0][:, :1],)
             extra["position"] = torch.zeros((), dtype=torch.int64, device=GPU)
         if workload == "prefill":
@@ -89,7 +89,11 @@ def run_without_gpu(family, config, workload, change=lambda model: None):
             if workload == "train":
                 with torch.enable_grad():
                     return model.loss(*inputs, *targets)
-            return model(*inputs, **extra)
+            found = model(*inputs, **extra)
+            if workload == "generate":
+                uniform_B1 = torch.empty((2, 1), device=GPU)
+                return sample(found[:, -1], 0.8, 0.9, uniform_B1=uniform_B1)
+            return found
 
 
 FORMS = [
