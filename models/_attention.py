@@ -65,6 +65,10 @@ class KVState:
         """What is held, for counting bytes and resetting."""
         return [self.keys, self.values]
 
+    def carried(self) -> list[Tensor]:
+        """What cannot go back to a position: nothing, for no token sees what lies past its own."""
+        return []
+
     def write(
         self, k_BGSD: Tensor, v_BGSD: Tensor, position: Tensor | None, rows: Rows | None = None
     ) -> None:

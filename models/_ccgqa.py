@@ -48,6 +48,10 @@ class CCGQAState:
         """What is held, for counting bytes and resetting."""
         return [*self.kv.tensors(), self.halo, self.late]
 
+    def carried(self) -> list[Tensor]:
+        """What cannot go back to a position."""
+        return [self.halo, self.late]
+
 
 class CCGQA(nn.Module):
     """(B, S, E) -> (B, S, E); see the module."""

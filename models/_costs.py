@@ -56,7 +56,7 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """Estimated bytes by role at the highest point of a step."""
+    """Estimated bytes by role, each at its own highest point of a step."""
 
     weights: int
     gradients: int
@@ -67,9 +67,13 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        """All roles together."""
-        roles = (self.weights, self.gradients, self.optimizer, self.activations)
-        return sum(roles) + self.cache + self.tables
+        """At the highest point of the step.
+
+        Gradients take the place of activations: before the backward pass there are none, and after
+        it there is nothing else. As both change evenly in between, one of the ends is highest.
+        """
+        lasting = self.weights + self.optimizer + self.cache + self.tables
+        return lasting + max(self.activations, self.gradients)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,11 +177,12 @@ def footprint(
         whole = sum(sizes) - sum(again)
         kept = round(whole * block) + len(again) * tokens * costs.dim * size.stream
         kept += round(block_copies * whole / sum(sizes)) + head_copy
-        # The peak is at the loss: logits, their FP32 copy, the log-softmax and its gradient.
-        logits = tokens * costs.rows * (size.compute + 4 * (2 if size.compute == 4 else 3))
+        # The peak is where the loss begins its backward pass: the log-softmax in FP32, and the
+        # gradients after and before it.
+        logits = tokens * costs.rows * 4 * 3
         activations = kept + beside + max(logits, round(block * max(again, default=0)))
     else:
-        decoding = workload in ("prefill", "decode")
+        decoding = workload in ("prefill", "decode", "generate")
         # One block's temporaries live at a time; a decode step has one token a sequence.
         live = block // sequence if workload == "decode" else block
         logits = batch * (1 if decoding else sequence) * costs.rows * size.compute

@@ -24,7 +24,7 @@ from models._mistake import ConfigurationError
 from models._model import Metric, Model
 
 Batch = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]  # inputs, targets
-WORKLOADS = ("forward", "train", "prefill", "decode")
+WORKLOADS = ("forward", "train", "prefill", "decode", "generate")
 
 
 @dataclass(frozen=True)

@@ -130,12 +130,16 @@ def prefill_in_chunks(
 
 
 def sample(
-    logits_BV: Tensor, temperature: float, top_p: float, generator: Generator | None = None
+    logits_BV: Tensor,
+    temperature: float,
+    top_p: float,
+    generator: Generator | None = None,
+    uniform_B1: Tensor | None = None,
 ) -> Tensor:
     """One token a row of ``logits_BV``, int64 [B], from the nucleus of mass ``top_p``.
 
     The most probable token is always in it. One uniform number a row is drawn, whatever the logits,
-    and none for ``temperature`` 0.
+    and none for ``temperature`` 0, or where the caller drew them: ``uniform_B1``, in 0 to 1.
     """
     if temperature == 0:
         return logits_BV.argmax(-1)
@@ -144,9 +148,10 @@ def sample(
     mass_BV = share_BV.cumsum(-1)
     # In the nucleus: those before which less than top-p has been gathered.
     last_B1 = (mass_BV - share_BV < top_p).sum(-1, keepdim=True).clamp(min=1) - 1
-    uniform_B1 = torch.rand(
-        (len(logits_BV), 1), dtype=mass_BV.dtype, device=mass_BV.device, generator=generator
-    )
+    if uniform_B1 is None:
+        uniform_B1 = torch.rand(
+            (len(logits_BV), 1), dtype=mass_BV.dtype, device=mass_BV.device, generator=generator
+        )
     goal_B1 = uniform_B1 * mass_BV.gather(-1, last_B1)
     # Rounding could take the goal up to the whole mass, one token too far.
     drawn_B1 = (mass_BV <= goal_B1).sum(-1, keepdim=True).minimum(last_B1)

@@ -30,6 +30,10 @@ class State(Protocol):
         """All that is held, for counting bytes and resetting."""
         ...
 
+    def carried(self) -> list[Tensor]:
+        """Of these, what cannot go back to a position: it sums up all tokens taken in so far."""
+        ...
+
 
 @dataclass
 class Cache:
@@ -59,6 +63,16 @@ class Cache:
         """Forget everything, in place."""
         for tensor in self.tensors():
             tensor.zero_()
+
+    def mark(self) -> list[Tensor]:
+        """What ``go_back`` needs to return to the tokens taken in so far: copies, no more."""
+        return [tensor.clone() for layer in self.layers for tensor in layer.carried()]
+
+    def go_back(self, mark: Sequence[Tensor]) -> None:
+        """Forget, in place, the tokens since ``mark``; the next are at the position of then."""
+        carried = [tensor for layer in self.layers for tensor in layer.carried()]
+        for tensor, before in zip(carried, mark, strict=True):
+            tensor.copy_(before)
 
     def save(self, path: str | Path, position: int) -> None:
         """Write the state to a file, whole or not at all; ``position`` tokens were taken in.

@@ -63,6 +63,10 @@ class RecursionState(NamedTuple):
         """What is held, for counting bytes and resetting."""
         return [tensor for state in self.recursions for tensor in state.tensors()]
 
+    def carried(self) -> list[Tensor]:
+        """What cannot go back to a position."""
+        return [tensor for state in self.recursions for tensor in state.carried()]
+
 
 class _Stack(NamedTuple):
     """What one pass through the stack gives."""

@@ -114,6 +114,10 @@ class RoutedState:
         """What is held, for counting bytes and resetting."""
         return [self.filled, *(tensor for state in self.inner for tensor in state.tensors())]
 
+    def carried(self) -> list[Tensor]:
+        """What cannot go back to a position."""
+        return [self.filled, *(tensor for state in self.inner for tensor in state.carried())]
+
 
 def everyone(x_BSE: Tensor, position: Tensor | None) -> Rows:
     """All tokens of a call that begins at ``position`` (None: the sequence begins)."""

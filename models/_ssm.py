@@ -73,6 +73,10 @@ class SSMState:
         """What is held, for counting bytes and resetting."""
         return [self.conv, self.ssm]
 
+    def carried(self) -> list[Tensor]:
+        """What cannot go back to a position."""
+        return self.tensors()
+
     def write(self, conv_BCW: Tensor, ssm_BHPN: Tensor) -> None:
         """Replace both in place."""
         if conv_BCW.dtype != self.conv.dtype:

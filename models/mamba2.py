@@ -115,6 +115,10 @@ class HybridState:
         """What is held, for counting bytes and resetting."""
         return [*self.mixer.tensors(), *self.kv.tensors()]
 
+    def carried(self) -> list[Tensor]:
+        """What cannot go back to a position."""
+        return self.mixer.carried()
+
 
 class Gate(nn.Module):
     """The share of the first of two branches for each token, (B, S, E) -> (B, S, 1), FP32."""

@@ -41,6 +41,8 @@ sessions     sessions                                          | numpy scipy h5p
 .presets     .protocol                                         | msgspec
 .runner      .runner kernels models sessions .protocol         | torch msgspec psutil pynvml
 .runner.optimizers .runner | torch torchao bitsandbytes
+.runner._onnx_operators                                        | torch onnxscript
+.runner.export_onnx .runner kernels models sessions            | torch msgspec onnxruntime
 .ui .ui sessions .protocol .recorder .journal .client .floors .presets \
 | PySide6 pyqtgraph numpy msgspec
 .ui.plots    .ui.plots .ui.icons .ui.style sessions            | PySide6 pyqtgraph numpy

@@ -264,6 +264,20 @@ class Metrics(Message, tag="metrics"):
     values: dict[str, list[list[float | None]]]
 
 
+class Generated(Message, tag="text"):
+    """More of the text that the segment's first sequence writes.
+
+    ``sequence`` counts the texts of a segment's arm, ``start`` the tokens before this piece: at 0
+    the text begins, after ``prompt``. A text may end where the next begins, or be left out.
+    """
+
+    segment: int
+    sequence: int
+    start: int
+    text: str
+    prompt: str = ""
+
+
 class TelemetrySamples(Message, tag="telemetry"):
     """A batch of device samples: columns as in ``TELEMETRY_COLUMNS``; None is NaN."""
 
@@ -397,6 +411,7 @@ AnyMessage = (
     | PhaseChanged
     | Steps
     | Metrics
+    | Generated
     | TelemetrySamples
     | Facts
     | EvidenceFound

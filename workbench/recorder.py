@@ -26,6 +26,8 @@ from sessions.model import (
 )
 from workbench import protocol
 
+LONGEST_TEXT = 4000  # characters that a segment keeps of what it generated
+
 
 class Recorder:
     """Builds ``session`` from messages; one that belongs to no session (State ...) is passed over.
@@ -76,6 +78,10 @@ class Recorder:
             case protocol.Metrics():
                 segment = self._segment(message.segment)
                 self._measure(segment, message)
+                return segment
+            case protocol.Generated():
+                segment = self._segment(message.segment)
+                _write(segment, message)
                 return segment
             case protocol.TelemetrySamples():
                 columns = self._columns(message.columns, TELEMETRY_COLUMNS)
@@ -315,6 +321,15 @@ def _matrix(name: str, rows: list[list[float | None]], known: MetricSeries | Non
         )
     with np.errstate(over="ignore"):  # what FP32 cannot hold is infinite
         return values.astype(np.float32)
+
+
+def _write(segment: Segment, message: protocol.Generated) -> None:
+    """Keep the newest text in the ledger, and no other: a session is about time, not words."""
+    begins = message.start == 0
+    before = "" if begins else str(segment.ledger.get("text", ""))
+    segment.ledger["text"] = (before + message.text)[-LONGEST_TEXT:]
+    if begins:
+        segment.ledger["prompt"] = message.prompt[-LONGEST_TEXT:]
 
 
 def _close_phase(segment: Segment, stop_s: float) -> None:

@@ -72,7 +72,7 @@ def estimated_and_measured(
     inputs = draw()
     for _ in range(2):  # the first step makes the optimizer's moments
         torch.cuda.reset_peak_memory_stats()
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16, enabled=precision == "amp"):
             loss = model.loss(*inputs)
         loss.backward()

@@ -196,7 +196,7 @@ def test_the_peak_of_a_training_step_of_the_published_default_is_as_estimated(ch
     tokens_BS = tokens(batch, sequence)
     for _ in range(2):  # the first step makes the optimizer's moments
         torch.cuda.reset_peak_memory_stats()
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16):
             loss = model.loss(tokens_BS, tokens_BS)
         loss.backward()
@@ -205,4 +205,4 @@ def test_the_peak_of_a_training_step_of_the_published_default_is_as_estimated(ch
     step = {"workload": "train", "batch": batch, "sequence": sequence, "precision": "amp"}
     estimate = HYDRA.footprint(config, **step, checkpointing=checkpointing)
     print(f"published, {checkpointing=}: measured {measured:,}, estimated {estimate.total:,}")
-    assert estimate.total == pytest.approx(measured, rel=0.15)
+    assert estimate.total == pytest.approx(measured, rel=0.1)

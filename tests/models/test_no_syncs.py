@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 import kernels
-from models import FAMILIES, Model
+from models import FAMILIES, Model, sample
 from models._layers import Linear
 from workbench.runner.probes.syncs import SyncMode
 
@@ -63,9 +63,9 @@ def run_without_gpu(family, config, workload, change=lambda model: None):
             tuple(mode.from_tensor(x).to(GPU) for x in tensors) for tensors in (inputs, targets)
         )
         model.train(workload == "train")
-        caches = workload in ("prefill", "decode")
+        caches = workload in ("prefill", "decode", "generate")
         extra = {"cache": model.new_cache(2, 16)} if caches else {}
-        if workload == "decode":
+        if workload in ("decode", "generate"):
             inputs = (inputs[0][:, :1],)
             extra["position"] = torch.zeros((), dtype=torch.int64, device=GPU)
         if workload == "prefill":
@@ -76,7 +76,11 @@ def run_without_gpu(family, config, workload, change=lambda model: None):
             if workload == "train":
                 with torch.enable_grad():
                     return model.loss(*inputs, *targets)
-            return model(*inputs, **extra)
+            found = model(*inputs, **extra)
+            if workload == "generate":
+                uniform_B1 = torch.empty((2, 1), device=GPU)
+                return sample(found[:, -1], 0.8, 0.9, uniform_B1=uniform_B1)
+            return found
 
 
 FORMS = [

@@ -224,3 +224,21 @@ def test_no_order_of_messages_raises_anything_but_a_wire_error(messages):
         assert len({len(values) for values in segment.steps.values()}) == 1
         assert set(segment.steps["phase"]) <= set(map(int, Phase))
         assert all(math.isfinite(span.stop_s) for span in segment.phases)
+
+
+def test_the_newest_text_is_kept_in_the_ledger_and_bounded():
+    recorder = Recorder()
+    for message in wire_samples.stream(segments=1, batches=1)[:4]:
+        recorder.record(message)
+
+    def write(**fields):
+        segment = recorder.record(protocol.Generated(segment=0, **fields))
+        return segment.ledger["prompt"], segment.ledger["text"]
+
+    assert write(sequence=0, start=0, prompt="a", text="bc") == ("a", "bc")
+    assert write(sequence=0, start=2, text="d") == ("a", "bcd")
+    assert write(sequence=1, start=0, prompt="x", text="") == ("x", "")
+    assert write(sequence=1, start=0, prompt="y" * 9999, text="z") == ("y" * 4000, "z")
+    assert write(sequence=1, start=1, text="w" * 3999 + "!") == ("y" * 4000, "w" * 3999 + "!")
+    with pytest.raises(protocol.WireError, match="segment 7 was never started"):
+        recorder.record(protocol.Generated(segment=7, sequence=0, start=0, text=""))

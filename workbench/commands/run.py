@@ -98,6 +98,9 @@ def _run(arguments: argparse.Namespace) -> int:
             answer(segments_table(session).to_markdown())
             for found in session.segments[-1].evidence:
                 answer(f"{found.toggle}={found.requested}: {found.status}: {found.text}")
+            for segment in session.segments:
+                if "text" in segment.ledger:
+                    answer(_generated(segment))
         if saved:
             answer(f"saved {saved}")
     return exit_code(outcome)
@@ -181,6 +184,16 @@ def _chosen(texts: Sequence[str], catalogue: protocol.Catalogue) -> dict[str, st
         else:
             chosen |= dict([_toggle(text, toggles)])
     return chosen
+
+
+def _generated(segment: Segment) -> str:
+    """What a segment wrote last, after which prompt, and how long the prompts took."""
+    ledger = segment.ledger
+    return (
+        f"\nprefill: {ledger['prefill_ms']} ms for {segment.configuration.settings['sequence']} "
+        f"tokens (median of {ledger['prefills']})\n\nprompt:\n{ledger['prompt']}\n\n"
+        f"generated:\n{ledger['text']}"
+    )
 
 
 def _toggle(text: str, toggles: Mapping[str, protocol.ToggleInfo]) -> tuple[str, str]:

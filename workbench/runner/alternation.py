@@ -187,11 +187,13 @@ class Alternation:
         rig.phases.restart()
         with arm.entered():
             if not reused:
-                rig.clock.begin()
                 with arm.watched():
+                    arm.restart()
+                    rig.clock.begin()
                     arm.step()
                     rig.synchronize()
                 rig.clock.lap(rig.phases.step_phase(time.perf_counter_ns()))
+                arm.restart()
                 rig.send_steps(rig.clock.drain(wait=True))
         self.check_cancelled()
         contender.arm = arm

@@ -24,6 +24,7 @@ from workbench.runner.data import Batches, make_batches
 from workbench.runner.failures import Mistake
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.probe import Probe, probe
+from workbench.runner.rounds import Rounds
 from workbench.runner.toggles import Situation, all_toggles
 from workbench.runner.training import Trainer, Weights
 from workbench.runner.workloads import Bench, Compute, Step
@@ -83,9 +84,10 @@ class Arm:
     trainer: Trainer | None
     step: Step
     compute: Compute  # what the step computes, autocast and compiled, without its update
-    rewind: list[Callable[[], object]]  # makes what the compute keeps as before the first step
     autocast: Callable[[Compute], Compute]  # runs a function in the arm's precision
     feeds: bool  # whether each step reads a new batch
+    rounds: Rounds | None  # what begins every so many steps
+    text: torch.Tensor | None  # tokens that steps write, as in ``Decoder.written``
     kernel_choices: dict[str, str]
     weights_dtype: torch.dtype
     quantization: str
@@ -106,6 +108,22 @@ class Arm:
             stack.enter_context(kernels.using(**self.kernel_choices))
             stack.enter_context(self.compiles.following())
             yield
+
+    def ready(self) -> bool:
+        """Be ready for the next step; True where that took time that is not the step's."""
+        if self.rounds is not None:
+            return self.rounds.ready()
+        if self.feeds:
+            self.batches.advance()
+        return False
+
+    def restart(self) -> None:
+        """Begin the round of steps anew; nothing where there are no rounds.
+
+        Before the first step, and after it: a capture takes that one several times.
+        """
+        if self.rounds is not None:
+            self.rounds.restart()
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -225,7 +243,10 @@ class Arms:
             else None
         )
         batches = _batches(build)
-        bench = Bench(model, batches, configuration.settings, trainer)
+        vocabulary = getattr(situation.config, "vocabulary", 0)
+        bench = Bench(
+            model, batches, configuration.settings, trainer, configuration.seed, vocabulary
+        )
         autocast = _autocast(build)
         with contextlib.ExitStack() as stack:
             for flag in build.flags:
@@ -248,9 +269,10 @@ class Arms:
             trainer=trainer,
             step=step,
             compute=compute,
-            rewind=bench.rewind,
             autocast=autocast,
             feeds=workload.feeds,
+            rounds=workload.rounds(bench, compute) if workload.rounds else None,
+            text=workload.text(bench) if workload.text else None,
             kernel_choices=build.kernel_choices,
             weights_dtype=build.weights_dtype,
             quantization=build.quantization,

@@ -129,15 +129,15 @@ def contended(samples: list[Sample]) -> str:
 
 def _run(rig: Rig, arm: Arm, steps: int) -> int:
     """Step so many times, or until a command waits; returns how many steps were made."""
-    step, advance, lap = arm.step, arm.batches.advance, rig.clock.lap
+    step, ready, lap = arm.step, arm.ready, rig.clock.lap
     phases, watchdog, wire = rig.phases, rig.watchdog, rig.wire
     now_ns = 0
     rig.clock.begin()
     for done in range(steps):
         if wire.waiting:
             return done
-        if arm.feeds:
-            advance()
+        if ready():
+            rig.clock.begin()
         step()
         now_ns = watchdog.beat_ns = lap(phases.step_phase(now_ns))
     return steps

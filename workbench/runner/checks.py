@@ -101,7 +101,7 @@ def fixed_graph(
 def _if_it_were_compiled(arm: Arm) -> Result:
     nothing = "nothing is compiled or captured"
     batch = arm.batches.inputs + (arm.batches.targets if arm.situation.workload.trains else ())
-    if arm.situation.workload.name == "decode":
+    if arm.situation.workload.decodes:
         return not_applicable(nothing)
     try:
         with arm.entered(), torch.set_grad_enabled(arm.situation.workload.trains):

@@ -29,10 +29,11 @@ def call(arm: Arm) -> None:
     """Compute what a step does, uncompiled, up to its loss; the arm must be entered."""
     workload, batch = arm.situation.workload, arm.batches.inputs
     with eager(), torch.set_grad_enabled(workload.trains):
-        if workload.name == "decode":
+        if workload.decodes:
             (tokens,) = batch
             position = torch.full((), tokens.shape[1], dtype=torch.int64, device=tokens.device)
             arm.compute(tokens[:, -1:].clone(), position)
+            arm.restart()  # the cache was left one token further than the steps were
         elif workload.trains:
             arm.compute(*batch, *arm.batches.targets)
         else:

@@ -188,13 +188,14 @@ def _own(arm: Arm, situation: Situation) -> Outputs:
             return Outputs(values, float(arm.compute(*inputs, *arm.batches.targets).detach()))
         case "forward":
             return Outputs(arm.step().clone(), None)
-        case "decode":
+        case _ if situation.workload.decodes:
             (tokens,) = inputs
-            for rewind in arm.rewind:  # a recurrent state cannot go back to a position by itself
-                arm.autocast(rewind)()
             position = torch.full((), tokens.shape[1], dtype=torch.int64, device=tokens.device)
+            arm.restart()
             with torch.no_grad():
-                return Outputs(arm.compute(tokens[:, -1:].clone(), position).clone(), None)
+                found = Outputs(arm.compute(tokens[:, -1:].clone(), position).clone(), None)
+            arm.restart()
+            return found
         case _:
             with torch.no_grad():
                 return Outputs(arm.compute(*inputs).clone(), None)
@@ -210,7 +211,7 @@ def _outputs(
     dtype = next(model.parameters()).dtype
     inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in arm.batches.inputs)
     workload = situation.workload
-    if workload.name == "decode":
+    if workload.decodes:
         (tokens,) = inputs
         inputs = (torch.cat([tokens, tokens[:, -1:]], dim=1),)
     with torch.no_grad():
@@ -218,7 +219,7 @@ def _outputs(
         loss = None
         if workload.trains:
             loss = float(wrap(model.loss)(*inputs, *arm.batches.targets))
-    if workload.name in ("decode", "prefill"):
+    if workload.decodes or workload.name == "prefill":
         values = values[:, -1:]
     return Outputs(values, loss)
 

@@ -227,9 +227,27 @@ def _settings(
     for name in asked:
         _known(f"setting of {workload.name}", name, fields)
     return {
-        name: _whole(field, asked.get(name, suggested.get(name, field.default)))
+        name: _number(field, asked.get(name, suggested.get(name, field.default)))
         for name, field in fields.items()
     }
+
+
+def _number(field: Field, value: Scalar) -> int | float:
+    """``value`` as the field's kind, whole or not; raises ``Mistake``."""
+    return _real(field, value) if isinstance(field.default, float) else _whole(field, value)
+
+
+def _real(field: Field, value: Scalar) -> float:
+    low, high = field.minimum or 0.0, field.maximum or float("inf")
+    try:
+        number = float("nan") if isinstance(value, bool) else float(value)
+    except (ValueError, OverflowError):
+        number = float("nan")
+    if not low <= number <= high:  # nor is NaN
+        raise Mistake(
+            f"setting {field.name} = {_shown(value)} is not a number from {low:g} to {high:g}"
+        )
+    return number
 
 
 def _whole(field: Field, value: Scalar) -> int:

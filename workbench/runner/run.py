@@ -24,6 +24,7 @@ from workbench.runner.finite import FiniteWatch
 from workbench.runner.metrics import MetricReader
 from workbench.runner.resolve import check_limits, require_unblocked, resolve, tell_left_out
 from workbench.runner.rig import Rig
+from workbench.runner.text import TextReader
 from workbench.runner.toggles import Situation, all_toggles
 
 FLUSH_NS = 33_000_000
@@ -48,6 +49,7 @@ class Run:
         self._arm: Arm | None = None
         self._metrics: MetricReader | None = None
         self._finite: FiniteWatch | None = None
+        self._text: TextReader | None = None
         self._situation: Situation | None = None
         self._entered = contextlib.ExitStack()
         self._output: torch.Tensor | None = None
@@ -129,6 +131,7 @@ class Run:
         self._arm, self._situation, self._steady = arm, situation, 0
         self._metrics = MetricReader(wire, index, arm.model)
         self._finite = FiniteWatch(rig.device)
+        self._text = TextReader(wire, index, arm)
         self._shown = False
         rig.state("running")
 
@@ -160,12 +163,14 @@ class Run:
     def _first_step(self, arm: Arm) -> None:
         """The step in which all that is lazy happens: compiles, captures, allocations."""
         rig = self._rig
-        rig.clock.begin()
         began = time.perf_counter()
         with arm.watched():
+            arm.restart()
+            rig.clock.begin()
             self._output = arm.step()
             rig.synchronize()
         rig.clock.lap(rig.phases.step_phase(time.perf_counter_ns()))
+        arm.restart()
         rig.send_steps(rig.clock.drain(wait=True))
         self.steps += 1
         self._facts(first_step_s=round(time.perf_counter() - began, 4))
@@ -186,8 +191,10 @@ class Run:
             self._facts(loss=round(loss, 6) if math.isfinite(loss) else str(loss))
         if self._metrics is not None and self._output is not None:
             self._metrics.finish()
+        if self._text is not None and self._output is not None:
+            self._text.finish()
         self._rig.memory.replayed_bytes = 0
-        self._arm, self._metrics, self._output = None, None, None
+        self._arm, self._metrics, self._text, self._output = None, None, None, None
         self._entered.close()
 
     # Stepping
@@ -197,14 +204,14 @@ class Run:
         rig, arm = self._rig, self._arm
         assert arm is not None
         wire, phases, watchdog = rig.wire, rig.phases, rig.watchdog
-        step, advance = arm.step, arm.batches.advance
+        step, ready = arm.step, arm.ready
         lap = rig.clock.lap
         limit = self._start.steps if self._start.steps is not None else float("inf")
         now_ns = flushed_ns = 0
         rig.clock.begin()
         while not wire.waiting and self.steps < limit:
-            if arm.feeds:
-                advance()
+            if ready():
+                rig.clock.begin()
             self._output = step()
             phase = phases.step_phase(now_ns)
             now_ns = watchdog.beat_ns = lap(phase)
@@ -231,6 +238,8 @@ class Run:
         output, finite = self._output, self._finite
         if finite is not None and output is not None and finite.poll(output):
             self._not_finite()
+        if self._text is not None:
+            self._text.poll()
         self._steady += sum(lap.phase == Phase.STEADY for lap in laps)
         if self._steady >= STEADY_STEPS:
             self._show_evidence()

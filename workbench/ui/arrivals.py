@@ -10,6 +10,7 @@ TOUCHED: dict[type[protocol.Message], set[str]] = {
     protocol.Steps: {"dataArrived"},
     protocol.TelemetrySamples: {"dataArrived"},
     protocol.Metrics: {"dataArrived"},
+    protocol.Generated: {"textChanged"},
     protocol.BlockDone: {"comparisonsChanged"},
     protocol.Judged: {"comparisonsChanged"},
     protocol.NumericsChecked: {"comparisonsChanged"},

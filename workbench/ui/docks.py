@@ -84,6 +84,7 @@ class Desk(QMainWindow):
         for front, behind in itertools.pairwise(TABS):
             self.tabifyDockWidget(docks[front], docks[behind])
         self.tabifyDockWidget(docks["segments"], docks["events"])
+        self.tabifyDockWidget(docks["events"], docks["text"])
         docks["live"].raise_()
         docks["segments"].raise_()
 

@@ -51,6 +51,7 @@ class AppState(QObject):
     availabilityChanged = Signal()
     stateChanged = Signal()  # runner_state, runner_text, progress, saved or not
     dataArrived = Signal()  # steps or telemetry were appended; at most 60 times a second
+    textChanged = Signal()  # more of what a model generates
     segmentsChanged = Signal()  # a segment began, or its evidence or the baseline changed
     eventsChanged = Signal()
     sessionChanged = Signal()  # another session is shown, or it was renamed

@@ -27,6 +27,7 @@ from workbench.ui.panels import _parts
 from workbench.ui.panels.build import BuildPanel
 from workbench.ui.panels.events import EventsPanel
 from workbench.ui.panels.failure import FailurePanel
+from workbench.ui.panels.generated import GeneratedPanel
 from workbench.ui.panels.later import Later
 from workbench.ui.panels.segments import SegmentsPanel
 from workbench.ui.panels.toggles import TogglesPanel
@@ -98,6 +99,7 @@ PANELS = (
     Panel("compare", "Compare", lambda state: Later(state, _compare)),
     Panel("segments", "Segments", SegmentsPanel),
     Panel("events", "Events", EventsPanel),
+    Panel("text", "Generated text", GeneratedPanel),
 )
 
 
@@ -130,6 +132,8 @@ class MainWindow(QMainWindow):
         self.collector = Collector(self)
         state.sessionChanged.connect(self._show_title)
         state.comparedChanged.connect(self._show_comparison)
+        state.textChanged.connect(self._show_text)
+        self._text_shown = False
         self._show_title()
         self._restore()
 
@@ -294,6 +298,11 @@ class MainWindow(QMainWindow):
     def _show_comparison(self) -> None:
         if self.state.compared:
             self.desk.bring("compare")
+
+    def _show_text(self) -> None:
+        if not self._text_shown:  # only once: who goes elsewhere stays there
+            self._text_shown = True
+            self.desk.bring("text")
 
     def _restore(self) -> None:
         self.resize(*SIZE)

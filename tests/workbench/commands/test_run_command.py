@@ -47,7 +47,7 @@ def test_the_saved_session_is_what_was_measured_and_no_journal_is_left(ran):
 
 MISTAKES = {
     "unknown family 'hydro'; expected one of hydra": ["hydro"],
-    "unknown workload 'dream'; expected one of decode, forward, prefill, train": [
+    "unknown workload 'dream'; expected one of decode, forward, generate, prefill, train": [
         *("hydra", "--workload", "dream")
     ],
     "unknown toggle 'turbo'; expected one of precision, triton,": [
@@ -116,6 +116,25 @@ def test_a_run_that_fails_is_1_and_says_why(ran, sent, capsys):
     result = json.loads(printed.out)
     assert (result["reason"], result["file"], result["segments"]) == ("failed", None, [])
     assert result["failures"][0]["detail"] == "Trace"
+
+
+def test_what_was_generated_is_printed_with_what_its_prompts_took(ran, sent, capsys):
+    start = wire_samples.begin(1.0, 0)
+    start[0].configuration.settings["sequence"] = 12
+    facts = {"prefill_ms": 3.5, "prefills": 2}
+    sent(
+        ran.catalogue,
+        *start,
+        protocol.Generated(segment=0, sequence=0, start=0, prompt="Once upon", text=" a ti"),
+        protocol.Generated(segment=0, sequence=0, start=5, text="me"),
+        protocol.Facts(segment=0, ledger=facts),
+        protocol.Finished(reason="done", steps=7),
+    )
+    assert main(["run", "hydra"]) == 0
+    assert capsys.readouterr().out.endswith(
+        "\nprefill: 3.5 ms for 12 tokens (median of 2)\n\n"
+        "prompt:\nOnce upon\n\ngenerated:\n a time\n"
+    )
 
 
 def test_a_runner_that_does_not_start_is_1_with_its_last_words(sent, capsys):

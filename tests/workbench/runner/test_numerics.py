@@ -15,6 +15,7 @@ from workbench.runner.phases import PhaseTracker
 from workbench.runner.resolve import resolve
 
 CPU = torch.device("cpu")
+DECODES = ("decode", "generate")
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def build(small):
     arms = Arms()
 
     def build(workload="forward", **toggles):
-        settings = small.settings | ({"new_tokens": 4} if workload == "decode" else {})
+        settings = small.settings | ({"new_tokens": 4} if workload in DECODES else {})
         configuration = msgspec.structs.replace(
             small, workload=workload, settings=settings, toggles=toggles
         )
@@ -32,7 +33,7 @@ def build(small):
     return build
 
 
-@pytest.mark.parametrize("workload", ["forward", "train", "prefill", "decode"])
+@pytest.mark.parametrize("workload", ["forward", "train", "prefill", *DECODES])
 @pytest.mark.parametrize("precision", ["fp32", "amp_bf16", "bf16"])
 def test_every_workload_is_right_in_every_precision(build, workload, precision):
     found = numerics.check(*build(workload, precision=precision))
@@ -62,7 +63,7 @@ def test_a_recurrent_state_that_has_gone_on_is_checked_where_the_prompt_ends(fam
     assert found.ok, found.text
 
 
-@pytest.mark.parametrize("workload", ["forward", "train", "prefill", "decode"])
+@pytest.mark.parametrize("workload", ["forward", "train", "prefill", *DECODES])
 def test_an_error_of_a_few_roundings_of_fp32_is_red_in_fp32_and_fits_bf16(build, workload):
     for precision, fits in (("fp32", False), ("amp_bf16", True)):
         arm, situation = build(workload, precision=precision)

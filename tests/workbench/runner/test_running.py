@@ -88,15 +88,15 @@ def test_a_run_ends_at_its_number_of_seconds(runner, small):
     assert 0.3 < time.monotonic() - began < 5
 
 
-@pytest.mark.parametrize("workload", ["forward", "train", "prefill", "decode"])
+@pytest.mark.parametrize("workload", ["forward", "train", "prefill", "decode", "generate"])
 def test_every_workload_runs(runner, small, workload):
     settings = {"batch": 2, "sequence": 8}
-    if workload == "decode":
+    if workload in ("decode", "generate"):
         settings["new_tokens"] = 6
     runner.start(with_(small, workload=workload, settings=settings), steps=20)
     finished = runner.finish()
     assert (finished.reason, finished.steps) == ("done", 20)
-    wanted = {"decode": 2}.get(workload, 16)
+    wanted = {"decode": 2, "generate": 2}.get(workload, 16)
     assert runner.session.segments[-1].ledger["tokens_per_step"] == wanted
 
 

@@ -51,7 +51,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         fix = "Choose Automatic, or see `workbench doctor` for what would enable it."
         return Blocked(reason, fix)
     workload, window = situation.workload, getattr(situation.config, "window", 0)
-    asked = (workload.trains, workload.name == "decode", window)
+    asked = (workload.trains, workload.decodes, window)
     reason = _refuses(option, situation.device.type, *asked) if any(asked) else None
     return Blocked(reason, "Choose Automatic or another backend.") if reason else None
 

@@ -37,7 +37,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     if situation.option("compile") == "off":
         return NOT_COMPILED
-    if situation.workload.name == "decode":
+    if situation.workload.decodes:
         return Blocked(
             "a step of decoding has one shape whatever the length", "Choose another workload."
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,8 @@ import torch
 from models import LanguageModel, Model
 from sessions.model import Scalar
 from workbench.protocol import Field, WorkloadInfo
+from workbench.runner.rounds import Rounds
+from workbench.runner.workloads._decoder import Decoder
 
 if TYPE_CHECKING:
     from workbench.runner.data import Batches
@@ -22,22 +25,26 @@ Step = Callable[[], torch.Tensor]
 
 @dataclass(frozen=True)
 class Bench:
-    """What a step works with. ``compute`` is the workload's own, wrapped (autocast, compile).
-
-    A compute that keeps a state adds to ``rewind`` what makes the state as before the first step.
-    """
+    """What a step works with. ``compute`` is the workload's own, wrapped (autocast, compile)."""
 
     model: Model
     batches: Batches
     settings: Mapping[str, Scalar]
     trainer: Trainer | None  # None where nothing is trained
-    rewind: list[Callable[[], object]] = field(default_factory=list)
+    seed: int = 0
+    vocabulary: int = 0  # tokens that there are; the model's head may have more rows
 
     @property
     def language_model(self) -> LanguageModel:
         """The model, of a workload that only families of language models have."""
         assert isinstance(self.model, LanguageModel)
         return self.model
+
+    @functools.cached_property
+    def decoder(self) -> Decoder:
+        """The decode state that the parts of a workload share, in the dtype that computes."""
+        (prompt_BS,) = self.batches.inputs
+        return Decoder(self.language_model, prompt_BS, int(self.settings["new_tokens"]))
 
 
 BATCH = Field(
@@ -56,11 +63,22 @@ def tokens_field(name: str, title: str, help: str) -> Field:
 
 
 SEQUENCE = tokens_field("sequence", "Sequence", "Tokens per sequence.")
+PROMPT = tokens_field("sequence", "Prompt", "Tokens in the cache before the first step.")
 
 
 def _whole_sequences(settings: Mapping[str, Scalar]) -> int:
     """Tokens of a step that processes ``batch`` sequences of ``sequence`` tokens."""
     return int(settings["batch"]) * int(settings["sequence"])
+
+
+def one_token_each(settings: Mapping[str, Scalar]) -> int:
+    """Tokens of a step that adds one to each sequence."""
+    return int(settings["batch"])
+
+
+def prompt_and_new(settings: Mapping[str, Scalar]) -> int:
+    """The longest position of a sequence that grows from a prompt."""
+    return int(settings["sequence"]) + int(settings["new_tokens"])
 
 
 def _sequence_length(settings: Mapping[str, Scalar]) -> int:
@@ -75,7 +93,9 @@ class Workload:
     ``compute(bench)`` is the part that autocast and torch.compile act on; ``step(bench, compute)``
     makes the whole step of it, which a CUDA graph captures. ``tokens(settings)`` is the number of
     tokens that one step processes; ``sequence(settings)`` the longest position a model must hold.
-    What is left out is as for inference over whole sequences.
+    ``rounds(bench, compute)`` is what begins every so many steps; ``text(bench)`` the tokens that
+    they write, as in ``Decoder.written``. What is left out is as for inference over whole
+    sequences.
     """
 
     name: str
@@ -88,6 +108,13 @@ class Workload:
     fields: tuple[Field, ...] = (BATCH, SEQUENCE)
     tokens: Callable[[Mapping[str, Scalar]], int] = _whole_sequences
     sequence: Callable[[Mapping[str, Scalar]], int] = _sequence_length
+    rounds: Callable[[Bench, Compute], Rounds] | None = None
+    text: Callable[[Bench], torch.Tensor] | None = None
+
+    @property
+    def decodes(self) -> bool:
+        """Whether a step goes on from a cache, with ``compute(tokens, position)``."""
+        return self.rounds is not None
 
     def info(self) -> WorkloadInfo:
         """How the window sees this workload."""

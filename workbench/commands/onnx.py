@@ -1,0 +1,110 @@
+"""Write a family's forward pass as an ONNX file, checked by onnxruntime against torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from workbench.commands._command import (
+    DONE,
+    FAILED,
+    Command,
+    Failed,
+    Mistaken,
+    answer,
+    answer_json,
+    check_output,
+)
+
+PROGRAM = "workbench.runner.export_onnx"
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("family", help="model family; `workbench doctor` lists them")
+    parser.add_argument("--preset", default="", help="default: the smallest")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="a field of the model, or batch, sequence: both are fixed in the file",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of weights and inputs; default: 0")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.onnx")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    check_output(arguments.output, (".onnx",))
+    found = _export(_request(arguments))
+    if found["problem"] and not found["file_bytes"]:
+        raise Mistaken(found["problem"])
+    found["file"] = str(arguments.output)
+    found["ok"] = not found["problem"] and found["difference"] <= found["tolerance"]
+    if arguments.json:
+        answer_json(found)
+    else:
+        answer(_text(found))
+    return DONE if found["ok"] else FAILED
+
+
+def _request(arguments: argparse.Namespace) -> dict[str, Any]:
+    request: dict[str, Any] = {
+        "family": arguments.family,
+        "path": str(arguments.output.absolute()),
+        "preset": arguments.preset,
+        "seed": arguments.seed,
+        "model": {},
+    }
+    for text in arguments.set:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise Mistaken(f"--set {text}: expected FIELD=VALUE")
+        if name in ("batch", "sequence"):
+            if not value.isdecimal():
+                raise Mistaken(f"--set {text}: expected a whole number")
+            request[name] = int(value)
+        else:
+            request["model"][name] = value
+    return request
+
+
+def _export(request: dict[str, Any]) -> dict[str, Any]:
+    """What the exporting process answers; raises ``Failed`` with its last words if it dies."""
+    done = subprocess.run(
+        [sys.executable, "-m", PROGRAM, json.dumps(request)],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    try:
+        found: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        words = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise Failed(f"the export ended with exit code {done.returncode}: {words[0]}") from None
+    return found
+
+
+def _text(found: dict[str, Any]) -> str:
+    inputs = ", ".join(f"{name} {tuple(shape)}" for name, shape in found["inputs"].items())
+    lines = [
+        f"wrote {found['file']}: preset {found['preset']}, {found['parameters']:,} parameters, "
+        f"{found['file_bytes'] / 1e6:.1f} MB, operator set {found['opset']}, inputs {inputs}"
+    ]
+    if found["problem"]:
+        return "\n".join([*lines, f"WRONG: {found['problem']}"])
+    verdict = "right" if found["ok"] else "WRONG"
+    lines.append(
+        f"{verdict}: onnxruntime and torch differ by at most {found['difference']:.2g} in outputs "
+        f"of up to {found['largest']:.2g}; allowed are {found['tolerance']:.2g}, four times "
+        "torch's own FP32 error and a rounding"
+    )
+    return "\n".join(lines)
+
+
+COMMAND = Command(name="onnx", help=__doc__, arguments=_arguments, run=_run)

@@ -1,0 +1,59 @@
+"""What decoding and generation have in common: a cache, and where in it each sequence is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+from models import LanguageModel
+
+
+class Decoder:
+    """Tensors on the device that every step reads and writes, at addresses that never change.
+
+    ``written`` are the new tokens of the first sequence, (2, new_tokens): of this round of steps
+    and of the one before, in turn. ``done`` counts the steps of a round.
+    """
+
+    def __init__(self, model: LanguageModel, prompt_BS: torch.Tensor, new_tokens: int) -> None:
+        batch, self.prompt_length = prompt_BS.shape
+        self.model, self.prompt_BS, self.new_tokens = model, prompt_BS, new_tokens
+        self.cache = model.new_cache(batch, self.prompt_length + new_tokens)
+        self.token_B1 = prompt_BS[:, -1:].clone()  # what the next step takes in
+        self.done, self._start = (prompt_BS.new_zeros(()) for _ in range(2))
+        self.written = prompt_BS.new_zeros((2, new_tokens))
+
+    @functools.cached_property
+    def uniform_NB1(self) -> torch.Tensor:
+        """A number from 0 to 1 for each new token of a round, where tokens are drawn."""
+        shape = (self.new_tokens, len(self.prompt_BS), 1)
+        return torch.zeros(shape, dtype=torch.float32, device=self.prompt_BS.device)
+
+    @property
+    def position(self) -> torch.Tensor:
+        """Where the next token goes."""
+        return self.done + self.prompt_length
+
+    def computing(self) -> Callable[..., torch.Tensor]:
+        """A function of tokens (B, S) and, unless they begin anew, the position of the first; it
+        gives the logits after the last, (B, 1, V).
+        """
+        model, cache = self.model, self.cache
+
+        def compute(tokens_BS: torch.Tensor, position: torch.Tensor | None = None) -> torch.Tensor:
+            return model(tokens_BS, cache=cache, position=position, last_only=True)
+
+        return compute
+
+    def begin(self, number: int) -> None:
+        """Begin round ``number``, without anything written yet."""
+        self.done.zero_()
+        self._start.fill_(number % 2 * self.new_tokens)
+
+    def write(self, token_B: torch.Tensor, place: torch.Tensor | int) -> None:
+        """Keep the first sequence's new token: the next step takes it in, and it can be read."""
+        self.token_B1.copy_(token_B[:, None])
+        index = (self._start + place)[None]
+        self.written.view(-1).index_copy_(0, index, token_B[:1])

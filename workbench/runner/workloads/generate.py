@@ -1,0 +1,122 @@
+"""Generation: each step draws one new token for every sequence, from the nucleus of its logits.
+
+A round takes in a prompt, which gives the first new token, and goes on one token a step up to
+``new_tokens``; then the next prompt follows. Taking in a prompt is no step: it is timed by itself
+(``prefill_ms``, the time to the first token). Tokens are drawn on the device, from random numbers
+that were made with the prompt, and are read back a few times a second: no step waits for the host,
+and the same seed writes the same text, captured in a CUDA graph or not.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import torch
+
+from models import sample
+from workbench.protocol import Field
+from workbench.runner.rounds import Rounds
+from workbench.runner.workloads._workload import (
+    BATCH,
+    PROMPT,
+    Bench,
+    Compute,
+    Step,
+    Workload,
+    one_token_each,
+    prompt_and_new,
+)
+
+NEW_TOKENS = Field(
+    name="new_tokens",
+    title="New tokens",
+    help="Tokens that follow each prompt: the first from the prefill, each other by a step.",
+    default=128,
+    minimum=2,
+    maximum=1048576,
+)
+TEMPERATURE = Field(
+    name="temperature",
+    title="Temperature",
+    help="Divides the logits; 0 takes the most probable token.",
+    default=0.8,
+    minimum=0.0,
+    maximum=100.0,
+)
+TOP_P = Field(
+    name="top_p",
+    title="Top-p",
+    help="Share of the probability that tokens are drawn from, the most probable first.",
+    default=0.95,
+    minimum=0.001,
+    maximum=1.0,
+)
+
+
+def _compute(bench: Bench) -> Compute:
+    return bench.decoder.computing()
+
+
+def _step(bench: Bench, compute: Compute) -> Step:
+    decoder, draw = bench.decoder, _drawing(bench)
+
+    def step() -> torch.Tensor:
+        with torch.no_grad():
+            logits_B1V = compute(decoder.token_B1, decoder.position)
+            # Never past the end, though a capture takes its first step several times.
+            decoder.done.add_(1).clamp_(max=decoder.new_tokens - 1)
+            decoder.write(draw(logits_B1V, decoder.done[None]), decoder.done)
+            return decoder.token_B1
+
+    return step
+
+
+def _drawing(bench: Bench) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """What draws the round's token ``place`` ([1]) for every sequence from (B, 1, V) logits."""
+    uniform_NB1, vocabulary = bench.decoder.uniform_NB1, bench.vocabulary
+    temperature, top_p = float(bench.settings["temperature"]), float(bench.settings["top_p"])
+
+    def draw(logits_B1V: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        uniform_B1 = uniform_NB1.index_select(0, place)[0]
+        logits_BV = logits_B1V[:, -1, :vocabulary]
+        return sample(logits_BV, temperature, top_p, uniform_B1=uniform_B1)
+
+    return draw
+
+
+def _rounds(bench: Bench, compute: Compute) -> Rounds:
+    decoder, draw = bench.decoder, _drawing(bench)
+    device = decoder.prompt_BS.device
+    first, generator = torch.zeros(1, dtype=torch.int64, device=device), torch.Generator(device)
+
+    def begin(number: int, following: bool) -> None:
+        if following:
+            bench.batches.advance()
+        # The same numbers for the same round, and others for every seed and round.
+        generator.manual_seed(random.Random(f"{bench.seed} {number}").getrandbits(63))
+        decoder.uniform_NB1.uniform_(generator=generator)
+        decoder.begin(number)
+        with torch.no_grad():
+            decoder.write(draw(compute(decoder.prompt_BS), first), 0)
+
+    return Rounds(decoder.new_tokens - 1, begin, device)
+
+
+def _text(bench: Bench) -> torch.Tensor:
+    return bench.decoder.written
+
+
+WORKLOAD = Workload(
+    name="generate",
+    title="Generate text",
+    help=__doc__,
+    fields=(BATCH, PROMPT, NEW_TOKENS, TEMPERATURE, TOP_P),
+    feeds=False,
+    tokens=one_token_each,
+    sequence=prompt_and_new,
+    compute=_compute,
+    step=_step,
+    rounds=_rounds,
+    text=_text,
+)

@@ -1,0 +1,111 @@
+"""What the model writes while it generates: the newest text of the first sequence, as it comes."""
+
+from __future__ import annotations
+
+from PySide6.QtGui import QColor, QTextCharFormat, QTextCursor
+from PySide6.QtWidgets import QFrame, QStackedWidget, QTextEdit, QVBoxLayout, QWidget
+
+from sessions.model import Segment
+from workbench.ui.panels import _parts
+from workbench.ui.panels.empty import Empty
+from workbench.ui.state import AppState
+
+MARGIN = 10  # with the frame's own, as far in as the line above
+
+
+class GeneratedPanel(QWidget):
+    """The text of the selected segment, or of the newest that wrote one."""
+
+    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._state = state
+        self._shown: tuple[str, str] = ("", "")  # prompt and text
+        self.text = QTextEdit()
+        self.text.setFrameShape(QFrame.Shape.NoFrame)
+        self.text.document().setDocumentMargin(MARGIN)
+        self.text.setReadOnly(True)
+        self.text.setUndoRedoEnabled(False)
+        self.text.setAcceptRichText(False)
+        self.text.setAccessibleName("Generated text")
+        self.note = _parts.note()
+        self.empty = Empty(
+            state,
+            "log",
+            "Nothing has been generated yet",
+            "Choose the workload Generate text and run it. What the first sequence writes appears "
+            "here: as text where the data is a text file, else as numbers of tokens.",
+        )
+        body = QWidget()
+        body.setProperty("panel", True)
+        column = _parts.tight(QVBoxLayout(body), 0)
+        head = _parts.tight(QVBoxLayout())
+        head.setContentsMargins(12, 6, 12, 6)
+        head.addWidget(self.note)
+        column.addLayout(head)
+        column.addWidget(_parts.rule())
+        column.addWidget(self.text, 1)
+        self._pages = QStackedWidget()
+        self._pages.addWidget(self.empty)
+        self._pages.addWidget(body)
+        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout.addWidget(self._pages)
+        for changed in (state.textChanged, state.selectionChanged, state.sessionChanged):
+            changed.connect(self._show)
+        state.themeChanged.connect(self._draw)
+        self._show()
+
+    def _segment(self) -> Segment | None:
+        """The selected segment if it wrote something, else the newest that did."""
+        writing = [one for one in self._state.session.segments if "text" in one.ledger]
+        selected = [one for one in writing if one.index == self._state.selection]
+        return next(iter(selected or writing[-1:]), None)
+
+    def _show(self) -> None:
+        segment = self._segment()
+        self._pages.setCurrentIndex(0 if segment is None else 1)
+        if segment is None:
+            return
+        self.note.setText(_caption(segment))
+        shown = str(segment.ledger.get("prompt", "")), str(segment.ledger["text"])
+        if shown == self._shown:
+            return
+        before, self._shown = self._shown, shown
+        if before[0] == shown[0] and before[1] and shown[1].startswith(before[1]):
+            self._add(shown[1][len(before[1]) :], self._state.theme.text)
+        else:
+            self._draw()
+
+    def _draw(self) -> None:
+        self.text.clear()
+        prompt, text = self._shown
+        self._add(prompt, self._state.theme.muted)
+        self._add(text, self._state.theme.text)
+
+    def _add(self, text: str, colour: str) -> None:
+        """Write at the end, and stay there unless a person has scrolled back."""
+        bar = self.text.verticalScrollBar()
+        at_end = bar.value() >= bar.maximum()
+        form = QTextCharFormat()
+        form.setForeground(QColor(colour))
+        cursor = QTextCursor(self.text.document())
+        cursor.movePosition(QTextCursor.MoveOperation.End)
+        cursor.insertText(text, form)
+        if at_end:
+            bar.setValue(bar.maximum())
+
+
+def _caption(segment: Segment) -> str:
+    """What wrote it, and how long its prompts took."""
+    settings, ledger = segment.configuration.settings, segment.ledger
+    parts = [f"Segment {segment.index}: {segment.label}"]
+    parts += [
+        f"{title} {settings[name]:g}"
+        for name, title in (("temperature", "temperature"), ("top_p", "top-p"))
+        if name in settings
+    ]
+    if "prefill_ms" in ledger and "sequence" in settings:
+        parts.append(
+            f"prompt of {settings['sequence']:g} tokens taken in within "
+            f"{ledger['prefill_ms']:.3g} ms (median of {ledger['prefills']})"
+        )
+    return "; ".join(parts)
