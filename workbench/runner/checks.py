@@ -159,7 +159,6 @@ def is_compiled(arm: Arm) -> bool:
 def step(arm: Arm, count: int) -> None:
     """So many steps that nobody times, and nothing of them kept; inside ``arm.entered()``."""
     for _ in range(count):
-        if arm.feeds:
-            arm.batches.advance()
+        arm.ready()
         arm.step()
     gc.collect()  # cycles that wait for the collector are no leak

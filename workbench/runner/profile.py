@@ -176,8 +176,7 @@ class ProfileRun:
         return held, profiled_us / steps
 
     def _step(self, arm: Arm, step: Step) -> None:
-        if arm.feeds:
-            arm.batches.advance()
+        arm.ready()
         step()
 
     # Telling
