@@ -319,7 +319,7 @@ def operators(config: AdaAttnConfig, workload: str) -> frozenset[str]:
     ``attention`` is also what the PyTorch form of ``adaptive_attention`` calls.
     """
     found = {"rms_norm", "swiglu", "qk_norm_rope", "attention", *loss_operators(workload)}
-    if workload != "decode":
+    if workload not in ("decode", "generate"):
         found.add("adaptive_attention")
     if workload in ("forward", "train") and config.adaptive_rank:
         found.add("low_rank")

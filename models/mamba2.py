@@ -251,7 +251,7 @@ def check(config: Mamba2Config) -> None:
 def operators(config: Mamba2Config, workload: str) -> frozenset[str]:
     """The operators that a step of the workload calls."""
     found = {"rms_norm", "causal_conv1d", "gated_rms_norm", *loss_operators(workload)}
-    found.add("ssd_step" if workload == "decode" else "ssd_scan")
+    found.add("ssd_step" if workload in ("decode", "generate") else "ssd_scan")
     if config.n_layers > 1:
         found.add("add_rms_norm")
     if config.attending:

@@ -39,7 +39,7 @@ sessions     sessions                                          | numpy scipy h5p
 .claims      .claims sessions .protocol                        | numpy scipy
 .headless    sessions .protocol .recorder .journal .client     |
 .presets     .protocol                                         | msgspec
-.runner      .runner kernels models sessions .protocol         | torch msgspec psutil pynvml
+.runner      .runner kernels models sessions .protocol .offered | torch msgspec psutil pynvml
 .runner.optimizers .runner | torch torchao bitsandbytes
 .runner._onnx_operators                                        | torch onnxscript
 .runner.export_onnx .runner kernels models sessions            | torch msgspec onnxruntime
@@ -47,7 +47,7 @@ sessions     sessions                                          | numpy scipy h5p
 | PySide6 pyqtgraph numpy msgspec
 .ui.plots    .ui.plots .ui.icons .ui.style sessions            | PySide6 pyqtgraph numpy
 .commands .commands .claims .ui sessions .protocol .journal .client .headless .floors .presets \
-| msgspec rich PySide6
+.offered | msgspec rich PySide6
 .cli         sessions .commands .ui.app                        |
 .__main__    .cli                                              |
 .__init__                                                      |

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
+
 import msgspec
 
 from sessions.model import Scalar
+
+MANY = 40  # names that a sentence can list
+
+
+def expected(name: str, allowed: Collection[str]) -> str:
+    """What an unknown name could have been: "one of ...", or the nearest where there are many."""
+    if len(allowed) <= MANY:
+        return f"one of {', '.join(allowed)}"
+    near = difflib.get_close_matches(name, allowed, n=5, cutoff=0)
+    return f"one of {len(allowed)} names; the nearest are {', '.join(near)}"
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):

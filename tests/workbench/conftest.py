@@ -1,8 +1,13 @@
-"""Places of their own for what the workbench writes."""
+"""Places of their own for what the workbench writes, and garbage that goes between the tests."""
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
+
 import pytest
+
+WINDOWS = ("plots", "ui")  # the folders whose tests paint
 
 
 @pytest.fixture(autouse=True)
@@ -10,3 +15,19 @@ def own_places(tmp_path, monkeypatch):
     """No test writes to the user's journals or settings."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage_of_the_module(request):
+    """Old charts go when nothing is painted, as the window sees to by itself."""
+    yield
+    if Path(request.path).parent.name in WINDOWS:
+        gc.collect()
+        gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def no_garbage_goes_while_painting(request, garbage_of_the_module):
+    """Where Python collected while a chart is painted, items would end that are being painted."""
+    if Path(request.path).parent.name in WINDOWS:
+        gc.disable()

@@ -15,6 +15,7 @@ from sessions.tables import segments_table
 from workbench import headless, presets, protocol
 from workbench.commands._command import Command, Mistaken, answer, answer_json, check_output, say
 from workbench.commands._headless import Bar, exit_code, settle, warnings
+from workbench.offered import expected
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 OWN = "own"  # the family of a person's own files
@@ -209,7 +210,7 @@ def _toggle(text: str, toggles: Mapping[str, protocol.ToggleInfo]) -> tuple[str,
 
 def _known(what: str, name: str, allowed: Mapping[str, Any]) -> Any:
     if name not in allowed:
-        raise Mistaken(f"{what} {name!r}; expected one of {', '.join(allowed)}")
+        raise Mistaken(f"{what} {name!r}; expected {expected(name, allowed)}")
     return allowed[name]
 
 

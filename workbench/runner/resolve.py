@@ -13,6 +13,7 @@ import models
 from kernels import hardware
 from sessions.model import Configuration, Scalar
 from workbench import protocol
+from workbench.offered import expected
 from workbench.protocol import OR, Availability, Blocked, Field, Start
 from workbench.runner import own
 from workbench.runner.failures import Mistake
@@ -216,7 +217,7 @@ def default_preset(family: models.Family, device: torch.device) -> str:
 
 def _known(what: str, name: str, allowed: Mapping[str, Value]) -> Value:
     if name not in allowed:
-        raise Mistake(f"{what}: unknown {name!r}; expected one of {tuple(allowed)}")
+        raise Mistake(f"{what}: unknown {name!r}; expected {expected(name, allowed)}")
     return allowed[name]
 
 

@@ -33,8 +33,8 @@ def test_help_lists_every_command_with_what_it_does(capsys):
     assert ended.value.code == 0
     out = capsys.readouterr().out
     assert " ".join(COMMANDS) == (
-        "ab attribute bench calibrate compare demo doctor export info profile recover reproduce "
-        "run sweep validate"
+        "ab attribute bench calibrate compare demo doctor export info onnx profile recover "
+        "reproduce run sweep validate"
     )
     assert all(re.search(rf"\n    {name}\s", out) for name in COMMANDS)
 
@@ -58,6 +58,7 @@ def test_a_wrong_option_is_named_beside_the_commands_own(name, capsys, pair):
         "run": ["hydra"],
         "attribute": ["hydra", "--toggles", "triton=on"],
         "reproduce": ["moe"],
+        "onnx": ["hydra", "-o", "x.onnx"],
         "sweep": ["hydra", "--over", "preset=tiny"],
         "info": [str(pair[0])],
         "compare": list(map(str, pair)),

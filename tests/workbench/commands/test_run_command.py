@@ -50,7 +50,7 @@ MISTAKES = {
     "unknown workload 'dream'; expected one of decode, forward, generate, prefill, train": [
         *("hydra", "--workload", "dream")
     ],
-    "unknown toggle 'turbo'; expected one of precision, triton,": [
+    "unknown toggle 'turbo'; expected one of ": [
         "hydra",
         "--toggle",
         "turbo",
