@@ -26,7 +26,7 @@ from models import FAMILIES
 from sessions.model import Configuration
 from workbench import protocol
 
-PRESETS = {"hydra": "small", "mamba2": "47.3M", "adaattn": "small", "mahia": "base", "moe": "small"}
+PRESETS = {"hydra": "small", "mamba2": "tiny", "adaattn": "small", "mahia": "base", "moe": "small"}
 SLOW = {"max-autotune", "max-autotune-no-cudagraphs"}  # minutes: `run_hydra.py` has them
 LIMIT_S = 120.0
 Row = dict[str, Any]

@@ -51,15 +51,25 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         fix = "Choose Automatic, or see `workbench doctor` for what would enable it."
         return Blocked(reason, fix)
     workload, window = situation.workload, getattr(situation.config, "window", 0)
+    wide = situation.on_gpu and situation.option("precision") in ("fp32", "tf32")
     asked = (workload.trains, workload.decodes, window)
-    reason = _refuses(option, situation.device.type, *asked) if any(asked) else None
-    return Blocked(reason, "Choose Automatic or another backend.") if reason else None
+    if not (wide or any(asked)):
+        return None
+    ask = functools.partial(_refuses, option, situation.device.type, *asked)
+    reason = ask(torch.float32 if wide or not situation.on_gpu else torch.bfloat16)
+    if reason is None:
+        return None
+    if wide and ask(torch.bfloat16) is None:
+        return Blocked(reason, "Compute in 16 bits.", {"precision": "amp_bf16"})
+    return Blocked(reason, "Choose Automatic or another backend.")
 
 
 @functools.cache
-def _refuses(option: str, device_type: str, trains: bool, decodes: bool, window: int) -> str | None:
-    """Why a backend cannot do what a workload asks: gradients, one token against a cache, or a
-    window of keys.
+def _refuses(
+    option: str, device_type: str, trains: bool, decodes: bool, window: int, dtype: torch.dtype
+) -> str | None:
+    """Why a backend cannot do what a workload asks in a precision: gradients, one token against a
+    cache, or a window of keys.
     """
     implementation = kernels.OPS["attention"].implementation(option)
     if implementation.refuses is None:
@@ -67,7 +77,6 @@ def _refuses(option: str, device_type: str, trains: bool, decodes: bool, window:
     # On a GPU asked with tensors without memory, which disturb nothing that runs there; these
     # import Dynamo, and a small answer on the CPU should not take seconds.
     known = contextlib.nullcontext() if device_type == "cpu" else FakeTensorMode()
-    dtype = torch.float32 if device_type == "cpu" else torch.bfloat16
     with known:
         make = functools.partial(torch.empty, dtype=dtype, device=device_type)
         q, k = (make(1, 1, n, 64, requires_grad=trains) for n in (1 if decodes else 8, 8))
