@@ -142,7 +142,7 @@ def test_without_the_extra_the_answer_says_how_to_install_it(monkeypatch, tmp_pa
 @pytest.mark.parametrize(
     ("request_", "sentence"),
     [
-        ({"family": "hydro"}, "family: unknown 'hydro'; expected one of ("),
+        ({"family": "hydro"}, "family: unknown 'hydro'; expected one of "),
         ({"preset": "big"}, "hydra: unknown preset 'big'; expected one of ("),
         ({"model": {"dim": "x"}}, "hydra: dim = 'x' is not a whole number"),
         ({"sequence": 0}, "hydra: batch 2 and sequence 0 must be at least 1"),

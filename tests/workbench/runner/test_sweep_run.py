@@ -143,7 +143,7 @@ def test_whoever_ends_it_in_the_middle_keeps_the_points_so_far(runner, small, co
         (
             {"settings.nonsense": [1, 2]},
             {},
-            "setting of forward: unknown 'nonsense'; expected one of ('batch', 'sequence')",
+            "setting of forward: unknown 'nonsense'; expected one of batch, sequence",
         ),
     ],
 )  # fmt: skip
