@@ -49,7 +49,8 @@ def test_telemetry_streams_while_nothing_runs(runner):
 def test_a_run_goes_through_its_phases_and_ends_at_its_number_of_steps(runner, small):
     since = len(runner.messages)
     segment_index = len(runner.session.segments)
-    runner.start(with_(small, workload="train"), steps=150)
+    train = with_(small, workload="train", seed=49)  # which no other test has built
+    runner.start(train, steps=150)
     finished = runner.finish()
     assert (finished.reason, finished.steps) == ("done", 150)
     states = [state.state for state in sent(runner, protocol.State, since)]
@@ -57,7 +58,7 @@ def test_a_run_goes_through_its_phases_and_ends_at_its_number_of_steps(runner, s
 
     (started,) = sent(runner, protocol.SegmentStarted, since)
     toggles = {toggle.name: toggle.default for toggle in runner.messages[0].toggles}
-    assert started.configuration == with_(small, workload="train", toggles=toggles)
+    assert started.configuration == with_(train, toggles=toggles)
     assert not started.reused
 
     segment = runner.session.segments[segment_index]
@@ -130,7 +131,7 @@ def test_the_bytes_of_a_file_are_data(runner, small, tmp_path):
 
 
 def test_a_change_is_a_segment_and_going_back_costs_no_build(runner, small):
-    runner.start(small)
+    runner.start(with_(small, seed=50))  # of which no other test has built the change
     runner.until_steps(2)
     since = len(runner.messages)
     runner.send(protocol.Apply(toggles={"attention": "manual"}))
