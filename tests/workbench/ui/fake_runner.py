@@ -78,7 +78,7 @@ def main() -> None:
                 send(protocol.State(state="running", text="Checking: Memory"))
                 for message in checked(run, index=studies):
                     send(message)
-                    time.sleep(0.1)
+                    time.sleep(0.4)
                 studies += 1
                 end(run, "done")
             case protocol.Sweep():
