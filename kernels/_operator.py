@@ -65,7 +65,7 @@ class Implementation:
     of device ("cpu", "cuda") at all, ``refuses`` why it cannot run on these inputs: one clause
     without a full stop, or None if nothing is in the way. ``avoid`` says in the same way why
     ``auto`` passes over it although it could run. ``stated_ulps``: by type of device, the error
-    in units in the last place of FP32 that its makers state of a step that plain torch rounds well.
+    in units in the last place of FP32 that a step of it is known to make and plain torch is not.
     """
 
     call: Callable[..., Any]

@@ -43,7 +43,7 @@ from kernels._operator import (
 )
 from kernels.attention import _flash, _flex, _libraries, _sdpa
 from kernels.attention._chunked import chunked
-from kernels.attention._masks import reference, visible
+from kernels.attention._masks import RECOMPUTED_ULPS, reference, visible
 from kernels.attention._memory import fits_whole
 
 
@@ -226,7 +226,7 @@ OP = Operator(
         "triton": _flash.BACKENDS["triton"],
         "flex": _flex.BACKENDS["flex"],
         "xformers": _libraries.BACKENDS["xformers"],
-        "chunked": Implementation(chunked, avoid=_short),
+        "chunked": Implementation(chunked, avoid=_short, stated_ulps=RECOMPUTED_ULPS),
         "manual": Implementation(reference),
         "sdpa_math": _sdpa.BACKENDS["sdpa_math"],
         "sdpa": _sdpa.BACKENDS["sdpa"],

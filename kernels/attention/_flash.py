@@ -32,6 +32,7 @@ from kernels.attention._flash_kernels import (
     forward_kernel,
     merge_kernel,
 )
+from kernels.attention._masks import RECOMPUTED_ULPS
 
 MAX_DIM = 256
 MAX_DIM_FP32 = 128
@@ -206,4 +207,6 @@ def _refuses(
     return refuses(q, k)
 
 
-BACKENDS = {"triton": Implementation(_call, missing, _refuses)}
+BACKENDS = {
+    "triton": Implementation(_call, missing, _refuses, stated_ulps=RECOMPUTED_ULPS),
+}

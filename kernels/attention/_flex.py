@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels import _triton
 from kernels._operator import Implementation, own_code, traced_as_constant, unit_stride
+from kernels.attention._masks import RECOMPUTED_ULPS
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -113,4 +114,6 @@ def _avoid(*_: Any) -> str:
     return "is taken only by name, since it compiles a kernel for each mask"
 
 
-BACKENDS = {"flex": Implementation(_call, _missing, _refuses, _avoid)}
+BACKENDS = {
+    "flex": Implementation(_call, _missing, _refuses, _avoid, stated_ulps=RECOMPUTED_ULPS),
+}
