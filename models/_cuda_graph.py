@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,25 @@ class CaptureError(RuntimeError):
     """A capture was given up; the sentence is the first thing that went wrong in it."""
 
 
+@functools.cache
+def _stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+@contextlib.contextmanager
+def on_capture_stream() -> Iterator[None]:
+    """Run what is inside on the one stream of the current GPU that captures.
+
+    A step warms up on it before it is captured: libraries keep a workspace for every stream (cuBLAS
+    64 MiB on Hopper), which is then made once, and lies outside of the graphs' pools.
+    """
+    stream = _stream(torch.cuda.current_device())
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
+
+
 @contextlib.contextmanager
 def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     """Capture what runs inside into ``graph``; raises ``CaptureError``.
@@ -27,7 +47,8 @@ def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     random generator in capture mode, in which every later random number is an error.
     """
     try:
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        stream = _stream(torch.cuda.current_device())
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             yield
     except RuntimeError as error:
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
@@ -58,12 +79,9 @@ class CUDAGraphInference:
         self._inputs = [x.detach().clone() for x in example_inputs]
         device = self._inputs[0].device
         with torch.cuda.device(device), torch.no_grad():
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
+            with on_capture_stream():
                 for _ in range(WARM_UP):
                     model(*self._inputs)
-            torch.cuda.current_stream().wait_stream(side)
             torch.cuda.synchronize()
             self._graph = torch.cuda.CUDAGraph()
             try:

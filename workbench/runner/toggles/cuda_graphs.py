@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models._cuda_graph import capturing
+from models._cuda_graph import capturing, on_capture_stream
 from sessions.model import Phase
 from workbench.protocol import Blocked
 from workbench.runner.toggles._toggle import (
@@ -53,12 +53,9 @@ class _CapturedStep:
         return self._output
 
     def _capture(self) -> None:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        with on_capture_stream():
             for _ in range(_WARM_UP_STEPS):
                 self._step()
-        torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with self._phases.during(Phase.CAPTURE), _no_collection(), capturing(graph):
             self._output = self._step()
@@ -81,7 +78,11 @@ def _no_collection() -> Iterator[None]:
 def _pool_bytes(graph: torch.cuda.CUDAGraph) -> int:
     pool = tuple(graph.pool())
     segments = torch.cuda.memory_snapshot()
-    return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == pool)
+    return sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in segments
+        if tuple(segment["segment_pool_id"]) == pool
+    )
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
