@@ -58,6 +58,82 @@ def _liger_rope(
     return LigerRopeFunction.apply(q, k, *full)
 
 
+def _by_length(
+    rotate: Callable[..., Tensor],
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    offset: int | Tensor,
+) -> Any:
+    """Queries and keys as [B, S, H, D], one after the other."""
+    if isinstance(offset, Tensor) or offset or 2 * cos.shape[1] != q.shape[3]:
+        return NotImplemented
+    return tuple(
+        rotate(x.transpose(1, 2), cos, sin, interleaved=interleaved).transpose(1, 2) for x in (q, k)
+    )
+
+
+def _fla_rope(*inputs: Any) -> Any:
+    from fla.modules.rotary import rotary_embedding
+
+    return _by_length(rotary_embedding, *inputs)
+
+
+def _quack_rope(*inputs: Any) -> Any:
+    from quack.rotary import apply_rotary_emb
+
+    return _by_length(apply_rotary_emb, *inputs)
+
+
+def _quack_moe_gating(
+    x: Tensor, weight: Tensor, k: int, renormalise: bool, noise: Tensor | None
+) -> Any:
+    """Its top-k with a softmax over it; product and statistics by torch."""
+    from quack.topk import topk
+
+    if not renormalise or noise is not None or x.dim() != 2 or x.dtype == torch.float32:
+        return NotImplemented
+    logits = torch.mm(x, weight.T, out_dtype=torch.float32)  # rounded, it would choose others
+    weights, experts = topk(logits, k, softmax=True)
+    chosen = experts.long()
+    counts = torch.zeros(len(weight), dtype=torch.int64, device=x.device)
+    counts = counts.scatter_add(0, chosen.flatten(), torch.ones_like(chosen).flatten())
+    return weights, chosen, counts, logits.softmax(-1).mean(0)
+
+
+def _liger_linear_cross_entropy(
+    x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str
+) -> Any:
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+
+    found = LigerFusedLinearCrossEntropyFunction.apply(
+        x.flatten(0, -2), weight, target.flatten(), None, None, ignore_index, 0.0, 0.0, reduction
+    )
+    return found[0].float()
+
+
+def _fla_linear_cross_entropy(
+    x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str
+) -> Any:
+    from fla.modules.fused_linear_cross_entropy.ops import fused_linear_cross_entropy_loss
+
+    return fused_linear_cross_entropy_loss(
+        x.flatten(0, -2), target.flatten(), weight, ignore_index=ignore_index, reduction=reduction
+    ).float()
+
+
+def _quack_linear_cross_entropy(
+    x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str
+) -> Any:
+    from quack.linear_cross_entropy import chunked_linear_cross_entropy
+
+    return chunked_linear_cross_entropy(
+        x.flatten(0, -2), weight, target.flatten(), ignore_index=ignore_index, reduction=reduction
+    ).float()
+
+
 def _fla_causal_conv1d(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, activation: str | None
 ) -> Any:
@@ -117,7 +193,13 @@ def _grouped_mm(
 PEERS: dict[str, dict[str, Peer]] = {
     "rms_norm": {"liger": _liger_rms_norm, "fla": _fla_rms_norm, "quack": _quack_rms_norm},
     "swiglu": {"liger": _liger_swiglu, "fla": _fla_swiglu},
-    "rope": {"liger": _liger_rope},
+    "rope": {"liger": _liger_rope, "fla": _fla_rope, "quack": _quack_rope},
+    "moe_gating": {"quack": _quack_moe_gating},
+    "linear_cross_entropy": {
+        "liger": _liger_linear_cross_entropy,
+        "fla": _fla_linear_cross_entropy,
+        "quack": _quack_linear_cross_entropy,
+    },
     "causal_conv1d": {"fla": _fla_causal_conv1d},
     "gated_rms_norm": {"mamba": _mamba_gated_rms_norm},
     "ssd_scan": {"mamba": _mamba_ssd_scan},
