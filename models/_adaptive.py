@@ -87,6 +87,32 @@ class Choice(NamedTuple):
     factor: Tensor  # [H], FP32: of the scale 1 / sqrt(D)
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """The choices of all layers: a ``Choice`` with one dimension more, L, in front of each tensor.
+
+    As a part of a decode state it is what the keys there were made with.
+    """
+
+    rank: Tensor
+    bits: Tensor
+    basis: Tensor
+    factor: Tensor
+
+    def rows(self) -> list[Choice]:
+        """The choice of each layer."""
+        layers = zip(*(each.unbind() for each in self.tensors()), strict=True)
+        return [Choice(*layer) for layer in layers]
+
+    def tensors(self) -> list[Tensor]:
+        """All that is held."""
+        return [self.rank, self.bits, self.basis, self.factor]
+
+    def carried(self) -> list[Tensor]:
+        """Nothing: no token changes it."""
+        return []
+
+
 class Adaptation(nn.Module):
     """The state of adaptive attention for L layers: what each head computes with from now on.
 
@@ -136,15 +162,18 @@ class Adaptation(nn.Module):
         for name, value in values.items():
             self.register_buffer(name, value, persistent=False)
 
-    def choices(self) -> list[Choice]:
-        """What every layer computes with in this call: copies, which ``update`` leaves alone."""
-        copies = Choice(
-            self.rank_LH.clone(),
-            self.bits_LH.clone(),
-            self.basis_LHDD.clone(),
-            self.factor_LH.clone(),
-        )
-        return [Choice(*(each[row] for each in copies)) for row in range(self.rows)]
+    @property
+    def _current(self) -> list[Tensor]:
+        return [self.rank_LH, self.bits_LH, self.basis_LHDD, self.factor_LH]
+
+    def chosen(self) -> Chosen:
+        """What every layer computes with from now on: copies, which ``update`` leaves alone."""
+        return Chosen(*(each.clone() for each in self._current))
+
+    def begin(self, chosen: Chosen, position: Tensor | None) -> None:
+        """A call on cached sequences: those that begin (None or 0) take what is chosen now."""
+        for kept, current in zip(chosen.tensors(), self._current, strict=True):
+            kept.copy_(current if position is None else torch.where(position == 0, current, kept))
 
     def update(self, measured: Sequence[Mapping[str, Tensor]]) -> None:
         """Take what ``analyse`` found in every layer; every ``refresh_every`` calls it counts.

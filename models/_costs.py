@@ -42,6 +42,7 @@ class Costs:
     tables_bytes: int  # rotary tables and other constants, shared
     cached_per_sequence: int = 0  # numbers kept a sequence while decoding, whatever its length
     cached_fp32_per_sequence: int = 0  # FP32 numbers of the same kind
+    cached_bytes: int = 0  # kept while decoding, whatever the batch
     scan_per_token: int = 0  # multiply-adds a token beside linears and scores, all layers
     causal: bool = True  # whether a token attends to those before it only
     window: int = 0  # of these, to so many at most, itself among them; 0: to all
@@ -190,6 +191,7 @@ def footprint(
             held = sequence * costs.cached_per_token + costs.cached_per_sequence
             held += sum(part.cached_per_token * part.share.slots(sequence) for part in costs.routed)
             cache = batch * (held * size.compute + costs.cached_fp32_per_sequence * 4)
+            cache += costs.cached_bytes
         activations = max(live, logits, beside) + block_copies + head_copy
     return Footprint(
         weights=weights,

@@ -37,15 +37,23 @@ class State(Protocol):
 
 @dataclass
 class Cache:
-    """The decode state of a whole model: one state a block, for up to ``length`` positions."""
+    """The decode state of a whole model, for up to ``length`` positions.
+
+    One state a block, and what the model itself keeps beside them, if it does.
+    """
 
     batch: int
     length: int
     layers: list[State]
+    common: State | None = None
+
+    def states(self) -> list[State]:
+        """Of the blocks, and of the model."""
+        return [*self.layers, self.common] if self.common is not None else self.layers
 
     def tensors(self) -> list[Tensor]:
         """Every tensor held; their addresses never change, which CUDA graphs need."""
-        return [tensor for layer in self.layers for tensor in layer.tensors()]
+        return [tensor for state in self.states() for tensor in state.tensors()]
 
     def bytes(self) -> int:
         """Bytes held on the device."""
@@ -66,11 +74,11 @@ class Cache:
 
     def mark(self) -> list[Tensor]:
         """What ``go_back`` needs to return to the tokens taken in so far: copies, no more."""
-        return [tensor.clone() for layer in self.layers for tensor in layer.carried()]
+        return [tensor.clone() for state in self.states() for tensor in state.carried()]
 
     def go_back(self, mark: Sequence[Tensor]) -> None:
         """Forget, in place, the tokens since ``mark``; the next are at the position of then."""
-        carried = [tensor for layer in self.layers for tensor in layer.carried()]
+        carried = [tensor for state in self.states() for tensor in state.carried()]
         for tensor, before in zip(carried, mark, strict=True):
             tensor.copy_(before)
 
@@ -205,7 +213,11 @@ class LanguageModel(Model):
         states: list[Any] = [
             block.new_state(batch, length, weight.device, dtype) for block in self.blocks
         ]
-        return Cache(batch, length, states)
+        return Cache(batch, length, states, self.common_state())
+
+    def common_state(self) -> State | None:
+        """What the model keeps while decoding beside the states of its blocks; None is nothing."""
+        return None
 
     def set_fused_add_norm(self, fused: bool) -> None:
         """Whether a block's addition to the stream and the next block's norm are one kernel.
@@ -231,7 +243,7 @@ class LanguageModel(Model):
         """
         self.fused_loss = fused
 
-    def given(self, cache: Cache | None) -> Sequence[tuple[Any, ...]]:
+    def given(self, cache: Cache | None, position: Tensor | None) -> Sequence[tuple[Any, ...]]:
         """What each block is called with beside its input, state and position: nothing.
 
         A family whose blocks depend on something that changes from call to call overrides it. What
@@ -264,7 +276,7 @@ class LanguageModel(Model):
         total: Tensor | None = None
         normed_BSE: Tensor | None = None  # the next block's norm, where the addition made it
         measured: dict[int, Mapping[str, Tensor]] = {}
-        given = self.given(cache)
+        given = self.given(cache, position)
         for index, block in enumerate(self.blocks):
             state = None if cache is None else cache.layers[index]
             drawn = block.draw(x_BSE) if hasattr(block, "draw") else ()

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import kernels
 from models import _fields
-from models._adaptive import ESTIMATIONS, PRECISIONS, Adaptation, Choice, Rules
+from models._adaptive import ESTIMATIONS, PRECISIONS, Adaptation, Choice, Chosen, Rules
 from models._adaptive_attention import AdaptiveHeads
 from models._attention import KVState, RotaryCache
 from models._costs import Costs
@@ -89,7 +89,7 @@ class AdaAttention(nn.Module):
         projection. Raises ``ConfigurationError`` for shapes and masks that do not go together.
         """
         self._check(q_BSE, k_BTE, v_BTE, mask)
-        (choice,) = self.adaptation.choices()
+        (choice,) = self.adaptation.chosen().rows()
         adapts = self.adapting and k_BTE.shape[1] > 1
         out_BSE, measured = self.heads(q_BSE, k_BTE, v_BTE, choice, mask=mask, adapts=adapts)
         if adapts:
@@ -266,7 +266,11 @@ class Block(nn.Module):
 
 
 class AdaAttnModel(LanguageModel):
-    """A language model that adapts in every call without a cache, unless it is frozen."""
+    """A language model that adapts in every call without a cache, unless it is frozen.
+
+    A sequence in a cache keeps to its end what was chosen when it began, for its keys lie there as
+    that choice made them; a saved cache holds the choice too.
+    """
 
     def __init__(self, config: AdaAttnConfig) -> None:
         head_dim = config.dim // config.n_heads
@@ -286,10 +290,17 @@ class AdaAttnModel(LanguageModel):
         """Keep the ranks and precisions as they are: calls are pure, and cost no analysis."""
         self.adapting = not frozen
 
-    def given(self, cache: Cache | None) -> Sequence[tuple[Any, ...]]:
+    def common_state(self) -> Chosen:
+        """What the cached keys were made with."""
+        return self.adaptation.chosen()
+
+    def given(self, cache: Cache | None, position: Tensor | None) -> Sequence[tuple[Any, ...]]:
         """To every block what its heads compute with, and whether it is to measure itself."""
-        adapts = self.adapting and cache is None
-        return [(choice, adapts) for choice in self.adaptation.choices()]
+        if cache is None:
+            return [(choice, self.adapting) for choice in self.adaptation.chosen().rows()]
+        assert isinstance(cache.common, Chosen)
+        self.adaptation.begin(cache.common, position)
+        return [(choice, False) for choice in cache.common.rows()]
 
     def observe(self, measured: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Record the metrics, and choose what the next call computes with."""
@@ -346,6 +357,8 @@ def costs(config: AdaAttnConfig) -> Costs:
         scan_per_token=layers * turned,
         score_width=layers * dim,
         cached_per_token=layers * 2 * dim,
+        # Of each head its rank, bits and factor, and its basis, in 32 bits.
+        cached_bytes=4 * layers * config.n_heads * (3 + head_dim**2),
         # Both norms' outputs; q, k, v as they are and q, k in the basis; the attention's output;
         # gate, up, their product.
         saved_per_token=2 * dim + 5 * dim + dim + 3 * hidden,

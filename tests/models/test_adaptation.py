@@ -121,7 +121,7 @@ def test_the_basis_becomes_as_good_as_that_of_a_full_decomposition(every):
     rows, _ = rows_of_spectrum([0.8**i for i in range(DIM)])
     adaptation = Adaptation(1, HEADS, DIM, Rules(refresh_every=every))
     update(adaptation, rows=rows, times=25)
-    (choice,) = adaptation.choices()
+    (choice,) = adaptation.chosen().rows()
     eye = torch.eye(DIM).expand(HEADS, DIM, DIM)
     torch.testing.assert_close(choice.basis.mT @ choice.basis, eye, rtol=0, atol=1e-5)
     for rank in (2, 8, 14):
@@ -136,7 +136,7 @@ def test_the_basis_follows_when_what_matters_changes_places():
     adaptation = Adaptation(1, HEADS, DIM, Rules(refresh_every=1))
     update(adaptation, rows=forwards, times=3)
     update(adaptation, rows=forwards.flip(-1), times=16)
-    (choice,) = adaptation.choices()
+    (choice,) = adaptation.chosen().rows()
     kept = choice.basis[..., : DIM // 4]
     lost = (forwards.flip(-1) @ (torch.eye(DIM) - kept @ kept.mT)).flatten(1).norm(dim=1)
     _, least = kernels.low_rank(forwards.flip(-1), DIM // 4, impl="torch")

@@ -21,6 +21,24 @@ def tokens():
     return torch.randint(0, 256, (2, LENGTH), generator=torch.Generator().manual_seed(1))
 
 
+def adapted(name, tokens_BS):
+    """A decoder after calls without a cache, in which a family that adapts has adapted."""
+    fields = {"refresh_every": 1, "rank_estimation": "energy", "rank_threshold": 0.5}
+    model = decoder(name, **(fields if name == "adaattn" else {}))
+    for _ in range(4):
+        model(tokens_BS)
+    return model
+
+
+def continued(model, tokens_BS, cache):
+    """Logits of two further calls after nine tokens."""
+    found = [
+        model(tokens_BS[:, first:end], cache=cache, position=torch.tensor(first))
+        for first, end in [(9, 13), (13, 14)]
+    ]
+    return torch.cat(found, 1)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_restored_state_gives_exactly_the_uninterrupted_logits(name, tmp_path):
@@ -28,18 +46,49 @@ def test_a_restored_state_gives_exactly_the_uninterrupted_logits(name, tmp_path)
     cache = model.new_cache(2, LENGTH)
     model(tokens_BS[:, :9], cache=cache)
     cache.save(path, 9)
-    expected = [model(tokens_BS[:, 9:13], cache=cache, position=torch.tensor(9))]
-    expected += [model(tokens_BS[:, 13:14], cache=cache, position=torch.tensor(13))]
+    expected = continued(model, tokens_BS, cache)
 
     again, restored = decoder(name), model.new_cache(2, LENGTH)
     for tensor in restored.tensors():
-        tensor.normal_()
+        tensor.random_(2, 9)
     addresses = [tensor.data_ptr() for tensor in restored.tensors()]
     assert restored.load(path) == 9
     assert [tensor.data_ptr() for tensor in restored.tensors()] == addresses
-    found = [again(tokens_BS[:, 9:13], cache=restored, position=torch.tensor(9))]
-    found += [again(tokens_BS[:, 13:14], cache=restored, position=torch.tensor(13))]
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert torch.equal(continued(again, tokens_BS, restored), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", DECODERS)
+def test_what_a_model_chose_goes_with_the_state_and_not_with_the_model(name, tmp_path):
+    tokens_BS = tokens()
+    model = adapted(name, tokens_BS)
+    cache, live = (model.new_cache(2, LENGTH) for _ in range(2))
+    for each in (cache, live):
+        model(tokens_BS[:, :9], cache=each)
+    cache.save(tmp_path / "state", 9)
+    expected = continued(model, tokens_BS, cache)
+
+    restored = decoder(name).new_cache(2, LENGTH)
+    restored.load(tmp_path / "state")
+    assert torch.equal(continued(decoder(name), tokens_BS, restored), expected)
+    model(torch.zeros_like(tokens_BS))  # adapts to other tokens, between two steps of a sequence
+    assert torch.equal(continued(model, tokens_BS, live), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("begins", [None, torch.tensor(0)])
+def test_a_sequence_that_begins_in_a_used_cache_takes_what_is_chosen_then(begins):
+    tokens_BS = tokens()
+    used = decoder("adaattn").new_cache(2, LENGTH)
+    decoder("adaattn")(tokens_BS, cache=used)
+    model = adapted("adaattn", tokens_BS)
+    fresh = model.new_cache(2, LENGTH)
+    found, expected = (
+        model(tokens_BS, cache=used, position=begins),
+        model(tokens_BS, cache=fresh, position=begins),
+    )
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, decoder("adaattn")(tokens_BS))
 
 
 @pytest.mark.parametrize("name", DECODERS)
