@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models._compiled import MODES
 from models._cuda_graph import CUDAGraphInference
 from models._mistake import ConfigurationError
 from models._moe_config import MoEConfig
 from models._moe_system import MixtureOfExpertsSystem
 
-COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 AMP_DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -45,10 +45,10 @@ class FullyOptimizedMoESystem(nn.Module):
         use_gradient_checkpointing: bool = False,
         use_cuda_graph: bool = False,
     ) -> None:
-        if compile_mode not in COMPILE_MODES:
+        if compile_mode not in MODES:
             raise ConfigurationError(
                 f"FullyOptimizedMoESystem: unknown compile_mode {compile_mode!r}; expected one of "
-                f"{COMPILE_MODES}"
+                f"{MODES}"
             )
         if amp_dtype not in AMP_DTYPES:
             raise ConfigurationError(
@@ -107,8 +107,10 @@ class FullyOptimizedMoESystem(nn.Module):
         """Of each switch, ``off``, ``effective: why`` or ``no effect: why``, by the last call."""
         if not self._seen:
             raise ConfigurationError("FullyOptimizedMoESystem: effects are known after a call")
-        device, seen = self._seen["device"], self._seen
-        computed, blocks = seen["dtype"], seen["checkpointed"]
+        seen, blocks = self._seen, self._seen["checkpointed"]
+        device = seen["nothing"].device.type
+        with torch.no_grad(), torch.autocast(device, self.amp_dtype, enabled=self.use_amp):
+            computed = self.moe.blocks[0].attention.qkv(seen["nothing"]).dtype
         found = {
             "compile": _effect(
                 self.use_compile,
@@ -140,18 +142,14 @@ class FullyOptimizedMoESystem(nn.Module):
         return found
 
     def _computed(self, x_BTI: Tensor) -> tuple[Tensor, Tensor]:
-        kind = x_BTI.device.type
-        with torch.autocast(kind, self.amp_dtype, enabled=self.use_amp):
+        with torch.autocast(x_BTI.device.type, self.amp_dtype, enabled=self.use_amp):
             before = _graphs_compiled() if self.use_compile else 0
             result = self._run(x_BTI)
             graphs = self._seen.get("graphs", 0)
             if self.use_compile:
                 graphs += _graphs_compiled() - before
-            # What a linear of the model computes in here, found without computing anything.
-            computed = self.moe.blocks[0].attention.qkv(x_BTI[:0]).dtype
         self._seen = {
-            "device": kind,
-            "dtype": computed,
+            "nothing": x_BTI[:0],
             "checkpointed": self.moe.checkpointed_blocks,
             "graphs": graphs,
         }
