@@ -7,7 +7,7 @@ import pkgutil
 
 from models._costs import Costs, Footprint
 from models._family import ConfigField, Family
-from models._generate import generate, prefill_in_chunks, sample
+from models._generate import generate, pieces, prefill_in_chunks, sample
 from models._language_model import BlockOutput, Cache, LanguageModel
 from models._mistake import ConfigurationError
 from models._model import CHECKPOINTING, Metric, Model
@@ -26,6 +26,7 @@ __all__ = [
     "Metric",
     "Model",
     "generate",
+    "pieces",
     "prefill_in_chunks",
     "sample",
 ]

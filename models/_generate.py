@@ -112,21 +112,32 @@ def prefill_in_chunks(
     """
     batch, length = _checked_tokens("prefill", tokens_BS)
     _check_chunk(chunk)
-    chunk = length if chunk is None else chunk
     if position < 0 or batch != cache.batch or position + length > cache.length:
         raise ConfigurationError(
             f"prefill: {batch} sequences of {length} tokens, from position {position}, do not fit "
             f"a cache made for batch {cache.batch} and {cache.length} positions"
         )
-    for start in range(0, length, chunk):
-        done = position + start
-        logits_B1V: Tensor = model(
-            tokens_BS[:, start : start + chunk],
-            cache=cache,
-            position=_on_device(done, tokens_BS) if done else None,
-            last_only=True,
-        )
+    for piece_BS, first in pieces(tokens_BS, chunk, position):
+        logits_B1V: Tensor = model(piece_BS, cache=cache, position=first, last_only=True)
     return logits_B1V
+
+
+def pieces(
+    tokens_BS: Tensor, chunk: int | None, position: int = 0
+) -> list[tuple[Tensor, Tensor | None]]:
+    """``tokens_BS`` in views of at most ``chunk`` tokens (None: one of all), each with its place.
+
+    That is the position of its first token as a model's call takes it: None where a cache is empty.
+    """
+    length = tokens_BS.shape[1]
+    starts = range(0, length, length if chunk is None else chunk)
+    return [
+        (
+            tokens_BS[:, start : start + starts.step],
+            _on_device(position + start, tokens_BS) if position + start else None,
+        )
+        for start in starts
+    ]
 
 
 def sample(

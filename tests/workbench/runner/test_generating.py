@@ -75,6 +75,24 @@ def test_decoding_that_begins_anew_gives_the_same_tokens_again(family):
     assert torch.equal(stepped(arm, NEW), tokens[:NEW])
 
 
+@pytest.mark.parametrize("workload", ["prefill", "decode", "generate"])
+@pytest.mark.parametrize("family", DECODERS)
+def test_a_prompt_taken_in_by_pieces_gives_the_same_tokens(family, workload):
+    found, lengths = [], []
+    for chunk in (0, 3):
+        configuration = asked(family, workload, {"chunk": chunk})
+        if workload == "prefill":
+            del configuration.settings["new_tokens"]
+        arm = Arms().get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
+        block = arm.model.blocks[0]
+        block.register_forward_pre_hook(lambda module, inputs: lengths.append(inputs[0].shape[1]))
+        arm.restart()
+        found.append(stepped(arm, 2))
+    assert torch.equal(*found)
+    if workload == "prefill":
+        assert lengths == [8, 8] + [3, 3, 2] * 2
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("family_name", DECODERS)
 def test_generated_tokens_are_those_of_whole_passes_over_each_prompt(family_name):
@@ -84,7 +102,9 @@ def test_generated_tokens_are_those_of_whole_passes_over_each_prompt(family_name
     sizes = {"batch": 2, "sequence": PROMPT, "seed": 3, "device": CPU, "dtype": torch.float32}
     batches = make_batches("synthetic", family=family, config=config, **sizes)
     way = {"temperature": 1.7, "top_p": 0.8}
-    bench = Bench(model, batches, {"new_tokens": NEW, **way}, None, seed=5, vocabulary=200)
+    bench = Bench(
+        model, batches, {"new_tokens": NEW, "chunk": 3, **way}, None, seed=5, vocabulary=200
+    )
     compute = workload.compute(bench)
     step, rounds = workload.step(bench, compute), workload.rounds(bench, compute)
     written = workload.text(bench)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models import LanguageModel, Model
+from models import LanguageModel, Model, pieces
 from sessions.model import Scalar
 from workbench.protocol import Field, WorkloadInfo
 from workbench.runner.rounds import Rounds
@@ -41,6 +41,18 @@ class Bench:
         return self.model
 
     @functools.cached_property
+    def prompt(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        """The prompt in the setting's pieces, each with the position of its first token."""
+        (prompt_BS,) = self.batches.inputs
+        return pieces(prompt_BS, int(self.settings["chunk"]) or None)
+
+    def take_in(self, compute: Compute) -> torch.Tensor:
+        """The logits after the prompt, (B, 1, V), by ``compute`` of tokens and a position."""
+        for piece_BS, first in self.prompt:
+            logits_B1V = compute(piece_BS, first) if first is not None else compute(piece_BS)
+        return logits_B1V
+
+    @functools.cached_property
     def decoder(self) -> Decoder:
         """The decode state that the parts of a workload share, in the dtype that computes."""
         (prompt_BS,) = self.batches.inputs
@@ -60,6 +72,19 @@ BATCH = Field(
 def tokens_field(name: str, title: str, help: str) -> Field:
     """A number of tokens of each sequence."""
     return Field(name=name, title=title, help=help, default=128, minimum=1, maximum=1048576)
+
+
+CHUNK = Field(
+    name="chunk",
+    title="Prompt in pieces of",
+    help=(
+        "Tokens of the prompt that are taken in at a time; 0 is all at once. Pieces need less "
+        "memory: a prompt can be as long as its cache fits."
+    ),
+    default=0,
+    minimum=0,
+    maximum=1048576,
+)
 
 
 SEQUENCE = tokens_field("sequence", "Sequence", "Tokens per sequence.")

@@ -12,6 +12,7 @@ import torch
 from workbench.runner.rounds import Rounds
 from workbench.runner.workloads._workload import (
     BATCH,
+    CHUNK,
     PROMPT,
     Bench,
     Compute,
@@ -30,7 +31,7 @@ NEW_TOKENS = tokens_field(
 def _compute(bench: Bench) -> Compute:
     compute = bench.decoder.computing()
     with torch.no_grad():
-        compute(bench.decoder.prompt_BS)
+        bench.take_in(compute)
     return compute
 
 
@@ -64,7 +65,7 @@ WORKLOAD = Workload(
     name="decode",
     title="Decode",
     help=__doc__,
-    fields=(BATCH, PROMPT, NEW_TOKENS),
+    fields=(BATCH, PROMPT, CHUNK, NEW_TOKENS),
     feeds=False,
     tokens=one_token_each,
     sequence=prompt_and_new,

@@ -19,6 +19,7 @@ from workbench.protocol import Field
 from workbench.runner.rounds import Rounds
 from workbench.runner.workloads._workload import (
     BATCH,
+    CHUNK,
     PROMPT,
     Bench,
     Compute,
@@ -98,7 +99,7 @@ def _rounds(bench: Bench, compute: Compute) -> Rounds:
         decoder.uniform_NB1.uniform_(generator=generator)
         decoder.begin(number)
         with torch.no_grad():
-            decoder.write(draw(compute(decoder.prompt_BS), first), 0)
+            decoder.write(draw(bench.take_in(compute), first), 0)
 
     return Rounds(decoder.new_tokens - 1, begin, device)
 
@@ -111,7 +112,7 @@ WORKLOAD = Workload(
     name="generate",
     title="Generate text",
     help=__doc__,
-    fields=(BATCH, PROMPT, NEW_TOKENS, TEMPERATURE, TOP_P),
+    fields=(BATCH, PROMPT, CHUNK, NEW_TOKENS, TEMPERATURE, TOP_P),
     feeds=False,
     tokens=one_token_each,
     sequence=prompt_and_new,

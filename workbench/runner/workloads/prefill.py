@@ -1,10 +1,21 @@
-"""Prefill: a prompt through the model into an empty KV cache, and the first token after it."""
+"""Prefill: a prompt through the model into an empty KV cache, and the first token after it.
+
+All at once, or in pieces: each sees what the cache holds of those before it.
+"""
 
 from __future__ import annotations
 
 import torch
 
-from workbench.runner.workloads._workload import Bench, Compute, Step, Workload
+from workbench.runner.workloads._workload import (
+    BATCH,
+    CHUNK,
+    SEQUENCE,
+    Bench,
+    Compute,
+    Step,
+    Workload,
+)
 
 
 def _compute(bench: Bench) -> Compute:
@@ -13,18 +24,16 @@ def _compute(bench: Bench) -> Compute:
     batch, length = tokens_BS.shape
     cache = model.new_cache(batch, length)
 
-    def compute(tokens_BS: torch.Tensor) -> torch.Tensor:
-        return model(tokens_BS, cache=cache, last_only=True)
+    def compute(tokens_BS: torch.Tensor, position: torch.Tensor | None = None) -> torch.Tensor:
+        return model(tokens_BS, cache=cache, position=position, last_only=True)
 
     return compute
 
 
 def _step(bench: Bench, compute: Compute) -> Step:
-    (tokens_BS,) = bench.batches.inputs
-
     def step() -> torch.Tensor:
         with torch.no_grad():
-            return compute(tokens_BS).argmax(dim=-1)
+            return bench.take_in(compute).argmax(dim=-1)
 
     return step
 
@@ -33,6 +42,7 @@ WORKLOAD = Workload(
     name="prefill",
     title="Prefill",
     help=__doc__,
+    fields=(BATCH, SEQUENCE, CHUNK),
     compute=_compute,
     step=_step,
 )
