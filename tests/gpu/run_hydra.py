@@ -114,23 +114,26 @@ def main() -> int:
         if options.toggles:
             wanted = {*options.toggles}
             choices = [c for c in choices if c in ({}, BF16) or wanted & {*c, *c.values()}]
-        results += sweep(recorder, options.preset, workload, choices, deadline, options.limit)
+        start = Configuration(family="hydra", preset=options.preset, workload=workload, toggles=OFF)
+        results += sweep(recorder, start, choices, deadline, options.limit)
         report(recorder.session, results, options.out)
     return 0 if any("median_ms" in result for result in results) else 1
 
 
 def sweep(
     recorder: Recorder,
-    preset: str,
-    workload: str,
+    start: Configuration,
     choices: list[dict[str, str]],
     deadline: float,
     limit_s: float,
 ) -> list[dict]:
-    """One run of one workload through all choices, by Apply, as a person would toggle."""
+    """One run through all choices, by Apply, as a person would toggle.
+
+    The first choice is what ``start`` says.
+    """
     runner = Runner()
+    workload = start.workload
     results: list[dict] = []
-    start = Configuration(family="hydra", preset=preset, workload=workload, toggles=OFF)
     current: dict | None = None
     began = steady_began = 0.0
     rest = list(choices)
@@ -153,9 +156,8 @@ def sweep(
             case protocol.Catalogue():
                 runner.send(protocol.Start(configuration=start))
             case protocol.State(state="running") if current is None:
-                current = {"workload": workload, "toggles": {}, "failures": []}
+                current = {"workload": workload, "toggles": rest.pop(0), "failures": []}
                 results.append(current)
-                rest = rest[1:]
                 began = time.monotonic()
             case protocol.SegmentStarted() if current is not None:
                 steady_began = 0.0
