@@ -181,7 +181,7 @@ def _implementations(op: Operator, inputs: dict[str, Any]) -> Iterator[tuple[str
         if implementation.missing("cuda") is None and not (
             implementation.refuses and implementation.refuses(*arguments)
         ):
-            yield name, implementation.call
+            yield name, implementation
 
 
 def _compare(

@@ -155,7 +155,7 @@ def sweep(
         match message:
             case protocol.Catalogue():
                 runner.send(protocol.Start(configuration=start))
-            case protocol.State(state="running") if current is None:
+            case protocol.State(state="running") if not results:
                 current = {"workload": workload, "toggles": rest.pop(0), "failures": []}
                 results.append(current)
                 began = time.monotonic()
