@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, QTimer
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
-    QDoubleSpinBox,
     QHBoxLayout,
-    QLabel,
     QPushButton,
     QScrollArea,
-    QSplitter,
     QStackedLayout,
     QVBoxLayout,
     QWidget,
@@ -17,16 +14,14 @@ from PySide6.QtWidgets import (
 
 from sessions.model import PairedComparison
 from sessions.verdict_words import headline, ratio_line, remarks, standing
-from workbench.ui import fonts
 from workbench.ui.panels import _parts
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels._chart import Chart
+from workbench.ui.panels._soon import Soon
 from workbench.ui.panels._verdicts_table import VerdictsTable
 from workbench.ui.panels.empty import Empty
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.state import AppState
-
-PERIOD_MS = 100  # between two looks while blocks arrive
 
 
 class VerdictPanel(QWidget):
@@ -38,16 +33,15 @@ class VerdictPanel(QWidget):
         self.chart = Chart(PLOTS["verdict"], state.theme)
         self.chart.setMinimumSize(240, 140)
         self.chart.cursorMoved.connect(self.chart.set_cursor)
-        self.headline = QLabel()
-        self.headline.setFont(fonts.title())
-        self.headline.setWordWrap(True)
+        self.headline = _parts.title()
         self.ratio = _parts.note()
         self.progress = _parts.note()
         self.more = QPushButton()
         self.more.clicked.connect(state.verdicts.measure_more)
         self.judge = QPushButton("Verdict against the configuration before")
         self.judge.clicked.connect(state.verdicts.against_before)
-        self.budget = self._make_budget()
+        tip = "How long a new comparison may alternate"
+        self.budget = _parts.budget_box(state.verdicts, 3600, tip)
         self.table = VerdictsTable(state)
         self._rows = QVBoxLayout()
         self._pages = QStackedLayout()
@@ -63,41 +57,19 @@ class VerdictPanel(QWidget):
         self._pages.addWidget(self._make_body())
         layout = _parts.tight(QVBoxLayout(self), 0)
         layout.addLayout(self._pages)
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.timeout.connect(self._show)
-        state.comparisonsChanged.connect(self._show_soon)
+        self._soon = Soon(self._show, self)
+        state.comparisonsChanged.connect(self._soon.ask)
         for changed in (state.stateChanged, state.configurationChanged, state.segmentsChanged):
-            changed.connect(self._show_soon)
+            changed.connect(self._soon.ask)
         state.sessionChanged.connect(self._show)
         state.themeChanged.connect(self._draw)
         self._draw()
 
-    def _make_budget(self) -> QDoubleSpinBox:
-        box = QDoubleSpinBox()
-        box.setRange(1, 3600)
-        box.setDecimals(0)
-        box.setSuffix(" s")
-        box.setValue(self._state.verdicts.budget_s)
-        box.setToolTip("How long a new comparison may alternate")
-        box.setAccessibleName("Budget in seconds")
-        box.valueChanged.connect(self._set_budget)
-        return box
-
-    def _set_budget(self, seconds: float) -> None:
-        self._state.verdicts.budget_s = seconds
-
     def _make_body(self) -> QWidget:
-        body = QWidget()
-        body.setProperty("panel", True)
-        body.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        bar = QHBoxLayout()
-        bar.setSpacing(8)
-        label = QLabel("Budget")
-        label.setProperty("muted", True)
+        bar = _parts.tight(QHBoxLayout())
         bar.addWidget(self.more)
         bar.addWidget(self.judge)
-        bar.addWidget(label)
+        bar.addWidget(_parts.muted("Budget"))
         bar.addWidget(self.budget)
         bar.addWidget(self.progress, 1)
         details = QWidget()
@@ -109,26 +81,13 @@ class VerdictPanel(QWidget):
         area.setWidgetResizable(True)
         area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         area.setWidget(details)
-        split = QSplitter(Qt.Orientation.Horizontal)
-        split.setChildrenCollapsible(False)
-        for place, (widget, stretch) in enumerate(((self.chart, 5), (area, 3))):
-            split.addWidget(widget)
-            split.setStretchFactor(place, stretch)
-        split.setSizes([500, 300])
-        head = _parts.tight(QVBoxLayout(), 4)
-        head.setContentsMargins(12, 8, 12, 8)
-        head.addWidget(self.headline)
-        head.addWidget(self.ratio)
-        head.addLayout(bar)
+        body = _parts.surface()
         column = _parts.tight(QVBoxLayout(body), 0)
-        column.addLayout(head)
-        column.addWidget(split, 1)
+        column.addLayout(_parts.head(self.headline, self.ratio, bar))
+        parts = ((self.chart, 5), (area, 3))
+        column.addWidget(_parts.split(Qt.Orientation.Horizontal, *parts), 1)
         column.addWidget(self.table)
         return body
-
-    def _show_soon(self) -> None:
-        if not self._timer.isActive():
-            self._timer.start(PERIOD_MS)
 
     def _draw(self) -> None:
         self.chart.set_theme(self._state.theme)
@@ -158,8 +117,7 @@ class VerdictPanel(QWidget):
             (self.judge, verdicts.why_not_before(), self.judge.text()),
         ):
             button.setText(text)
-            button.setEnabled(not why_not)
-            button.setToolTip(why_not)
+            _parts.allow(button, why_not)
         progress = self._state.progress
         if measuring and progress is not None and progress.fraction is not None:
             self.progress.setText(f"{100 * progress.fraction:.0f} % of the budget is spent")
