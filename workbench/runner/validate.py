@@ -18,7 +18,7 @@ from workbench.runner.arm import Arm, label
 from workbench.runner.blocks import Contender
 from workbench.runner.checks import Result, fails, not_applicable, passed
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
-from workbench.runner.probes import graphs
+from workbench.runner.probes.graphs import Break
 from workbench.runner.resolve import require_unblocked, resolve
 from workbench.runner.rig import Rig
 from workbench.runner.run import RunEnded
@@ -37,7 +37,7 @@ class ValidateRun:
         self._command = command
         self._situation: Situation | None = None
         self._arms = Alternation(rig, command.budget_s, 1, _BUSY)
-        self._breaks: list[graphs.Break] = []
+        self._breaks: list[Break] = []
         self._contender: Contender | None = None
         self._index = -1
         self.steps = 0
@@ -47,9 +47,8 @@ class ValidateRun:
         situation = self._prepare()
         rig = self._rig
         try:
-            start = graphs.mark()
             self._contender = self._build(situation, "Checked")
-            self._breaks = graphs.breaks_since(start)
+            self._breaks = list(self._arm.compiles.read().breaks)  # later checks look for others
             self._announce(situation)
             for number, name in enumerate(CHECKS):
                 rig.state("running", f"Checking: {CHECKS[name]}")

@@ -49,7 +49,8 @@ def compiled(configuration, workload="forward", **toggles):
 def test_a_break_is_counted_with_its_line_and_its_reason(own):
     (status, text) = found(compiled(own))["compile"]
     assert status == "effective"
-    assert text.startswith(f"2 graphs compiled, 1 graph break at broken_model.py:{PRINT_LINE} in ")
+    place = f"broken_model.py:{PRINT_LINE} in forward: print"
+    assert text.startswith("2 graphs compiled, 1 graph break at ") and place in text
     assert "Failed to trace builtin" in text and text.endswith(", 0 recompiles")
 
 
