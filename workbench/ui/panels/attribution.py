@@ -148,7 +148,7 @@ class AttributionPanel(QWidget):
         reason = attributions.why_not()
         _parts.allow(self.run, reason)
         progress = self._state.progress
-        if attributions.measuring and progress is not None:
+        if attributions.busy and progress is not None:
             reason = f"{progress.task.capitalize()}: {progress.text}"
         self.why_not.setText(reason)
 
