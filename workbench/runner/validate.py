@@ -19,7 +19,7 @@ from workbench.runner.blocks import Contender
 from workbench.runner.checks import Result, fails, not_applicable, passed
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.probes.graphs import Break
-from workbench.runner.resolve import require_unblocked, resolve
+from workbench.runner.resolve import demand, require_unblocked, resolve
 from workbench.runner.rig import Rig
 from workbench.runner.run import RunEnded
 from workbench.runner.toggles import Situation, Stage, all_toggles
@@ -71,8 +71,8 @@ class ValidateRun:
             raise Mistake(f"expect_speedup = {command.expect_speedup:g} is outside of 0 to 1e6")
         if wrong := [batch for batch in command.batches if batch < 1]:
             raise Mistake(f"batches: {wrong[0]} is no batch size; the smallest is 1")
-        self._situation = situation = resolve(command.configuration, rig.device)
-        require_unblocked(situation)
+        (situation,) = demand(rig, command.configuration)
+        self._situation = situation
         rig.arms.keep_only(situation)
         return situation
 
