@@ -25,11 +25,13 @@ from workbench.ui.state import AppState
 
 
 class VerdictPanel(QWidget):
-    """The newest comparison of the session that is shown."""
+    """A comparison of the session that is shown: the newest, until a row is chosen."""
 
     def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._state = state
+        self._chosen = -1  # of the session's comparisons
+        self._known: tuple[str, int] = ("", 0)  # session, and how many it had when one was chosen
         self.chart = Chart(PLOTS["verdict"], state.theme)
         self.chart.setMinimumSize(240, 140)
         self.chart.cursorMoved.connect(self.chart.set_cursor)
@@ -43,6 +45,7 @@ class VerdictPanel(QWidget):
         tip = "How long a new comparison may alternate"
         self.budget = _parts.budget_box(state.verdicts, 3600, tip)
         self.table = VerdictsTable(state)
+        self.table.cellActivated.connect(self._choose)
         self._rows = QVBoxLayout()
         self._pages = QStackedLayout()
         self.empty = Empty(
@@ -89,31 +92,44 @@ class VerdictPanel(QWidget):
         column.addWidget(self.table)
         return body
 
+    def _choose(self, row: int) -> None:
+        """Show the comparison of a row again."""
+        self._chosen = row
+        self._show()
+
     def _draw(self) -> None:
         self.chart.set_theme(self._state.theme)
         self._show()
 
     def _show(self) -> None:
-        comparison = self._state.verdicts.newest
-        self._pages.setCurrentIndex(0 if comparison is None else 1)
-        if comparison is None:
+        session, comparisons = self._state.session, self._state.verdicts.all
+        known, self._known = self._known, (session.id, len(comparisons))
+        if known != self._known:
+            self._chosen = -1
+        self._pages.setCurrentIndex(1 if comparisons else 0)
+        if not comparisons:
             return
+        comparison = comparisons[self._chosen]
+        newest = comparison is comparisons[-1]
         measuring = self._state.verdicts.measuring
         text = headline(comparison)
-        if measuring:
+        if measuring and newest:
             text = f"Measuring: {text}"
         self.headline.setText(text)
         _parts.set_tone(self.headline, verdict_lines.tone(comparison))
         self.ratio.setText("; ".join(filter(None, (ratio_line(comparison), standing(comparison)))))
-        self.table.show_comparisons(self._state.session.comparisons)
-        self._show_actions(measuring)
-        self.chart.show_runs([Run(self._state.session)])
+        self.table.show_comparisons(session.comparisons, self._chosen)
+        self._show_actions(measuring, newest)
+        self.chart.show_runs([Run(session, comparison=self._chosen)])
         self._show_details(comparison)
 
-    def _show_actions(self, measuring: bool) -> None:
+    def _show_actions(self, measuring: bool, newest: bool) -> None:
         verdicts = self._state.verdicts
+        older = "" if newest else "Only the newest comparison can be measured on."
+        why_not_more = older or verdicts.why_not_more()
+        more = "" if older else verdicts.more_text()
         for button, why_not, text in (
-            (self.more, verdicts.why_not_more(), verdicts.more_text() or "Measure more seconds"),
+            (self.more, why_not_more, more or "Measure more seconds"),
             (self.judge, verdicts.why_not_before(), self.judge.text()),
         ):
             button.setText(text)
