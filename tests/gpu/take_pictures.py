@@ -150,7 +150,7 @@ class Sitting:
         state.start()
         try:
             writing = self.state.session.segments
-            self.until(lambda: writing and "text" in writing[-1].ledger, "a text is written", 3.0)
+            self.until(lambda: "text" in writing[-1].ledger, "a text is written", 3.0)
         finally:
             self.idle()
             state.edit(before)
@@ -320,7 +320,6 @@ def main() -> int:
     state = sitting.state
     acts: dict[str, Callable[[], None]] = {
         "build": sitting.build,
-        "generate": sitting.generate,
         "run": sitting.run,
         "compare": sitting.compare,
         "verdict": sitting.verdict,
@@ -329,6 +328,7 @@ def main() -> int:
         "checklist": lambda: sitting.study(state.checklists.check, "checklist"),
         "sweep": sitting.sweep,
         "bench": sitting.bench,
+        "generate": sitting.generate,
     }
     for name, act in acts.items():
         sitting.attempt(name, act)

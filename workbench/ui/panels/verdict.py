@@ -145,7 +145,9 @@ class VerdictPanel(QWidget):
         for text in remarks(comparison):
             self._add(text, "info", "muted")
         for side, arm in zip("AB", comparison.arms, strict=False):
-            self._rows.addWidget(_parts.heading(f"{side}: {arm}"))
+            title = _parts.heading(f"{side}: {arm}")
+            title.setWordWrap(True)  # a long one would push all lines beyond the edge
+            self._rows.addWidget(title)
             for line in verdict_lines.of_arm(comparison, side, self._state.session.segments):
                 self._add(*line)
         self._rows.addStretch(1)
