@@ -1,6 +1,6 @@
 """On a GPU host: real runs, studies and a generated text, and pictures of every panel with them.
 
-    python tests/gpu/take_pictures.py OUT [--preset small] [--seconds 8] [--minutes 3.5]
+    python tests/gpu/take_pictures.py OUT [--preset small] [--seconds 8] [--minutes 2.8]
 
 Drives the window offscreen, with the real runner, as a person would. Writes ``window.png`` and
 ``verdict.png``, taken while they are live, and for each theme and size one sheet of all panels,
@@ -72,7 +72,7 @@ class Sitting:
     def until(self, reached: Callable[[], object], what: str, then_s: float = 0.0) -> None:
         """Let the window live until then; raises ``TimeoutError``."""
         left_s = 60 * self.options.minutes - (time.monotonic() - self._began)
-        limit_s = max(1, min(LIMIT_S, left_s))
+        limit_s = max(5, min(LIMIT_S, left_s))
         wait(lambda: reached() or self.state.runner_state == "dead", 0.0, limit_s)
         if not reached():
             raise TimeoutError(f"waited in vain until {what}; runner: {self.state.runner_state}")
@@ -311,7 +311,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--preset", default="", help="of HYDRA; default: small on a GPU, else tiny")
     parser.add_argument("--seconds", type=float, default=8.0, help="budget of a comparison")
-    parser.add_argument("--minutes", type=float, default=3.5, help="for everything measured")
+    parser.add_argument("--minutes", type=float, default=2.8, help="for everything measured")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
