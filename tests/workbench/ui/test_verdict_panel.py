@@ -7,7 +7,7 @@ import pytest
 from fake_session import messages, session
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QImage
-from PySide6.QtWidgets import QLabel, QScrollArea
+from PySide6.QtWidgets import QLabel
 
 from sessions.model import Session
 from workbench import floors, protocol
@@ -237,15 +237,6 @@ def test_a_row_opens_its_comparison_with_interval_chart_and_evidence(qtbot, seve
     assert "shown above" in table.item(0, 0).toolTip()
     table.cellActivated.emit(1, 0)
     assert "UNDECIDED" in panel.headline.text()
-
-
-def test_evidence_fits_beside_the_chart_however_long_the_arms_are_called(qtbot, several, compared):
-    last = compared.comparisons[-1]
-    arms = [" and ".join(["Gradient checkpointing: Every block"] * 4), *last.arms[1:]]
-    compared.comparisons[-1] = msgspec.structs.replace(last, arms=arms)
-    several._show()
-    area = several.findChild(QScrollArea)
-    qtbot.waitUntil(lambda: area.widget().width() <= area.viewport().width())
 
 
 def test_what_is_compared_next_takes_the_place_of_an_older_one_that_was_opened(several, compared):
