@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from workbench.runner.failures import Mistake
-
 BIAS, FRACTION_BITS = 127, 23  # of FP32
 FLOAT, INT32, INT64 = 1, 6, 7  # as ONNX numbers its types
 POWERS = [2.0**exponent for exponent in range(1 - BIAS, BIAS + 1)]  # all that are normal
@@ -63,13 +61,13 @@ def cummin(x: Any, dim: int) -> Any:
 def view_as(x: Any, dtype: Any) -> Any:
     """``aten.view.dtype`` between FP32 and int32, for finite numbers that are not negative.
 
-    Raises ``Mistake`` for another type.
+    Raises ``NotImplementedError`` for another type; the export tells its sentence as a mistake.
     """
     known = {INT32: _bits, FLOAT: _float}
     if int(dtype) not in known:
         from onnxscript import ir
 
-        raise Mistake(
+        raise NotImplementedError(
             f"Tensor.view: the bits of a tensor cannot be taken for {ir.DataType(dtype).name}; "
             "expected torch.int32 (of FP32) or torch.float32 (of int32): convert with Tensor.to"
         )
