@@ -137,6 +137,7 @@ def switch(driver: Driver, toggles: dict[str, str]) -> tuple[str, str]:
 SIGNS = {
     "effective": "✓",
     "no effect": "○",
+    "as default": "=",
     "unknown": "?",
     "blocked": "–",
     "failed": "✗",

@@ -59,10 +59,18 @@ def cummin(x: Any, dim: int) -> Any:
 
 
 def view_as(x: Any, dtype: Any) -> Any:
-    """``aten.view.dtype`` between FP32 and int32, for finite numbers that are not negative."""
+    """``aten.view.dtype`` between FP32 and int32, for finite numbers that are not negative.
+
+    Raises ``NotImplementedError`` for another type; the export tells its sentence as a mistake.
+    """
     known = {INT32: _bits, FLOAT: _float}
     if int(dtype) not in known:
-        raise NotImplementedError("aten.view.dtype is known between FP32 and int32 only")
+        from onnxscript import ir
+
+        raise NotImplementedError(
+            f"Tensor.view: the bits of a tensor cannot be taken for {ir.DataType(dtype).name}; "
+            "expected torch.int32 (of FP32) or torch.float32 (of int32): convert with Tensor.to"
+        )
     return known[int(dtype)](x)
 
 

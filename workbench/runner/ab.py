@@ -19,7 +19,7 @@ from workbench.runner.blocks import Contender, TimedBlock
 from workbench.runner.contention import CPU_BUSY
 from workbench.runner.cures import slower_when_compiled
 from workbench.runner.failures import Mistake
-from workbench.runner.resolve import LONGEST_S, require_unblocked, resolve, tell_left_out
+from workbench.runner.resolve import LONGEST_S, demand
 from workbench.runner.rig import Rig
 
 ORDERS = ("random", "abba")
@@ -84,10 +84,7 @@ class CompareRun:
         for name in ("region", "floor", "half_width"):
             if not 0 <= (value := getattr(command, name)) < 1:
                 raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
-        situations = [resolve(one, rig.device) for one in (command.base, command.other)]
-        for situation in situations:
-            require_unblocked(situation)
-            tell_left_out(situation, rig.wire)
+        situations = demand(rig, command.base, command.other)
         same = situations[0].configuration == situations[1].configuration
         self._alternation.contenders = [
             Contender(number, number if same else 0, situation, "AB"[number])

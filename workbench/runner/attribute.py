@@ -27,7 +27,7 @@ from workbench.runner.alternation import Alternation
 from workbench.runner.arm import label
 from workbench.runner.blocks import Contender, TimedBlock
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
-from workbench.runner.resolve import LONGEST_S, require_unblocked, resolve, tell_left_out
+from workbench.runner.resolve import LONGEST_S, demand, require_unblocked, resolve
 from workbench.runner.rig import Rig
 from workbench.runner.run import RunEnded
 from workbench.runner.toggles import Situation, all_toggles
@@ -88,9 +88,7 @@ class AttributeRun:
                 raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
         if not 1 <= command.orders <= MOST_ORDERS:
             raise Mistake(f"orders = {command.orders} is outside of 1 to {MOST_ORDERS}")
-        base = resolve(command.base, rig.device)
-        require_unblocked(base)
-        tell_left_out(base, rig.wire)
+        (base,) = demand(rig, command.base)
         self._check_names(base)
         self._find_usable(base)
         count = len(self._names)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,10 +18,11 @@ from typing import Any
 import torch
 
 from workbench.runner.optimizers import EIGHT_BIT
+from workbench.runner.probes import graphs as graph_probe
+from workbench.runner.probes.graphs import Break
 
 RECORDS = 4096  # that Dynamo keeps; its own limit is 64
 _SHOWN = 3  # of each kind, in a sentence
-_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
 
 
 @dataclass
@@ -30,10 +30,8 @@ class Compiles:
     """What was compiled while ``following()``; all empty where nothing was."""
 
     graphs: int = 0
-    breaks: int = 0
+    breaks: list[Break] = field(default_factory=list)  # each place once
     cudagraph_skips: int = 0
-    break_lines: list[str] = field(default_factory=list)  # "net.py:12 in forward"
-    break_reasons: list[str] = field(default_factory=list)
     recompiles: list[str] = field(default_factory=list)  # each with its reason
     given_up: list[str] = field(default_factory=list)  # what runs in eager mode since
     _mark: _Mark | None = None
@@ -61,31 +59,24 @@ class Compiles:
     def text(self) -> str:
         """Graphs, breaks and recompiles, counted, with lines and reasons."""
         parts = [counted(self.graphs, "graph") + " compiled"]
-        # Dynamo counts a break once for every function that was being inlined there.
-        breaks = len(self.break_lines) or self.breaks
-        where = f" at {_first(self.break_lines)}" if self.break_lines else ""
-        why = f" ({_first(self.break_reasons)})" if self.break_reasons else ""
-        parts.append(f"{counted(breaks, 'graph break')}{where}{why}")
+        where = f" at {_first([str(each) for each in self.breaks])}" if self.breaks else ""
+        parts.append(counted(len(self.breaks), "graph break") + where)
         recompiles = counted(len(self.recompiles), "recompile")
         because = f" because {_first(self.recompiles)}" if self.recompiles else ""
         return ", ".join([*parts, recompiles + because])
 
     def _add(self, before: _Mark, now: _Mark) -> None:
-        self.breaks += (now.breaks - before.breaks).total()
+        new = [each for each in graph_probe.breaks_since(before.breaks) if not _of_library(each)]
+        self.breaks = graph_probe.by_place([*self.breaks, *new])
         self.cudagraph_skips += now.cudagraph_skips - before.cudagraph_skips
-        for reason in now.breaks - before.breaks:
-            _append(self.break_reasons, reason.partition("\n")[0])
         for record in _records_since(before.last):
             self._add_record(record)
 
     def _add_record(self, record: Any) -> None:
-        if any(library in Path(record.co_filename or "").parts for library in EIGHT_BIT):
-            return  # an optimizer that compiles itself
+        if _compiles_itself(record.co_filename):
+            return
         self.graphs += bool(record.has_guarded_code and record.graph_op_count)
         function = f"{_file(record.co_filename)}:{record.co_firstlineno} in {record.co_name}"
-        if resumed := _RESUMED.fullmatch(record.co_name or ""):
-            file, name, line = _file(record.co_filename), *resumed.groups()
-            _append(self.break_lines, f"{file}:{line} in {name}")
         if record.recompile_reason and record.has_guarded_code:
             reason = without_id(record.recompile_reason.partition("\n")[0])
             self.recompiles.append(f"{reason} ({function})")
@@ -95,20 +86,20 @@ class Compiles:
 
 @dataclass(frozen=True)
 class _Mark:
-    """Dynamo's counters at one moment, and the last of its records."""
+    """Where Dynamo's counts and records end at one moment."""
 
-    breaks: Counter[str]
+    breaks: int
     cudagraph_skips: int
     last: Any
 
     @classmethod
     def now(cls) -> _Mark:
         if "torch._dynamo" not in sys.modules:  # importing it costs seconds; nothing was compiled
-            return cls(Counter(), 0, None)
+            return cls(0, 0, None)
         counters = torch._dynamo.utils.counters
         records = torch._dynamo.utils.get_compilation_metrics()
         return cls(
-            Counter(counters["graph_break"]),
+            graph_probe.mark(),
             counters["inductor"]["cudagraph_skips"],
             records[-1] if records else None,
         )
@@ -147,6 +138,15 @@ def _records_since(last: Any) -> list[Any]:
     records = torch._dynamo.utils.get_compilation_metrics()
     places = [place for place, record in enumerate(records) if record is last]
     return records[places[-1] + 1 :] if places else records
+
+
+def _of_library(found: Break) -> bool:
+    return found.line is not None and _compiles_itself(found.line.file)
+
+
+def _compiles_itself(file: str | None) -> bool:
+    """Whether a file is that of an optimizer which compiles its own step."""
+    return not set(EIGHT_BIT).isdisjoint(Path(file or "").parts)
 
 
 def _append(kept: list[str], text: str) -> None:

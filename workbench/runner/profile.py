@@ -30,7 +30,7 @@ from workbench.runner.blocks import Contender, TimedBlock
 from workbench.runner.failures import Mistake
 from workbench.runner.profiling import findings, marks, roles, sums, trace
 from workbench.runner.profiling.trace import Trace
-from workbench.runner.resolve import require_unblocked, resolve
+from workbench.runner.resolve import demand
 from workbench.runner.rig import Rig
 from workbench.runner.toggles import Situation
 from workbench.runner.workloads import Step
@@ -52,9 +52,7 @@ class ProfileRun:
         """Profile all; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
         command, rig = self._command, self._rig
         self._check()
-        situations = [resolve(one, rig.device) for one in command.configurations]
-        for situation in situations:
-            require_unblocked(situation)
+        situations = demand(rig, *command.configurations)
         rig.arms.keep_only(*situations)
         files: list[Path | None] = [Path(one) for one in command.traces]
         files = files or [None] * len(situations)

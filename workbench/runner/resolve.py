@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import torch
@@ -20,6 +20,9 @@ from workbench.runner.failures import Mistake
 from workbench.runner.toggles import Situation, all_toggles
 from workbench.runner.wire import Wire
 from workbench.runner.workloads import Workload, all_workloads
+
+if TYPE_CHECKING:
+    from workbench.runner.rig import Rig
 
 # A configuration near the limit may try, and run out of memory in earnest: that is a measurement.
 # One that needs many times what there is would only thrash the host.
@@ -139,9 +142,21 @@ def _settle(
     return tuple(left_out)
 
 
-def tell_left_out(situation: Situation, wire: Wire) -> None:
-    """A note for every option that was preferred and is not used."""
-    for one in situation.left_out:
+def demand(rig: Rig, *configurations: Configuration) -> list[Situation]:
+    """What is asked for, all of which can be used; raises as ``resolve`` and ``require_unblocked``.
+
+    What a preset leaves out is told.
+    """
+    situations = [resolve(one, rig.device) for one in configurations]
+    for situation in situations:
+        require_unblocked(situation)
+    tell_left_out(rig.wire, situations)
+    return situations
+
+
+def tell_left_out(wire: Wire, situations: Iterable[Situation]) -> None:
+    """A note, once, for every option that was preferred and is not used."""
+    for one in dict.fromkeys(each for situation in situations for each in situation.left_out):
         toggle = all_toggles()[one.toggle]
         text = (
             f"{toggle.title}: {toggle.options[one.taken]} in place of "

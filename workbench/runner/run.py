@@ -22,7 +22,7 @@ from workbench.runner.cures import cure
 from workbench.runner.failures import Cancelled, explain, is_fatal
 from workbench.runner.finite import FiniteWatch
 from workbench.runner.metrics import MetricReader
-from workbench.runner.resolve import check_limits, require_unblocked, resolve, tell_left_out
+from workbench.runner.resolve import check_limits, demand
 from workbench.runner.rig import Rig
 from workbench.runner.text import TextReader
 from workbench.runner.toggles import Situation, all_toggles
@@ -81,9 +81,7 @@ class Run:
         before = self._situation
         self.configuration = configuration
         try:
-            situation = resolve(configuration, self._rig.device)
-            require_unblocked(situation)
-            tell_left_out(situation, self._rig.wire)
+            (situation,) = demand(self._rig, configuration)
             self._leave()
             self._begin(situation)
         except (RunEnded, Cancelled):

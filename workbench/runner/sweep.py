@@ -26,7 +26,7 @@ from workbench.runner.alternation import WARM_UP_S, Alternation
 from workbench.runner.arm import label
 from workbench.runner.blocks import Contender
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
-from workbench.runner.resolve import LONGEST_S, require_unblocked, resolve
+from workbench.runner.resolve import LONGEST_S, require_unblocked, resolve, tell_left_out
 from workbench.runner.rig import Rig
 from workbench.runner.run import RunEnded
 from workbench.runner.toggles import Situation
@@ -105,6 +105,7 @@ class SweepRun:
             points += [self._point(size, arm, toggles) for arm, toggles in arms]
         if all(point.mistake for point in points):
             raise Mistake(points[0].mistake)
+        tell_left_out(self._rig.wire, filter(None, (point.situation for point in points)))
         return points
 
     def _point(self, values: tuple[Scalar, ...], arm: int, toggles: dict[str, str]) -> Point:

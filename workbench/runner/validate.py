@@ -18,8 +18,8 @@ from workbench.runner.arm import Arm, label
 from workbench.runner.blocks import Contender
 from workbench.runner.checks import Result, fails, not_applicable, passed
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
-from workbench.runner.probes import graphs
-from workbench.runner.resolve import require_unblocked, resolve
+from workbench.runner.probes.graphs import Break
+from workbench.runner.resolve import demand, require_unblocked, resolve
 from workbench.runner.rig import Rig
 from workbench.runner.run import RunEnded
 from workbench.runner.toggles import Situation, Stage, all_toggles
@@ -37,7 +37,7 @@ class ValidateRun:
         self._command = command
         self._situation: Situation | None = None
         self._arms = Alternation(rig, command.budget_s, 1, _BUSY)
-        self._breaks: list[graphs.Break] = []
+        self._breaks: list[Break] = []
         self._contender: Contender | None = None
         self._index = -1
         self.steps = 0
@@ -47,9 +47,8 @@ class ValidateRun:
         situation = self._prepare()
         rig = self._rig
         try:
-            start = graphs.mark()
             self._contender = self._build(situation, "Checked")
-            self._breaks = graphs.breaks_since(start)
+            self._breaks = list(self._arm.compiles.read().breaks)  # later checks look for others
             self._announce(situation)
             for number, name in enumerate(CHECKS):
                 rig.state("running", f"Checking: {CHECKS[name]}")
@@ -72,8 +71,8 @@ class ValidateRun:
             raise Mistake(f"expect_speedup = {command.expect_speedup:g} is outside of 0 to 1e6")
         if wrong := [batch for batch in command.batches if batch < 1]:
             raise Mistake(f"batches: {wrong[0]} is no batch size; the smallest is 1")
-        self._situation = situation = resolve(command.configuration, rig.device)
-        require_unblocked(situation)
+        (situation,) = demand(rig, command.configuration)
+        self._situation = situation
         rig.arms.keep_only(situation)
         return situation
 

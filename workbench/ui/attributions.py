@@ -33,7 +33,9 @@ class Attributions(QObject):
         self.budget_s = BUDGET_S
         self.mode = "ladder"
         self._left_out: set[str] = set()
-        self._asked = False
+        self._ends = 0  # of runs until it is over: a run in progress ends before it begins
+        self._before: Study | None = None  # the newest one when it was asked for
+        state.heard.connect(self._take)
         state.stateChanged.connect(self._take_state)
 
     @property
@@ -44,7 +46,12 @@ class Attributions(QObject):
     @property
     def measuring(self) -> bool:
         """Whether the newest attribution is being measured now."""
-        return self._asked and self._state.live and self._state.active
+        return self.busy and self._state.live and self.newest is not self._before
+
+    @property
+    def busy(self) -> bool:
+        """Whether an attribution was asked for that is not over."""
+        return self._ends > 0
 
     def candidates(self) -> dict[str, str]:
         """The toggles of the configuration being edited that do something: option by name."""
@@ -71,7 +78,7 @@ class Attributions(QObject):
         state, count = self._state, len(self.chosen())
         if state.replaying:
             return "This is a replay; open the window without --replay to measure."
-        if self.measuring:
+        if self.busy:
             return "An attribution is being measured."
         if state.runner_state not in ("idle", "running", "paused"):
             return "The runner is not ready."
@@ -96,18 +103,24 @@ class Attributions(QObject):
         base = msgspec.structs.replace(
             state.configuration, toggles={**state.configuration.toggles, **off}
         )
-        self._asked = True
-        state.perform(
-            protocol.Attribute(
-                base=base,
-                toggles=toggles,
-                mode=self.mode,
-                budget_s=self.budget_s,
-                floor=floors.floor_of(state.catalogue.device_title),
-                seed=base.seed,
-            )
+        command = protocol.Attribute(
+            base=base,
+            toggles=toggles,
+            mode=self.mode,
+            budget_s=self.budget_s,
+            floor=floors.floor_of(state.catalogue.device_title),
+            seed=base.seed,
         )
+        self._before = attribution_words.newest(state.recorder.session)
+        self._ends = 2 if state.active else 1
+        state.perform(command)
+
+    def _take(self, message: protocol.AnyMessage) -> None:
+        if isinstance(message, protocol.Finished) and self._ends:
+            self._ends -= 1
 
     def _take_state(self) -> None:
-        if self._state.runner_state in ("idle", "dead", "none") and not self._state.active:
-            self._asked = False
+        if self._state.runner_state in ("starting", "dead", "none"):
+            self._ends = 0
+        elif self._state.runner_state == "idle":  # what it interrupts has ended, however early
+            self._ends = min(self._ends, 1)

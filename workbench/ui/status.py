@@ -123,7 +123,8 @@ class StatusBar(QStatusBar):
             if state.runner_state == "running" and state.live and recent > 1 and span > 0:
                 rate = f"{(recent - 1) / span:.3g} steps/s"
             held = "resident" if np.isnan(steps["reserved"][-1]) else "allocated"
-            memory = f"{float(steps['allocated'][-1]) / GIB:.2f} GiB {held}"
+            if not np.isnan(steps["allocated"][-1]):  # a benchmark does not measure it
+                memory = f"{float(steps['allocated'][-1]) / GIB:.2f} GiB {held}"
         self._facts["rate"].setText(rate)
         self._facts["memory"].setText(memory)
         self._facts["elapsed"].setText(

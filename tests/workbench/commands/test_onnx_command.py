@@ -129,6 +129,17 @@ def test_the_bits_of_numbers_are_those_of_torch_at_every_border(tmp_path):
     assert torch.equal(again, x)
 
 
+@exports
+def test_bits_taken_for_a_type_that_is_not_known_are_refused_in_one_sentence(tmp_path):
+    halves = Calls(lambda x: x.view(torch.int16) + 0).eval()
+    with pytest.raises(Mistake) as refusal:
+        export_onnx._write(halves, (torch.ones(4),), tmp_path / "a.onnx")
+    assert str(refusal.value) == (
+        "Calls cannot be exported: Tensor.view: the bits of a tensor cannot be taken for INT16; "
+        "expected torch.int32 (of FP32) or torch.float32 (of int32): convert with Tensor.to"
+    )
+
+
 def test_without_the_extra_the_answer_says_how_to_install_it(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Mistake) as refusal:

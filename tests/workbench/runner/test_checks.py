@@ -11,7 +11,6 @@ import torch
 from workbench.runner import checks
 from workbench.runner.arm import Arms
 from workbench.runner.phases import PhaseTracker
-from workbench.runner.probes import graphs
 from workbench.runner.resolve import resolve
 
 CPU = torch.device("cpu")
@@ -178,16 +177,16 @@ def eager_backend(monkeypatch):
 
 
 def watch_graph(arm, phases, count=2):
-    start = graphs.mark()
     with arm.entered(), arm.watched():
         checks.step(arm, 1)
+    breaks = list(arm.compiles.breaks)
 
     def steps():
         with arm.entered():
             checks.step(arm, count)
         return count
 
-    return checks.fixed_graph(arm, graphs.breaks_since(start), lambda: phases.events, steps)
+    return checks.fixed_graph(arm, breaks, lambda: phases.events, steps)
 
 
 def test_a_whole_graph_that_is_compiled_once_passes_until_it_is_compiled_again(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from sessions.model import Configuration
 from workbench import protocol
 from workbench.protocol import OR, Blocked
 from workbench.runner import presets, resolve
+from workbench.runner.engine import RUNS
 from workbench.runner.toggles import Stage, all_toggles
 
 CPU = torch.device("cpu")
@@ -173,6 +175,42 @@ def test_the_runner_offers_them_and_tells_what_a_run_leaves_out(runner, small):
         for text in told
     )
     assert len(told) == 4
+
+
+class BegunError(Exception):
+    """What was asked for is settled, and building would begin."""
+
+
+def studies(asked: Configuration) -> list[protocol.Command]:
+    axes = {"settings.sequence": [16, 32]}
+    return [
+        protocol.Compare(base=asked, other=asked),
+        protocol.Attribute(base=asked, toggles={"precision": "fp32"}),
+        protocol.Profile(configurations=[asked, asked]),
+        protocol.Validate(configuration=asked),
+        protocol.Sweep(base=asked, axes=axes, arms=[{}, {"triton": "off"}]),
+    ]
+
+
+@pytest.mark.parametrize("place", range(5), ids=["ab", "attribute", "profile", "validate", "sweep"])
+def test_every_study_tells_once_what_a_preset_leaves_out(place, small):
+    command = studies(msgspec.structs.replace(small, toggles=preset("latency")))[place]
+    told = []
+
+    def send(message):
+        if not isinstance(message, protocol.Note):
+            raise BegunError
+        told.append(message)
+
+    def begin(*situations):
+        raise BegunError
+
+    arms = SimpleNamespace(keep_only=begin)
+    rig = SimpleNamespace(device=CPU, wire=SimpleNamespace(send=send), arms=arms, studies=0)
+    with pytest.raises(BegunError):
+        RUNS[type(command)](rig, command).execute()
+    assert {note.kind for note in told} == {"warning"}
+    assert len({note.text for note in told}) == len(told) == 4
 
 
 def test_blocked_is_what_the_toggles_say(monkeypatch):

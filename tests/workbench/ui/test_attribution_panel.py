@@ -95,6 +95,27 @@ def test_an_attribution_comes_live_and_is_shown_in_words_picture_and_numbers(qtb
     assert panel.run.isEnabled()
 
 
+def test_an_attribution_that_interrupts_a_run_is_measuring_until_its_own_end(qtbot, switched):
+    state, panel = switched.state, switched.attribution
+    switched.actions_["run"].trigger()
+    qtbot.waitUntil(lambda: state.runner_state == "running" and panel.run.isEnabled())
+    ended, measuring = [], []
+
+    def note(message):
+        if isinstance(message, protocol.Finished):
+            ended.append((message.reason, state.attributions.why_not()))
+        elif isinstance(message, protocol.StudyRows):
+            measuring.append(state.attributions.measuring)
+
+    state.heard.connect(note)
+    panel.run.click()
+    qtbot.waitUntil(lambda: len(ended) == 2, timeout=20_000)
+    assert ended[0] == ("stopped", "An attribution is being measured.")
+    assert ended[1][0] == "done" and not state.attributions.measuring
+    assert measuring and all(measuring)
+    qtbot.waitUntil(lambda: panel.headline.text().startswith("All together"))
+
+
 def test_an_attribution_can_be_stopped_and_keeps_its_rounds(qtbot, switched):
     state, panel = switched.state, switched.attribution
     panel.run.click()

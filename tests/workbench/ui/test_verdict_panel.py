@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from fake_session import messages, session
 from PySide6.QtCore import Qt
@@ -174,8 +175,6 @@ def test_the_plot_is_exported(qapp, tmp_path, compared, suffix):
 def test_hatching_and_interval_are_painted_where_they_belong(qapp, tmp_path, compared):
     def ink(**changes) -> int:
         comparison = compared.comparisons[0]
-        import msgspec
-
         compared.comparisons[0] = msgspec.structs.replace(comparison, **changes)
         path = export_plot("verdict", [Run(compared)], tmp_path / "one.png")
         compared.comparisons[0] = comparison
@@ -201,3 +200,49 @@ def test_strokes_of_a_stripe_stay_inside_of_it():
 
 def test_a_session_without_a_comparison_says_so():
     assert "alternating blocks" in PLOTS["verdict"].can_show([Run(session())])
+
+
+# Several
+
+
+@pytest.fixture
+def several(ready, compared):
+    """The panel of a reopened session with two comparisons, the first of which was clear."""
+    last = compared.comparisons[0]
+    facts = {**last.facts, "numerics": {}, "reasons": [], "p": 1e-7}
+    first = msgspec.structs.replace(
+        last, ratio=1.12, low=1.11, high=1.13, verdict="SLOWER", facts=facts
+    )
+    compared.comparisons.insert(0, first)
+    ready.desk.bring("verdict")
+    ready.state._show(compared)
+    return ready.verdict
+
+
+@pytest.mark.parametrize("by", ["Enter", "double click"])
+def test_a_row_opens_its_comparison_with_interval_chart_and_evidence(qtbot, several, by):
+    panel, table = several, several.table
+    assert "UNDECIDED" in panel.headline.text() and "Numbers WRONG" in texts(panel)
+    table.setCurrentCell(0, 0)
+    if by == "Enter":
+        qtbot.keyClick(table, Qt.Key.Key_Return)
+    else:
+        place = table.visualItemRect(table.item(0, 1)).center()
+        for click in (qtbot.mouseClick, qtbot.mouseDClick):
+            click(table.viewport(), Qt.MouseButton.LeftButton, pos=place)
+    assert "SLOWER" in panel.headline.text() and "1.12" in panel.ratio.text()
+    assert "Numbers WRONG" not in texts(panel)
+    assert panel.chart.runs[0].comparison == 0 and panel.chart.reason is None
+    assert panel.more.toolTip() == "Only the newest comparison can be measured on."
+    assert "shown above" in table.item(0, 0).toolTip()
+    table.cellActivated.emit(1, 0)
+    assert "UNDECIDED" in panel.headline.text()
+
+
+def test_what_is_compared_next_takes_the_place_of_an_older_one_that_was_opened(several, compared):
+    several.table.cellActivated.emit(0, 0)
+    assert "SLOWER" in several.headline.text()
+    compared.comparisons.append(compared.comparisons[1])
+    several._state.comparisonsChanged.emit()
+    several._show()
+    assert "UNDECIDED" in several.headline.text()

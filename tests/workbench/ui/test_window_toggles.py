@@ -5,6 +5,8 @@ from __future__ import annotations
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QComboBox, QLabel, QPushButton, QToolButton
 
+from sessions.model import Evidence
+
 
 def texts(row, name):
     return [label.text() for label in row.findChildren(QLabel, name)]
@@ -87,6 +89,15 @@ def test_an_option_without_effect_says_so_in_words(qtbot, ready):
     assert label.text().startswith("No effect: no graph was captured")
     assert label.property("tone") == "warning"
     assert texts(rows["triton"], "evidence")[0].startswith("Effective")
+
+
+def test_an_option_that_is_the_default_by_what_it_means_says_so_and_warns_of_nothing(ready):
+    row, theme = ready.toggles.rows["compile"], ready.state.theme
+    found = Evidence("compile", "default", "as default", "every step had the same sizes")
+    row.show_state("default", {}, found, False, theme)
+    label = row.findChild(QLabel, "evidence")
+    assert label.text() == "As default: every step had the same sizes"
+    assert label.property("tone") != "warning"
 
 
 def test_a_toggle_of_a_run_is_pending_until_its_segment_begins(qtbot, ready):

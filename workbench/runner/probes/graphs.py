@@ -47,7 +47,7 @@ def breaks_since(start: int) -> list[Break]:
         return []
     reasons = torch._dynamo.utils.graph_break_reasons
     new = reasons[start:] if len(reasons) >= start else reasons
-    return _by_place(Break(_tidy(each.reason), _lines.innermost(each.user_stack)) for each in new)
+    return by_place(Break(_tidy(each.reason), _lines.innermost(each.user_stack)) for each in new)
 
 
 def trace(compute: Callable[..., Any], inputs: Iterable[Any]) -> Traced:
@@ -67,7 +67,7 @@ def trace(compute: Callable[..., Any], inputs: Iterable[Any]) -> Traced:
     return Traced(graphs, breaks_since(start))
 
 
-def _by_place(found: Iterable[Break]) -> list[Break]:
+def by_place(found: Iterable[Break]) -> list[Break]:
     """The first of each line, or of each reason where the line is not known."""
     return list({each.line or each.reason: each for each in reversed(list(found))}.values())[::-1]
 

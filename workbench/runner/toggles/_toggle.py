@@ -77,6 +77,11 @@ def no_effect(text: str) -> Finding:
     return Finding("no effect", text)
 
 
+def as_default(text: str) -> Finding:
+    """By what it means, the option was the same as the first one in these steps, and why."""
+    return Finding("as default", text)
+
+
 def never_blocked(option: str, situation: Situation) -> Blocked | None:
     """For a toggle that can always be used."""
     return None
@@ -133,7 +138,4 @@ NEEDS_TRAINING = Blocked(
     "acts on the backward pass, and this workload has none",
     "Choose the training step.",
     {"workload": "train"},
-)
-NOT_COMPILED = Blocked(
-    "acts on torch.compile, which is off", "Switch torch.compile on.", {"compile": "default"}
 )

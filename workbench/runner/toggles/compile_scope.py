@@ -12,16 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workbench.protocol import Blocked
-from workbench.runner.compiles import counted
-from workbench.runner.toggles._toggle import (
-    NOT_COMPILED,
-    Finding,
-    Situation,
-    Stage,
-    Toggle,
-    effective,
-    no_effect,
-)
+from workbench.runner.compiles import Compiles, counted
+from workbench.runner.toggles._compiling import compiling_toggle
+from workbench.runner.toggles._toggle import Finding, Situation, effective, no_effect
 from workbench.runner.toggles.compile import WITH_GRAPHS, repeated_blocks
 
 if TYPE_CHECKING:
@@ -29,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
-    if option == "model":
-        return None
     mode = situation.option("compile")
-    if mode == "off":
-        return NOT_COMPILED
     if option == "blocks" and mode in WITH_GRAPHS:
         return Blocked(
             f"torch.compile {mode} replays CUDA graphs, and each block's would overwrite what the "
@@ -49,10 +38,7 @@ def _apply(option: str, build: Build) -> None:
     build.compiles_blocks = option == "blocks"
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    found = arm.compiles.read()
-    if not found.graphs:
-        return no_effect("no graph was compiled")
+def _shown(option: str, arm: Arm, found: Compiles) -> Finding:
     if option == "fullgraph":
         if found.breaks:
             return no_effect(f"{found.text()}, although none was allowed")
@@ -68,14 +54,12 @@ def _evidence(option: str, arm: Arm) -> Finding:
     return effective(text) if found.graphs < len(blocks) or len(blocks) == 1 else no_effect(text)
 
 
-TOGGLE = Toggle(
-    name="compile_scope",
-    title="Compile scope",
-    help=__doc__,
-    group="Compilation",
-    stage=Stage.COMPILE,
-    options={"model": "Whole model", "fullgraph": "One graph", "blocks": "Each block"},
+TOGGLE = compiling_toggle(
+    "compile_scope",
+    "Compile scope",
+    __doc__,
+    {"model": "Whole model", "fullgraph": "One graph", "blocks": "Each block"},
     apply=_apply,
-    evidence=_evidence,
+    shown=_shown,
     blocked=_blocked,
 )

@@ -16,16 +16,9 @@ import torch
 
 from models import LanguageModel
 from workbench.protocol import Blocked
-from workbench.runner.compiles import without_id
-from workbench.runner.toggles._toggle import (
-    NOT_COMPILED,
-    Finding,
-    Situation,
-    Stage,
-    Toggle,
-    effective,
-    no_effect,
-)
+from workbench.runner.compiles import Compiles, without_id
+from workbench.runner.toggles._compiling import compiling_toggle
+from workbench.runner.toggles._toggle import Finding, Situation, as_default, effective, no_effect
 
 if TYPE_CHECKING:
     from workbench.runner.arm import Arm, Build
@@ -33,10 +26,6 @@ if TYPE_CHECKING:
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
-    if option == "static":
-        return None
-    if situation.option("compile") == "off":
-        return NOT_COMPILED
     if situation.workload.decodes:
         return Blocked(
             "a step of decoding has one shape whatever the length", "Choose another workload."
@@ -48,15 +37,12 @@ def _apply(option: str, build: Build) -> None:
     build.compile_options["dynamic"] = True if option == "dynamic" else None
 
 
-def _evidence(option: str, arm: Arm) -> Finding:
-    found = arm.compiles.read()
-    if not found.graphs:
-        return no_effect("no graph was compiled")
+def _shown(option: str, arm: Arm, found: Compiles) -> Finding:
     if option == "automatic":
         changed = [reason for reason in found.recompiles if "size" in reason]
         if changed:
             return effective(f"{len(changed)} recompiles because sizes changed: {changed[0]}")
-        return no_effect("every step had the same sizes, for which automatic compiles as static")
+        return as_default("every step had the same sizes, for which automatic compiles as static")
     tried = [(told, _refusal(arm, batch)) for told, batch in _other_sizes(arm)]
     held = [told for told, why in tried if not why]
     lost = [f"{told}: {why}" for told, why in tried if why]
@@ -111,14 +97,12 @@ def _refusal(arm: Arm, batch: Tensors) -> str:
     return ""
 
 
-TOGGLE = Toggle(
-    name="compile_shapes",
-    title="Compiled shapes",
-    help=__doc__,
-    group="Compilation",
-    stage=Stage.COMPILE,
-    options={"static": "Static", "automatic": "Automatic", "dynamic": "Dynamic"},
+TOGGLE = compiling_toggle(
+    "compile_shapes",
+    "Compiled shapes",
+    __doc__,
+    {"static": "Static", "automatic": "Automatic", "dynamic": "Dynamic"},
     apply=_apply,
-    evidence=_evidence,
+    shown=_shown,
     blocked=_blocked,
 )

@@ -1,11 +1,13 @@
-"""Parts that several panels are made of: headings, notes, rules, scrolling columns."""
+"""Parts that several panels are made of: headings, notes, rules, columns, splitters, budgets."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from functools import partial
+from typing import Protocol, TypeVar
 
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import (
+    QAbstractButton,
     QFrame,
     QHBoxLayout,
     QLabel,
@@ -13,6 +15,7 @@ from PySide6.QtWidgets import (
     QPushButton,
     QScrollArea,
     QSizePolicy,
+    QSplitter,
     QToolButton,
     QVBoxLayout,
     QWidget,
@@ -20,6 +23,7 @@ from PySide6.QtWidgets import (
 
 from workbench.ui import fonts
 from workbench.ui.icons import icon
+from workbench.ui.panels._editors import CalmDoubleSpinBox
 from workbench.ui.theme import Theme
 
 _Layout = TypeVar("_Layout", bound=QLayout)
@@ -28,11 +32,32 @@ ICON = QSize(16, 16)
 SMALL_ICON = QSize(14, 14)
 
 
+class Budgeted(Protocol):
+    """What asks the runner for something that takes as long as it is given."""
+
+    budget_s: float
+
+
 def heading(text: str) -> QLabel:
     """The name of a group of controls."""
     label = QLabel(text)
     label.setProperty("muted", True)
     label.setFont(fonts.heading())
+    return label
+
+
+def title() -> QLabel:
+    """The sentence at the head of a panel: what was found."""
+    label = QLabel()
+    label.setFont(fonts.title())
+    label.setWordWrap(True)
+    return label
+
+
+def muted(text: str) -> QLabel:
+    """The name of a control, beside it."""
+    label = QLabel(text)
+    label.setProperty("muted", True)
     return label
 
 
@@ -91,6 +116,25 @@ def compact(text: str) -> QPushButton:
     return button
 
 
+def allow(button: QAbstractButton, why_not: str, tip: str = "") -> None:
+    """Let a button be pressed, or say why not; ``tip`` is what it tells where it can be."""
+    button.setEnabled(not why_not)
+    button.setToolTip(why_not or tip)
+
+
+def budget_box(held: Budgeted, most_s: float, tip: str) -> CalmDoubleSpinBox:
+    """A number of whole seconds that sets ``held.budget_s``."""
+    box = CalmDoubleSpinBox()
+    box.setRange(1, most_s)
+    box.setDecimals(0)
+    box.setSuffix(" s")
+    box.setValue(held.budget_s)
+    box.setToolTip(tip)
+    box.setAccessibleName("Budget in seconds")
+    box.valueChanged.connect(partial(setattr, held, "budget_s"))
+    return box
+
+
 def expander(text: str, theme: Theme, body: QWidget) -> QToolButton:
     """A line that shows and hides ``body``, which begins hidden."""
     button = QToolButton()
@@ -115,6 +159,37 @@ def tight(layout: _Layout, spacing: int = 8, margin: int = 0) -> _Layout:
     layout.setSpacing(spacing)
     layout.setContentsMargins(margin, margin, margin, margin)
     return layout
+
+
+def surface() -> QWidget:
+    """An empty page with a panel's background."""
+    page = QWidget()
+    page.setProperty("panel", True)
+    page.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+    return page
+
+
+def head(*rows: QWidget | QLayout, below: int = 8) -> QVBoxLayout:
+    """The lines above what a panel shows, ``below`` pixels from it."""
+    layout = tight(QVBoxLayout(), 4)
+    layout.setContentsMargins(12, 8, 12, below)
+    for row in rows:
+        if isinstance(row, QWidget):
+            layout.addWidget(row)
+        else:
+            layout.addLayout(row)
+    return layout
+
+
+def split(direction: Qt.Orientation, *parts: tuple[QWidget, int]) -> QSplitter:
+    """Parts beside or above one another, each with its share of the room; none can vanish."""
+    splitter = QSplitter(direction)
+    splitter.setChildrenCollapsible(False)
+    for place, (part, share) in enumerate(parts):
+        splitter.addWidget(part)
+        splitter.setStretchFactor(place, share)
+    splitter.setSizes([100 * share for _, share in parts])
+    return splitter
 
 
 class _Body(QWidget):

@@ -10,15 +10,10 @@ from workbench.protocol import Blocked, ToggleInfo
 from workbench.ui import draft
 from workbench.ui.option_picker import OptionPicker
 from workbench.ui.panels import _parts
+from workbench.ui.panels._evidence import mark_of
 from workbench.ui.theme import Theme
 
 SHOWN_REASONS = 2  # further ones are behind a click
-
-_EVIDENCE = {  # by status: icon and colour; the status itself is the word
-    "effective": ("effective", "good"),
-    "no effect": ("warning", "warning"),
-    "unknown": ("unknown", "muted"),
-}
 
 
 class ToggleRow(QWidget):
@@ -72,7 +67,7 @@ class ToggleRow(QWidget):
         self._show_blocked(blocked, theme)
 
     def _show_evidence(self, evidence: Evidence, theme: Theme) -> None:
-        icon_name, role = _EVIDENCE.get(evidence.status, _EVIDENCE["unknown"])
+        icon_name, role = mark_of(evidence.status)
         label = _parts.note(f"{evidence.status.capitalize()}: {evidence.text}", _tone(role))
         label.setObjectName("evidence")
         self._add(icon_name, label, theme, role)

@@ -7,16 +7,12 @@ from collections.abc import Sequence
 from sessions.model import PairedComparison, Segment
 from sessions.verdict import wrong_arms
 from sessions.verdict_words import numerics_lines
+from workbench.ui.panels._evidence import mark_of
 
 Line = tuple[str, str, str]  # text, icon, role of the colour
 
 _TONES = {"FASTER": "good", "SLOWER": "bad", "SAME": "accent"}
 _ICONS = {"FASTER": "effective", "SLOWER": "warning", "SAME": "info"}
-_MARKS = {
-    "effective": ("effective", "good"),
-    "no effect": ("warning", "warning"),
-    "failed": ("error", "bad"),
-}
 
 
 def tone(comparison: PairedComparison, verdict: str = "") -> str:
@@ -72,7 +68,7 @@ def _evidence(comparison: PairedComparison, side: str, segments: Sequence[Segmen
     return [
         (
             f"{found.toggle} = {found.requested}: {found.status}: {found.text}",
-            *_MARKS.get(found.status, ("unknown", "muted")),
+            *mark_of(found.status),
         )
         for found in segments[places[arm]].evidence
     ]

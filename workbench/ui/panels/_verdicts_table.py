@@ -18,25 +18,32 @@ from workbench.ui.state import AppState
 SHOWN = 4  # rows; one scrolls to the others
 _WIDE = ("A", "B")  # columns that share the room; the others take what they need
 _MARKED = "verdict"
+SHOWN_HERE = "shown above"
+OPENS = "double-click, or press Enter, to show it above"
 
 
 class VerdictsTable(CalmTable):
-    """One row a comparison; hidden while there is one only, which the panel shows anyway."""
+    """One row a comparison, to be opened by a double click or Enter; hidden while there is one."""
 
     def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._state = state
         self._shown: object = None
         self.horizontalHeader().setStretchLastSection(False)
+        self.setAccessibleName("Verdicts; a double click or Enter shows one")
         self.hide()
 
-    def show_comparisons(self, comparisons: Sequence[PairedComparison]) -> None:
-        """Fill the rows; ``comparisons`` are the session's own, uncorrected."""
+    def show_comparisons(self, comparisons: Sequence[PairedComparison], shown: int) -> None:
+        """Fill the rows, and mark the one that is shown above.
+
+        ``comparisons`` are the session's own, uncorrected.
+        """
+        shown %= max(1, len(comparisons))
         table = verdicts_table(comparisons)
-        shown = (self._state.theme.name, table.rows)
-        if shown == self._shown:
+        filled = (self._state.theme.name, table.rows, shown)
+        if filled == self._shown:
             return
-        self._shown = shown
+        self._shown = filled
         self.show_table(table)
         for place, column in enumerate(table.columns):
             if column.name in _WIDE:
@@ -51,9 +58,14 @@ class VerdictsTable(CalmTable):
             item = self.item(row, marked)
             assert item is not None
             self._mark(item, comparison)
+            first = self.item(row, 0)
+            assert first is not None
+            if row == shown:
+                first.setIcon(icon("live", self._state.theme, "accent"))
+            first.setToolTip(f"{first.text()}: {SHOWN_HERE if row == shown else OPENS}")
         rows = min(SHOWN, len(comparisons))
         self.setFixedHeight(rows * ROW_HEIGHT + self.horizontalHeader().sizeHint().height() + 4)
-        self.scrollToBottom()
+        self.scrollToItem(self.item(shown, 0))
         self.setVisible(len(comparisons) > 1)
 
     def _mark(self, item: QTableWidgetItem, one: PairedComparison) -> None:

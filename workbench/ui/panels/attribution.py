@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, QTimer
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
     QCheckBox,
     QComboBox,
-    QDoubleSpinBox,
     QHBoxLayout,
-    QLabel,
     QPushButton,
-    QSplitter,
     QStackedLayout,
     QVBoxLayout,
     QWidget,
@@ -18,16 +15,16 @@ from PySide6.QtWidgets import (
 
 from sessions.attribution_words import effects_table, headline, is_measured, remarks, wrong_arms
 from sessions.model import Study
-from workbench.ui import draft, fonts
+from workbench.ui import draft
 from workbench.ui.attributions import MODES
 from workbench.ui.panels import _parts
 from workbench.ui.panels._calm_table import CalmTable
 from workbench.ui.panels._chart import Chart
+from workbench.ui.panels._soon import Soon
 from workbench.ui.panels.empty import Empty
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.state import AppState
 
-PERIOD_MS = 100  # between two looks while rounds arrive
 _CHOICES_PX = 248
 _BOX_PX = 64  # of a line, beside its text
 _ELIDE = Qt.TextElideMode.ElideRight
@@ -45,15 +42,14 @@ class AttributionPanel(QWidget):
         self.chart = Chart(PLOTS["attribution"], state.theme)
         self.chart.setMinimumSize(240, 140)
         self.table = CalmTable()
-        self.headline = QLabel()
-        self.headline.setFont(fonts.title())
-        self.headline.setWordWrap(True)
+        self.headline = _parts.title()
         self.about = _parts.note()
         self.why_not = _parts.note()
         self.run = QPushButton("Attribute")
         self.run.clicked.connect(state.attributions.run)
         self.mode = self._make_mode()
-        self.budget = self._make_budget()
+        tip = "How long the arms may alternate; building them comes on top"
+        self.budget = _parts.budget_box(state.attributions, 7200, tip)
         self.empty = Empty(
             state,
             "attribution",
@@ -67,12 +63,10 @@ class AttributionPanel(QWidget):
         row = _parts.tight(QHBoxLayout(self), 0)
         row.addWidget(self._make_choices())
         row.addLayout(self._pages, 1)
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.timeout.connect(self._show)
+        self._soon = Soon(self._show, self)
         changes = (state.studiesChanged, state.stateChanged, state.availabilityChanged)
         for changed in (*changes, state.configurationChanged, state.catalogueChanged):
-            changed.connect(self._show_soon)
+            changed.connect(self._soon.ask)
         state.sessionChanged.connect(self._show)
         state.themeChanged.connect(self._draw)
         self._draw()
@@ -91,20 +85,6 @@ class AttributionPanel(QWidget):
         self._state.attributions.mode = str(self.mode.currentData())
         self._show_choices()
 
-    def _make_budget(self) -> QDoubleSpinBox:
-        box = QDoubleSpinBox()
-        box.setRange(1, 7200)
-        box.setDecimals(0)
-        box.setSuffix(" s")
-        box.setValue(self._state.attributions.budget_s)
-        box.setToolTip("How long the arms may alternate; building them comes on top")
-        box.setAccessibleName("Budget in seconds")
-        box.valueChanged.connect(self._set_budget)
-        return box
-
-    def _set_budget(self, seconds: float) -> None:
-        self._state.attributions.budget_s = seconds
-
     def _make_choices(self) -> QWidget:
         """The column of what to ask."""
         side = QWidget()
@@ -115,9 +95,7 @@ class AttributionPanel(QWidget):
         layout.addLayout(self._rows)
         layout.addWidget(self.mode)
         line = QHBoxLayout()
-        label = QLabel("Budget")
-        label.setProperty("muted", True)
-        line.addWidget(label)
+        line.addWidget(_parts.muted("Budget"))
         line.addWidget(self.budget, 1)
         layout.addLayout(line)
         layout.addWidget(self.run)
@@ -126,27 +104,12 @@ class AttributionPanel(QWidget):
         return side
 
     def _make_results(self) -> QWidget:
-        body = QWidget()
-        body.setProperty("panel", True)
-        body.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        split = QSplitter(Qt.Orientation.Vertical)
-        split.setChildrenCollapsible(False)
-        for place, (widget, stretch) in enumerate(((self.chart, 3), (self.table, 2))):
-            split.addWidget(widget)
-            split.setStretchFactor(place, stretch)
-        split.setSizes([300, 180])
+        body = _parts.surface()
         column = _parts.tight(QVBoxLayout(body), 4)
-        head = _parts.tight(QVBoxLayout(), 4)
-        head.setContentsMargins(12, 8, 12, 0)
-        head.addWidget(self.headline)
-        head.addWidget(self.about)
-        column.addLayout(head)
-        column.addWidget(split, 1)
+        column.addLayout(_parts.head(self.headline, self.about, below=0))
+        parts = ((self.chart, 3), (self.table, 2))
+        column.addWidget(_parts.split(Qt.Orientation.Vertical, *parts), 1)
         return body
-
-    def _show_soon(self) -> None:
-        if not self._timer.isActive():
-            self._timer.start(PERIOD_MS)
 
     def _draw(self) -> None:
         self.chart.set_theme(self._state.theme)
@@ -183,10 +146,9 @@ class AttributionPanel(QWidget):
             box.setChecked(name in chosen)
             box.blockSignals(False)
         reason = attributions.why_not()
-        self.run.setEnabled(not reason)
-        self.run.setToolTip(reason)
+        _parts.allow(self.run, reason)
         progress = self._state.progress
-        if attributions.measuring and progress is not None:
+        if attributions.busy and progress is not None:
             reason = f"{progress.task.capitalize()}: {progress.text}"
         self.why_not.setText(reason)
 
@@ -200,10 +162,7 @@ class AttributionPanel(QWidget):
             said = f"Measuring: {said}"
         self.headline.setText(f"{said[:1].upper()}{said[1:]}")
         tone = "bad" if wrong_arms(study) else "accent" if is_measured(study) else ""
-        if self.headline.property("tone") != tone:
-            self.headline.setProperty("tone", tone)
-            self.headline.style().unpolish(self.headline)
-            self.headline.style().polish(self.headline)
+        _parts.set_tone(self.headline, tone)
         self.about.setText(" ".join(remarks(study)[1:]))
         self.chart.show_runs([Run(self._state.session)])
         self.table.show_table(effects_table(study))

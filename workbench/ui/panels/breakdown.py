@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QPointF, Qt, QTimer
+from PySide6.QtCore import QPointF, Qt
 from PySide6.QtWidgets import (
     QComboBox,
     QFileDialog,
     QHBoxLayout,
-    QLabel,
     QPushButton,
     QSplitter,
     QStackedLayout,
@@ -18,18 +17,18 @@ from PySide6.QtWidgets import (
 
 from sessions import breakdown, breakdown_tables
 from sessions.model import Study
-from workbench.ui import fonts
 from workbench.ui.panels import _parts
 from workbench.ui.panels._chart import Chart
+from workbench.ui.panels._soon import Soon
 from workbench.ui.panels._table_view import TableView
 from workbench.ui.panels.empty import Empty
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.plots.breakdown import Icicle, told
 from workbench.ui.state import AppState
 
-PERIOD_MS = 100  # between two looks while a profile arrives
 HINT = "Point at a module for its numbers; click to look into it, double-click for the whole step."
 NOTHING = "nothing"
+TRACE_TIP = "A Chrome trace, which ui.perfetto.dev opens"
 
 
 class BreakdownPanel(QWidget):
@@ -49,16 +48,13 @@ class BreakdownPanel(QWidget):
         self.icicle.pointed.connect(self._point)
         self.icicle.clicked.connect(self._zoom)
         self.course.cursorMoved.connect(self.course.set_cursor)
-        self.headline = QLabel()
-        self.headline.setFont(fonts.title())
-        self.headline.setWordWrap(True)
+        self.headline = _parts.title()
         self.remarks = _parts.note()
         self.readout = _parts.note(HINT)
         self.progress = _parts.note()
         self.start = QPushButton("Profile these steps")
         self.start.clicked.connect(lambda: state.breakdowns.profile())
         self.traced = QPushButton("Profile and export a trace …")
-        self.traced.setToolTip("A Chrome trace, which ui.perfetto.dev opens")
         self.traced.clicked.connect(self._export)
         self.which, self.against = QComboBox(), QComboBox()
         self.which.setToolTip("The profile that is shown")
@@ -87,34 +83,22 @@ class BreakdownPanel(QWidget):
         self._pages.addWidget(self._make_body())
         layout = _parts.tight(QVBoxLayout(self), 0)
         layout.addLayout(self._pages)
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.timeout.connect(self._show)
+        self._soon = Soon(self._show, self)
         for changed in (state.studiesChanged, state.stateChanged, state.comparedChanged,
                         state.configurationChanged, state.availabilityChanged):  # fmt: skip
-            changed.connect(self._show_soon)
+            changed.connect(self._soon.ask)
         state.sessionChanged.connect(self._show)
         state.themeChanged.connect(self._draw)
         self._draw()
 
     def _make_body(self) -> QWidget:
-        body = QWidget()
-        body.setProperty("panel", True)
-        body.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         bar = _parts.tight(QHBoxLayout(), 8)
         for text, widget in (("", self.start), ("", self.traced), ("Profile", self.which),
                              ("Against", self.against)):  # fmt: skip
             if text:
-                label = QLabel(text)
-                label.setProperty("muted", True)
-                bar.addWidget(label)
+                bar.addWidget(_parts.muted(text))
             bar.addWidget(widget)
         bar.addWidget(self.progress, 1)
-        head = _parts.tight(QVBoxLayout(), 4)
-        head.setContentsMargins(12, 8, 12, 8)
-        head.addWidget(self.headline)
-        head.addWidget(self.remarks)
-        head.addLayout(bar)
         left = QWidget()
         column = _parts.tight(QVBoxLayout(left), 0)
         column.addWidget(self.icicle, 1)
@@ -138,15 +122,11 @@ class BreakdownPanel(QWidget):
         }
         for title, page in pages.items():
             self.tabs.addTab(page, title)
-        split = QSplitter(Qt.Orientation.Horizontal)
-        split.setChildrenCollapsible(False)
-        for place, (part, stretch) in enumerate(((left, 5), (self.tabs, 4))):
-            split.addWidget(part)
-            split.setStretchFactor(place, stretch)
-        split.setSizes([500, 400])
+        body = _parts.surface()
         whole = _parts.tight(QVBoxLayout(body), 0)
-        whole.addLayout(head)
-        whole.addWidget(split, 1)
+        whole.addLayout(_parts.head(self.headline, self.remarks, bar))
+        parts = ((left, 5), (self.tabs, 4))
+        whole.addWidget(_parts.split(Qt.Orientation.Horizontal, *parts), 1)
         return body
 
     def choose(self, number: int) -> None:
@@ -163,10 +143,6 @@ class BreakdownPanel(QWidget):
         if file:
             self._state.breakdowns.profile(file)
 
-    def _show_soon(self) -> None:
-        if not self._timer.isActive():
-            self._timer.start(PERIOD_MS)
-
     def _draw(self) -> None:
         for chart in (self.icicle, self.roles, self.course):
             chart.set_theme(self._state.theme)
@@ -176,9 +152,7 @@ class BreakdownPanel(QWidget):
     def _show(self) -> None:
         why_not = self._state.breakdowns.why_not()
         for button in (self.start, self.traced, self.first):
-            button.setEnabled(not why_not)
-            if button is not self.traced or why_not:
-                button.setToolTip(why_not)
+            _parts.allow(button, why_not, TRACE_TIP if button is self.traced else "")
         state = self._state
         profiling = state.active and state.running is not None and state.progress is not None
         self.progress.setText(why_not or (state.runner_text if profiling else ""))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, QTimer
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
-    QDoubleSpinBox,
     QHBoxLayout,
     QLabel,
     QPushButton,
@@ -18,10 +17,11 @@ from sessions.checklist import Row
 from workbench.ui import fonts
 from workbench.ui.icons import icon
 from workbench.ui.panels import _parts
+from workbench.ui.panels._editors import CalmDoubleSpinBox
+from workbench.ui.panels._soon import Soon
 from workbench.ui.panels.empty import Empty
 from workbench.ui.state import AppState
 
-PERIOD_MS = 100  # between two looks while checks are done
 WORD_WIDTH = 112
 _MARKS = {  # by status: the word, its icon and its colour
     checklist.PASS: ("Pass", "effective", "good"),
@@ -38,8 +38,7 @@ class ChecklistPanel(QWidget):
     def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._state = state
-        self.headline = QLabel()
-        self.headline.setFont(fonts.title())
+        self.headline = _parts.title()
         self.subject = _parts.note()
         self.button = QPushButton(_BUTTON)
         self.button.clicked.connect(state.checklists.check)
@@ -60,17 +59,15 @@ class ChecklistPanel(QWidget):
         self._pages.addWidget(self._make_body())
         layout = _parts.tight(QVBoxLayout(self), 0)
         layout.addLayout(self._pages)
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.timeout.connect(self._show)
+        self._soon = Soon(self._show, self)
         for changed in (state.studiesChanged, state.stateChanged, state.availabilityChanged):
-            changed.connect(self._show_soon)
+            changed.connect(self._soon.ask)
         state.sessionChanged.connect(self._show)
         state.themeChanged.connect(self._show)
         self._show()
 
-    def _make_expected(self) -> QDoubleSpinBox:
-        box = QDoubleSpinBox()
+    def _make_expected(self) -> CalmDoubleSpinBox:
+        box = CalmDoubleSpinBox()
         box.setRange(0, 1000)
         box.setDecimals(2)
         box.setSingleStep(0.25)
@@ -86,38 +83,24 @@ class ChecklistPanel(QWidget):
         self._state.checklists.expect_speedup = value
 
     def _make_body(self) -> QWidget:
-        body = QWidget()
-        body.setProperty("panel", True)
-        body.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        label = QLabel("Expected")
-        label.setProperty("muted", True)
         bar = _parts.tight(QHBoxLayout())
         bar.addWidget(self.button)
-        bar.addWidget(label)
+        bar.addWidget(_parts.muted("Expected"))
         bar.addWidget(self.expected)
         bar.addWidget(self.reason, 1)
-        head = _parts.tight(QVBoxLayout(), 4)
-        head.setContentsMargins(12, 8, 12, 4)
-        head.addWidget(self.headline)
-        head.addWidget(self.subject)
-        head.addLayout(bar)
         host = QWidget()
         self._rows = _parts.column(host)
+        body = _parts.surface()
         column = _parts.tight(QVBoxLayout(body), 0)
-        column.addLayout(head)
+        column.addLayout(_parts.head(self.headline, self.subject, bar, below=4))
         column.addWidget(host, 1)
         return body
-
-    def _show_soon(self) -> None:
-        if not self._timer.isActive():
-            self._timer.start(PERIOD_MS)
 
     def _show(self) -> None:
         checklists = self._state.checklists
         why_not = checklists.why_not()
         for button in (self.button, self.first):
-            button.setEnabled(not why_not)
-            button.setToolTip(why_not)
+            _parts.allow(button, why_not)
         self.reason.setText(why_not)
         study = checklists.newest
         self._pages.setCurrentIndex(0 if study is None else 1)

@@ -9,7 +9,6 @@ from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import (
     QComboBox,
     QHBoxLayout,
-    QLabel,
     QMenu,
     QSplitter,
     QStackedLayout,
@@ -120,9 +119,7 @@ class ComparePanel(QWidget):
             export.copy_table(comparison_table(self.found.comparison), suffix)
 
     def _make_body(self) -> QWidget:
-        body = QWidget()
-        body.setProperty("panel", True)
-        body.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        body = _parts.surface()
         lower = QSplitter(Qt.Orientation.Horizontal)
         lower.addWidget(self.charts["ecdf"])
         lower.addWidget(self.charts["box"])
@@ -130,13 +127,8 @@ class ComparePanel(QWidget):
         self._tabs.setDocumentMode(True)
         self._tabs.addTab(self.sessions, "Sessions")
         self._tabs.addTab(self.differences, "Differences")
-        split = QSplitter(Qt.Orientation.Vertical)
-        split.setChildrenCollapsible(False)
         parts = ((self.charts["aligned_timeline"], 4), (lower, 5), (self._tabs, 3))
-        for place, (widget, stretch) in enumerate(parts):
-            split.addWidget(widget)
-            split.setStretchFactor(place, stretch)
-        split.setSizes([200, 240, 190])
+        split = _parts.split(Qt.Orientation.Vertical, *parts)
         column = _parts.tight(QVBoxLayout(body), 0)
         column.addWidget(self._make_bar())
         column.addWidget(self._warning)
@@ -166,9 +158,7 @@ class ComparePanel(QWidget):
         menu.addAction("As CSV", lambda: self.copy_table(".csv"))
         self._copy.setMenu(menu)
         for text, widget in (("Baseline", self._base), ("Time lines", self._align)):
-            label = QLabel(text)
-            label.setProperty("muted", True)
-            row.addWidget(label)
+            row.addWidget(_parts.muted(text))
             row.addWidget(widget)
         row.addStretch(1)
         row.addWidget(self._copy)

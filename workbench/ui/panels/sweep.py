@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from PySide6.QtCore import QSignalBlocker, Qt, QTimer
+from PySide6.QtCore import QSignalBlocker, Qt
 from PySide6.QtWidgets import (
     QCheckBox,
     QGridLayout,
     QHBoxLayout,
-    QLabel,
     QLineEdit,
     QPushButton,
-    QSplitter,
     QStackedLayout,
     QTabWidget,
     QVBoxLayout,
@@ -26,6 +24,7 @@ from workbench.ui.panels import _parts
 from workbench.ui.panels._calm_table import CalmTable
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._editors import CalmDoubleSpinBox
+from workbench.ui.panels._soon import Soon
 from workbench.ui.panels.empty import Empty
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.state import AppState
@@ -71,14 +70,12 @@ class SweepPanel(QWidget):
         layout.addWidget(self._make_form())
         layout.addWidget(_parts.rule())
         layout.addLayout(self._pages, 1)
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.timeout.connect(self._show)
+        self._soon = Soon(self._show, self, PERIOD_MS)
         for changed in (
             state.studiesChanged, state.stateChanged, state.segmentsChanged,
             state.catalogueChanged, state.sweeps.changed,
         ):  # fmt: skip
-            changed.connect(self._show_soon)
+            changed.connect(self._soon.ask)
         state.sessionChanged.connect(self._show)
         state.themeChanged.connect(self._draw)
         self._draw()
@@ -92,15 +89,13 @@ class SweepPanel(QWidget):
         rows.setHorizontalSpacing(8)
         rows.setVerticalSpacing(6)
         for place, title in enumerate(("Vary", "and")):
-            label = QLabel(title)
-            label.setProperty("muted", True)
             box, line = self.fields[place], self.values[place]
             box.setAccessibleName(f"Field {place + 1}")
             box.activated.connect(partial(self._choose_field, place))
             line.setAccessibleName(f"Values {place + 1}")
             line.setPlaceholderText("values between commas")
             line.textEdited.connect(partial(self._state.sweeps.set_values, place))
-            rows.addWidget(label, place, 0)
+            rows.addWidget(_parts.muted(title), place, 0)
             rows.addWidget(box, place, 1)
             rows.addWidget(line, place, 2)
         self.seconds.setRange(0.1, 3600)
@@ -147,8 +142,7 @@ class SweepPanel(QWidget):
             check.setEnabled(not why_not or name in sweeps.arms)
             check.setToolTip(why_not)
         why_not = sweeps.why_not()
-        self.run.setEnabled(not why_not)
-        self.run.setToolTip(why_not)
+        _parts.allow(self.run, why_not)
         count = sweeps.points()
         self.said.setText(why_not or f"{count} point{'s' * (count != 1)}")
 
@@ -162,22 +156,13 @@ class SweepPanel(QWidget):
         tabs.addTab(self.points, "Points")
         tabs.addTab(self.fits, "Exponents")
         self._tabs = tabs
-        split = QSplitter(Qt.Orientation.Horizontal)
-        split.setChildrenCollapsible(False)
-        for place, (widget, stretch) in enumerate(((self.charts["sweep_time"], 1), (tabs, 1))):
-            split.addWidget(widget)
-            split.setStretchFactor(place, stretch)
-        split.setSizes([500, 500])
         body = QWidget()
         column = _parts.tight(QVBoxLayout(body), 0)
         self.headline.setContentsMargins(12, 6, 12, 2)
         column.addWidget(self.headline)
-        column.addWidget(split, 1)
+        parts = ((self.charts["sweep_time"], 1), (tabs, 1))
+        column.addWidget(_parts.split(Qt.Orientation.Horizontal, *parts), 1)
         return body
-
-    def _show_soon(self) -> None:
-        if not self._timer.isActive():
-            self._timer.start(PERIOD_MS)
 
     def _draw(self) -> None:
         for chart in self.charts.values():

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, QTimer
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
-    QDoubleSpinBox,
     QHBoxLayout,
-    QLabel,
     QPushButton,
     QScrollArea,
-    QSplitter,
     QStackedLayout,
     QVBoxLayout,
     QWidget,
@@ -17,38 +14,38 @@ from PySide6.QtWidgets import (
 
 from sessions.model import PairedComparison
 from sessions.verdict_words import headline, ratio_line, remarks, standing
-from workbench.ui import fonts
 from workbench.ui.panels import _parts
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels._chart import Chart
+from workbench.ui.panels._soon import Soon
 from workbench.ui.panels._verdicts_table import VerdictsTable
 from workbench.ui.panels.empty import Empty
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.state import AppState
 
-PERIOD_MS = 100  # between two looks while blocks arrive
-
 
 class VerdictPanel(QWidget):
-    """The newest comparison of the session that is shown."""
+    """A comparison of the session that is shown: the newest, until a row is chosen."""
 
     def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._state = state
+        self._chosen = -1  # of the session's comparisons
+        self._known: tuple[str, int] = ("", 0)  # session, and how many it had when one was chosen
         self.chart = Chart(PLOTS["verdict"], state.theme)
         self.chart.setMinimumSize(240, 140)
         self.chart.cursorMoved.connect(self.chart.set_cursor)
-        self.headline = QLabel()
-        self.headline.setFont(fonts.title())
-        self.headline.setWordWrap(True)
+        self.headline = _parts.title()
         self.ratio = _parts.note()
         self.progress = _parts.note()
         self.more = QPushButton()
         self.more.clicked.connect(state.verdicts.measure_more)
         self.judge = QPushButton("Verdict against the configuration before")
         self.judge.clicked.connect(state.verdicts.against_before)
-        self.budget = self._make_budget()
+        tip = "How long a new comparison may alternate"
+        self.budget = _parts.budget_box(state.verdicts, 3600, tip)
         self.table = VerdictsTable(state)
+        self.table.cellActivated.connect(self._choose)
         self._rows = QVBoxLayout()
         self._pages = QStackedLayout()
         self.empty = Empty(
@@ -63,41 +60,19 @@ class VerdictPanel(QWidget):
         self._pages.addWidget(self._make_body())
         layout = _parts.tight(QVBoxLayout(self), 0)
         layout.addLayout(self._pages)
-        self._timer = QTimer(self)
-        self._timer.setSingleShot(True)
-        self._timer.timeout.connect(self._show)
-        state.comparisonsChanged.connect(self._show_soon)
+        self._soon = Soon(self._show, self)
+        state.comparisonsChanged.connect(self._soon.ask)
         for changed in (state.stateChanged, state.configurationChanged, state.segmentsChanged):
-            changed.connect(self._show_soon)
+            changed.connect(self._soon.ask)
         state.sessionChanged.connect(self._show)
         state.themeChanged.connect(self._draw)
         self._draw()
 
-    def _make_budget(self) -> QDoubleSpinBox:
-        box = QDoubleSpinBox()
-        box.setRange(1, 3600)
-        box.setDecimals(0)
-        box.setSuffix(" s")
-        box.setValue(self._state.verdicts.budget_s)
-        box.setToolTip("How long a new comparison may alternate")
-        box.setAccessibleName("Budget in seconds")
-        box.valueChanged.connect(self._set_budget)
-        return box
-
-    def _set_budget(self, seconds: float) -> None:
-        self._state.verdicts.budget_s = seconds
-
     def _make_body(self) -> QWidget:
-        body = QWidget()
-        body.setProperty("panel", True)
-        body.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        bar = QHBoxLayout()
-        bar.setSpacing(8)
-        label = QLabel("Budget")
-        label.setProperty("muted", True)
+        bar = _parts.tight(QHBoxLayout())
         bar.addWidget(self.more)
         bar.addWidget(self.judge)
-        bar.addWidget(label)
+        bar.addWidget(_parts.muted("Budget"))
         bar.addWidget(self.budget)
         bar.addWidget(self.progress, 1)
         details = QWidget()
@@ -109,57 +84,56 @@ class VerdictPanel(QWidget):
         area.setWidgetResizable(True)
         area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         area.setWidget(details)
-        split = QSplitter(Qt.Orientation.Horizontal)
-        split.setChildrenCollapsible(False)
-        for place, (widget, stretch) in enumerate(((self.chart, 5), (area, 3))):
-            split.addWidget(widget)
-            split.setStretchFactor(place, stretch)
-        split.setSizes([500, 300])
-        head = _parts.tight(QVBoxLayout(), 4)
-        head.setContentsMargins(12, 8, 12, 8)
-        head.addWidget(self.headline)
-        head.addWidget(self.ratio)
-        head.addLayout(bar)
+        body = _parts.surface()
         column = _parts.tight(QVBoxLayout(body), 0)
-        column.addLayout(head)
-        column.addWidget(split, 1)
+        column.addLayout(_parts.head(self.headline, self.ratio, bar))
+        parts = ((self.chart, 5), (area, 3))
+        column.addWidget(_parts.split(Qt.Orientation.Horizontal, *parts), 1)
         column.addWidget(self.table)
         return body
 
-    def _show_soon(self) -> None:
-        if not self._timer.isActive():
-            self._timer.start(PERIOD_MS)
+    def _choose(self, row: int) -> None:
+        """Show the comparison of a row again."""
+        self._chosen = row
+        self._show()
 
     def _draw(self) -> None:
         self.chart.set_theme(self._state.theme)
         self._show()
 
     def _show(self) -> None:
-        comparison = self._state.verdicts.newest
-        self._pages.setCurrentIndex(0 if comparison is None else 1)
-        if comparison is None:
+        session, comparisons = self._state.session, self._state.verdicts.all
+        known, self._known = self._known, (session.id, len(comparisons))
+        if known != self._known:
+            self._chosen = -1
+        self._pages.setCurrentIndex(1 if comparisons else 0)
+        if not comparisons:
             return
+        comparison = comparisons[self._chosen]
+        newest = comparison is comparisons[-1]
         measuring = self._state.verdicts.measuring
         text = headline(comparison)
-        if measuring:
+        if measuring and newest:
             text = f"Measuring: {text}"
         self.headline.setText(text)
         _parts.set_tone(self.headline, verdict_lines.tone(comparison))
         self.ratio.setText("; ".join(filter(None, (ratio_line(comparison), standing(comparison)))))
-        self.table.show_comparisons(self._state.session.comparisons)
-        self._show_actions(measuring)
-        self.chart.show_runs([Run(self._state.session)])
+        self.table.show_comparisons(session.comparisons, self._chosen)
+        self._show_actions(measuring, newest)
+        self.chart.show_runs([Run(session, comparison=self._chosen)])
         self._show_details(comparison)
 
-    def _show_actions(self, measuring: bool) -> None:
+    def _show_actions(self, measuring: bool, newest: bool) -> None:
         verdicts = self._state.verdicts
+        older = "" if newest else "Only the newest comparison can be measured on."
+        why_not_more = older or verdicts.why_not_more()
+        more = "" if older else verdicts.more_text()
         for button, why_not, text in (
-            (self.more, verdicts.why_not_more(), verdicts.more_text() or "Measure more seconds"),
+            (self.more, why_not_more, more or "Measure more seconds"),
             (self.judge, verdicts.why_not_before(), self.judge.text()),
         ):
             button.setText(text)
-            button.setEnabled(not why_not)
-            button.setToolTip(why_not)
+            _parts.allow(button, why_not)
         progress = self._state.progress
         if measuring and progress is not None and progress.fraction is not None:
             self.progress.setText(f"{100 * progress.fraction:.0f} % of the budget is spent")
@@ -171,7 +145,9 @@ class VerdictPanel(QWidget):
         for text in remarks(comparison):
             self._add(text, "info", "muted")
         for side, arm in zip("AB", comparison.arms, strict=False):
-            self._rows.addWidget(_parts.heading(f"{side}: {arm}"))
+            title = _parts.heading(f"{side}: {arm}")
+            title.setWordWrap(True)  # a long one would push all lines beyond the edge
+            self._rows.addWidget(title)
             for line in verdict_lines.of_arm(comparison, side, self._state.session.segments):
                 self._add(*line)
         self._rows.addStretch(1)

@@ -18,7 +18,7 @@ from workbench.ui.plots import _strokes
 from workbench.ui.plots._arrays import Array
 from workbench.ui.plots._canvas import Canvas
 from workbench.ui.plots._layers import Entry, Frame, Layer, dot
-from workbench.ui.plots._plot import Run
+from workbench.ui.plots._plot import Plot, Run
 from workbench.ui.plots._units import STEPS, Unit
 from workbench.ui.style import Style, shade
 
@@ -42,6 +42,30 @@ class Column:
     logarithmic: bool = False
     low: str = ""  # columns of its interval
     high: str = ""
+
+
+def curves_plot(name: str, title: str, text: str, column: Column, *, fits: bool = False) -> Plot:
+    """The plot of one column over the first field, a curve for each arm; ``text`` is its help."""
+
+    def draw(canvas: Canvas, runs: Sequence[Run], style: Style, *, sweep: str = LATEST) -> None:
+        study = shown(runs, sweep)
+        if study is not None:
+            draw_curves(canvas, study, style, column, fits)
+
+    def numbers(runs: Sequence[Run], *, sweep: str = LATEST) -> dict[str, Array]:
+        return table(runs, sweep)
+
+    return Plot(
+        name=name,
+        title=title,
+        help=text,
+        draw=draw,
+        table=numbers,
+        can_show=no_sweep,
+        axis="value",
+        found=choices,
+        key=key,
+    )
 
 
 def shown(runs: Sequence[Run], choice: str = LATEST) -> Study | None:

@@ -75,6 +75,9 @@ class Box(Layer):
         place = min(high, frame.width) + 10
         if place + width > frame.width:
             place = max(0.0, low) - 10 - width
+        if place < 0:  # no room beside it
+            place = min(max(0.0, middle - width / 2), frame.width - width)
+            y -= half + metrics.height() / 2
         plate = QRectF(place - 3, y - metrics.height() / 2, width + 6, metrics.height())
         painter.fillRect(plate, shade(style.theme.surface))
         painter.setPen(shade(style.theme.text))

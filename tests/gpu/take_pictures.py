@@ -1,0 +1,346 @@
+"""On a GPU host: real runs, studies and a generated text, and pictures of every panel with them.
+
+    python tests/gpu/take_pictures.py OUT [--preset small] [--seconds 8] [--minutes 2.8]
+
+Drives the window offscreen, with the real runner, as a person would. Writes ``window.png`` and
+``verdict.png``, taken while they are live, and for each theme and size one sheet of all panels,
+``dark-1440x900.png`` say. What fails is told, the rest goes on; ends with 1 then, or if a panel
+has nothing to show.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workbench" / "ui"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import msgspec
+from PySide6.QtGui import QColor, QImage, QPainter, QPixmap
+from PySide6.QtWidgets import QApplication
+from screenshots import wait
+
+from workbench import protocol
+from workbench.ui import draft, files
+from workbench.ui.appearance import Appearance
+from workbench.ui.panels._chart import Chart
+from workbench.ui.panels.empty import Empty
+from workbench.ui.plots import PLOTS, Run
+from workbench.ui.settings import Settings
+from workbench.ui.state import AppState
+from workbench.ui.window import MainWindow
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = ((1440, 900), (2560, 1440))
+THEMES = ("dark", "light")
+COLUMNS = 3
+GAP = 12
+SETTLE_S = 0.8  # until a panel that was brought has drawn itself
+LIMIT_S = 60.0  # of one step
+BENCH_S = 25.0
+TINY = {"dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "max_sequence": 256}
+KERNELS = ["rms_norm", "swiglu", "rope", "attention"]
+
+
+class Sitting:
+    """One window and what is done in it; ``failures`` are sentences."""
+
+    def __init__(self, application: QApplication, options: argparse.Namespace) -> None:
+        self.options = options
+        self.failures: list[str] = []
+        self._began = time.monotonic()
+        self.state = AppState()
+        settings = Settings(Path(tempfile.mkdtemp()) / "settings.ini")
+        settings.theme = THEMES[0]
+        self.window = MainWindow(
+            self.state, settings, Appearance(application, self.state, settings)
+        )
+        self.window.resize(*SIZES[0])
+        self.window.show()
+        self.ended = 0  # runs
+        self.state.failed.connect(self._failed)
+        self.state.heard.connect(self._hear)
+
+    def until(self, reached: Callable[[], object], what: str, then_s: float = 0.0) -> None:
+        """Let the window live until then; raises ``TimeoutError``."""
+        left_s = 60 * self.options.minutes - (time.monotonic() - self._began)
+        limit_s = max(5, min(LIMIT_S, left_s))
+        wait(lambda: reached() or self.state.runner_state == "dead", 0.0, limit_s)
+        if not reached():
+            raise TimeoutError(f"waited in vain until {what}; runner: {self.state.runner_state}")
+        wait(lambda: True, then_s)
+
+    def idle(self) -> None:
+        """Let nothing run."""
+        self.state.stop()
+        self.until(lambda: self.state.runner_state == "idle", "the runner is idle")
+
+    def attempt(self, name: str, act: Callable[[], None]) -> None:
+        """Do one thing; what goes wrong is noted, and the runner made idle again."""
+        began = time.monotonic()
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - the other pictures are wanted all the same
+            self.note(f"{name}: {type(error).__name__}: {error}")
+            traceback.print_exc()
+            if self.state.runner_state == "dead":
+                self.state.start_runner()
+        print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
+
+    def note(self, failure: str) -> None:
+        """Keep a failure, and tell it."""
+        self.failures.append(failure)
+        print(f"FAILED {failure}", flush=True)
+
+    def _failed(self, failure: protocol.Failure) -> None:
+        self.note(f"{failure.kind}: {failure.sentence}")
+
+    def _hear(self, message: protocol.AnyMessage) -> None:
+        self.ended += isinstance(message, protocol.Finished)
+
+    # What is done
+
+    def build(self) -> None:
+        """The runner is there and a training step of HYDRA chosen."""
+        state = self.state
+        state.start_runner()
+        self.until(lambda: state.runner_state == "idle" and state.catalogue, "the runner is there")
+        assert state.catalogue is not None and state.configuration is not None
+        chosen = draft.with_family(state.catalogue, state.configuration, "hydra")
+        preset = self.options.preset or ("small" if self.on_gpu else "tiny")
+        chosen = draft.with_preset(state.catalogue, chosen, preset)
+        chosen = draft.with_workload(state.catalogue, chosen, "train")
+        off = {toggle.name: toggle.options[0].name for toggle in state.catalogue.toggles}
+        chosen = msgspec.structs.replace(chosen, toggles=off)
+        if not self.on_gpu:
+            small = {"batch": 2, "sequence": 64}
+            chosen = msgspec.structs.replace(chosen, model=TINY, settings=small)
+        self.window.set_theme(THEMES[0])
+        state.edit(chosen)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the runner has one."""
+        catalogue = self.state.catalogue
+        return catalogue is not None and catalogue.device == "cuda"
+
+    def toggles(self) -> list[dict[str, str]]:
+        """What is switched on, one after the other."""
+        if self.on_gpu:
+            return [{"triton": "on"}, {"precision": "amp_bf16"}, {"adamw": "fused"}]
+        return [{"adamw": "fused"}, {"rope_cache": "shared"}, {"checkpointing": "full"}]
+
+    def generate(self) -> None:
+        """A text, in a run of its own."""
+        state = self.state
+        before = state.configuration
+        assert before is not None and state.catalogue is not None
+        text = draft.with_workload(state.catalogue, before, "generate")
+        if not self.on_gpu:
+            text = msgspec.structs.replace(text, settings={"batch": 1, "sequence": 16})
+        state.edit(msgspec.structs.replace(text, data=str(ROOT / "README.md")))
+        state.start()
+        try:
+            writing = self.state.session.segments
+            self.until(lambda: "text" in writing[-1].ledger, "a text is written", 3.0)
+        finally:
+            self.idle()
+            state.edit(before)
+
+    def run(self) -> None:
+        """A run that is toggled while it goes on; the window is pictured, and what it measured."""
+        state = self.state
+        segments = state.session.segments
+        for number, choices in enumerate([{}, *self.toggles()]):
+            count = len(segments) + 1
+            if not choices:
+                state.start()
+            else:
+                state.choose(choices, ", ".join(f"{n}={o}" for n, o in choices.items()))
+            self.until(
+                lambda count=count: (
+                    len(segments) >= count
+                    and len(segments[-1].steps["t_s"]) > 20
+                    and segments[-1].evidence is not None
+                ),
+                f"segment {number} is measured",
+                self.options.seconds / 4,
+            )
+        self.window.desk.bring("live")
+        wait(lambda: True, SETTLE_S)
+        self.save(self.window.grab(), "window")
+
+    def verdict(self) -> None:
+        """Two comparisons, the second against one toggle less."""
+        state = self.state
+        self.window.verdict.budget.setValue(self.options.seconds)
+        for _ in range(2):
+            self.window.judge()
+            self.until(lambda: state.verdicts.busy, "the comparison is asked for")
+            self.until(lambda: not state.verdicts.busy, "the verdict is there")
+            self.until(lambda: state.runner_state == "running", "the run goes on")
+            wait(lambda: True, SETTLE_S)
+            self.save(self.window.grab(), "verdict")
+            (last,) = self.toggles()[-1]
+            state.set_toggle(last, draft.toggle_of(state.catalogue, last).options[0].name)
+            off = state.configuration
+            self.until(lambda off=off: state.running == off, "the toggle is off", 0.5)
+        self.idle()
+
+    def attribute(self) -> None:
+        """A ladder of the toggles."""
+        state = self.state
+        wanted = {name: option for one in self.toggles() for name, option in one.items()}
+        state.choose(wanted, "All of them")
+        self.window.attribution.budget.setValue(1.5 * self.options.seconds)
+        self.until(lambda: not state.attributions.why_not(), "an attribution can be asked for")
+        self.study(state.attributions.run, "attribution")
+
+    def study(self, ask: Callable[[], None], kind: str) -> None:
+        """A study of this kind, to its end."""
+        self.until(lambda: self.state.runner_state == "idle", "the runner is idle", 0.3)
+        ended = self.ended
+        ask()
+        self.until(lambda: self.ended > ended, f"the {kind} is over", 0.3)
+
+    def sweep(self) -> None:
+        """The sequence and the batch, under two arms."""
+        sweeps = self.state.sweeps
+        settings = self.state.configuration.settings
+        sweeps.set_field(1, "settings.batch")
+        length, batch = int(settings["sequence"]), int(settings["batch"])
+        axes = ([length // 4, length // 2, length], [max(1, batch // 2), batch])
+        for place, values in enumerate(axes):
+            sweeps.set_values(place, ", ".join(map(str, values)))
+        sweeps.set_arm("plain", True)
+        self.window.sweep.seconds.setValue(0.5)
+        self.study(sweeps.run, "sweep")
+
+    def bench(self) -> None:
+        """Some kernels, for the roofline."""
+        self.state.perform(protocol.Bench(operators=KERNELS if self.on_gpu else KERNELS[:1]))
+        self.until(lambda: self.state.active, "the benchmark begins")
+        wait(lambda: not self.state.active, 0.0, BENCH_S)  # then what it has is shown
+
+    def compare(self) -> None:
+        """What was measured so far beside what will be."""
+        before = dataclasses.replace(files.snapshot(self.state.session), id="earlier")
+        before.title = "Earlier sitting"
+        state = self.state
+        state.compare_with(before)
+        trained = [
+            one.index for one in state.session.segments if one.configuration.workload == "train"
+        ]
+        self.window.compare.choose_segment(before, trained[0])
+        self.window.compare.choose_segment(state.session, trained[-1])
+        wait(lambda: True, 2.0)
+
+    # Pictures
+
+    def sheet(self, theme: str, size: tuple[int, int]) -> None:
+        """One picture of all panels, each in a window of this size."""
+        window = self.window
+        window.set_theme(theme)
+        window.resize(*size)
+        window.desk.proportion()
+        tiles: list[QPixmap] = []
+        window.desk.bring("segments")
+        for name in ("live", "verdict", "attribution", "sweep", "breakdown", "memory", "checklist",
+                     "compare", "text", "events", "segments"):  # fmt: skip
+            self.attempt(
+                f"{theme} {size[0]} {name}", lambda name=name: tiles.append(self.picture(name))
+            )
+        self.attempt(f"{theme} roofline", lambda: tiles.append(self.roofline(size)))
+        width, height = tiles[0].width(), tiles[0].height()
+        rows = -(-len(tiles) // COLUMNS)
+        whole = QImage(
+            COLUMNS * (width + GAP) + GAP, rows * (height + GAP) + GAP, QImage.Format.Format_RGB32
+        )
+        whole.fill(QColor("#808080"))
+        painter = QPainter(whole)
+        for place, tile in enumerate(tiles):
+            row, column = divmod(place, COLUMNS)
+            painter.drawPixmap(GAP + column * (width + GAP), GAP + row * (height + GAP), tile)
+        painter.end()
+        self.save(QPixmap.fromImage(whole), f"{theme}-{size[0]}x{size[1]}")
+
+    def picture(self, name: str) -> QPixmap:
+        """The window with one panel in front."""
+        desk = self.window.desk
+        dock = desk.docks["breakdown" if name == "memory" else name]
+        desk.bring(dock.objectName())
+        wait(lambda: True, SETTLE_S)
+        if dock.objectName() == "breakdown":
+            tabs = self.window.breakdown.tabs
+            titles = [tabs.tabText(place) for place in range(tabs.count())]
+            tabs.setCurrentIndex(titles.index("Memory" if name == "memory" else "Kernels"))
+            wait(lambda: True, SETTLE_S)
+        if any(one.isVisible() for one in dock.findChildren(Empty)):
+            self.note(f"{name}: the panel is empty")
+        return self.window.grab()
+
+    def roofline(self, size: tuple[int, int]) -> QPixmap:
+        """The kernels under this machine's roof; no panel shows it, reports do."""
+        chart = Chart(PLOTS["roofline"], self.state.theme)
+        chart.resize(*size)
+        chart.show_runs([Run(self.state.session)])
+        chart.show()
+        wait(lambda: True, SETTLE_S)
+        if chart.reason is not None:
+            self.note(f"roofline: {chart.reason}")
+        return chart.grab()
+
+    def save(self, picture: QPixmap, name: str) -> None:
+        """Write a picture; raises ``OSError``."""
+        path = self.options.out / f"{name}.png"
+        if not picture.save(str(path)):
+            raise OSError(f"{path} was not written")
+
+
+def main() -> int:
+    """Do all of it; 1 if something failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--preset", default="", help="of HYDRA; default: small on a GPU, else tiny")
+    parser.add_argument("--seconds", type=float, default=8.0, help="budget of a comparison")
+    parser.add_argument("--minutes", type=float, default=2.8, help="for everything measured")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp()  # nobody's journals
+    sitting = Sitting(QApplication([]), options)
+    state = sitting.state
+    acts: dict[str, Callable[[], None]] = {
+        "build": sitting.build,
+        "run": sitting.run,
+        "compare": sitting.compare,
+        "verdict": sitting.verdict,
+        "attribute": sitting.attribute,
+        "profile": lambda: sitting.study(state.breakdowns.profile, "profile"),
+        "checklist": lambda: sitting.study(state.checklists.check, "checklist"),
+        "sweep": sitting.sweep,
+        "bench": sitting.bench,
+        "generate": sitting.generate,
+    }
+    for name, act in acts.items():
+        sitting.attempt(name, act)
+        if name != "run" and state.active and name != "compare":
+            sitting.attempt(f"after {name}", sitting.idle)
+    for theme in THEMES:
+        for size in SIZES:
+            sitting.attempt(f"{theme} {size}", lambda t=theme, s=size: sitting.sheet(t, s))
+    sitting.window.close()
+    print(f"{len(sitting.failures)} failures", *sitting.failures, sep="\n")
+    return 1 if sitting.failures else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,51 @@
+"""Toggles of how ``torch.compile`` is called: without it they are blocked, and prove nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from workbench.protocol import Blocked
+from workbench.runner.compiles import Compiles
+from workbench.runner.toggles._toggle import Finding, Situation, Stage, Toggle, no_effect
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm, Build
+
+NOT_COMPILED = Blocked(
+    "acts on torch.compile, which is off", "Switch torch.compile on.", {"compile": "default"}
+)
+
+
+def compiling_toggle(
+    name: str,
+    title: str,
+    help: str,
+    options: Mapping[str, str],
+    *,
+    apply: Callable[[str, Build], None],
+    shown: Callable[[str, Arm, Compiles], Finding],
+    blocked: Callable[[str, Situation], Blocked | None],
+) -> Toggle:
+    """``blocked`` and ``shown`` are asked where compiling is on, and where it made a graph."""
+
+    def why_not(option: str, situation: Situation) -> Blocked | None:
+        if option == next(iter(options)):
+            return None
+        return NOT_COMPILED if situation.option("compile") == "off" else blocked(option, situation)
+
+    def evidence(option: str, arm: Arm) -> Finding:
+        found = arm.compiles.read()
+        return shown(option, arm, found) if found.graphs else no_effect("no graph was compiled")
+
+    return Toggle(
+        name=name,
+        title=title,
+        help=help,
+        group="Compilation",
+        stage=Stage.COMPILE,
+        options=options,
+        apply=apply,
+        evidence=evidence,
+        blocked=why_not,
+    )
