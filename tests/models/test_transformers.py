@@ -1,4 +1,4 @@
-"""With equal weights ours are the blocks of ``transformers``: Llama, Mixtral, Mamba-2; gradients too.
+"""With equal weights ours are Llama, Mixtral and Mamba-2 as ``transformers`` has them.
 
 Optional: the extra ``peers`` brings the package (``uv run --extra peers pytest tests/models``).
 """
