@@ -182,8 +182,9 @@ def measured(
     try:
         for work in PASSES:
             row = Row(case, mode, work, options.small)
-            if time.perf_counter() > until:
-                row.failure = f"not reached within {options.within:g} s"
+            failure = kept.get(case.name, {}).get("failure", "")
+            if failure or time.perf_counter() > until:
+                row.failure = failure or f"not reached within {options.within:g} s"
             else:
                 if case.name not in kept:
                     kept[case.name] = prepared(case, options, device)
@@ -191,9 +192,10 @@ def measured(
             yield row
             done += 1
     except Exception as error:  # noqa: BLE001  one peer that fails takes no other's row along
-        reason = " ".join(str(error).split())[:300]
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        kept.setdefault(case.name, {"failure": reason})
         for work in PASSES[done:]:
-            yield Row(case, mode, work, options.small, failure=f"{type(error).__name__}: {reason}")
+            yield Row(case, mode, work, options.small, failure=reason)
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
