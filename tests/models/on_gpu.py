@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import statistics
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -48,6 +49,33 @@ def without_waiting(work: Callable[[], Result]) -> Result:
         return work()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def step_ms(family: Family, config: Any, batch: int, sequence: int, trains: bool) -> float:
+    """Median GPU time of a step, replayed as a graph so that the host's time is not measured."""
+    model: Any = family.materialise(config, "cuda", torch.bfloat16).train(trains)
+    tokens_BS = tokens(batch, sequence)
+
+    def work() -> Tensor:
+        if not trains:
+            with torch.no_grad():
+                logits: Tensor = model(tokens_BS, last_only=True)
+                return logits
+        model.zero_grad(set_to_none=True)
+        loss: Tensor = model.loss(tokens_BS, tokens_BS)
+        loss.backward()
+        return loss.detach()
+
+    graph, _ = captured(work)
+    times = []
+    for _ in range(10):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
 
 
 def estimated_and_measured(

@@ -1,11 +1,10 @@
 """HYDRA's routings on a GPU: no host, one graph for every choice, and time and memory saved."""
 
 import dataclasses
-import statistics
 
 import pytest
 import torch
-from on_gpu import captured, tokens, without_waiting
+from on_gpu import captured, step_ms, tokens, without_waiting
 from routed import config_of
 
 import kernels
@@ -127,32 +126,6 @@ def test_a_compiled_decode_step_is_captured_once_the_cache_is_marked_static():
     torch.compiler.reset()
 
 
-def step_ms(config, batch, sequence, trains):
-    """Median GPU time of a step, replayed as a graph so that the host's time is not measured."""
-    model = HYDRA.materialise(config, "cuda", torch.bfloat16).train(trains)
-    tokens_BS = tokens(batch, sequence)
-
-    def work():
-        if not trains:
-            with torch.no_grad():
-                return model(tokens_BS, last_only=True)
-        model.zero_grad(set_to_none=True)
-        loss = model.loss(tokens_BS, tokens_BS)
-        loss.backward()
-        return loss.detach()
-
-    graph, _ = captured(work)
-    times = []
-    for _ in range(10):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
-
-
 WIDE = dataclasses.replace(
     HYDRA.presets["medium"], vocabulary=256, n_layers=6, max_sequence=2048, depth_every=1
 )
@@ -163,7 +136,7 @@ def test_time_falls_with_the_capacity_as_the_flops_do(trains):
     batch, sequence, times, flops = 8, 2048, [], []
     for capacity in (1.0, 0.5, 0.125):
         config = dataclasses.replace(WIDE, mixture_of_depths=True, depth_capacity=capacity)
-        times.append(step_ms(config, batch, sequence, trains))
+        times.append(step_ms(HYDRA, config, batch, sequence, trains))
         flops.append(HYDRA.flops(config, batch, sequence))
     print(f"depths, {trains=}: ms {times}, FLOPs {[f / flops[0] for f in flops]}")
     for time, work in zip(times, flops, strict=True):
@@ -179,7 +152,7 @@ def test_recursions_take_the_time_of_the_tokens_that_take_them(trains, routing):
     recursions = dataclasses.replace(
         WIDE, n_layers=3, mixture_of_recursions=True, recursions=4, recursion_routing=routing
     )
-    times = [step_ms(config, batch, sequence, trains) for config in (applied, recursions)]
+    times = [step_ms(HYDRA, config, batch, sequence, trains) for config in (applied, recursions)]
     flops = [HYDRA.flops(config, batch, sequence) for config in (applied, recursions)]
     print(f"recursions, {trains=}, {routing}: ms {times}, FLOPs {flops[1] / flops[0]}")
     assert times[1] / times[0] < flops[1] / flops[0] + 0.2 < 1

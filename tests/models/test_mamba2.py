@@ -177,27 +177,6 @@ def test_training_on_one_batch_learns_it():
     assert (model.metrics()["ssm_share"] - 0.5).abs().max() > 1e-3  # the gate was trained too
 
 
-@pytest.mark.parametrize("attention_every", [0, 2])
-def test_training_on_the_copy_task_learns_to_copy(attention_every):
-    config = dataclasses.replace(
-        SMALL, dim=48, n_layers=2, d_state=16, n_groups=1, attention_every=attention_every
-    )
-    generator = torch.Generator().manual_seed(0)
-
-    def batch():
-        """Four tokens of eight, a mark, and the same again: chance is 1/8 past the mark."""
-        word = torch.randint(0, 8, (32, 4), generator=generator)
-        sequence = torch.cat([word, torch.full((32, 1), 8), word], 1)
-        return sequence[:, :-1], sequence[:, 1:]
-
-    model = MAMBA2.materialise(config, seed=1)
-    trained(model, (batch() for _ in range(220)), 1e-2)
-    inputs_BS, targets_BS = batch()
-    with torch.no_grad():
-        right = (model(inputs_BS)[:, 4:].argmax(-1) == targets_BS[:, 4:]).float().mean()
-    assert right > 0.9
-
-
 @pytest.mark.parametrize("preset", MAMBA2.presets)
 @pytest.mark.parametrize("attention_free", [False, True])
 def test_the_formula_counts_the_parameters_of_every_preset(preset, attention_free):

@@ -1,0 +1,395 @@
+"""On a GPU host: our blocks beside those of ``transformers`` and ``mamba_ssm``, with equal weights.
+
+    python tests/gpu/run_peers.py OUT [--only llama "mixtral E64" ...] [--modes eager compiled]
+
+For each peer, first the numbers: in FP32 output and input gradients agree within ``FP32``; in BF16
+ours are at most twice as far from the peer's FP32 as the peer's own BF16 is. What is wrong is not
+timed. Then forward (inference) and forward with backward (gradients of input and weights) in BF16:
+blocks of steps of both, alternating at random, judged as any comparison here is. Ratios are ours
+over the peer's: below 1 we are faster. Prints a Markdown table, writes ``peers.json`` to OUT. A
+peer that cannot be imported is listed with the reason, as is what the time did not suffice for.
+
+``--small --device cpu`` only tries the script out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import math
+import random
+import statistics as stats
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
+
+import msgspec
+import torch
+from peer_cases import Case, Side, absent, cases
+from torch import Tensor
+
+import kernels
+from sessions import verdict
+from sessions.model import Judgement, PairedComparison
+from workbench.runner.blocks import SETTLING_STEPS, block_steps
+from workbench.runner.timing import make_clock
+
+SLACK = 2.0  # how much farther from FP32 than the peer's BF16 ours may be, as everywhere here
+PASSES = ("forward", "forward + backward")
+
+
+@dataclass
+class Row:
+    """One line of the table."""
+
+    case: Case
+    mode: str
+    work: str
+    small: bool
+    failure: str = ""
+    ours_ms: float = math.nan
+    peer_ms: float = math.nan
+    judgement: Judgement | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def main() -> int:
+    """Run every case; 1 if nothing could be timed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="cases whose name holds one")
+    parser.add_argument("--modes", nargs="+", choices=("eager", "compiled"), default=None)
+    parser.add_argument("--budget", type=float, default=2.5, help="seconds of one comparison")
+    parser.add_argument("--within", type=float, default=140.0, help="seconds of all of them")
+    parser.add_argument("--profile", action="store_true", help="the kernels where ours is slower")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    until = time.perf_counter() + options.within
+    torch._dynamo.config.recompile_limit = 64  # all cases share the code of their layers
+    missing = {name: why for name in ("transformers", "mamba_ssm") if (why := absent(name))}
+    for name, why in missing.items():
+        print(f"not compared with {name}: {why}", flush=True)
+    wanted = [
+        case
+        for case in cases()
+        if case.package not in missing
+        and (options.only is None or any(part in case.name for part in options.only))
+    ]
+    device, found, sides = torch.device(options.device), [], {}
+    for mode in options.modes or ("eager", "compiled"):
+        for case in wanted:
+            for row in measured(case, mode, options, device, until, sides):
+                found.append(row)
+                print(told(row), flush=True)
+                write(options.out, found, missing)
+    if options.profile:  # at the end: it leaves the process slower
+        for row in found:
+            if row.judgement is not None and row.judgement.verdict == "SLOWER":
+                row.facts["kernels"] = profiled(row, sides)
+                print(f"\n{row.case.name}, {row.mode}, {row.work}: the longest kernels, us a step")
+                for who, longest in row.facts["kernels"].items():
+                    print(f"  {who}: " + "; ".join(f"{us:.0f} {name}" for name, us in longest))
+        write(options.out, found, missing)
+    print("\n" + table(found, missing))
+    return 0 if any(row.judgement for row in found) else 1
+
+
+# The numbers.
+
+
+def stream(case: Case, small: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Input and output gradient, rounded to BF16: so small that what a block adds is not lost."""
+    shape = case.size(small)
+    generator = torch.Generator(device).manual_seed(2)
+    x, dy = (torch.randn(shape, device=device, generator=generator) for _ in range(2))
+    return (0.1 * x).to(torch.bfloat16), dy.to(torch.bfloat16)
+
+
+def gave(side: Side, x: Tensor, dy: Tensor, *, trains: bool = True) -> tuple[Tensor, Tensor]:
+    """Output and input gradient."""
+    side.module.train(trains and side.trains)
+    x = x.detach().requires_grad_()
+    y = side.call(x)
+    (dx,) = torch.autograd.grad(y, [x], dy)
+    return y.detach(), dx
+
+
+def distance(found: Tensor, wanted: Tensor) -> float:
+    """Of the norm."""
+    return float((found.float() - wanted.float()).norm() / wanted.float().norm())
+
+
+def wrong(
+    case: Case, sides: tuple[Side, Side], exact: tuple[Tensor, Tensor], x: Tensor, dy: Tensor
+) -> tuple[str, dict[str, float]]:
+    """Why this BF16 cannot be timed, or nothing; and how far either is from the peer's FP32."""
+    facts, reasons = {}, []
+    each = [gave(side, x, dy) for side in sides]
+    for place, what in enumerate(("output", "input gradient")):
+        mine, its = (distance(gave[place], exact[place]) for gave in each)
+        facts[f"ours, {what}"], facts[f"the peer, {what}"] = mine, its
+        if not its <= case.bf16:
+            reasons.append(f"the peer's {what} is off by {its:.2g}, at most {case.bf16:g} expected")
+        if not mine <= SLACK * its:
+            reasons.append(
+                f"our {what} is off by {mine:.2g}, at most {SLACK:g} times the peer's {its:.2g} "
+                "expected"
+            )
+    return "; ".join(reasons), facts
+
+
+def prepared(case: Case, options: Any, device: torch.device) -> dict[str, Any]:
+    """Both sides in BF16 and the peer's FP32; raises ``ArithmeticError`` where FP32 differs."""
+    x, dy = stream(case, options.small, device)
+    pair = case.make(options.small, device, torch.float32)
+    each = [gave(side, x.float(), dy.float()) for side in pair]
+    facts = {}
+    for what, found, exact in zip(("output", "input gradient"), *each, strict=True):
+        facts[what] = distance(found, exact)
+        if not facts[what] <= case.fp32:
+            raise ArithmeticError(
+                f"in FP32 the {what} differs by {facts[what]:.2g}, at most {case.fp32:g} expected"
+            )
+    exact = each[1]
+    del pair, each
+    made = case.make(options.small, device, torch.bfloat16)
+    return {"x": x, "dy": dy, "exact": exact, "fp32": facts, "eager": made}
+
+
+# The times.
+
+
+def measured(
+    case: Case,
+    mode: str,
+    options: Any,
+    device: torch.device,
+    until: float,
+    kept: dict[str, dict[str, Any]],
+) -> Iterator[Row]:
+    """The rows of one case in one mode; ``kept`` holds what was built, by case."""
+    done = 0
+    try:
+        for work in PASSES:
+            row = Row(case, mode, work, options.small)
+            failure = kept.get(case.name, {}).get("failure", "")
+            if failure or time.perf_counter() > until:
+                row.failure = failure or f"not reached within {options.within:g} s"
+            else:
+                if case.name not in kept:
+                    kept[case.name] = prepared(case, options, device)
+                fill(row, kept[case.name], options, device)
+            yield row
+            done += 1
+    except Exception as error:  # noqa: BLE001  one peer that fails takes no other's row along
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        kept.setdefault(case.name, {"failure": reason})
+        for work in PASSES[done:]:
+            yield Row(case, mode, work, options.small, failure=reason)
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def fill(row: Row, built: dict[str, Any], options: Any, device: torch.device) -> None:
+    """Check the numbers once for each mode, and time one pass."""
+    began = time.perf_counter()
+    if row.mode not in built:
+        built[row.mode] = tuple(
+            dataclasses.replace(side, call=torch.compile(side.call, dynamic=False))
+            for side in built["eager"]
+        )
+    sides = built[row.mode]
+    if f"{row.mode} numbers" not in built:
+        breaks = torch._dynamo.utils.counters["graph_break"]
+        before = breaks.total()
+        kernels.reset_usage()
+        reason, facts = wrong(row.case, sides, built["exact"], built["x"], built["dy"])
+        used = {name: [*impls] for name, impls in kernels.usage().items()}
+        facts |= {"implementations": used, "graph_breaks": breaks.total() - before}
+        built[f"{row.mode} numbers"] = reason, facts
+    row.failure, facts = built[f"{row.mode} numbers"]
+    row.facts |= facts | {"fp32": built["fp32"]}
+    if row.failure:
+        return
+    steps = [step(side, row.work, built["x"], built["dy"]) for side in sides]
+    alternate(row, steps, options.budget, device)
+    row.facts["seconds"] = time.perf_counter() - began
+
+
+def step(side: Side, work: str, x: Tensor, dy: Tensor) -> Callable[[], Any]:
+    """One step of a pass."""
+    trains = work != PASSES[0]
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return side.call(x)
+
+    inputs = [x.detach().clone().requires_grad_(), *side.module.parameters()]
+
+    def both() -> Any:
+        return torch.autograd.grad(side.call(inputs[0]), inputs, dy)
+
+    def ready() -> Any:
+        side.module.train(trains and side.trains)
+        return (both if trains else forward)()
+
+    return ready
+
+
+def alternate(
+    row: Row, steps: list[Callable[[], Any]], budget_s: float, device: torch.device
+) -> None:
+    """Time pairs of blocks, the peer's as the base, until it is settled or the budget spent."""
+    clock, turns = make_clock(device), random.Random(0)
+
+    def block(arm: int, count: int) -> float:
+        for _ in range(SETTLING_STEPS):
+            steps[arm]()
+        clock.begin()
+        for _ in range(count):
+            steps[arm]()
+            clock.lap(0)
+        if device.type == "cuda":
+            mhz.append(float(torch.cuda.clock_rate()))  # while it still works
+        laps = clock.drain(wait=True)
+        return stats.median(lap.wall_ms if lap.gpu_ms is None else lap.gpu_ms for lap in laps)
+
+    mhz: list[float] = []
+    for arm in (0, 1):
+        block(arm, 1)  # compiles
+    counts = [block_steps(block(arm, 5), budget_s, 2 * verdict.MIN_PAIRS, 0.0) for arm in (0, 1)]
+    order, medians, numbers = [], [], []
+    mhz.clear()
+    began, pair = time.perf_counter(), 0
+    while True:
+        for arm in turns.sample((0, 1), 2):
+            order.append(arm)
+            numbers.append(pair)
+            medians.append(block(arm, counts[arm]))
+        pair += 1
+        spent_s = time.perf_counter() - began
+        blocks = PairedComparison(
+            arms=["the peer", "ours"],
+            order=order,
+            medians_ms=medians,
+            pairs=numbers,
+            clocks_mhz=mhz,
+            ratio=math.nan,
+            low=math.nan,
+            high=math.nan,
+            verdict="UNDECIDED",
+        )
+        row.judgement = verdict.judge(blocks, seconds=spent_s)
+        if row.judgement.settled or spent_s > budget_s:
+            break
+    row.peer_ms, row.ours_ms = (
+        stats.median(ms for ms, of in zip(medians, order, strict=True) if of == arm)
+        for arm in (0, 1)
+    )
+    row.facts |= {"block_steps": counts, "blocks": list(zip(order, medians, strict=True))}
+
+
+def profiled(row: Row, kept: dict[str, dict[str, Any]]) -> dict[str, list[tuple[float, str]]]:
+    """The six kernels that took longest on either side, us a step."""
+    found = {}
+    built = kept[row.case.name]
+    for who, side in zip(("ours", "the peer"), built[row.mode], strict=True):
+        once = step(side, row.work, built["x"], built["dy"])
+        once()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(3):
+                once()
+            torch.cuda.synchronize()
+        times = [(event.self_device_time_total / 3, event.key) for event in profile.key_averages()]
+        found[who] = [(us, name[:80]) for us, name in sorted(times, reverse=True)[:6]]
+    return found
+
+
+# What is told.
+
+
+def told(row: Row) -> str:
+    """One line while it runs."""
+    head = f"{row.case.name:14} {row.case.package:13}{row.mode:9}{row.work:19}"
+    if row.judgement is None:
+        return f"{head}{row.failure}"
+    one = row.judgement
+    return (
+        f"{head}ours {row.ours_ms:8.3f} ms, peer {row.peer_ms:8.3f} ms: {span(one)} {one.verdict} "
+        f"({one.pairs} pairs, {row.facts['seconds']:.0f} s)"
+    )
+
+
+def span(one: Judgement) -> str:
+    """Ratio and interval."""
+    if one.low is None or one.high is None:
+        return f"{one.ratio:.3f}"
+    return f"{one.ratio:.3f} ({one.low:.3f} to {one.high:.3f})"
+
+
+def table(found: list[Row], missing: dict[str, str]) -> str:
+    """Everything as Markdown; the verdicts corrected for how many there are (Holm)."""
+    lines = [
+        "| peer | block | B x S x E | mode | pass | ours ms | peer ms | ours / peer | verdict |",
+        "|---|---|---|---|---|---:|---:|---:|---|",
+    ]
+    judged = [row for row in found if row.judgement is not None]
+    corrected = verdict.corrected([row.judgement for row in judged if row.judgement is not None])
+    by_row = {id(row): one for row, one in zip(judged, corrected, strict=True)}
+    for row in found:
+        case = row.case
+        shape = " x ".join(str(size) for size in case.size(row.small))
+        head = f"| {case.package} {case.peer} | {case.name} | {shape} | {row.mode} | {row.work} |"
+        one = by_row.get(id(row))
+        if one is None:
+            lines.append(f"{head} | | | {row.failure} |")
+        else:
+            times = f" {row.ours_ms:.3f} | {row.peer_ms:.3f} | {span(one)} |"
+            lines.append(f"{head}{times} {one.verdict} |")
+    lines += [f"\nNot compared with {name}: {why}." for name, why in missing.items()]
+    notes = {row.case.name: row.case.note for row in found if row.case.note}
+    lines += [f"\n{name}: the peer runs with {note}." for name, note in notes.items()]
+    return "\n".join(lines)
+
+
+def write(out: Path, found: list[Row], missing: dict[str, str]) -> None:
+    """Everything so far."""
+    rows = [
+        {
+            "case": row.case.name,
+            "peer": f"{row.case.package} {row.case.peer}",
+            "shape": row.case.size(row.small),
+            "note": row.case.note,
+            "mode": row.mode,
+            "pass": row.work,
+            "failure": row.failure,
+            "ours_ms": row.ours_ms,
+            "peer_ms": row.peer_ms,
+            "judgement": row.judgement and json.loads(msgspec.json.encode(row.judgement)),
+            **row.facts,
+        }
+        for row in found
+    ]
+    versions = {name: package_version(name) for name in ("torch", "triton", "transformers")}
+    whole = {"versions": versions, "missing": missing, "rows": rows}
+    (out / "peers.json").write_text(json.dumps(whole, indent=1))
+
+
+def package_version(name: str) -> str:
+    """What is installed."""
+    return str(getattr(sys.modules.get(name), "__version__", "not imported"))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

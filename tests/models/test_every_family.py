@@ -1,0 +1,128 @@
+"""What holds for every family alike: seeds, batches, learning a task, saved state, refusals."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from models import FAMILIES, ConfigurationError
+
+DECODERS = [name for name, family in FAMILIES.items() if "decode" in family.workloads]
+ROUTED = {"ccgqa": True, "mixture_of_depths": True, "mixture_of_recursions": True}
+FORMS = {name: (name, {}) for name in FAMILIES} | {
+    "hydra, routed": ("hydra", ROUTED),
+    "mamba2, attention-free": ("mamba2", {"attention_every": 0}),
+    "moe, noisy": ("moe", {"gating": "noisy_topk"}),
+}
+
+
+def form(name, **fields):
+    family, more = FORMS[name]
+    return FAMILIES[family], FAMILIES[family].configure("tiny", {"n_layers": 2} | more | fields)
+
+
+def batch_of(family, config, batch, sequence, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    if family.draw is not None:
+        return family.draw(config, batch, sequence, generator)
+    tokens_BS = torch.randint(0, 256, (batch, sequence + 1), generator=generator)
+    return (tokens_BS[:, :-1],), (tokens_BS[:, 1:],)
+
+
+def trained(model, batches, rate):
+    optimizer = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.95))
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        model.loss(*inputs, *targets).backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_seed_decides_what_training_gives(name):
+    family, config = form(name)
+    batches = [batch_of(family, config, 2, 12, seed) for seed in (1, 2)]
+    found = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)  # of the noise, where there is some
+        model = trained(family.materialise(config, seed=seed), batches, 1e-2)
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_sequence_does_not_see_the_others_of_its_batch(name):
+    family, config = form(name)
+    model = family.materialise(config, dtype=torch.float64, seed=3).eval()
+    if name == "adaattn":
+        model.freeze()  # else ranks follow from all that was seen
+    ((tokens_BS,), _) = batch_of(family, config, 3, 14)
+    together = model(tokens_BS)
+    for i in range(3):
+        torch.testing.assert_close(model(tokens_BS[i : i + 1])[0], together[i])
+
+
+WORD = 4  # tokens
+# MAHIA-X is no language model: its task is learned in tests/models/test_mahia.py.
+COPIERS = {  # learning rate, sizes
+    "hydra": (1e-2, {"dim": 64, "n_heads": 4}),
+    "mamba2": (1e-2, {"dim": 48, "d_state": 16, "attention_every": 2}),
+    "mamba2, attention-free": (1e-2, {"dim": 48, "d_state": 16}),
+    "adaattn": (5e-3, {"dim": 64, "n_heads": 4}),
+    "moe": (1e-2, {}),
+}
+
+
+def copied(generator):
+    """A word of eight letters, a mark, and the same again: chance is 1/8 past the mark."""
+    word = torch.randint(0, 8, (32, WORD), generator=generator)
+    sequence = torch.cat([word, torch.full((32, 1), 8), word], 1)
+    return (sequence[:, :-1],), (sequence[:, 1:],)
+
+
+@pytest.mark.parametrize("name", COPIERS)
+def test_training_on_the_copy_task_learns_to_copy(name):
+    rate, fields = COPIERS[name]
+    family, config = form(name, **fields)
+    generator = torch.Generator().manual_seed(0)
+    model = family.materialise(config, seed=1)
+    trained(model, (copied(generator) for _ in range(220)), rate)
+    ((inputs_BS,), (targets_BS,)) = copied(generator)
+    with torch.no_grad():  # in the mode that decodes
+        found_BS = model.eval()(inputs_BS).argmax(-1)
+    right = (found_BS[:, WORD:] == targets_BS[:, WORD:]).float().mean()
+    assert right > 0.9
+
+
+@pytest.mark.parametrize("name", [n for n in DECODERS if n != "adaattn"])
+def test_the_cache_shrinks_with_the_key_and_value_heads(name):
+    more = {"attention_every": 1} if name == "mamba2" else {}
+    held = {}
+    for heads in (1, 2, 4):
+        family, config = form(name, n_kv_heads=heads, **more)
+        cache = family.materialise(config).new_cache(2, 32)
+        held[heads] = sum(
+            layer.kv.keys.nbytes if more else layer.keys.nbytes for layer in cache.layers
+        )
+    assert held[4] == 2 * held[2] == 4 * held[1] > 0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_size_below_its_least_comes_to_be_built(name, monkeypatch):
+    family = FAMILIES[name]
+    monkeypatch.setattr(torch.nn.Module, "__init__", None)  # nothing is even begun
+    for field in family.fields():
+        if field.kind not in (int, float) or field.choices:
+            continue
+        for value in (-1, field.minimum - 1):
+            with pytest.raises(ConfigurationError) as caught:
+                family.configure("tiny", {field.name: value})
+            assert str(caught.value).startswith(f"{name}: {field.name} = ")
+            with pytest.raises(ConfigurationError):
+                family.build(dataclasses.replace(family.presets["tiny"], **{field.name: value}))
+    for batch, sequence in ((0, 8), (1, 0), (-1, 8), (1, -8)):
+        step = {"workload": "forward", "batch": batch, "sequence": sequence}
+        with pytest.raises(ConfigurationError, match="must be at least 1"):
+            family.check_memory(family.presets["tiny"], memory_bytes=10**9, **step)
