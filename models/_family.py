@@ -208,7 +208,7 @@ class Family:
         return flops(costs, batch=batch, sequence=sequence, training=training, **more)
 
     def footprint(self, config: Any, **step: Any) -> Footprint:
-        """Estimated bytes by role; see ``models._footprint.footprint`` for what describes a step."""
+        """Estimated bytes by role; ``models._footprint.footprint`` says what describes a step."""
         return footprint(self.costs(config), **step)
 
     def suggested(self, preset: str, device_type: str) -> dict[str, int]:

@@ -132,7 +132,7 @@ def _training(
 
 
 def _saved(costs: Costs, size: Precision, tokens: int, fused: bool) -> int:
-    """What a unit block saves for its backward pass: see each family's ``costs`` for the tensors."""
+    """What a unit block saves for its backward pass; each family's ``costs`` names the tensors."""
     compute, fp32 = costs.saved_per_token, costs.saved_fp32_per_token
     if not fused:
         compute, fp32 = compute + costs.unfused_per_token, fp32 + costs.unfused_fp32_per_token

@@ -61,8 +61,11 @@ class Meter(TorchDispatchMode):
         self._known.add(key)
         self.now += size
         if self.trace:
-            stack = [f"{f.filename.split('/')[-1]}:{f.lineno}" for f in traceback.extract_stack()
-                     if "/footprint/" in f.filename and "held.py" not in f.filename]
+            stack = [
+                f"{f.filename.split('/')[-1]}:{f.lineno}"
+                for f in traceback.extract_stack()
+                if "/footprint/" in f.filename and "held.py" not in f.filename
+            ]
             self.live[key] = (size, str(func), " < ".join(reversed(stack[-3:])))
         weakref.finalize(storage, self._give, key, size)
         if self.now > self.most:
@@ -129,12 +132,18 @@ def as_on_an_h200() -> Iterator[None]:
         patch.setattr(_triton, "INTERPRETED", True)
         patch.setattr(hardware, "_cpu", lambda: known)
         # By its module: ``kernels.attention`` is the operator.
-        patch.setattr(sys.modules["kernels.attention._sdpa"], "scaled_dot_product_attention", _flash)
-        patch.setattr(functional, "rms_norm", lambda x, shape, weight, eps: Norm.apply(x, weight, eps))
+        patch.setattr(
+            sys.modules["kernels.attention._sdpa"], "scaled_dot_product_attention", _flash
+        )
+        patch.setattr(
+            functional, "rms_norm", lambda x, shape, weight, eps: Norm.apply(x, weight, eps)
+        )
         # Chosen as on a GPU, where it is no other than the family's.
         adaptive = sys.modules["kernels.adaptive_attention"]
         attention = adaptive.attention
-        patch.setattr(adaptive, "attention", lambda *args, backend, **more: attention(*args, **more))
+        patch.setattr(
+            adaptive, "attention", lambda *args, backend, **more: attention(*args, **more)
+        )
         for cache in caches:
             cache.cache_clear()
         try:
@@ -154,8 +163,16 @@ def batch_of(family: Family, config: Any, batch: int, sequence: int, dtype: torc
 
 
 def held_by_training(
-    family, config, *, batch, sequence, precision="fp32", checkpointing="none", fused=True,
-    trace=False, optimizer="fused"
+    family,
+    config,
+    *,
+    batch,
+    sequence,
+    precision="fp32",
+    checkpointing="none",
+    fused=True,
+    trace=False,
+    optimizer="fused",
 ) -> Meter:
     """Two steps' meter."""
     dtype = torch.bfloat16 if precision == "half" else torch.float32
@@ -174,7 +191,12 @@ def held_by_training(
             if hasattr(module, "rebuild_buffers"):
                 module.rebuild_buffers(torch.device("cpu"))
         model.set_checkpointing(checkpointing)
-        adamw = torch.optim.AdamW(model.parameters(), **{"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}[optimizer])
+        adamw = torch.optim.AdamW(
+            model.parameters(),
+            **{"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}[
+                optimizer
+            ],
+        )
         for number in range(2):
             adamw.zero_grad(set_to_none=True)
             if number:
