@@ -29,7 +29,6 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from kernels.ssd_scan import CHUNK, held_bytes
-
 from models import _fields
 from models._attention import Attention, KVState, RotaryCache
 from models._costs import Costs
