@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from models._costs import Costs, Footprint
+from models._costs import Costs
 from models._family import ConfigField, Family
+from models._footprint import Footprint
 from models._generate import generate, pieces, prefill_in_chunks, sample
 from models._language_model import BlockOutput, Cache, LanguageModel
 from models._mistake import ConfigurationError

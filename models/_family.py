@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from models._costs import Costs, Footprint, flops, footprint
+from models._costs import Costs, flops
+from models._footprint import Footprint, footprint
 from models._initialise import initialise, keep_marks
 from models._mistake import ConfigurationError
 from models._model import Metric, Model
@@ -207,7 +208,7 @@ class Family:
         return flops(costs, batch=batch, sequence=sequence, training=training, **more)
 
     def footprint(self, config: Any, **step: Any) -> Footprint:
-        """Estimated bytes by role; see ``models._costs.footprint`` for what describes a step."""
+        """Estimated bytes by role; ``models._footprint.footprint`` says what describes a step."""
         return footprint(self.costs(config), **step)
 
     def suggested(self, preset: str, device_type: str) -> dict[str, int]:

@@ -76,7 +76,9 @@ def costs(config: HydraConfig) -> Costs:
     block = layer.saved + stream + fp32
     capacity = config.capacity.part / config.capacity.whole
     deep = (capacity * (block + 2 * dim) + dim) / block
-    sizes = tuple(deep if config.routes_depth(i) else 1.0 for i in range(config.n_layers))
+    sizes = [deep if config.routes_depth(i) else 1.0 for i in range(config.n_layers)]
+    by_block: list[tuple[float, ...]] = [(size,) for size in sizes]
+    block_weights = [1 / config.n_layers] * config.n_layers
     routers = depths * dim
     recursion_router = 0
     if config.mixture_of_recursions:
@@ -98,15 +100,16 @@ def costs(config: HydraConfig) -> Costs:
             recursion_router = n * dim
         routers += n * dim
         distinct, states = config.n_layers + 2, n * (depths + 1)
-        weight = sum(s.part / s.whole for s in shares)
-        sizes = (1.0, weight * (sum(sizes) + 3 * dim / block), 1.0)
+        stack = sum(sizes) + 3 * dim / block  # with what chooses and gathers the tokens
+        by_block = [(1.0,), tuple(s.part / s.whole * stack for s in shares), (1.0,)]
+        block_weights = [layers / distinct for layers in (1, config.n_layers, 1)]
     every = [part for found in parts for part in found]
     whole = [part for part in every if part.share.part == part.share.whole]
     tables = 1 if config.tie_embeddings else 2
     applied = passes * config.n_layers + distinct - config.n_layers
     return Costs(
         parameters=distinct * layer.parameters + routers + dim + tables * rows * dim,
-        n_layers=len(sizes),
+        n_layers=len(by_block),
         dim=dim,
         rows=rows,
         matmul_per_token=sum(part.matmul_per_token for part in whole) + recursion_router,
@@ -122,7 +125,9 @@ def costs(config: HydraConfig) -> Costs:
         unfused_per_token=hidden,  # silu(gate)
         tables_bytes=4 * config.max_sequence * config.head_dim,
         routed=tuple(part for part in every if part not in whole),
-        block_sizes=sizes,
+        block_passes=tuple(by_block),
+        block_weights=tuple(block_weights),
+        backward_per_token=2 * hidden,  # of gate and up, their product's, which goes
         linear_parameters=distinct * layer.matmul,
     )
 

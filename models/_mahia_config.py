@@ -172,4 +172,6 @@ def costs(config: MahiaConfig) -> Costs:
             + config.max_layers * (2 * fused + config.capacity * (3 * fused + 3 * fabric))
         ),
         linear_parameters=linears,
+        linears_after=beside + config.max_layers * (layer + fused),
+        backward_per_token=2 * hidden * served,  # the gradients of gate and up
     )

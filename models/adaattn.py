@@ -366,6 +366,8 @@ def costs(config: AdaAttnConfig) -> Costs:
         # The log-sum-exp and two inverse deviations of each head, and both norms'.
         saved_fp32_per_token=3 * config.n_heads + 2,
         unfused_per_token=hidden,  # silu(gate)
+        unfused_fp32_per_token=4 * dim,  # the norms' steps of q and of k
+        backward_per_token=2 * hidden,  # the gradients of gate and up
         tables_bytes=4 * config.max_sequence * head_dim,
     )
 

@@ -28,7 +28,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from kernels.ssd_scan import CHUNK
+from kernels.ssd_scan import CHUNK, held_bytes
 from models import _fields
 from models._attention import Attention, KVState, RotaryCache
 from models._costs import Costs
@@ -275,6 +275,11 @@ def costs(config: Mamba2Config) -> Costs:
     saved += attending * ((dim + 2 * kv_dim) + dim + dim)
     # The norms' inverse deviations; log-sum-exp and the gate.
     saved_fp32 = layers * (1 + size.n_groups) + attending * (heads + 1)
+
+    def scan_bytes(batch: int, sequence: int, element: int) -> tuple[int, int]:
+        cut = (size.n_heads, size.head_dim, size.n_groups, size.d_state)
+        return held_bytes(batch, sequence, *cut, {2: torch.bfloat16, 4: torch.float32}[element])
+
     return Costs(
         parameters=matmuls
         + attending
@@ -302,6 +307,9 @@ def costs(config: Mamba2Config) -> Costs:
         + 5 * size.inner
         + size.convolved
         + 10 * size.n_heads,
+        # The gradients of y, z and x, while y and the norm's output have gone.
+        backward_per_token=size.inner,
+        scan_bytes=scan_bytes,
         tables_bytes=4 * config.max_sequence * (dim // heads) if attending else 0,
     )
 

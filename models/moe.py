@@ -82,6 +82,7 @@ def costs(config: MoEConfig) -> Costs:
         + 5 * k
         + (3 * n_experts + dim if noisy else 0),
         unfused_per_token=2 * k * (width + dim) + shared * width,
+        backward_per_token=2 * k * (width + dim) + 2 * shared * width,
         tables_bytes=4 * config.max_sequence * config.head_dim,
     )
 

@@ -49,6 +49,23 @@ def _segments(x: Tensor, n_states: int, asked: int | None) -> tuple[int, int, in
     return chunk, per_segment, triton.cdiv(n_chunks, per_segment)
 
 
+def held_bytes(
+    batch: int, length: int, heads: int, dim: int, groups: int, n_states: int, dtype: torch.dtype
+) -> tuple[int, int]:
+    """What one scan keeps for its backward pass beside its inputs, and what that holds beside.
+
+    The states that segments begin with; the states at all chunks and their gradients, and the
+    gradients of B and C before their sum over heads. How a scan is cut depends on the GPU.
+    """
+    x = torch.empty(batch, length, heads, dim, dtype=dtype, device="meta")
+    _, per_segment, n_segments = _segments(x, n_states, None)
+    n_chunks, state = per_segment * n_segments, batch * heads * dim * n_states
+    parts = heads // _heads_together(heads, groups, batch * n_chunks * heads, None)
+    kept = 4 * state * n_segments if n_segments > 1 else 0
+    numbers = 2 * state * n_chunks + 2 * batch * length * parts * n_states
+    return kept, numbers * dtype.itemsize
+
+
 def _least(element_size: int) -> int:
     """The least size of a tile.
 

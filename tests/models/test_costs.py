@@ -111,9 +111,8 @@ def test_weights_gradients_and_optimizer_are_counted_exactly(config, tokens_BS, 
     ]
     assert estimate.optimizer == sum(moments)
     assert estimate.tables == model.rope_cache_bytes()
-    assert estimate.total == (
-        sum(dataclasses.astuple(estimate)) - min(estimate.gradients, estimate.activations)
-    )
+    highest = max(estimate.activations, estimate.gradients)
+    assert highest <= estimate.together <= estimate.activations + estimate.gradients
 
 
 def test_checkpointing_and_narrow_numbers_shrink_the_estimate():

@@ -12,6 +12,7 @@ from sessions.checklist import FAIL, NOT_APPLICABLE, PASS
 from workbench.runner import numerics
 from workbench.runner.arm import Arm
 from workbench.runner.failures import explain, is_fatal
+from workbench.runner.graph_pools import resident_bytes
 from workbench.runner.optimizers import moments
 from workbench.runner.probes import allocations, graphs, syncs
 from workbench.runner.probes.graphs import Break
@@ -134,14 +135,14 @@ def steady_memory(arm: Arm, steps: int) -> Result:
     estimate = footprint(arm.situation)
     if estimate is None:
         return passed(f"{text}; there is no estimate for this model")
-    replayed = getattr(arm.step, "replayed_bytes", 0)
-    measured = _standing_bytes(arm) + max(first.highest, second.highest, replayed)
+    pools = resident_bytes(arm)
+    measured = _standing_bytes(arm) + max(first.highest, second.highest) + pools
     estimated = estimate.total - estimate.cache
     text += (
         f"; {measured / _MIB:,.1f} MiB at most, {measured / estimated:.2f} of the "
         f"{estimated / _MIB:,.1f} MiB that were estimated"
     )
-    if measured > ESTIMATE_FACTOR * estimated + (SEGMENTS_BYTES if replayed else 0):
+    if measured > ESTIMATE_FACTOR * estimated + (SEGMENTS_BYTES if pools else 0):
         return fails(f"{text}, and at most {ESTIMATE_FACTOR:g} is expected")
     return passed(text)
 

@@ -6,10 +6,16 @@ Reading the allocator takes tens of microseconds, so it is sampled and not read 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+import weakref
+from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 import torch
+
+from workbench.runner.graph_pools import resident_bytes
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm
 
 
 class Memory(NamedTuple):
@@ -21,22 +27,33 @@ class Memory(NamedTuple):
 
 
 class GpuMemory:
-    """Samples PyTorch's caching allocator."""
+    """Samples PyTorch's caching allocator; what CUDA graphs hold is added to its peak."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.replayed_bytes = 0  # what a CUDA graph uses at every replay, unseen by the allocator
+        self._arm: weakref.ref[Arm] | None = None  # that steps; it may be freed meanwhile
+        self._pool_bytes: int | None = None  # of its graphs; None: to be counted, which takes long
 
     def sample(self) -> Memory:
         """The allocator's counters now."""
         stats = torch.cuda.memory_stats_as_nested_dict(self._device)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
-        peak = max(allocated["peak"], allocated["current"] + self.replayed_bytes)
+        if self._pool_bytes is None:
+            arm = None if self._arm is None else self._arm()
+            self._pool_bytes = 0 if arm is None else resident_bytes(arm)
+        peak = allocated["peak"] + self._pool_bytes
         return Memory(allocated["current"], reserved["current"], peak)
 
+    def follow(self, arm: Arm | None) -> None:
+        """Begin a new peak if another arm steps than before; None if none does."""
+        if (self._arm and self._arm()) is not arm:
+            self._arm = None if arm is None else weakref.ref(arm)
+            self.new_phase()
+
     def new_phase(self) -> None:
-        """Begin a new peak."""
+        """Begin a new peak; from any thread."""
         torch.cuda.reset_peak_memory_stats(self._device)
+        self._pool_bytes = None
 
 
 class HostMemory:
@@ -45,13 +62,19 @@ class HostMemory:
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._peak = 0.0
-        self.replayed_bytes = 0
+        self._arm: weakref.ref[Arm] | None = None
 
     def sample(self) -> Memory:
         """The resident set now."""
         resident = float(self._process.memory_info().rss)
         self._peak = max(self._peak, resident)
         return Memory(resident, math.nan, self._peak)
+
+    def follow(self, arm: Arm | None) -> None:
+        """Begin a new peak if another arm steps than before; None if none does."""
+        if (self._arm and self._arm()) is not arm:
+            self._arm = None if arm is None else weakref.ref(arm)
+            self.new_phase()
 
     def new_phase(self) -> None:
         """Begin a new peak."""

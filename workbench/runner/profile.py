@@ -28,6 +28,7 @@ from workbench.runner.alternation import Alternation
 from workbench.runner.arm import Arm, label
 from workbench.runner.blocks import Contender, TimedBlock
 from workbench.runner.failures import Mistake
+from workbench.runner.graph_pools import resident_bytes
 from workbench.runner.profiling import findings, marks, roles, sums, trace
 from workbench.runner.profiling.trace import Trace
 from workbench.runner.resolve import demand
@@ -130,14 +131,14 @@ class ProfileRun:
         })  # fmt: skip
 
     def _peak(self, arm: Arm) -> float:
-        """Bytes that the allocator held at most over a plain step; NaN where it does not say."""
+        """Bytes held at most over a plain step, pools of graphs too; NaN where nobody says."""
         if self._rig.device.type != "cuda":
             return math.nan
         with arm.entered():
             torch.cuda.reset_peak_memory_stats(self._rig.device)
             arm.step()
             self._rig.synchronize()
-        return float(torch.cuda.max_memory_allocated(self._rig.device))
+        return float(torch.cuda.max_memory_allocated(self._rig.device) + resident_bytes(arm))
 
     def _record(self, arm: Arm, path: Path, step: Step, steps: int) -> tuple[roles.Known, float]:
         """Run the marked steps and write their trace; what was held, and the time of a step."""

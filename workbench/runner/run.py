@@ -125,7 +125,7 @@ class Run:
             self._note("info", f"freed what was built before ({count}): memory was short")
             arm = self._enter(situation, reused, again=True)
             assert arm is not None
-        rig.memory.replayed_bytes = getattr(arm.step, "replayed_bytes", 0)
+        rig.memory.follow(arm)
         self._arm, self._situation, self._steady = arm, situation, 0
         self._metrics = MetricReader(wire, index, arm.model)
         self._finite = FiniteWatch(rig.device)
@@ -191,7 +191,7 @@ class Run:
             self._metrics.finish()
         if self._text is not None and self._output is not None:
             self._text.finish()
-        self._rig.memory.replayed_bytes = 0
+        self._rig.memory.follow(None)
         self._arm, self._metrics, self._text, self._output = None, None, None, None
         self._entered.close()
 

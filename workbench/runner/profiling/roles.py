@@ -20,6 +20,7 @@ import torch
 
 from sessions.breakdown import ROLES
 from workbench.runner.arm import Arm
+from workbench.runner.graph_pools import resident_bytes
 from workbench.runner.profiling.trace import Trace
 
 ROWS = 400  # of the course over a step, at most
@@ -77,7 +78,7 @@ def known(arm: Arm, device: torch.device) -> Known:
         held = sum(size for _, size in found.blocks.values())
         found.other = max(0, torch.cuda.memory_allocated(device) - held)
         found.reserved = torch.cuda.memory_reserved(device)
-        found.pools = _pool_bytes()
+        found.pools = resident_bytes(arm)
     else:
         for tensor in (*arm.batches.inputs, *arm.batches.targets):
             take("other", tensor)
@@ -193,12 +194,3 @@ def _thinned(
         **columns,
         "reserved": [reserved for _, _, reserved in chosen],
     }
-
-
-def _pool_bytes() -> int:
-    """What private pools of CUDA graphs reserve beyond what tensors hold in them."""
-    return sum(
-        segment["total_size"] - segment["allocated_size"]
-        for segment in torch.cuda.memory_snapshot()
-        if tuple(segment["segment_pool_id"]) != (0, 0)
-    )

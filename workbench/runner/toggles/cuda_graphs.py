@@ -41,7 +41,6 @@ class _CapturedStep:
         self._phases = build.phases
         self.graph: torch.cuda.CUDAGraph | None = None
         self.replays = 0
-        self.replayed_bytes = 0  # of the graph's pool, which the allocator counts as free
         self._output: torch.Tensor | None = None
 
     def __call__(self) -> torch.Tensor:
@@ -59,7 +58,6 @@ class _CapturedStep:
         graph = torch.cuda.CUDAGraph()
         with self._phases.during(Phase.CAPTURE), _no_collection(), capturing(graph):
             self._output = self._step()
-        self.replayed_bytes = _pool_bytes(graph)
         self.graph = graph
 
 
@@ -73,16 +71,6 @@ def _no_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def _pool_bytes(graph: torch.cuda.CUDAGraph) -> int:
-    pool = tuple(graph.pool())
-    segments = torch.cuda.memory_snapshot()
-    return sum(
-        segment["total_size"] - segment["allocated_size"]
-        for segment in segments
-        if tuple(segment["segment_pool_id"]) == pool
-    )
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:

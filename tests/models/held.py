@@ -1,0 +1,188 @@
+"""What a training step would hold on an H200 at most, counted on a CPU and without computing.
+
+Tensors are fake: they have sizes and no numbers, so that any preset fits. Triton's kernels are not
+launched, which leaves what matters here: what their callers allocate and keep for the backward
+pass. Where torch's own operators keep more on a CPU than on a GPU, stand-ins keep as much as there.
+Counted are whole tensors: not the allocator's rounding, nor what libraries take for themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from triton.runtime.autotuner import Autotuner, Heuristics
+from triton.runtime.jit import JITFunction
+
+import kernels
+from kernels import _dispatch, _triton, hardware
+from models import Family
+
+SDPA = "scaled_dot_product_attention"
+
+
+class Meter(TorchDispatchMode):
+    """Counts the bytes of the storages that operators made within it and that live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._live: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for one in tree_leaves(found):
+            if isinstance(one, Tensor):
+                self._take(one.untyped_storage())
+        return found
+
+    def _take(self, storage: torch.UntypedStorage) -> None:
+        if id(storage) in self._live:
+            return
+        self._live.add(id(storage))
+        self.now += storage.nbytes()
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._give, id(storage), storage.nbytes())
+
+    def _give(self, storage: int, size: int) -> None:
+        self._live.remove(storage)
+        self.now -= size
+
+
+class Norm(torch.autograd.Function):
+    """A norm that keeps for its backward pass what a GPU's keeps."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1], dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight)
+
+
+class Flash(torch.autograd.Function):
+    """Attention that keeps what a flash kernel keeps: its inputs, its output, the log-sum-exp."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        y = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format)
+        ctx.save_for_backward(q, k, v, y, q.new_empty(q.shape[:3], dtype=torch.float32))
+        return y.transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.empty_like(x) for x in ctx.saved_tensors[:3])
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
+    """In the place of torch's."""
+    assert mask is None
+    return Flash.apply(q, k, v)
+
+
+@contextlib.contextmanager
+def as_on_an_h200() -> Iterator[None]:
+    """Operators choose, allocate and keep as there; nothing is launched, nothing is computed."""
+    cached = (
+        _dispatch._candidates_once,
+        _dispatch._missing_once,
+        sys.modules["kernels.fourier_mix"]._matrix_once,
+    )
+    known = dataclasses.replace(hardware.of("cpu"), sm_count=132, total_bytes=141 << 30)
+    # By its module: ``kernels.attention`` is the operator.
+    adaptive = sys.modules["kernels.adaptive_attention"]
+    attention = adaptive.attention
+
+    def attention_of_its_choice(*args: Any, backend: str | None, **more: Any) -> Tensor:
+        return attention(*args, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (JITFunction, Autotuner, Heuristics):
+            patch.setattr(kind, "run", lambda *args, **more: None)
+        patch.setattr(_triton, "INTERPRETED", True)  # Triton is there, also for a CPU's tensors
+        patch.setattr(hardware, "_cpu", lambda: known)
+        patch.setattr(sys.modules["kernels.attention._sdpa"], SDPA, flash)
+        patch.setattr(adaptive, "attention", attention_of_its_choice)
+        patch.setattr(functional, "rms_norm", lambda x, _, weight, eps: Norm.apply(x, weight))
+        for each in cached:
+            each.cache_clear()
+        try:
+            yield
+        finally:
+            for each in cached:
+                each.cache_clear()
+
+
+def held_by_training(
+    family: Family,
+    config: Any,
+    *,
+    batch: int,
+    sequence: int,
+    precision: str,
+    checkpointing: str = "none",
+    fused: bool = True,
+) -> int:
+    """Bytes at the peak of a training step with fused AdamW, its moments made before.
+
+    The arguments are those of the family's footprint.
+    """
+    dtype = torch.bfloat16 if precision == "half" else torch.float32
+    amp = torch.autocast("cpu", torch.bfloat16, enabled=precision == "amp")
+    implementations = {"all": "triton" if fused else "torch", "attention": "sdpa"}
+    if family.name == "mahia":
+        implementations["fourier_mix"] = "matmul"  # auto's choice on a GPU
+    model = family.build(config, dtype=dtype).train()
+    model.set_checkpointing(checkpointing)
+    meter = Meter()
+    given = drawn(family, config, batch, sequence, dtype)
+    with as_on_an_h200(), kernels.using(**implementations), FakeTensorMode(), meter:
+        inputs = [torch.empty(x.shape, dtype=x.dtype) for x in given]
+        _fill(model, dtype)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        for parameter in model.parameters():
+            parameter.grad = torch.empty_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        meter.most = meter.now
+        with amp:
+            loss = model.loss(*inputs)
+        loss.backward()
+        optimizer.step()
+    return meter.most
+
+
+def drawn(
+    family: Family, config: Any, batch: int, sequence: int, dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    """Inputs and targets of one step."""
+    if family.draw is None:
+        tokens_BS = torch.zeros(batch, sequence, dtype=torch.int64)
+        return tokens_BS, tokens_BS
+    inputs, targets = family.draw(config, batch, sequence, torch.Generator().manual_seed(0))
+    return *(x.to(dtype) if x.is_floating_point() else x for x in inputs), *targets
+
+
+def _fill(model: nn.Module, dtype: torch.dtype) -> None:
+    """Give a model of the meta device parameters and buffers that are counted."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(torch.empty(parameter.shape, dtype=dtype)))
+        if hasattr(module, "rebuild_buffers"):
+            module.rebuild_buffers(torch.device("cpu"))
