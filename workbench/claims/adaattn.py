@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from workbench import protocol
-from workbench.claims._claim import GPU_CLAIM, Claim, Document, Experiment
+from workbench.claims._claim import GPU_CLAIM, Claim, Commands, Document, Experiment
 from workbench.claims._command import configuration, eager, ladder, on_gpu
 from workbench.claims._read import error, memory_share, speed_up
 
@@ -39,7 +37,7 @@ def _attention(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.
     return found
 
 
-def _precision(option: str) -> Callable[[protocol.Catalogue, float], list[protocol.Command]]:
+def _precision(option: str) -> Commands:
     def commands(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Command]:
         gpu = on_gpu(catalogue)
         base = configuration(
