@@ -19,6 +19,7 @@ from workbench import protocol
 from workbench.claims._claim import Document, Experiment, Found, Outcome, judge, why_not
 
 SLACK_S = 30.0  # beyond what a command may build and measure: starting, checking numbers, ending
+CPU_TIMES = 2.0  # as long as on a GPU may building take on a CPU, which runs what it compiles too
 LEFT_SHARE = 0.6  # of what is left of the limit, for building; so that something is measured
 _COMPILING = (Phase.COMPILE, Phase.AUTOTUNE)
 
@@ -43,8 +44,8 @@ class Course:
     """Goes through experiments in order, in one session; each command is bounded in time.
 
     ``budget_s``: of measuring for one claim, at most. ``limit_s``: for all together, or None.
-    ``floor_of`` a device is the least difference told there, ``clock`` tells seconds. ``ended``
-    says why it did so early, where it did.
+    ``floor_of`` a device is the least difference told there, ``clock`` tells seconds. ``was_cut``:
+    the latest command took too long. ``ended`` says why it did so early, where it did.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Course:
         self._command: protocol.Command | None = None  # in flight
         self._sent_at = 0.0
         self._allowed_s = 0.0
-        self._was_cut = False
+        self.was_cut = False
         self._compiling: tuple[float, float] | None = (
             None  # since when: the runner's time, and ours
         )
@@ -109,12 +110,8 @@ class Course:
     def next(self, catalogue: protocol.Catalogue) -> protocol.Command | None:
         """The next command for an idle runner; None where all is done."""
         self._end_command()
-        while not self.over:
-            if self._left_s() <= 0:
-                self._conclude()
-                self._give_up(f"the limit of {self._limit_s:g} s for all was reached before it")
-                self.over = True
-            elif self._now is not None and self._now.commands:
+        while not self._out_of_time() and not self.over:
+            if self._now is not None and self._now.commands:
                 return self._send(catalogue, self._now.commands.pop(0))
             else:
                 self._conclude()
@@ -124,9 +121,8 @@ class Course:
     def lost(self) -> bool:
         """The runner is gone, and with it the command in flight: whether another one is needed."""
         self._end_command()
-        return self._left_s() > 0 and bool(
-            (self._now is not None and self._now.commands) or self._next < len(self._chosen)
-        )
+        more = self._now is not None and bool(self._now.commands)
+        return not self._out_of_time() and (more or self._next < len(self._chosen))
 
     def heed(self, message: protocol.AnyMessage) -> Iterator[protocol.AnyMessage]:
         """Take a message that was recorded; what to record after it."""
@@ -138,7 +134,7 @@ class Course:
                 self._follow(message)
             case protocol.StudyStarted() if message.index != protocol.OWN_STUDY:
                 now.studies[-1] = len(self._session.studies) - 1
-            case protocol.Failure() if not self._was_cut:
+            case protocol.Failure() if not self.was_cut:
                 now.failures.append(message.sentence)
             case protocol.StudyRows() if message.table == "effects":
                 yield from self._look()
@@ -155,8 +151,8 @@ class Course:
 
         May be called from another thread.
         """
-        self._was_cut = command is not None and command is self._command
-        return self._was_cut
+        self.was_cut = command is not None and command is self._command
+        return self.was_cut
 
     def finish(self, why: str = "") -> Iterator[protocol.AnyMessage]:
         """End, early where ``why`` says so: what was not measured by now is not measured."""
@@ -225,6 +221,7 @@ class Course:
         now = self._now
         assert now is not None
         building_s, measuring_s = self._chosen[now.place][1].build_s, 0.0
+        building_s *= 1.0 if self._device == "cuda" else CPU_TIMES
         left_s = self._left_s()
         if isinstance(command, protocol.Attribute):
             command.floor = self._floor_of(catalogue.device_title)
@@ -233,7 +230,7 @@ class Course:
         elif isinstance(command, protocol.Start):
             measuring_s = command.seconds or 0.0
         now.studies.append(None)
-        self._command, self._was_cut = command, False
+        self._command, self.was_cut = command, False
         self._sent_at = self._clock()
         self._allowed_s = min(building_s + measuring_s + SLACK_S, left_s)
         return command
@@ -247,7 +244,7 @@ class Course:
         if self._compiling is not None:  # it never came to its end
             now.compiling_s += self._clock() - self._compiling[1]
             self._compiling = None
-        if self._was_cut:
+        if self.was_cut:
             took_s = self._clock() - self._sent_at
             short = " that the limit for all had left" if self._left_s() <= 0 else ""
             now.failures.append(f"cut off after {took_s:.0f} s, of {self._allowed_s:.0f} s{short}")
@@ -255,6 +252,15 @@ class Course:
     def _left_s(self) -> float:
         """Seconds that are left of the limit."""
         return (self._limit_s or float("inf")) - (self._clock() - self._began)
+
+    def _out_of_time(self) -> bool:
+        """Whether the limit for all is reached; then it is over."""
+        if self._left_s() > 0:
+            return False
+        self._conclude()
+        self._give_up(f"the limit of {self._limit_s:g} s for all was reached before it")
+        self.over = True
+        return True
 
     def _follow(self, message: protocol.PhaseChanged) -> None:
         """Add up how long the runner compiles."""

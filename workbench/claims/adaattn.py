@@ -29,7 +29,7 @@ def _attention(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.
             base,
             batch=4 if gpu else 1,
             sequence=sequence,
-            model={"max_sequence": ABOVE_1024},
+            model={"max_sequence": ABOVE_1024, **({} if gpu else {"n_layers": 1})},
         )
         toggles = {"attention": "auto", **({"triton": "on"} if gpu else {})}
         adaptive = {"adaptive_rank": "on", "adaptive_precision": "on"}
