@@ -35,7 +35,8 @@ class Row:
 
     ``says`` is in the document's own words, ``least`` and ``most`` are the bounds that it sets, NaN
     where there is none. ``low`` and ``high`` are the ends of the 95 % interval, NaN where the
-    number is exact. ``result`` is one of ``RESULTS``, ``reason`` what there is to say of it.
+    number is exact. ``result`` is one of ``RESULTS``, or empty where nobody asked; ``reason`` what
+    there is to say of it.
     """
 
     document: str
@@ -61,7 +62,7 @@ class Row:
     @property
     def final(self) -> bool:
         """Whether it is known how this ended."""
-        return self.result not in (MEASURING, WAITING)
+        return self.result not in (MEASURING, WAITING, "")
 
 
 def columns(found: Sequence[Row]) -> dict[str, list[float | str | None]]:

@@ -1,4 +1,4 @@
-"""Claims as they may have come out on some GPU, one of each kind of result, for pictures and panels."""
+"""Claims as they may have come out on some GPU, with every kind of result, for panels."""
 
 from __future__ import annotations
 

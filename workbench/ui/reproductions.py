@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,8 @@ class Reproductions(QObject):
         """
         state = self._state
         known = claims.newest(state.session, self.measuring and state.live)
-        blank = Course(self.experiments(), self.budget_s).rows
+        every = Course(self.experiments(), self.budget_s).rows
+        blank = [dataclasses.replace(row, result="") for row in every]
         return [known.pop(row.key, row) for row in blank] + list(known.values())
 
     def why_not(self) -> str:

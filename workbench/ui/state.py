@@ -285,7 +285,7 @@ class AppState(QObject):
 
     def cancel(self) -> None:
         """End the run as soon as possible, by force if need be."""
-        if self.active:
+        if self.active or self.reproductions.measuring:  # even before its command was heard
             self.cancelled = True
             self._link.cancel()
 

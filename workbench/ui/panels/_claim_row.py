@@ -25,8 +25,8 @@ MARKS = {  # by result: the word, its icon and its colour
     claims.NOT_HERE: ("Not here", "absent", "muted"),
     claims.MEASURING: ("Measuring", "live", "accent"),
     claims.WAITING: ("Waiting", "pending", "muted"),
+    "": ("Not yet", "pending", "muted"),
 }
-_NOT_ASKED = ("Not yet", "pending", "muted")
 _TOP = Qt.AlignmentFlag.AlignTop
 
 
@@ -53,14 +53,13 @@ class ClaimRow:
             grid.addWidget(widget, line, column, _TOP)
         grid.addWidget(self.reason, line + 1, 2, 1, COLUMNS - 2)
 
-    def show(self, row: Row, running: bool, why_not: str, theme: Theme) -> None:
-        """Show what is known of the claim; ``running``: some are being measured."""
-        shown = (row, running, why_not, theme.name)
+    def show(self, row: Row, why_not: str, theme: Theme) -> None:
+        """Show what is known of the claim; ``why_not``: why it cannot be measured now."""
+        shown = (row, why_not, theme.name)
         if shown == self._shown:
             return
         self._shown = shown
-        asked = running or row.result != claims.WAITING
-        word, name, role = MARKS[row.result] if asked else _NOT_ASKED
+        word, name, role = MARKS[row.result]
         self.word.setText(word)
         tone = role if role in ("good", "bad", "warning", "accent") else ""
         _parts.set_tone(self.word, tone)

@@ -175,7 +175,7 @@ class ClaimsPanel(QWidget):
             self._rebuild(rows)
         running, why_not = reproductions.measuring and self._state.live, reproductions.why_not()
         for row in rows:
-            self.rows[row.key].show(row, running, why_not, theme)
+            self.rows[row.key].show(row, why_not, theme)
         for name, label in self._counts.items():
             of_it = [row for row in rows if row.document == name]
             label.setText(claims.count(of_it) if any(row.final for row in of_it) else "")
