@@ -19,7 +19,7 @@ from workbench import protocol
 from workbench.claims._claim import Document, Experiment, Found, Outcome, judge, why_not
 
 SLACK_S = 30.0  # beyond what a command may build and measure: starting, checking numbers, ending
-CPU_TIMES = 2.0  # as long as on a GPU may building take on a CPU, which runs what it compiles too
+CPU_TIMES = 4.0  # as long as on a GPU may building take on a CPU, which runs what it compiles too
 LEFT_SHARE = 0.6  # of what is left of the limit, for building; so that something is measured
 _COMPILING = (Phase.COMPILE, Phase.AUTOTUNE)
 
