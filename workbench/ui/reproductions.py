@@ -36,6 +36,7 @@ class Reproductions(QObject):
         self._recorder: Recorder | None = None  # of the session that the course belongs to
         self._command: protocol.Command | None = None
         self._renewing = False  # a runner was lost, and another one starts
+        self._run_before = False  # a run is still to end, whose messages are not ours
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._cut)
@@ -89,7 +90,7 @@ class Reproductions(QObject):
         if self.why_not() or state.catalogue is None:
             return
         state.show_live()
-        self._recorder = state.recorder
+        self._recorder, self._run_before = state.recorder, state.active
         self._course = Course(
             self.experiments(document, experiment),
             self.budget_s,
@@ -109,6 +110,10 @@ class Reproductions(QObject):
     def _heed(self, message: protocol.AnyMessage) -> None:
         course = self._course
         if course is None:
+            return
+        if self._run_before and not isinstance(message, protocol.Catalogue | protocol.Failure):
+            idle = isinstance(message, protocol.State) and message.state == "idle"
+            self._run_before = not idle
             return
         self._record(course.heed(message))
         match message:

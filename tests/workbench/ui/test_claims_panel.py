@@ -83,6 +83,16 @@ def test_one_claims_experiment_is_measured_live_by_the_runner_and_kept(
     assert claims.columns(claims.rows(rebuilt)) == claims.columns(claims.rows(study))
 
 
+def test_claims_are_measured_in_place_of_a_run_that_is_in_progress(qtbot, ready, panel):
+    state = ready.state
+    state.start()
+    qtbot.waitUntil(lambda: state.runner_state == "running", timeout=10_000)
+    qtbot.waitUntil(panel.run_all.isEnabled)
+    panel.rows[key("+ torch.compile, inference")].button.click()
+    qtbot.waitUntil(lambda: not state.reproductions.measuring, timeout=30_000)
+    qtbot.waitUntil(lambda: shown(panel, "+ torch.compile, inference")[0] == "Holds")
+
+
 def test_a_saved_session_shows_its_claims_again_and_copies_them(qtbot, ready, panel, tmp_path):
     recorder = Recorder()
     for message in claims_samples.messages(1.0):
