@@ -6,9 +6,10 @@ Each is compared with the reference first: what is wrong is not timed. What was 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,12 +64,15 @@ def bench(
     *,
     cases: Iterable[Case] | None = None,
     deadline: float = float("inf"),
+    only: Collection[str] = (),
+    forward_only: bool = False,
 ) -> Iterator[Row]:
     """Time one operator: each row once it is timed, and on a GPU the same again once profiled.
 
     ``cases``: by default the operator's large ones on a GPU, its first on the CPU. ``deadline``: of
-    ``time.monotonic``; what is not begun by then says so. Profiling comes last: it slows the rest
-    of the process.
+    ``time.monotonic``; what is not begun by then says so. ``only``: these implementations; all
+    where empty. Profiling comes last: it slows the rest of the process. ``forward_only`` leaves it
+    out, as it does gradients.
     """
     from torch._functorch import config  # torch 2.11 does not load it by itself
 
@@ -76,8 +80,8 @@ def bench(
     config.donated_buffer = False
     profiled: _Profiled = []
     for case in cases if cases is not None else default_cases(op, device.type):
-        yield from _bench_case(op, case, device, dtype, profiled, deadline)
-    if device.type != "cuda":
+        yield from _bench_case(op, case, device, dtype, profiled, deadline, only, forward_only)
+    if device.type != "cuda" or forward_only:
         return
     for row, call in profiled:
         if time.monotonic() > deadline:
@@ -113,6 +117,8 @@ def _bench_case(
     dtype: torch.dtype,
     profiled: _Profiled,
     deadline: float,
+    only: Collection[str],
+    forward_only: bool,
 ) -> Iterator[Row]:
     inputs = op.inputs(case, device, dtype, 0)
     cost = op.cost(**inputs)
@@ -128,7 +134,7 @@ def _bench_case(
         yield row(REFERENCE, "forward", cost.forward, problem="does not fit in memory")
         return
     pristine = {name: x.clone() for name, x in inputs.items() if isinstance(x, Tensor)}
-    for impl, call in _subjects(op, inputs):
+    for impl, call in _subjects(op, inputs, only):
         for name, value in pristine.items():
             inputs[name].copy_(value)  # some peers write into what they are given
         if time.monotonic() > deadline:
@@ -149,7 +155,8 @@ def _bench_case(
             if wrong:
                 yield row(impl, "forward", cost.forward, problem=f"wrong: {wrong[0]}", **known)
                 continue
-            for direction, work, timed in _directions(op, cost, call, inputs):
+            directions = _directions(op, cost, call, inputs)
+            for direction, work, timed in itertools.islice(directions, 1 if forward_only else None):
                 new = row(impl, direction, work, **known)
                 new.times_us = gpu_times_us(timed, device=str(device))
                 profiled.append((new, timed))
@@ -161,25 +168,33 @@ def _bench_case(
                 torch.cuda.empty_cache()
 
 
-def _subjects(op: Operator, inputs: Inputs) -> Iterator[tuple[str, Callable[..., Any]]]:
+def _subjects(
+    op: Operator, inputs: Inputs, only: Collection[str]
+) -> Iterator[tuple[str, Callable[..., Any]]]:
     """What is timed on these inputs: a name, and a function of the inputs by position."""
+
+    def wanted(name: str) -> bool:
+        return not only or name in only
+
     device = next(iter(inputs.values())).device
     arguments = list(_leaves(op, inputs).values())
     whole = 0
     if op.name == "attention":
         whole = inputs["q_BHSD"].shape[2] * inputs["k_BGTD"].shape[2]
     for name, implementation in op.implementations.items():
-        if name in _WHOLE_MATRIX and whole > _WHOLE_LIMIT:
+        if not wanted(name) or (name in _WHOLE_MATRIX and whole > _WHOLE_LIMIT):
             continue
         refuses = implementation.refuses
         if implementation.missing(device.type) is None and not (refuses and refuses(*arguments)):
             yield name, implementation
     for name, peer in peers(op.name).items():
+        if not wanted(name):
+            continue
         with contextlib.suppress(Exception):  # raised again, and told, where it is compared
             if peer(*arguments) is NotImplemented:
                 continue
         yield name, peer
-    if op.large_reference is None:
+    if op.large_reference is None and wanted(COMPILED):
         torch._dynamo.reset()
         yield COMPILED, torch.compile(op.reference, fullgraph=True, dynamic=False)
 

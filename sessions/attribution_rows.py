@@ -16,7 +16,8 @@ Rows = dict[str, list[float | str | None]]
 class Arm:
     """An arm: the toggles that are on by place, and what was learned of it so far.
 
-    ``state``: measured, blocked, out of memory or failed; ``reason`` says why it is not measured.
+    ``state``: measured, blocked, out of memory, not built or failed; ``reason`` says why it is not
+    measured.
     """
 
     on: attribution.Subset

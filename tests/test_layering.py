@@ -43,7 +43,7 @@ sessions     sessions                                          | numpy scipy h5p
 .runner.optimizers .runner | torch torchao bitsandbytes
 .runner._onnx_operators                                        | torch onnxscript
 .runner.export_onnx .runner kernels models sessions            | torch msgspec onnxruntime
-.ui .ui sessions .protocol .recorder .journal .client .floors .presets \
+.ui .ui .claims sessions .protocol .recorder .journal .client .floors .presets \
 | PySide6 pyqtgraph numpy msgspec
 .ui.plots    .ui.plots .ui.icons .ui.style sessions            | PySide6 pyqtgraph numpy
 .commands .commands .claims .ui sessions .protocol .journal .client .headless .floors .presets \

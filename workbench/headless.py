@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from sessions.model import Session
 from workbench import protocol
@@ -17,7 +19,41 @@ from workbench.recorder import Recorder
 
 Watcher = Callable[[protocol.AnyMessage], None]
 Chooser = Callable[[protocol.Catalogue], protocol.Command]
-Plan = Callable[[protocol.Catalogue, "Outcome"], Iterator[protocol.Command]]
+
+
+class Plan(Protocol):
+    """Commands that are run one after the other in one session, each with its time.
+
+    What ``begin``, ``heed``, ``tell`` and ``finish`` give is recorded and journaled like what the
+    runner says.
+    """
+
+    @property
+    def allowed_s(self) -> float:
+        """Seconds that the command in flight may take; infinite where nothing bounds it."""
+
+    def begin(
+        self, catalogue: protocol.Catalogue, session: Session
+    ) -> Iterable[protocol.AnyMessage]:
+        """Take the session, before anything is asked for."""
+
+    def next(self, catalogue: protocol.Catalogue) -> protocol.Command | None:
+        """The next command for an idle runner; None where all is done."""
+
+    def heed(self, message: protocol.AnyMessage) -> Iterable[protocol.AnyMessage]:
+        """Take a message of the runner, once it is recorded."""
+
+    def tell(self) -> Iterable[protocol.AnyMessage]:
+        """What there is to record between two commands."""
+
+    def cut(self, command: protocol.Command | None) -> bool:
+        """The time of a command is over: whether it is to be cancelled. From any thread."""
+
+    def lost(self) -> bool:
+        """The runner is gone: whether to go on with another."""
+
+    def finish(self, why: str = "") -> Iterable[protocol.AnyMessage]:
+        """No command will come any more; ``why`` where there would have been some."""
 
 
 @dataclass
@@ -45,85 +81,176 @@ def run(choose: Chooser, *, watch: Watcher = lambda _message: None) -> Outcome:
 
     Ctrl+C cancels and keeps what was measured.
     """
-    return run_plan(lambda catalogue, _: iter([choose(catalogue)]), watch=watch)
+    return run_plan(_Once(choose), watch=watch)
 
 
 def run_plan(plan: Plan, *, watch: Watcher = lambda _message: None) -> Outcome:
     """Run one command after the other in one session, as ``plan`` gives them.
 
-    Each is asked for once the one before has finished, so that a plan may look at the outcome so
-    far. A command that fails does not end the plan; one that is cancelled does.
+    A command that fails, or is cut off, does not end the plan; Ctrl+C does, and a runner that is
+    lost where the plan does not go on with another.
     """
-    journal = Journal()
-    recorder = Recorder(Session())
-    outcome = Outcome(recorder.session, journal.path)
-    runner = Runner(journal)
-    commands: Iterator[protocol.Command] = iter(())
-    try:
-        with _interrupt_cancels(runner) as interrupted:
+    driver = _Driver(plan, watch)
+    return driver.drive()
+
+
+class _Driver:
+    """Runs a plan: one runner, or several after one another."""
+
+    def __init__(self, plan: Plan, watch: Watcher) -> None:
+        self._plan = plan
+        self._watch = watch
+        self._journal = Journal()
+        self._recorder = Recorder(Session())
+        self._outcome = Outcome(self._recorder.session, self._journal.path)
+        self._interrupt = _Interrupt()
+        self._begun = False
+        self._last_s = 0.0
+        self._timer: threading.Timer | None = None
+
+    def drive(self) -> Outcome:
+        """Run the plan to its end."""
+        try:
+            with self._interrupt.cancels():
+                goes_on = True
+                while goes_on and not self._interrupt.pressed:
+                    goes_on = self._drive(Runner(self._journal))
+            self._own(self._plan.finish("interrupted" if self._interrupt.pressed else ""))
+        finally:
+            self._journal.close(keep=bool(self._recorder.session.segments))
+        return self._outcome
+
+    def _drive(self, runner: Runner) -> bool:
+        """Ask one runner as long as it lives; True where another one is to go on."""
+        self._interrupt.runner = runner
+        outcome, asked = self._outcome, False
+        catalogue: protocol.Catalogue | None = None
+        try:
             for message in runner.messages():
-                message = _recorded(recorder, message)
-                watch(message)
+                message = self._record(message)
+                self._own(self._plan.heed(message))
                 match message:
                     case protocol.Catalogue():
-                        if interrupted.is_set():
+                        catalogue = message
+                        if self._interrupt.pressed:
                             outcome.reason = "cancelled"
-                            break
-                        commands = plan(message, outcome)
-                        if (command := next(commands, None)) is None:
+                            return False
+                        if not self._begun:
+                            self._begun = True
+                            self._own(self._plan.begin(catalogue, self._recorder.session))
+                        asked = self._ask(runner, catalogue)
+                        if not asked:
                             outcome.reason = "done"
-                            break
-                        runner.send(command)
+                            return False
                     case protocol.Failure():
                         outcome.failures.append(message)
                     case protocol.Finished():
                         outcome.reason = message.reason
-                        if outcome.reason in ("cancelled", "stopped") or interrupted.is_set():
-                            break
-                        command = next(commands, None)
-                        if command is None:
-                            break
+                        assert catalogue is not None
+                        if self._interrupt.pressed or not self._ask(runner, catalogue):
+                            return False
                         outcome.reason = "died"  # unless it finishes
-                        runner.send(command)
-    finally:
-        runner.close()
-        journal.close(keep=bool(recorder.session.segments))
-        if isinstance(commands, Generator):
-            commands.close()  # what it does at its end comes before the outcome is read
-    return outcome
+        finally:
+            self._disarm()
+            runner.close()
+        goes_on = asked and not self._interrupt.pressed and self._plan.lost()
+        self._own(self._plan.tell())
+        return goes_on
+
+    def _ask(self, runner: Runner, catalogue: protocol.Catalogue) -> bool:
+        """Send the next command, and see that it does not take too long; False where none is."""
+        self._disarm()
+        command = self._plan.next(catalogue)
+        self._own(self._plan.tell())
+        if command is None:
+            return False
+        runner.send(command)
+        if math.isfinite(self._plan.allowed_s):
+            self._timer = threading.Timer(self._plan.allowed_s, self._cut, (runner, command))
+            self._timer.daemon = True
+            self._timer.start()
+        return True
+
+    def _cut(self, runner: Runner, command: protocol.Command) -> None:
+        if self._plan.cut(command):
+            runner.cancel()
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _own(self, messages: Iterable[protocol.AnyMessage]) -> None:
+        """Record and journal messages that no runner sent."""
+        for message in messages:
+            message.t_s = self._last_s
+            self._recorder.record(message)
+            self._journal.write(message)
+            self._watch(message)
+
+    def _record(self, message: protocol.AnyMessage) -> protocol.AnyMessage:
+        """The message once it is recorded, or the failure that it does not fit."""
+        self._last_s = message.t_s or self._last_s
+        try:
+            self._recorder.record(message)
+        except protocol.WireError as error:
+            message = protocol.Failure(
+                kind="wire",
+                sentence=f"A message of the runner does not fit the session: {error}.",
+                fix="It was left out of the session.",
+            )
+        self._watch(message)
+        return message
 
 
-def _recorded(recorder: Recorder, message: protocol.AnyMessage) -> protocol.AnyMessage:
-    """The message once it is recorded, or the failure that it does not fit."""
-    try:
-        recorder.record(message)
-    except protocol.WireError as error:
-        return protocol.Failure(
-            kind="wire",
-            sentence=f"A message of the runner does not fit the session: {error}.",
-            fix="It was left out of the session.",
-        )
-    return message
+class _Once:
+    """The plan of a single command."""
+
+    allowed_s = math.inf
+
+    def __init__(self, choose: Chooser) -> None:
+        self._choose: Chooser | None = choose
+
+    def next(self, catalogue: protocol.Catalogue) -> protocol.Command | None:
+        choose, self._choose = self._choose, None
+        return None if choose is None else choose(catalogue)
+
+    def begin(self, *_: object) -> tuple[()]:
+        return ()
+
+    heed = tell = finish = begin
+
+    def cut(self, _: object) -> bool:
+        return False
+
+    def lost(self) -> bool:
+        return False
 
 
-@contextlib.contextmanager
-def _interrupt_cancels(runner: Runner) -> Iterator[threading.Event]:
-    """Let Ctrl+C cancel the run; the event says whether it was pressed.
+class _Interrupt:
+    """Lets Ctrl+C cancel the run.
 
     KeyboardInterrupt would end the generator of messages, and with it all that is still to come.
     """
-    interrupted = threading.Event()
 
-    def cancel(*_: object) -> None:
-        interrupted.set()
-        # Not here: the interrupted code may hold the lock that sending takes.
-        threading.Thread(target=runner.cancel, name="canceller", daemon=True).start()
+    def __init__(self) -> None:
+        self.pressed = False
+        self.runner: Runner | None = None
 
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupted
-        return
-    before = signal.signal(signal.SIGINT, cancel)
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)
+    @contextlib.contextmanager
+    def cancels(self) -> Iterator[None]:
+        """Let Ctrl+C cancel, where this thread hears of it."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, self._cancel)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _cancel(self, *_: object) -> None:
+        self.pressed = True
+        if self.runner is not None:
+            # Not here: the interrupted code may hold the lock that sending takes.
+            threading.Thread(target=self.runner.cancel, name="canceller", daemon=True).start()

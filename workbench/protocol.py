@@ -25,6 +25,9 @@ from workbench.preferences import LeftOut as LeftOut
 from workbench.preferences import TogglePreset as TogglePreset
 
 VERSION = 2
+OWN_STUDY = (
+    -1
+)  # the index of a study that is written beside the runner, which counts its own from 0
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,12 +59,17 @@ class Bench(Command, tag="bench"):
     """Time operators of the kernel library: a segment for each implementation and direction.
 
     ``operators``: their names, all where empty. ``dtype``: "bfloat16" and the like; the fastest one
-    that the device computes well in where empty. ``every_case``: the small sizes too.
+    that the device computes well in where empty. ``every_case``: the small sizes too. ``cases`` and
+    ``implementations``: these alone, by name, of whichever operator has them. ``forward_only``: no
+    gradients, and nothing under the profiler, which slows what is timed after it.
     """
 
     operators: list[str] = []
     dtype: str = ""
     every_case: bool = False
+    cases: list[str] = []
+    implementations: list[str] = []
+    forward_only: bool = False
 
 
 class Compare(Command, tag="compare"):
@@ -89,7 +97,9 @@ class Attribute(Command, tag="attribute"):
 
     ``toggles``: option by name, in the order of the ladder. ``mode`` as in
     ``sessions.attribution.MODES``; ``orders`` are how many it samples, where it does. ``budget_s``:
-    seconds of alternating, without what building takes. The answer is a study.
+    seconds of alternating, without what building takes. ``build_s``: seconds that building may
+    take, compiling included; the arms that are not reached by then are left out, with the reason.
+    The answer is a study.
     """
 
     base: Configuration
@@ -101,6 +111,7 @@ class Attribute(Command, tag="attribute"):
     half_width: float = 0.005
     seed: int = 0
     orders: int = 8
+    build_s: float | None = None
 
 
 class Validate(Command, tag="validate"):

@@ -132,7 +132,9 @@ class Recorder:
             session.created = catalogue.created
         self._begun = True
         self._offset_s = max(catalogue.created - session.created, self._last_s)
-        self._segments, self._comparisons, self._studies = {}, {}, {}
+        self._segments, self._comparisons = {}, {}
+        # A study of our own goes on, whichever runner it asks.
+        self._studies = {i: at for i, at in self._studies.items() if i == protocol.OWN_STUDY}
         self._described = {
             (family.name, metric.name): metric
             for family in catalogue.families

@@ -11,15 +11,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sessions.claims import FAILS, HOLDS, NOT_HERE, NOT_MEASURED, UNDECIDED
 from sessions.model import Segment, Session, Study
 from workbench import protocol
 
-HOLDS = "holds"
-FAILS = "does not hold"
-UNDECIDED = "undecided"
-NOT_HERE = "not applicable here"
-NOT_MEASURED = "not measured"
+BUILD_S = 60.0
 GPU_CLAIM = "it is about a GPU, and this runner uses the CPU"
+
+Commands = Callable[[protocol.Catalogue, float], list[protocol.Command]]
 
 
 class Unmeasured(Exception):  # noqa: N818 - carries its reason
@@ -77,13 +76,15 @@ class Experiment:
     """One or more commands to the runner, and the claims that read what they give.
 
     ``commands(catalogue, budget_s)``: the device is the catalogue's, the budget that of alternating
-    of one command. ``how`` says in words what is measured. ``needs_gpu`` as of a claim.
+    of one command. ``how`` says in words what is measured. ``build_s``: seconds that building for
+    one command may take, compiling and tuning included. ``needs_gpu`` as of a claim.
     """
 
     name: str
     how: str
-    commands: Callable[[protocol.Catalogue, float], list[protocol.Command]]
+    commands: Commands
     claims: tuple[Claim, ...]
+    build_s: float = BUILD_S
     needs_gpu: str = ""
 
 

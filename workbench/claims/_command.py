@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from sessions.model import Configuration, Scalar
 from workbench import protocol
@@ -42,3 +42,14 @@ def configuration(
 def ladder(base: Configuration, budget_s: float, **toggles: str) -> protocol.Attribute:
     """Toggles added to a base one after the other."""
     return protocol.Attribute(base=base, toggles=toggles, budget_s=budget_s)
+
+
+def forward(kernels: Iterable[Sequence], implementations: Iterable[str]) -> protocol.Bench:
+    """Operators, each at one case, of which a claim reads the forward time: (name, case, ...)."""
+    chosen = [(str(name), str(case)) for name, case, *_ in kernels]
+    return protocol.Bench(
+        operators=[name for name, _ in chosen],
+        cases=[case for _, case in chosen],
+        implementations=sorted(set(implementations)),
+        forward_only=True,
+    )

@@ -63,6 +63,12 @@ def arms_right(study: int = 0) -> Read:
     def read(found: Found) -> Reading:
         made = _study(found, study)
         arms, blocked = rows(made, "arms"), rows(made, "blocked")
+        for row in arms:  # what was not looked at is neither right nor wrong
+            if row["state"] == "not built" or (
+                row["state"] == "measured" and not math.isfinite(row["wrong"])
+            ):
+                why = row["reason"] or row["numerics"] or "its numbers were not looked at"
+                raise Unmeasured(f"{row['title']}: {why}")
         right = [row for row in arms if row["state"] == "measured" and row["wrong"] == 0]
         bad = [f"{row['title']}: {row['state']}, {row['numerics'] or row['reason']}" for row in arms
                if row not in right]  # fmt: skip

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from workbench import protocol
-from workbench.claims._claim import GPU_CLAIM, Claim, Document, Experiment
+from workbench.claims._claim import GPU_CLAIM, Claim, Commands, Document, Experiment
 from workbench.claims._command import configuration, eager, ladder, on_gpu
 from workbench.claims._read import error, memory_share, speed_up
 
@@ -31,7 +29,7 @@ def _attention(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.
             base,
             batch=4 if gpu else 1,
             sequence=sequence,
-            model={"max_sequence": ABOVE_1024},
+            model={"max_sequence": ABOVE_1024, **({} if gpu else {"n_layers": 1})},
         )
         toggles = {"attention": "auto", **({"triton": "on"} if gpu else {})}
         adaptive = {"adaptive_rank": "on", "adaptive_precision": "on"}
@@ -39,7 +37,7 @@ def _attention(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.
     return found
 
 
-def _precision(option: str) -> Callable[[protocol.Catalogue, float], list[protocol.Command]]:
+def _precision(option: str) -> Commands:
     def commands(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Command]:
         gpu = on_gpu(catalogue)
         base = configuration(

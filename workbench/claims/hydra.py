@@ -5,7 +5,7 @@ from __future__ import annotations
 from sessions.model import Configuration
 from workbench import protocol
 from workbench.claims._claim import GPU_CLAIM, Claim, Document, Experiment
-from workbench.claims._command import configuration, eager, ladder, on_gpu
+from workbench.claims._command import configuration, eager, forward, ladder, on_gpu
 from workbench.claims._read import kernel, ledger_ratio, memory_share, slow_down
 
 # The guide times batch 4, 512 tokens, width 768 on an RTX 4090.
@@ -18,7 +18,7 @@ LAYERS = 24
 
 
 def _kernels(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Command]:
-    return [protocol.Bench(operators=[name for name, _, _ in KERNELS])]
+    return [forward(KERNELS, ("torch", "triton"))]
 
 
 def _train(catalogue: protocol.Catalogue) -> Configuration:

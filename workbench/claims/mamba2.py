@@ -12,7 +12,14 @@ SECONDS = 10.0  # of each length, at most
 
 
 def _scan(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Command]:
-    return [protocol.Bench(operators=["ssd_scan"], dtype="float32")]
+    return [
+        protocol.Bench(
+            operators=["ssd_scan"],
+            dtype="float32",
+            implementations=["torch", "triton"],
+            forward_only=True,
+        )
+    ]
 
 
 def _lengths(

@@ -45,6 +45,10 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
+    def say(self, text: str) -> None:
+        """A line for the person, above the bar."""
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def watch(self, message: protocol.AnyMessage) -> None:
         """Show what one message tells."""
         match message:

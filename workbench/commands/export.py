@@ -7,6 +7,7 @@ import importlib.util
 import pkgutil
 from pathlib import Path
 
+from sessions.claims import claims_table, newest
 from sessions.tables import segments_table
 from workbench.commands._command import (
     DONE,
@@ -21,6 +22,7 @@ from workbench.commands._command import (
 )
 
 _TABLE_SUFFIXES = (".md", ".csv")
+_TABLES = ("segments", "claims")
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +30,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     plots = _plot_names()
     what.add_argument("--plot", metavar="NAME", choices=plots, help=f"one of {', '.join(plots)}")
-    what.add_argument("--table", choices=["segments"], help="one row a segment, of one session")
+    what.add_argument("--table", choices=_TABLES, help="of one session: a row each")
     parser.add_argument(
         *("-o", "--output"),
         type=Path,
@@ -40,7 +42,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.table:
-        _write_table(arguments.files, arguments.output)
+        _write_table(arguments.table, arguments.files, arguments.output)
     else:
         _draw(arguments.plot, arguments.files, arguments.output)
     answer(str(arguments.output))
@@ -71,14 +73,21 @@ def _draw(plot: str, paths: list[Path], output: Path) -> None:
         raise Failed(str(error)) from None
 
 
-def _write_table(paths: list[Path], output: Path) -> None:
+def _write_table(name: str, paths: list[Path], output: Path) -> None:
     check_output(output, _TABLE_SUFFIXES)
     if len(paths) > 1:
         raise Mistaken(
             f"--table takes one session, not {len(paths)}; `workbench compare` sets several "
             "side by side"
         )
-    table = segments_table(load(paths[0]))
+    session = load(paths[0])
+    if name == "claims":
+        rows = list(newest(session).values())
+        if not rows:
+            raise Mistaken(f"{paths[0]} has no claims; `workbench reproduce` measures them")
+        table = claims_table(rows, session.title)
+    else:
+        table = segments_table(session)
     is_csv = output.suffix.lower() == ".csv"
     write_text(output, table.to_csv() if is_csv else table.to_markdown())
 

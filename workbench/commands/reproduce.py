@@ -1,27 +1,24 @@
-"""Measure what a document claims: each number beside the measured one, holds or does not hold."""
+"""Measure what documents claim: each number beside the measured one, holds or does not hold.
+
+Every experiment has its time: --budget seconds of measuring for a claim, and beside them what
+building and compiling for it may take; what does not come to its end in that is "not measured",
+with the reason. Claims are told as they become known, and Ctrl+C keeps them.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from sessions.model import Study
+from sessions import claims
+from sessions.claims import HOLDS, NOT_HERE, NOT_MEASURED, Row
 from workbench import floors, headless, protocol
-from workbench.claims import Document, documents
-from workbench.claims._claim import (
-    HOLDS,
-    NOT_HERE,
-    NOT_MEASURED,
-    Experiment,
-    Found,
-    Outcome,
-    judge,
-    why_not,
-)
-from workbench.claims._results import as_data, claims_table, count, study
+from workbench.claims import documents
+from workbench.claims._course import Chosen, Course
 from workbench.commands._command import (
     DONE,
     FAILED,
@@ -36,10 +33,13 @@ from workbench.commands._headless import Bar, exit_code, settle
 from workbench.commands.run import positive_float
 
 BUDGET_S = 30.0
+ALL = "all"
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("document", help=f"one of {', '.join(documents())}")
+    parser.add_argument(
+        "documents", nargs="+", metavar="DOCUMENT", help=f"{', '.join(documents())}, or {ALL}"
+    )
     parser.add_argument(
         "--only", action="append", default=[], metavar="EXPERIMENT", help="default: all"
     )
@@ -48,102 +48,109 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_float,
         default=BUDGET_S,
         metavar="SECONDS",
-        help=f"of measuring, for each configuration of an experiment; default: {BUDGET_S:g}",
+        help="of measuring for each claim, at most; claims that are read from one measurement "
+        f"share it, and building and compiling come on top; default: {BUDGET_S:g}",
+    )
+    parser.add_argument(
+        "--limit",
+        type=positive_float,
+        metavar="SECONDS",
+        help="for all together; what is left when it is reached is not measured, and says so",
     )
     parser.add_argument(
         "--expect", choices=("holds",), help="exit with 1 unless every claim holds that can here"
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the result as JSON")
+    form.add_argument(
+        "--markdown",
+        action="store_true",
+        help="print a table of four columns to paste: claim, document, measured, verdict",
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         check_output(arguments.output)
-    document = documents().get(arguments.document)
-    if document is None:
-        allowed = ", ".join(documents())
-        raise Mistaken(f"unknown document {arguments.document!r}; expected one of {allowed}")
-    experiments = _chosen(document, arguments.only)
-    outcomes: list[Outcome] = []
-
-    def plan(catalogue: protocol.Catalogue, so_far: headless.Outcome) -> Iterator[protocol.Command]:
-        floor = floors.floor_of(catalogue.device_title)
-        for experiment in experiments:
-            outcomes.extend(judge(experiment, c, catalogue.device, None) for c in experiment.claims)
-        for experiment in experiments:
-            if all(why_not(experiment, claim, catalogue.device) for claim in experiment.claims):
-                continue
-            session = so_far.session
-            before = len(session.segments), len(so_far.failures)
-            studies: list[Study | None] = []
-            try:
-                for command in experiment.commands(catalogue, arguments.budget):
-                    if isinstance(command, protocol.Attribute):
-                        command.floor = floor
-                    count_before = len(session.studies)
-                    studies.append(None)
-                    try:
-                        yield command
-                    finally:
-                        if len(session.studies) > count_before:
-                            studies[-1] = session.studies[-1]
-            finally:  # also where the plan is given up: what was measured counts
-                found = Found(
-                    session,
-                    session.segments[before[0] :],
-                    studies,
-                    [failure.sentence for failure in so_far.failures[before[1] :]],
-                )
-                for place, one in enumerate(outcomes):
-                    if one.experiment is experiment:
-                        outcomes[place] = judge(experiment, one.claim, catalogue.device, found)
-
+    course = Course(
+        _chosen(arguments.documents, arguments.only),
+        arguments.budget,
+        arguments.limit,
+        floors.floor_of,
+    )
+    told: set[tuple[str, ...]] = set()
     with Bar() as bar:
-        outcome = headless.run_plan(plan, watch=bar.watch)
-    session = outcome.session
-    session.title = f"reproduce {document.name}"
-    if outcome.reason == "failed":  # the last command's; the claims tell of it
-        outcome.reason = "done"
-    session.studies.append(study(document, outcomes, session))
+
+        def watch(message: protocol.AnyMessage) -> None:
+            bar.watch(message)
+            if isinstance(message, protocol.StudyRows) and message.study == protocol.OWN_STUDY:
+                for row in course.rows:
+                    if row.final and row.result != NOT_HERE and row.key not in told:
+                        told.add(row.key)
+                        bar.say(_line(row))
+
+        outcome = headless.run_plan(course, watch=watch)
+    session, rows = outcome.session, course.rows
+    session.title = f"reproduce {' '.join(arguments.documents)}"
+    if course.begun:  # the claims tell how its last command ended
+        outcome.reason = "cancelled" if course.ended else "done"
     saved = settle(outcome, arguments.output)
     if arguments.json:
         answer_json(
             {
                 "reason": outcome.reason,
                 "file": saved,
-                "document": document.name,
+                "documents": list(dict.fromkeys(row.document for row in rows)),
                 "failures": [msgspec.to_builtins(failure) for failure in outcome.failures],
                 "environment": session.environment,
-                "claims": [as_data(one) for one in outcomes],
+                "claims": [dataclasses.asdict(row) for row in rows],
             }
         )
     else:
-        answer(claims_table(document, outcomes).to_markdown())
-        answer(count(outcomes))
+        title = "Claimed and measured"
+        made = claims.summary_table if arguments.markdown else claims.claims_table
+        answer(made(rows, title).to_markdown())
+        answer(claims.count(rows))
         if saved:
             answer(f"saved {saved}")
-    return _code(arguments, outcome, outcomes)
+    return _code(arguments, outcome, rows)
 
 
-def _chosen(document: Document, names: Sequence[str]) -> list[Experiment]:
-    known = {experiment.name: experiment for experiment in document.experiments}
+def _chosen(names: Sequence[str], only: Sequence[str]) -> list[Chosen]:
+    """The experiments that are asked for; raises ``Mistaken`` for what is unknown."""
+    known = documents()
     for name in names:
-        if name not in known:
-            raise Mistaken(f"--only: unknown {name!r}; expected one of {', '.join(known)}")
-    return [known[name] for name in names] or list(document.experiments)
+        if name not in known and name != ALL:
+            allowed = ", ".join(known)
+            raise Mistaken(f"unknown document {name!r}; expected one of {allowed}, {ALL}")
+    wanted = list(known) if ALL in names else list(dict.fromkeys(names))
+    offered = [
+        (known[name], experiment) for name in wanted for experiment in known[name].experiments
+    ]
+    for name in only:
+        if all(name != experiment.name for _, experiment in offered):
+            allowed = ", ".join(experiment.name for _, experiment in offered)
+            raise Mistaken(f"--only: unknown {name!r}; expected one of {allowed}")
+    return [one for one in offered if not only or one[1].name in only]
 
 
-def _code(
-    arguments: argparse.Namespace, outcome: headless.Outcome, outcomes: Sequence[Outcome]
-) -> int:
+def _line(row: Row) -> str:
+    """One claim as it becomes known."""
+    measured = claims.measured_text(row)
+    shown = f"measured {measured}; " if measured else ""
+    reason = f": {row.reason}" if row.reason and not measured else ""
+    return f"{row.document}: {row.claim}, said to be {row.says}: {shown}{row.result}{reason}"
+
+
+def _code(arguments: argparse.Namespace, outcome: headless.Outcome, rows: Sequence[Row]) -> int:
     code = exit_code(outcome)
     if code != DONE:
         return code
-    if any(one.verdict == NOT_MEASURED for one in outcomes):
+    if any(row.result == NOT_MEASURED for row in rows):
         return FAILED
-    if arguments.expect and any(one.verdict not in (HOLDS, NOT_HERE) for one in outcomes):
-        say(f"expected every claim to hold: {count(outcomes)}")
+    if arguments.expect and any(row.result not in (HOLDS, NOT_HERE) for row in rows):
+        say(f"expected every claim to hold: {claims.count(rows)}")
         return FAILED
     return DONE
 

@@ -3,7 +3,7 @@
 Each arm is first looked at by itself: numbers, evidence, and on a GPU the peak memory of its steps
 with nothing else there. Then all alternate, each round every arm once in random order. Effects are
 sent after each round, so that whoever stops, or kills, keeps what was measured. What cannot be
-built, or does not fit in memory, is an arm without numbers and with a reason.
+built, or not in time, or does not fit in memory, is an arm without numbers and with a reason.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from workbench.runner.toggles import Situation, all_toggles
 
 HOPELESS_ROUNDS = 8  # so many without a whole pair of blocks end the run
 MOST_ORDERS = 64
+LOOKING = 2 / 3  # of the time for building, where every arm is built once more after the looks
 COUNTED = "counted by the allocator, each arm alone: it repeats exactly and needs no interval"
 NOT_COUNTED = "not measured: on the CPU nothing counts what one arm among others allocates"
 
@@ -57,6 +58,7 @@ class AttributeRun:
         self._arms: list[Arm] = []
         self._study = -1
         self._began = 0.0
+        self._building_since = 0.0
         self._blocks: list[tuple[int, int, TimedBlock]] = []  # round, arm, block
         self._effects: list[attribution.Effect] = []
 
@@ -68,6 +70,7 @@ class AttributeRun:
     def execute(self) -> None:
         """Measure to the end; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
         self._announce(self._prepare())
+        self._building_since = time.perf_counter()
         try:
             self._look_at_all()
             self._build_all()
@@ -83,6 +86,8 @@ class AttributeRun:
         command, rig = self._command, self._rig
         if not 0 < command.budget_s <= LONGEST_S:
             raise Mistake(f"budget_s = {command.budget_s:g} is outside of 0 to {LONGEST_S:g}")
+        if command.build_s is not None and not 0 < command.build_s <= LONGEST_S:
+            raise Mistake(f"build_s = {command.build_s:g} is outside of 0 to {LONGEST_S:g}")
         for name in ("region", "floor", "half_width"):
             if not 0 <= (value := getattr(command, name)) < 1:
                 raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
@@ -206,13 +211,32 @@ class AttributeRun:
     def _look_at_all(self) -> None:
         """On a GPU each arm has the memory to itself: only so its peak is its own."""
         alternation = self._alternation
+        share = LOOKING if self._counts_memory else 1.0
         for contender in list(alternation.contenders):
+            if self._leave_out(contender, share):
+                continue
             alternation.alone = self._counts_memory or alternation.alone
             self._guard(contender, self._look_at)
             if self._counts_memory:
                 alternation.alone = False
                 alternation.forget()
             self._send_arms()
+
+    def _leave_out(self, contender: Contender, share: float) -> bool:
+        """Whether the time for building is over; the base is built in any case."""
+        allowed_s = self._command.build_s
+        spent_s = time.perf_counter() - self._building_since
+        if allowed_s is None or spent_s < share * allowed_s or contender.number == 0:
+            return False
+        arm = self._arms[contender.number]
+        arm.state = "not built"
+        arm.reason = (
+            f"building those before it took {spent_s:.0f} s, of {allowed_s:.0f} s that building "
+            "may take"
+        )
+        contender.arm = None
+        self._alternation.contenders.remove(contender)
+        return True
 
     def _peak(self, contender: Contender) -> float:
         """The peak memory of a few steps."""
@@ -251,6 +275,8 @@ class AttributeRun:
         alternation = self._alternation
         for contender in list(alternation.contenders):
             if contender.arm is None and not alternation.alone:
+                if self._leave_out(contender, 1.0):
+                    continue
                 self._rig.state("building", f"Building {contender.name}")
                 self._guard(contender, self._build)
         for contender in alternation.contenders:

@@ -8,7 +8,8 @@ import torch
 
 import kernels
 from kernels import hardware
-from kernels._bench import Row, bench, host_times_us
+from kernels._bench import Row, bench, default_cases, host_times_us
+from kernels._operator import Case
 from kernels._timing import Ceilings, ceilings
 from sessions.model import KERNELS, Configuration, Phase, Scalar
 from workbench import protocol
@@ -36,10 +37,11 @@ class BenchRun:
             if name not in kernels.OPS:
                 raise Mistake(f"unknown operator {name!r}; expected one of {sorted(kernels.OPS)}")
         dtype = self._dtype()
+        chosen = {name: self._cases(name) for name in names}
         self._rig.state("running", "Timing kernels")
         for done, name in enumerate(names):
             self._tell(done / len(names), name)
-            self._bench(name, dtype)
+            self._bench(name, dtype, chosen[name])
         self._tell(1.0, "")
 
     def _dtype(self) -> torch.dtype:
@@ -48,14 +50,33 @@ class BenchRun:
             raise Mistake(f"unknown dtype {asked!r}; expected one of {sorted(DTYPES)}")
         return DTYPES[asked] if asked else hardware.of(device).precision
 
-    def _bench(self, name: str, dtype: torch.dtype) -> None:
-        op, device = kernels.OPS[name], self._rig.device
-        host = host_times_us(op, device, dtype)
+    def _cases(self, name: str) -> tuple[Case, ...]:
+        """The cases of an operator that are asked for, none of them unknown."""
+        op, command = kernels.OPS[name], self._command
+        if command.every_case:
+            return tuple(op.cases)
+        if not command.cases:
+            return default_cases(op, self._rig.device.type)
+        if found := tuple(case for case in op.cases if case.name in command.cases):
+            return found
+        allowed = ", ".join(case.name for case in op.cases)
+        raise Mistake(f"cases: {name} has none of {command.cases}; expected some of {allowed}")
+
+    def _bench(self, name: str, dtype: torch.dtype, cases: tuple[Case, ...]) -> None:
+        op, device, command = kernels.OPS[name], self._rig.device, self._command
+        host = {} if command.forward_only else host_times_us(op, device, dtype)
         facts = {f"host_us_{key.replace(' ', '_')}": us for key, us in host.items()}
-        cases = op.cases if self._command.every_case else None
         kept: list[Row] = []
         self._limits = ceilings(str(device), dtype)
-        for row in bench(op, device, dtype, cases=cases):
+        rows = bench(
+            op,
+            device,
+            dtype,
+            cases=cases,
+            only=command.implementations,
+            forward_only=command.forward_only,
+        )
+        for row in rows:
             if any(row is known for known in kept):
                 self._facts(row)
             else:

@@ -184,6 +184,8 @@ ACTIONS = (
     Action("validate", "Validation checklist", "Run", "checklist", lambda w: w.validate(), "F7",
            "Check numbers, synchronization, graph, memory, speed-up and other batch sizes",
            lambda s: s.checklists.why_not(), group=2),
+    Action("claims", "Claims of the documents …", "Run", "claims", lambda w: w.reproduce(), "F10",
+           "Measure what each model family's document claims: holds, or does not hold", group=2),
     Action("profile", "Profile these steps", "Run", "breakdown", lambda w: w.profile(), "Shift+F9",
            "Show where the time and the memory of a step go, module by module",
            lambda s: s.breakdowns.why_not(), group=2),

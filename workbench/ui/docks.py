@@ -28,7 +28,7 @@ BUILD_HEIGHT = 376  # holds all of a usual form
 BUILD_SHARE = 0.5  # of the left column's height, at most
 BOTTOM_HEIGHT = 208
 # In one place, as tabs.
-TABS = ("live", "verdict", "attribution", "sweep", "breakdown", "checklist", "compare")
+TABS = ("live", "verdict", "attribution", "sweep", "claims", "breakdown", "checklist", "compare")
 
 
 @dataclass(frozen=True)

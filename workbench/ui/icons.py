@@ -27,6 +27,7 @@ NAMES = {
     "build": "cube",
     "cancel": "x-circle",
     "checklist": "checks",
+    "claims": "quotes",
     "close": "x",
     "closed": "caret-right",
     "compare": "scales",

@@ -22,6 +22,7 @@ from workbench.ui.breakdowns import Breakdowns
 from workbench.ui.checklists import Checklists
 from workbench.ui.offers import Offers
 from workbench.ui.presets import Presets
+from workbench.ui.reproductions import Reproductions
 from workbench.ui.runner_link import RunnerLink
 from workbench.ui.stream_reader import Client
 from workbench.ui.sweeps import Sweeps
@@ -73,15 +74,13 @@ class AppState(QObject):
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
-        self.theme = theme
-        self.replaying = replaying
+        self.theme, self.replaying = theme, replaying
         self.catalogue: protocol.Catalogue | None = None
         self.configuration: Configuration | None = None  # being edited: what Run would start
         self.running: Configuration | None = None  # of the segment that runs
         self.availability: protocol.Availability | None = None
-        self.runner_state = (
-            "none"  # none, starting, idle, building, running, paused, stopping, dead
-        )
+        # none, starting, idle, building, running, paused, stopping, dead
+        self.runner_state = "none"
         self.runner_text = ""
         self.progress: protocol.Progress | None = None
         self.recorder = Recorder()
@@ -103,6 +102,7 @@ class AppState(QObject):
         self.offers = Offers(self)
         self.presets = Presets(self)
         self.sweeps = Sweeps(self)
+        self.reproductions = Reproductions(self)
         self.log: deque[str] = deque(maxlen=LOG_LINES)  # what libraries printed in the runner
         self._launch = launch or (lambda journal: Runner(journal, log=self.log.append))
         self._link = RunnerLink(self)
@@ -111,6 +111,7 @@ class AppState(QObject):
         self._live_path: Path | None = None
         self._changes = 0  # of the live session, counted
         self._refused = False  # a toggle of the run failed, and none was chosen since
+        self.cancelled = False  # the run in progress, or the last, was to be ended at once
         self._began = 0.0  # monotonic time of the run's start, 0 when none runs
         self._check_timer = QTimer(self)
         self._check_timer.setSingleShot(True)
@@ -284,7 +285,8 @@ class AppState(QObject):
 
     def cancel(self) -> None:
         """End the run as soon as possible, by force if need be."""
-        if self.active:
+        if self.active or self.reproductions.measuring:  # even before its command was heard
+            self.cancelled = True
             self._link.cancel()
 
     def _send_check(self) -> None:
@@ -361,7 +363,7 @@ class AppState(QObject):
         if state in ("idle", "dead", "starting"):
             self._began, self.running, self.progress = 0.0, None, None
         elif not self._began:
-            self._began = time.monotonic()
+            self._began, self.cancelled = time.monotonic(), False
         if state == "running":
             self.progress = None
         self.stateChanged.emit()
@@ -433,10 +435,15 @@ class AppState(QObject):
 
     def add_note(self, text: str) -> None:
         """Mark the present moment of the live session with a note."""
-        note = protocol.Note(t_s=self._runner_clock(), kind="note", text=text)
-        self.recorder.record(note)
-        self._journal(note)
-        self.eventsChanged.emit()
+        self.write(protocol.Note(kind="note", text=text))
+
+    def write(self, message: protocol.AnyMessage) -> None:
+        """Add a message of the window's own to the live session and its journal."""
+        message.t_s = self._runner_clock()
+        self.recorder.record(message)
+        self._journal(message)
+        for name in sorted(TOUCHED.get(type(message), ())):
+            getattr(self, name).emit()
 
     def close(self) -> None:
         """End the runner, the threads and the timers; returns when they are gone."""

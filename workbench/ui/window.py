@@ -87,6 +87,13 @@ def _sweep(state: AppState) -> QWidget:
     return panel
 
 
+def _claims(state: AppState) -> QWidget:
+    from workbench.ui.panels.claims import ClaimsPanel
+
+    panel: QWidget = ClaimsPanel(state)
+    return panel
+
+
 PANELS = (
     Panel("build", "Build", BuildPanel),
     Panel("toggles", "Toggles", TogglesPanel),
@@ -96,6 +103,7 @@ PANELS = (
     Panel("attribution", "Attribution", lambda state: Later(state, _attribution)),
     Panel("checklist", "Checklist", lambda state: Later(state, _checklist)),
     Panel("sweep", "Sweep", lambda state: Later(state, _sweep)),
+    Panel("claims", "Claims", lambda state: Later(state, _claims)),
     Panel("compare", "Compare", lambda state: Later(state, _compare)),
     Panel("segments", "Segments", SegmentsPanel),
     Panel("events", "Events", EventsPanel),
@@ -173,6 +181,11 @@ class MainWindow(QMainWindow):
         return self._later("sweep").panel()
 
     @property
+    def claims(self) -> QWidget:
+        """The panel of the documents' claims."""
+        return self._later("claims").panel()
+
+    @property
     def toggles(self) -> TogglesPanel:
         """The panel of the optimizations."""
         panel = self.desk.docks["toggles"].widget()
@@ -214,6 +227,10 @@ class MainWindow(QMainWindow):
     def attribute(self) -> None:
         """Show what the toggles gave, and where to ask for it."""
         self.desk.bring("attribution")
+
+    def reproduce(self) -> None:
+        """Show what the documents claim, and where to measure it."""
+        self.desk.bring("claims")
 
     def validate(self) -> None:
         """Go through the checklist, and show it as it is done."""

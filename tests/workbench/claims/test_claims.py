@@ -28,7 +28,7 @@ from workbench.claims._claim import (
     Unmeasured,
     judge,
 )
-from workbench.claims._read import exponent, kernel, kernel_difference, speed_up
+from workbench.claims._read import arms_right, exponent, kernel, kernel_difference, speed_up
 from workbench.runner.catalogue import catalogue
 from workbench.runner.resolve import require_unblocked, resolve
 from workbench.runner.toggles import all_toggles
@@ -220,3 +220,16 @@ def test_a_ladder_with_a_blocked_rung_has_no_total_but_its_other_rungs():
     for toggle in ("", "cuda_graphs"):
         with pytest.raises(Unmeasured, match="needs a GPU"):
             speed_up(toggle)(found)
+
+
+def test_an_arm_that_was_not_looked_at_is_neither_right_nor_wrong():
+    study = attribution_samples.study()
+    assert arms_right()(Found(Session(), [], [study], [])).value == 1.0
+    arms = dict(study.tables["arms"])
+    late = {"wrong": np.nan, "numerics": ""}
+    for name, value in late.items():
+        arms[name] = arms[name].copy()
+        arms[name][-1] = value
+    study.tables["arms"] = arms
+    with pytest.raises(Unmeasured, match="cuda_graphs=on: its numbers were not looked at"):
+        arms_right()(Found(Session(), [], [study], []))

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 
 import attribution_samples
 import msgspec
 import pytest
 import wire_samples
+from interrupts import press_ctrl_c
 
-from sessions import hdf5
-from workbench import protocol
+from sessions import claims, hdf5
+from sessions.model import Phase
+from workbench import headless, protocol
+from workbench.claims import _course, documents
 from workbench.cli import main
+from workbench.client import Runner
+from workbench.commands._headless import Bar
 
 DONE = protocol.Finished(t_s=99.0, reason="done", steps=9)
 TOGGLES = {**attribution_samples.TOGGLES, "precision": "amp_fp16"}
@@ -52,9 +59,9 @@ def test_a_ladder_is_read_rung_by_rung_and_each_claim_judged(ran, sent, tmp_path
     exact = rows["+ checkpointing", "memory"]
     assert exact["result"] == "holds" and exact["low"] is None
     assert exact["measured"] == pytest.approx(0.97 * 0.58 * 0.61)
-    study = hdf5.load(path).studies[-1]
-    assert study.kind == "claims" and len(study.tables["claims"]["claim"]) == 8
-    assert list(study.tables["claims"]["result"]).count("holds") == 3
+    (study,) = claims.studies(hdf5.load(path))
+    assert [row.result for row in claims.rows(study)].count("holds") == 3
+    assert len(claims.rows(study)) == 8 and study.facts["final"]
 
 
 def test_the_table_says_what_was_not_measured_and_why_and_exits_with_1(ran, sent, capsys):
@@ -68,10 +75,22 @@ def test_the_table_says_what_was_not_measured_and_why_and_exits_with_1(ran, sent
 
 def test_on_the_cpu_what_is_about_a_gpu_is_not_asked_for(ran, sent, capsys):
     told = sent(ran.catalogue, *ladder(memory=False))
-    assert main(["reproduce", "moe", "--only", "inference ladder", "--only", "compile modes"]) == 0
+    assert (
+        main(
+            [
+                "reproduce",
+                "moe",
+                "--only",
+                "inference ladder",
+                "--only",
+                "torch.compile reduce-overhead",
+            ]
+        )
+        == 0
+    )
     assert sum(isinstance(one, protocol.Attribute) for one in told) == 1
     out = capsys.readouterr().out
-    assert "1 holds, 4 not applicable here" in out
+    assert "2 holds, 2 not applicable here" in out
 
 
 def test_where_nothing_can_be_measured_nothing_is_asked_for_and_it_says_so(ran, sent, capsys):
@@ -115,3 +134,108 @@ def test_documents_and_experiments_are_known_by_name(ran, sent, capsys):
     assert "expected one of adaattn, hydra, mahia, mamba2, moe" in capsys.readouterr().err
     assert main(["reproduce", "moe", "--only", "stairs"]) == 2
     assert "unknown 'stairs'; expected one of training ladder" in capsys.readouterr().err
+
+
+# In time, and as they come
+
+COMPILING = (
+    *wire_samples.begin(0.2, 0),
+    protocol.PhaseChanged(t_s=0.3, segment=0, phase=Phase.COMPILE),
+)
+
+
+@pytest.fixture
+def runners(monkeypatch):
+    """Let each runner after the other say its part once it is asked, and then hear nothing."""
+
+    def script(*parts: tuple[protocol.AnyMessage, ...]):
+        left = list(parts)
+
+        def launch(journal):
+            hello, *rest = left.pop(0)
+            lines = [protocol.encode(hello), b"".join(map(protocol.encode, rest))]
+            program = (
+                f"import os, sys, time\nos.write(1, {lines[0]!r})\nsys.stdin.readline()\n"
+                f"os.write(1, {lines[1]!r})\ntime.sleep(60)"
+            )
+            return Runner(journal, (sys.executable, "-S", "-c", program))
+
+        monkeypatch.setattr(headless, "Runner", launch)
+        monkeypatch.setattr("workbench.client.GRACE_S", 0.1)
+        return left
+
+    return script
+
+
+def test_a_compile_that_takes_too_long_is_ended_and_the_next_experiment_has_its_own_runner(
+    ran, runners, monkeypatch, capsys
+):
+    monkeypatch.setattr(_course, "SLACK_S", 0.5)
+    for experiment in documents()["moe"].experiments:
+        monkeypatch.setitem(vars(experiment), "build_s", 0.1)
+    catalogue = on_gpu(ran.catalogue)
+    left = runners((catalogue, *COMPILING), (catalogue, *ladder()))
+    chosen = ("--only", "training ladder", "--only", "inference ladder", "--budget", "0.1")
+    assert main(["reproduce", "moe", *chosen, "--json"]) == 1
+    assert not left
+    rows = measured(capsys)
+    assert rows["+ AMP", "x fast"]["result"] == "not measured"
+    assert "cut off after 1 s" in rows["+ AMP", "x fast"]["reason"]
+    assert rows["torch.compile default", "x fast"]["result"] == "holds"
+
+
+def test_the_limit_ends_all_and_what_was_not_reached_says_so(ran, runners, capsys):
+    left = runners((on_gpu(ran.catalogue), *COMPILING))
+    assert main(["reproduce", "all", "--limit", "1", "--json"]) == 1
+    assert not left, "no other runner was started"
+    answered = json.loads(capsys.readouterr().out)
+    assert answered["documents"] == ["adaattn", "hydra", "mahia", "mamba2", "moe"]
+    reasons = {row["document"]: row["reason"] for row in answered["claims"]}
+    assert "the limit of 1 s for all was reached before it" in reasons["moe"]
+    assert {row["result"] for row in answered["claims"]} == {"not measured"}
+    first = answered["claims"][0]["reason"]
+    assert "cut off after 1 s" in first and "that the limit for all had left" in first
+
+
+def test_claims_are_told_as_they_become_known(ran, sent, capsys):
+    sent(on_gpu(ran.catalogue), *ladder(), *ladder(1))
+    chosen = ("--only", "training ladder", "--only", "inference ladder")
+    assert main(["reproduce", "moe", *chosen, "--markdown"]) == 0
+    out, err = capsys.readouterr()
+    assert "moe: + torch.compile, said to be 1.5x: measured 1.51x (1.48 to 1.55) faster" in err
+    assert err.count("said to be") == 11
+    assert "| claim | document | measured (interval) | verdict |" in out
+    row = "| moe: + torch.compile | 1.5x | 1.51x (1.48 to 1.55) faster than the baseline | holds: "
+    assert row in out
+
+
+def test_ctrl_c_keeps_the_claims_that_were_measured(ran, runners, monkeypatch, tmp_path, capsys):
+    known = threading.Event()
+    told = (*ladder(), *wire_samples.begin(5.0, 1))
+    runners((on_gpu(ran.catalogue), *told))
+    press_ctrl_c(after=known)
+    path = tmp_path / "kept.h5"
+    say = Bar.say
+
+    def heard(bar, text):
+        say(bar, text)
+        known.set()
+
+    monkeypatch.setattr(Bar, "say", heard)
+    assert main(["reproduce", "moe", "-o", str(path)]) == 130
+    rows = claims.newest(hdf5.load(path)).values()
+    results = [row.result for row in rows]
+    assert results.count("holds") == 3 and results.count("not measured") == len(results) - 8
+    assert {row.reason for row in rows if row.result == "not measured"} >= {"interrupted"}
+    assert "interrupted" in capsys.readouterr().out
+
+
+def test_the_claims_of_a_session_are_exported_as_a_table(ran, sent, tmp_path, capsys):
+    sent(on_gpu(ran.catalogue), *ladder())
+    path = tmp_path / "moe.h5"
+    assert main(["reproduce", "moe", "--only", "training ladder", "-o", str(path)]) == 0
+    for name in ("claims.md", "claims.csv"):
+        assert main(["export", str(path), "--table", "claims", "-o", str(tmp_path / name)]) == 0
+        assert "E11 + AMP" in (tmp_path / name).read_text()
+    assert main(["export", str(ran.path), "--table", "claims", "-o", str(tmp_path / "b.md")]) == 2
+    assert "workbench reproduce" in capsys.readouterr().err

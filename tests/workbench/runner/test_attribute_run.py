@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import time
+import types
 import weakref
 
 import msgspec
@@ -16,8 +18,9 @@ from sessions.attribution_words import rows
 from workbench import protocol
 from workbench.recorder import Recorder
 from workbench.runner import alternation
+from workbench.runner import attribute as attribute_run
 from workbench.runner.attribute import AttributeRun
-from workbench.runner.failures import Cancelled
+from workbench.runner.failures import Cancelled, Mistake
 from workbench.runner.memory import Memory
 from workbench.runner.resolve import resolve
 from workbench.runner.rig import Rig
@@ -229,3 +232,36 @@ def test_what_cannot_be_attributed_is_refused_in_one_sentence(rig, train, toggle
     with pytest.raises(ValueError, match=sentence):
         attribute(rig, train, toggles, **asked)
     assert not rig.wire.sent
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["beside others", "alone"])
+def test_arms_that_are_not_built_in_time_are_left_out_with_the_reason_and_the_rest_is_measured(
+    rig, small, monkeypatch, alone
+):
+    monkeypatch.setattr(AttributeRun, "_counts_memory", property(lambda run: alone))
+    compiled: set[str] = set()  # what a second build need not do again
+    build = rig.arms._build
+
+    def slow(situation, phases):
+        compiled.add(str(situation.configuration.toggles))
+        return build(situation, phases)
+
+    def later() -> float:
+        return time.perf_counter() + 25.0 * len(compiled)
+
+    monkeypatch.setattr(rig.arms, "_build", slow)
+    monkeypatch.setattr(attribute_run, "time", types.SimpleNamespace(perf_counter=later))
+    toggles = {"rope_cache": "shared", "attention": "manual", "triton_rope": "torch"}
+    # Alone, each is looked at and then built once more, for which a third of the time is kept.
+    study, _ = attribute(rig, small, toggles, build_s=70.0 if alone else 45.0, budget_s=0.2)
+    arms = rows(study, "arms")
+    assert [row["state"] for row in arms] == ["measured", "measured", "not built", "not built"]
+    assert arms[2]["reason"].startswith("building those before it took 5")
+    assert study.facts["rounds"] >= 1, "what was built was measured"
+    (step, *_) = (row for row in rows(study, "effects") if row["name"] == "rope_cache=shared")
+    assert step["reason"] != arms[2]["reason"]
+
+
+def test_a_time_for_building_that_is_none_is_refused(rig, small):
+    with pytest.raises(Mistake, match="build_s = 0 is outside"):
+        attribute(rig, small, {"rope_cache": "shared"}, build_s=0.0)

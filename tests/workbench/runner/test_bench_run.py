@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import kernels
 from sessions import statistics
 from workbench import protocol
 
@@ -56,3 +57,32 @@ def test_a_bench_ends_between_two_rows_when_it_is_cancelled(runner):
     runner.until(protocol.SegmentStarted)
     runner.runner.cancel()
     assert runner.finish().reason == "cancelled"
+
+
+def test_only_the_cases_implementations_and_directions_that_are_asked_for_are_timed(runner):
+    case = kernels.OPS["swiglu"].cases[1].name
+    before = len(runner.session.segments)
+    runner.send(
+        protocol.Bench(
+            operators=["swiglu"],
+            dtype="float32",
+            cases=[case],
+            implementations=["torch"],
+            forward_only=True,
+        )
+    )
+    assert runner.finish().reason == "done", runner.describe()
+    (segment,) = runner.session.segments[before:]
+    assert segment.configuration.settings["case"] == case
+    assert segment.configuration.toggles == {"implementation": "torch"}
+    assert segment.configuration.workload == "forward"
+    assert len(statistics.steady_ms(segment)) == 30
+
+
+def test_a_case_that_an_operator_does_not_have_is_a_mistake(runner):
+    since = len(runner.messages)
+    runner.send(protocol.Bench(operators=["swiglu"], cases=["7x7"]))
+    assert runner.finish().reason == "failed"
+    (failure,) = (m for m in runner.messages[since:] if isinstance(m, protocol.Failure))
+    assert failure.kind == "mistake"
+    assert failure.sentence.startswith("cases: swiglu has none of ['7x7']; expected some of ")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 import attribution_samples
+import claims_samples
 import msgspec
 import numpy as np
 from fake_catalogue import availability, catalogue
@@ -61,6 +62,9 @@ def messages(
     if situation == "attribution":
         blocked = {"cuda_graphs": "torch.compile reduce-overhead captures CUDA graphs of its own"}
         yield from attribution_samples.messages(run.now, blocked=blocked)
+        yield protocol.State(t_s=run.now, state="idle")
+    if situation in ("claims", "claims-cut"):
+        yield from claims_samples.messages(run.now, upto=None if situation == "claims" else 17)
         yield protocol.State(t_s=run.now, state="idle")
     if situation == "checklist":
         yield from checked(run, done=5)

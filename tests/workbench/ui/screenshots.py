@@ -31,6 +31,9 @@ SITUATIONS = (
     "attribution-empty",
     "checklist",
     "presets",
+    "claims",
+    "claims-cut",
+    "claims-empty",
     "sweep",
     "sweep-map",
     "sweep-empty",
@@ -150,6 +153,8 @@ def arrange(window, situation: str) -> None:
         window.desk.bring("attribution")
     elif situation == "checklist":
         window.desk.bring("checklist")
+    elif situation.startswith("claims"):
+        window.desk.bring("claims")
     elif situation == "presets":
         state.presets.save("Of last week")
         state.choose({"workload": "forward"}, "Forward")

@@ -1,0 +1,199 @@
+"""Claims of documents beside what was measured of them: a study's rows, in words and tables.
+
+The study's table ``claims`` has a row for each claim that was asked for, its columns the fields of
+``Row``. A result is tentative while it is ``MEASURING``; whatever has no result is no pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sessions.columns import row_count
+from sessions.model import Session, Study
+from sessions.numbers import Cell, Measured, number
+from sessions.tables import Column, Table
+
+KIND = "claims"
+TABLE = "claims"
+HOLDS = "holds"
+FAILS = "does not hold"
+UNDECIDED = "undecided"
+NOT_HERE = "not applicable here"
+NOT_MEASURED = "not measured"
+MEASURING = "measuring"
+WAITING = "waiting"
+RESULTS = (HOLDS, FAILS, UNDECIDED, NOT_MEASURED, NOT_HERE, MEASURING, WAITING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One number of a document, and what was measured of it.
+
+    ``says`` is in the document's own words, ``least`` and ``most`` are the bounds that it sets, NaN
+    where there is none. ``low`` and ``high`` are the ends of the 95 % interval, NaN where the
+    number is exact. ``result`` is one of ``RESULTS``, or empty where nobody asked; ``reason`` what
+    there is to say of it.
+    """
+
+    document: str
+    experiment: str
+    row: str  # as in the project's list of requirements
+    claim: str
+    says: str
+    unit: str
+    least: float = math.nan
+    most: float = math.nan
+    measured: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    result: str = WAITING
+    reason: str = ""
+    how: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str]:
+        """What tells a claim from every other."""
+        return self.document, self.experiment, self.claim, self.says, self.unit
+
+    @property
+    def final(self) -> bool:
+        """Whether it is known how this ended."""
+        return self.result not in (MEASURING, WAITING, "")
+
+
+def columns(found: Sequence[Row]) -> dict[str, list[float | str | None]]:
+    """The rows as columns of a study's table; None is NaN."""
+    names = [field.name for field in dataclasses.fields(Row)]
+    return {name: [_wire(getattr(row, name)) for row in found] for name in names}
+
+
+def rows(study: Study) -> list[Row]:
+    """The rows of a study of claims; a column that it lacks is as if nothing was written there."""
+    table = study.tables.get(TABLE, {})
+    known = [field.name for field in dataclasses.fields(Row) if field.name in table]
+    texts = {field.name for field in dataclasses.fields(Row) if field.type == "str"}
+    blank: dict[str, Any] = dict.fromkeys(texts, "") | {
+        "document": str(study.asked.get("document", ""))
+    }
+    return [
+        Row(**blank | {n: _typed(table[n][place], n in texts) for n in known})
+        for place in range(row_count(table) if table else 0)
+    ]
+
+
+def studies(session: Session) -> list[Study]:
+    """The session's studies of claims, in the order in which they were asked for."""
+    return [study for study in session.studies if study.kind == KIND]
+
+
+def newest(session: Session, running: bool = False) -> dict[tuple[str, ...], Row]:
+    """What is known of each claim by its key: of the newest study that came to know it.
+
+    ``running``: the last study goes on, so that what it has not measured yet is still to come.
+    """
+    found: dict[tuple[str, ...], Row] = {}
+    asked = studies(session)
+    for study in asked:
+        goes_on = running and study is asked[-1]
+        for row in rows(study):
+            if row.final or goes_on:
+                found[row.key] = row
+            elif row.key not in found:
+                found[row.key] = _cut_short(row)
+    return found
+
+
+def measured_text(row: Row) -> str:
+    """The measured number with its interval and unit, or nothing: "1.23x (1.19 to 1.30)"."""
+    if not math.isfinite(row.measured):
+        return ""
+    value, low, high = _rounded(row)
+    times, _, rest = row.unit.partition(" ")
+    factor = times == "x"
+    interval = f" ({low} to {high})" if low else ""
+    return f"{value}{'x' if factor else ''}{interval} {rest if factor else row.unit}".strip()
+
+
+def count(found: Iterable[Row]) -> str:
+    """How many claims came out how."""
+    results = [row.result for row in found]
+    shown = ", ".join(f"{results.count(r)} {r}" for r in RESULTS if r in results)
+    return f"{len(results)} claim{'s' * (len(results) != 1)}: {shown}"
+
+
+def claims_table(found: Sequence[Row], title: str) -> Table:
+    """One row a claim: what the document says, what was measured, whether it holds and why not."""
+    headings = [Column(name) for name in (
+        "document", "claim", "document says", "measured", "from", "to", "unit", "result",
+        "experiment", "note",
+    )]  # fmt: skip
+    cells: list[list[Cell]] = [
+        [
+            row.document,
+            f"{row.row} {row.claim}",
+            row.says,
+            *_cells(row),
+            row.unit,
+            row.result,
+            row.experiment,
+            row.reason,
+        ]
+        for row in found
+    ]
+    return Table(title, headings, cells)
+
+
+def summary_table(found: Sequence[Row], title: str) -> Table:
+    """The same in four columns, as a page about the results shows it."""
+    headings = [Column(name) for name in ("claim", "document", "measured (interval)", "verdict")]
+    cells: list[list[Cell]] = [
+        [
+            f"{row.document}: {row.claim}",
+            row.says,
+            measured_text(row) or None,
+            f"{row.result}: {row.reason}" if row.reason else row.result,
+        ]
+        for row in found
+    ]
+    return Table(title, headings, cells)
+
+
+def _cells(row: Row) -> list[Cell]:
+    if not math.isfinite(row.measured):
+        return [None, None, None]
+    if not math.isfinite(row.low):
+        return [row.measured, "exact", ""]
+    error = (row.high - row.low) / 2
+    return [Measured(end, error) for end in (row.measured, row.low, row.high)]
+
+
+def _rounded(row: Row) -> tuple[str, str, str]:
+    if not math.isfinite(row.low):
+        return number(row.measured), "", ""
+    error = (row.high - row.low) / 2
+    value, low, high = (number(end, error) for end in (row.measured, row.low, row.high))
+    return value, low, high
+
+
+def _cut_short(row: Row) -> Row:
+    """A row of a run that was killed, so that nobody wrote how it ended."""
+    return dataclasses.replace(
+        row,
+        result=NOT_MEASURED,
+        reason="the run ended before this was measured",
+        measured=math.nan,
+        low=math.nan,
+        high=math.nan,
+    )
+
+
+def _wire(value: float | str) -> float | str | None:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _typed(value: Any, is_text: bool) -> str | float:
+    return str(value) if is_text else float(value)

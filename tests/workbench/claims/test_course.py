@@ -1,0 +1,191 @@
+"""The course of a run through experiments: in order, bounded in time, kept at every moment."""
+
+from __future__ import annotations
+
+import math
+
+import attribution_samples
+import msgspec
+import pytest
+import wire_samples
+
+from sessions import claims
+from sessions.model import Phase
+from workbench import protocol
+from workbench.claims import documents
+from workbench.claims._course import SLACK_S, Course
+from workbench.recorder import Recorder
+
+GPU = msgspec.structs.replace(wire_samples.catalogue(), device="cuda")
+
+
+class Drive:
+    """A course whose runner says what a test tells it, and whose clock a test moves."""
+
+    def __init__(self, *names: str, document="moe", limit_s=None, device="cuda") -> None:
+        self.now = 0.0
+        made = documents()[document]
+        chosen = [(made, one) for one in made.experiments if not names or one.name in names]
+        self.course = Course(chosen, 3.0, limit_s, lambda _: 0.02, lambda: self.now)
+        self.catalogue = msgspec.structs.replace(GPU, device=device)
+        self.recorder = Recorder()
+        self.recorder.record(self.catalogue)
+        self.study = 0
+        self.own(self.course.begin(self.catalogue, self.recorder.session))
+
+    def own(self, messages) -> None:
+        for message in messages:
+            self.recorder.record(protocol.decode_message(protocol.encode(message)))
+
+    def next(self):
+        command = self.course.next(self.catalogue)
+        self.own(self.course.tell())
+        return command
+
+    def hear(self, *messages, after_s=1.0) -> None:
+        self.now += after_s
+        for message in messages:
+            self.recorder.record(message)
+            self.own(self.course.heed(message))
+
+    def measure(self, command, **options) -> None:
+        """Let the runner answer an attribution, to its end."""
+        toggles = command.toggles
+        self.hear(*attribution_samples.messages(1.0, toggles, index=self.study, **options))
+        self.study += 1
+
+    def kept(self) -> dict[str, claims.Row]:
+        """What the session has by now, by claim and unit."""
+        (study,) = claims.studies(self.recorder.session)
+        return {f"{row.claim}, {row.unit}": row for row in claims.rows(study)}
+
+    def results(self) -> set[str]:
+        return {row.result for row in self.kept().values()}
+
+
+DONE = protocol.Finished(t_s=9.0, reason="done", steps=1)
+SPEED = "x faster than the baseline"
+
+
+def test_experiments_are_asked_for_in_order_each_with_its_time():
+    drive = Drive("training ladder", "each alone")
+    assert drive.results() == {claims.WAITING}
+    first = drive.next()
+    assert list(first.toggles) == ["compile", "precision", "checkpointing", "cuda_graphs"]
+    assert (first.build_s, first.budget_s, first.floor) == (120.0, 3.0, 0.02)
+    assert drive.course.allowed_s == 120.0 + 3.0 + SLACK_S
+    assert drive.kept()[f"+ AMP, {SPEED}"].result == claims.MEASURING
+    drive.measure(first)
+    drive.hear(DONE)
+    second = drive.next()
+    assert list(second.toggles) == ["precision"] and second.build_s == 60.0
+    assert drive.kept()[f"+ torch.compile, {SPEED}"].result == claims.HOLDS
+    assert list(drive.next().toggles) == ["checkpointing"]
+    assert drive.next() is None and drive.course.over
+
+
+def test_what_is_shown_while_it_is_measured_is_no_result():
+    drive = Drive("training ladder")
+    command = drive.next()
+    told = list(attribution_samples.messages(1.0, command.toggles, looks=4))
+    drive.hear(*told[:-1])
+    row = drive.kept()[f"+ torch.compile, {SPEED}"]
+    assert row.measured == pytest.approx(1 / 0.66, rel=0.03) and not row.final
+    assert drive.results() == {claims.MEASURING}
+
+
+def test_a_command_that_takes_too_long_is_cut_off_and_says_how_long_it_compiled():
+    drive = Drive("training ladder", "inference ladder")
+    first = drive.next()
+    drive.hear(*wire_samples.begin(0.5, 0))
+    drive.hear(protocol.PhaseChanged(t_s=2.0, segment=0, phase=Phase.COMPILE))
+    drive.now += 152
+    assert not drive.course.cut(protocol.Stop()), "it is another's time that is over"
+    assert drive.course.cut(first)
+    drive.hear(protocol.Failure(kind="died", sentence="It was killed.", fatal=True), after_s=0)
+    assert drive.course.lost()
+    second = drive.next()
+    row = drive.kept()[f"+ AMP, {SPEED}"]
+    assert row.result == claims.NOT_MEASURED
+    assert "cut off after 154 s, of 153 s; compiling took 152 s" in row.reason
+    assert "killed" not in row.reason, "we did that"
+    drive.recorder.record(drive.catalogue)  # of another runner, whose studies count from 0 too
+    drive.measure(second)
+    drive.hear(DONE)
+    assert drive.next() is None
+    assert drive.kept()["torch.compile default, x faster than eager"].result == claims.HOLDS
+    assert drive.kept()[f"+ AMP, {SPEED}"].result == claims.NOT_MEASURED
+
+
+def test_compiling_is_counted_where_an_arm_was_not_built_for_it():
+    drive = Drive("training ladder")
+    command = drive.next()
+    drive.hear(*wire_samples.begin(0.5, 0))
+    for t_s, phase in ((1.0, Phase.COMPILE), (71.0, Phase.WARM_UP), (80.0, Phase.COMPILE),
+                       (95.0, Phase.WARM_UP)):  # fmt: skip
+        drive.hear(protocol.PhaseChanged(t_s=t_s, segment=0, phase=phase))
+    drive.measure(command, short=[3, 4])
+    drive.hear(DONE)
+    drive.next()
+    kept = drive.kept()
+    assert "compiling took 85 s" in kept[f"+ CUDA graphs, {SPEED}"].reason
+    assert kept[f"+ torch.compile, {SPEED}"].result == claims.HOLDS
+
+
+def test_the_limit_for_all_leaves_the_rest_not_measured():
+    drive = Drive(limit_s=50.0)
+    command = drive.next()
+    assert drive.course.allowed_s == 50.0 and command.build_s == pytest.approx(30.0)
+    drive.measure(command)
+    drive.hear(DONE, after_s=60)
+    assert drive.next() is None and drive.course.over
+    kept = drive.kept()
+    assert kept[f"+ torch.compile, {SPEED}"].result == claims.HOLDS
+    rest = kept["torch.compile max-autotune, x faster than eager"]
+    assert rest.result == claims.NOT_MEASURED
+    assert rest.reason == "the limit of 50 s for all was reached before it"
+    assert not drive.course.lost()
+
+
+def test_a_run_that_is_interrupted_keeps_what_was_measured():
+    drive = Drive("training ladder", "inference ladder", "each alone")
+    drive.measure(drive.next())
+    drive.hear(DONE)
+    command = drive.next()
+    told = list(attribution_samples.messages(1.0, command.toggles, index=1, looks=4))
+    drive.hear(*told[:8])
+    drive.own(drive.course.finish("interrupted"))
+    kept = drive.kept()
+    assert kept[f"+ torch.compile, {SPEED}"].result == claims.HOLDS
+    assert kept["AMP, x faster than FP32"].result == claims.NOT_MEASURED
+    assert kept["AMP, x faster than FP32"].reason == "interrupted"
+    assert all(row.final for row in kept.values())
+    (study,) = claims.studies(drive.recorder.session)
+    assert study.facts["final"] and study.facts["ended"] == "interrupted"
+
+
+def test_a_failure_costs_the_claims_that_needed_it_and_is_their_reason():
+    drive = Drive("each alone")
+    drive.next()
+    drive.hear(protocol.Failure(kind="out-of-memory", sentence="9 GiB more was needed."))
+    drive.hear(protocol.Finished(reason="failed", steps=0))
+    drive.measure(drive.next(), memory=True)
+    drive.hear(DONE)
+    assert drive.next() is None
+    kept = drive.kept()
+    assert "9 GiB more was needed." in kept["AMP, x faster than FP32"].reason
+    assert math.isfinite(kept["checkpointing, memory of the baseline"].measured)
+
+
+def test_on_the_cpu_what_is_about_a_gpu_is_known_before_anything_runs():
+    drive = Drive("kernels", document="hydra", device="cpu")
+    assert drive.results() == {claims.NOT_HERE}
+    assert drive.next() is None
+    drive.own(drive.course.finish())
+    assert drive.results() == {claims.NOT_HERE}
+
+
+def test_without_any_runner_nothing_is_measured_and_nothing_written():
+    course = Course([(documents()["moe"], documents()["moe"].experiments[0])], 3.0)
+    assert not list(course.finish())
+    assert {row.result for row in course.rows} == {claims.NOT_MEASURED}

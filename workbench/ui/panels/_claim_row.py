@@ -1,0 +1,83 @@
+"""One claim in the list of claims: a word and a mark, what is said, what was measured, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QGridLayout, QLabel, QSizePolicy
+
+from sessions import claims
+from sessions.claims import Row
+from workbench.ui import fonts
+from workbench.ui.icons import icon
+from workbench.ui.panels import _parts
+from workbench.ui.theme import Theme
+
+COLUMNS = 6  # mark, word, claim, what the document says, what was measured, button
+STRETCH = (0, 0, 5, 4, 5, 0)
+WORD_WIDTH = 112
+MARKS = {  # by result: the word, its icon and its colour
+    claims.HOLDS: ("Holds", "effective", "good"),
+    claims.FAILS: ("Does not hold", "error", "bad"),
+    claims.UNDECIDED: ("Undecided", "unknown", "warning"),
+    claims.NOT_MEASURED: ("Not measured", "warning", "warning"),
+    claims.NOT_HERE: ("Not here", "absent", "muted"),
+    claims.MEASURING: ("Measuring", "live", "accent"),
+    claims.WAITING: ("Waiting", "pending", "muted"),
+    "": ("Not yet", "pending", "muted"),
+}
+_TOP = Qt.AlignmentFlag.AlignTop
+
+
+class ClaimRow:
+    """The widgets of one claim, in two lines of a grid that it shares with the others."""
+
+    def __init__(self, grid: QGridLayout, line: int, row: Row, measure: Callable[[], None]) -> None:
+        self.mark, self.word = QLabel(), QLabel()
+        self.mark.setFixedSize(_parts.ICON)
+        self.word.setFixedWidth(WORD_WIDTH)
+        self.claim = _wrapped(f"{row.claim[:1].upper()}{row.claim[1:]}")
+        self.claim.setToolTip(f"{row.row}: {row.how}")
+        self.says, self.measured = _wrapped(row.says), _wrapped("")
+        self.says.setProperty("muted", True)
+        self.measured.setFont(fonts.numbers())
+        self.reason = _parts.note()
+        self.button = _parts.compact("Measure")
+        self.button.setAccessibleName(f"Measure {row.document}: {row.experiment}")
+        self.button.clicked.connect(measure)
+        self._experiment = row.experiment
+        self._shown: object = None
+        cells = (self.mark, self.word, self.claim, self.says, self.measured, self.button)
+        for column, widget in enumerate(cells):
+            grid.addWidget(widget, line, column, _TOP)
+        grid.addWidget(self.reason, line + 1, 2, 1, COLUMNS - 2)
+
+    def show(self, row: Row, why_not: str, theme: Theme) -> None:
+        """Show what is known of the claim; ``why_not``: why it cannot be measured now."""
+        shown = (row, why_not, theme.name)
+        if shown == self._shown:
+            return
+        self._shown = shown
+        word, name, role = MARKS[row.result]
+        self.word.setText(word)
+        tone = role if role in ("good", "bad", "warning", "accent") else ""
+        _parts.set_tone(self.word, tone)
+        self.mark.setPixmap(icon(name, theme, role).pixmap(_parts.ICON))
+        measured = claims.measured_text(row)
+        going_on = row.result == claims.MEASURING
+        self.measured.setText(f"{measured}, so far" if measured and going_on else measured or "–")
+        reason = row.reason[:1].upper() + row.reason[1:]
+        self.reason.setText(reason)
+        self.reason.setVisible(bool(reason))
+        self.button.setEnabled(not why_not)
+        self.button.setToolTip(why_not or f"Run the experiment {self._experiment!r}: {row.how}")
+
+
+def _wrapped(text: str) -> QLabel:
+    label = QLabel(text)
+    label.setWordWrap(True)
+    label.setMinimumWidth(60)
+    label.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
+    label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    return label

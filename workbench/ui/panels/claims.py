@@ -1,0 +1,204 @@
+"""What the documents claim, beside what is measured here: holds, does not hold, or why neither."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, QTimer
+from PySide6.QtWidgets import (
+    QGridLayout,
+    QHBoxLayout,
+    QLabel,
+    QMenu,
+    QPushButton,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from sessions import claims
+from sessions.claims import Row
+from workbench.claims import documents
+from workbench.ui import export, fonts
+from workbench.ui.icons import icon
+from workbench.ui.panels import _parts
+from workbench.ui.panels._claim_row import COLUMNS, STRETCH, ClaimRow
+from workbench.ui.panels._editors import CalmDoubleSpinBox
+from workbench.ui.state import AppState
+
+PERIOD_MS = 200  # between two looks while something is measured
+_HEADINGS = {2: "Claim", 3: "The document says", 4: "Measured"}
+
+
+class ClaimsPanel(QWidget):
+    """Every claim of every document, as the session that is shown knows it."""
+
+    def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._state = state
+        self.setProperty("panel", True)
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.rows: dict[tuple[str, ...], ClaimRow] = {}
+        self.run: dict[str, QPushButton] = {}  # by document
+        self._counts: dict[str, QLabel] = {}
+        self.headline = QLabel()
+        self.headline.setFont(fonts.title())
+        self.headline.setWordWrap(True)
+        self.said = _parts.note()
+        self.run_all = QPushButton("Measure all")
+        self.run_all.clicked.connect(lambda: state.reproductions.measure())
+        self.stop = QPushButton("Stop")
+        self.stop.clicked.connect(state.reproductions.stop)
+        self.budget = self._make_seconds(" s a claim", state.reproductions.budget_s, "", 0.1)
+        self.budget.setToolTip(
+            "How long each claim is measured, at most; building and compiling come on top, and are "
+            "bounded too"
+        )
+        self.budget.valueChanged.connect(self._set_budget)
+        self.limit = self._make_seconds(" s in all", state.reproductions.limit_s, "no limit", 0)
+        self.limit.setToolTip("What is left when this is over is not measured, and says so")
+        self.limit.valueChanged.connect(self._set_limit)
+        self.copy = self._make_copy()
+        layout = _parts.tight(QVBoxLayout(self), 0)
+        layout.addLayout(self._make_head())
+        layout.addWidget(_parts.rule())
+        host = QWidget()
+        self._body = _parts.column(host)
+        layout.addWidget(host, 1)
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.timeout.connect(self._show)
+        changes = (state.studiesChanged, state.stateChanged, state.catalogueChanged)
+        for changed in (*changes, state.reproductions.changed):
+            changed.connect(self._show_soon)
+        state.sessionChanged.connect(self._show)
+        state.themeChanged.connect(self._show)
+        self._show()
+
+    def table(self) -> list[Row]:
+        """The rows that a copy of the table has: those of which something is known."""
+        return [row for row in self._state.reproductions.rows() if row.final]
+
+    def copy_table(self, suffix: str) -> None:
+        """Put the claims on the clipboard as ``.csv`` or ``.md``."""
+        made = claims.claims_table if suffix == ".csv" else claims.summary_table
+        export.copy_table(made(self.table(), "Claimed and measured"), suffix)
+
+    def _make_seconds(
+        self, suffix: str, value: float, none: str, least: float
+    ) -> CalmDoubleSpinBox:
+        box = CalmDoubleSpinBox()
+        box.setRange(least, 36000)
+        box.setSuffix(suffix)
+        box.setSpecialValueText(none)
+        box.setValue(value)
+        box.setAccessibleName(f"Seconds: {suffix.strip()}")
+        return box
+
+    def _set_budget(self, seconds: float) -> None:
+        self._state.reproductions.budget_s = seconds
+
+    def _set_limit(self, seconds: float) -> None:
+        self._state.reproductions.limit_s = seconds
+
+    def _make_copy(self) -> QToolButton:
+        button = QToolButton()
+        button.setText("Copy table")
+        button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+        button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+        menu = QMenu(button)
+        menu.addAction("As Markdown", lambda: self.copy_table(".md"))
+        menu.addAction("As CSV", lambda: self.copy_table(".csv"))
+        button.setMenu(menu)
+        return button
+
+    def _make_head(self) -> QVBoxLayout:
+        bar = _parts.tight(QHBoxLayout())
+        for widget in (self.run_all, self.stop, self.budget, self.limit):
+            bar.addWidget(widget)
+        bar.addWidget(self.said, 1)
+        bar.addWidget(self.copy)
+        head = _parts.tight(QVBoxLayout(), 6)
+        head.setContentsMargins(12, 8, 12, 8)
+        head.addWidget(self.headline)
+        head.addLayout(bar)
+        return head
+
+    # The list
+
+    def _rebuild(self, rows: list[Row]) -> None:
+        """Lay out the claims, document by document."""
+        _parts.clear(self._body)
+        self.rows, self.run, self._counts = {}, {}, {}
+        grid = QGridLayout()
+        grid.setHorizontalSpacing(8)
+        grid.setVerticalSpacing(4)
+        for column, stretch in enumerate(STRETCH):
+            grid.setColumnStretch(column, stretch)
+        for column, text in _HEADINGS.items():
+            grid.addWidget(_parts.heading(text), 0, column)
+        line = 1
+        for document in dict.fromkeys(row.document for row in rows):
+            grid.addWidget(self._make_document(document), line, 0, 1, COLUMNS)
+            line += 1
+            for row in (one for one in rows if one.document == document):
+                self.rows[row.key] = ClaimRow(grid, line, row, self._measure(row))
+                line += 2
+        self._body.addLayout(grid)
+        self._body.addStretch(1)
+
+    def _make_document(self, name: str) -> QWidget:
+        known = documents().get(name)
+        line = QWidget()
+        row = _parts.tight(QHBoxLayout(line))
+        row.setContentsMargins(0, 10, 0, 2)
+        title = QLabel(name if known is None else known.title)
+        title.setFont(fonts.heading())
+        row.addWidget(title)
+        self._counts[name] = _parts.note()
+        row.addWidget(self._counts[name], 1)
+        if known is not None:
+            self.run[name] = _parts.compact("Measure all of it")
+            self.run[name].clicked.connect(lambda: self._state.reproductions.measure(name))
+            row.addWidget(self.run[name])
+        return line
+
+    def _measure(self, row: Row):  # type: ignore[no-untyped-def]
+        return lambda: self._state.reproductions.measure(row.document, row.experiment)
+
+    def _show_soon(self) -> None:
+        if not self._timer.isActive():
+            self._timer.start(PERIOD_MS)
+
+    def _show(self) -> None:
+        reproductions, theme = self._state.reproductions, self._state.theme
+        rows = reproductions.rows()
+        if list(self.rows) != [row.key for row in rows]:
+            self._rebuild(rows)
+        running, why_not = reproductions.measuring and self._state.live, reproductions.why_not()
+        for row in rows:
+            self.rows[row.key].show(row, why_not, theme)
+        for name, label in self._counts.items():
+            of_it = [row for row in rows if row.document == name]
+            label.setText(claims.count(of_it) if any(row.final for row in of_it) else "")
+        for button in (self.run_all, *self.run.values()):
+            button.setEnabled(not why_not)
+            button.setToolTip(why_not)
+        self.stop.setVisible(reproductions.measuring)
+        self.said.setText(self._progress() if reproductions.measuring else why_not)
+        self.headline.setText(self._told(rows, running))
+        self.copy.setIcon(icon("copy", theme, "muted"))
+        self.copy.setEnabled(any(row.final for row in rows))
+
+    def _told(self, rows: list[Row], running: bool) -> str:
+        if running:
+            return f"Measuring {self._state.reproductions.doing}"
+        known = [row for row in rows if row.final]
+        if not known:
+            return f"{len(rows)} claims, none of them measured yet"
+        return claims.count(known)
+
+    def _progress(self) -> str:
+        """What the runner does for it now."""
+        state = self._state
+        if state.progress is not None:
+            return f"{state.progress.task.capitalize()}: {state.progress.text}"
+        return state.runner_text
