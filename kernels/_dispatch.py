@@ -11,7 +11,7 @@ a compiled call is counted when it is traced.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,8 @@ OPS: dict[str, Operator] = {}
 _chosen: dict[str, str] = {}
 _counts: dict[tuple[str, str], int] = {}
 _last: dict[str, tuple[str, str]] = {}
+Watch = Callable[[Operator, str, tuple[Any, ...]], Any]
+_watch: Watch | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,23 @@ def run(op: Operator, impl: str | None, *args: Any) -> Any:
     """
     asked = impl if impl is not None else _chosen.get(op.name, "auto")
     name = _choose(op, args) if asked == "auto" else _checked(op, asked, args)
+    if _watch is not None:
+        return _watch(op, name, args)
     return op.implementations[name].call(*args)
+
+
+@contextmanager
+def watched(watch: Watch) -> Iterator[None]:
+    """Let ``watch`` compute every call in place of the implementation of that name, or around it.
+
+    For looks at a step that is not timed; code that is compiled meanwhile would keep it.
+    """
+    global _watch
+    before, _watch = _watch, watch
+    try:
+        yield
+    finally:
+        _watch = before
 
 
 def _choose(op: Operator, args: tuple[Any, ...]) -> str:

@@ -31,14 +31,30 @@ class Ceilings:
 @functools.cache
 def ceilings(device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> Ceilings:
     """Measured once per device and dtype, on random data."""
-    on_gpu = torch.device(device).type == "cuda"
-    source = torch.randn(1 << (30 if on_gpu else 26), device=device).to(torch.bfloat16)
+    return Ceilings(copy_rate(device), matrix_rate(device, dtype))
+
+
+def copy_rate(device: str) -> float:
+    """Bytes a second of a large copy, read and written, measured now."""
+    few = torch.randn(1 << 20, device=device).to(torch.bfloat16)
+    source = few.repeat(1 << (10 if torch.device(device).type == "cuda" else 4))
     target = torch.empty_like(source)
-    copy_us = gpu_us(lambda: target.copy_(source), repeats=10, device=device)
-    side = 8192 if on_gpu else 1024
-    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    product_us = gpu_us(lambda: a @ b, repeats=10, device=device)
-    return Ceilings(2e6 * source.nbytes / copy_us, 1e6 * 2 * side**3 / product_us)
+    return 2e6 * source.nbytes / gpu_us(lambda: target.copy_(source), repeats=10, device=device)
+
+
+def matrix_rate(device: str, dtype: torch.dtype) -> float:
+    """FLOP/s of a large matrix product of random numbers, measured now.
+
+    FP32 on a GPU as ``torch.get_float32_matmul_precision`` says at this moment.
+    """
+    side = 8192 if torch.device(device).type == "cuda" else 512
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    return 2e6 * side**3 / gpu_us(lambda: a @ b, repeats=10, device=device)
+
+
+def release() -> None:
+    """Give back what timing with cold caches holds of the device's memory."""
+    _evictor.cache_clear()
 
 
 @functools.cache

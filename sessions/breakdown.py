@@ -4,7 +4,10 @@ A profile is a ``Study`` of kind ``"profile"``, of one configuration. Its tables
 
 ``kernels``: a row for each kernel (operator, on the CPU), module and phase, of one step:
 ``name``, ``module``, ``phase`` (forward, backward, recompute, optimizer, replay), ``kind``
-(operator class), ``calls``, ``us``.
+(operator class), ``operator`` (of the kernel library, or empty), ``calls``, ``us``.
+``least``: what a step's operators need at the device's measured ceilings, however they run:
+``name`` (of an operator of the library, or of a class for all others), ``calls``, ``bytes``,
+``flops``, ``us``.
 ``memory``: bytes over one step: ``t_ms`` since its start, ``reserved``, and a column for each role.
 ``peak``: bytes by ``role`` where most was allocated: ``bytes``, and ``estimate`` from the model's
 sizes (NaN where there is none).
@@ -120,6 +123,37 @@ def by(study: Study, column: str) -> dict[str, tuple[float, float]]:
     return {key: (calls, us) for key, (calls, us) in ordered}
 
 
+@dataclass(frozen=True)
+class Achieved:
+    """What an operator, or all others of a class, took in a step, and what it needs at least."""
+
+    name: str
+    calls: float  # of the operator, not of its kernels; NaN where it is not known
+    us: float
+    least_us: float  # at the measured ceilings; NaN where it is not known
+
+    @property
+    def share(self) -> float:
+        """How near it is to the roof, 0 to 1."""
+        return self.least_us / self.us if self.us > 0 else float("nan")
+
+
+def achieved(study: Study) -> list[Achieved]:
+    """Each operator's time against its least, the longest first; empty for an older profile."""
+    table, least = study.tables["kernels"], study.tables.get("least", {})
+    if "operator" not in table or not least:
+        return []
+    took: dict[str, float] = defaultdict(float)
+    for operator, kind, us in zip(table["operator"], table["kind"], table["us"], strict=True):
+        took[str(operator) or str(kind)] += float(us)
+    columns = (least["name"], least["calls"], least["us"])
+    known = {str(name): (float(n), float(us)) for name, n, us in zip(*columns, strict=True)}
+    nothing = (float("nan"), float("nan"))
+    found = [Achieved(name, known.get(name, nothing)[0], us, known.get(name, nothing)[1])
+             for name, us in took.items()]  # fmt: skip
+    return sorted(found, key=lambda one: -one.us)
+
+
 def tree(study: Study) -> Node:
     """The modules of a profile as they lie in one another, the whole step at the root."""
     root = Node("step", "")
@@ -188,6 +222,8 @@ def words(study: Study) -> list[str]:
     lost = unattributed(study)
     if lost > 0.005:
         lines.append(f"{100 * lost:.0f} % of the time cannot be given to a module.")
+    if why := facts.get("no_least"):
+        lines.append(f"What the operators could attain is not known: {why}.")
     notes = facts.get("notes", [])
     lines += [str(note) for note in notes if note] if isinstance(notes, list) else []
     return lines

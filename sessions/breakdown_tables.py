@@ -39,6 +39,22 @@ def kinds_table(study: Study) -> Table:
     return Table(f"Operator classes: {study.title}", _columns("Class"), rows)
 
 
+def achieved_table(study: Study) -> Table:
+    """Each operator of the library, and class of the others: its time against the roof's."""
+    rows: list[list[Cell]] = [
+        [one.name, one.calls, one.us, one.least_us, 100 * one.share]
+        for one in breakdown.achieved(study)
+    ]
+    columns = [
+        Column("Operator"),
+        Column("Calls"),
+        Column("Achieved", "us"),
+        Column("Attainable", "us"),
+        Column("Of attainable", "%"),
+    ]
+    return Table(f"Operators against the roof: {study.title}", columns, rows)
+
+
 def modules_table(study: Study, depth: int = DEPTH) -> Table:
     """Time by module, each with what is in it, down to some depth."""
     whole = breakdown.total_us(study) or math.nan

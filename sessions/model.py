@@ -142,6 +142,26 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True):
     curve_difference: float | None = None  # the largest of their differences
 
 
+class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device reached at best when it was measured: the roof that steps are set against."""
+
+    device: str
+    driver: str  # of a GPU; on the CPU how many threads compute
+    torch: str
+    created: float  # Unix time
+    bytes_per_s: float  # of a large copy, read and written
+    flops_per_s: dict[str, float]  # of a large matrix product: "bfloat16", "tf32" ...
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """What the roofline says of two configurations before they are measured."""
+
+    ratio: float | None  # step time of the second over the first; None where none is made
+    text: str  # what it rests on, or why there is none: a clause
+    base_us: float | None = None  # the least that a step can take at the ceilings
+    other_us: float | None = None
+
+
 class PhaseSpan(msgspec.Struct, frozen=True):
     """A stretch of one segment spent in one phase; seconds since the session began."""
 

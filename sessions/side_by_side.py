@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from sessions import prediction
 from sessions.model import Judgement, PairedComparison
 from sessions.tables import Cell, Column, Measured, Table
 from sessions.verdict import corrected, wrong_arms
@@ -45,6 +46,9 @@ def verdicts_table(comparisons: Sequence[PairedComparison]) -> Table:
         *(Column(name) for name in ("A", "B", "ratio", "ratio from", "ratio to", "pairs")),
         *(Column(name) for name in ("verdict", "p (Holm)", "by itself", "numbers")),
     ]
+    foretold = any(prediction.of(one) for one in comparisons)
+    if foretold:
+        columns.append(Column("predicted"))
     rows: list[list[Cell]] = []
     for one in side_by_side(comparisons):
         error = (one.high - one.low) / 2
@@ -59,6 +63,10 @@ def verdicts_table(comparisons: Sequence[PairedComparison]) -> Table:
                 _numbers(one),
             ]
         )
+        if foretold:
+            made = prediction.of(one)
+            ratio = None if made is None else made.ratio
+            rows[-1].append(None if ratio is None else Measured(ratio, error))
     of = sum(map(_counts, comparisons))
     return Table(f"Verdicts, of {of} comparisons" if of > 1 else "Verdicts", columns, rows)
 

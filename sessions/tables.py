@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from sessions.ceilings import utilization
 from sessions.comparison import (
     Arm,
     Comparison,
@@ -109,6 +111,8 @@ def differences_table(comparison: Comparison, title: str = "Differences") -> Tab
     return Table(title, columns, rows)
 
 
+# Of the *measured* matrix rate: ``sessions.ceilings.utilization``.
+UTILIZATION = "MFU"
 _STEP_COLUMNS = [
     Column("steady steps"),
     Column("median", "ms"),
@@ -124,6 +128,9 @@ def _arms_table(
     title: str, heading: str, arms: Sequence[Arm], different: Sequence[Difference]
 ) -> Table:
     columns = [Column(heading), *(Column(one.name) for one in different), *_STEP_COLUMNS]
+    shares = [utilization(arm.segment, arm.summary.median) for arm in arms]
+    if has_shares := any(map(math.isfinite, shares)):
+        columns.append(Column(UTILIZATION, "%"))
     notes = [_note(arm, arms) for arm in arms]
     if any(notes):
         columns.append(Column("note"))
@@ -133,6 +140,8 @@ def _arms_table(
         row: list[Cell] = [arm.title]
         row += [None if value is None else str(value) for value in settings]
         row += _step_cells(arm)
+        if has_shares:
+            row.append(_percent(shares[place], arm.summary.median, arm.summary.error))
         if any(notes):
             row.append(note)
         rows.append(row)
@@ -155,6 +164,11 @@ def _step_cells(arm: Arm) -> list[Cell]:
         ends = (arm.ratio.ratio, arm.ratio.low, arm.ratio.high)
         cells += [Measured(value, error) for value in ends]
     return [*cells, _mebibytes(arm.peak_bytes)]
+
+
+def _percent(share: float, median: float, error: float | None) -> Cell:
+    """A share in % with the relative error of the median that it was computed from."""
+    return Measured(100 * share, None if error is None else 100 * share * error / median)
 
 
 def _note(arm: Arm, arms: Sequence[Arm]) -> str:

@@ -5,7 +5,6 @@ One file in the state folder holds a floor for each device.
 
 from __future__ import annotations
 
-import secrets
 import time
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import msgspec
 
 from sessions.model import PairedComparison
 from sessions.verdict import MIN_PAIRS
-from workbench import journal
+from workbench import journal, kept
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,15 +57,7 @@ def floor(comparison: PairedComparison) -> float:
 
 def store(calibration: Calibration) -> None:
     """Keep a calibration, in place of an earlier one of the device; raises ``OSError``."""
-    whole = {**_load_all(), calibration.device: calibration}
-    target = path()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
-    try:
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(whole)))
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    kept.write(path(), calibration.device, calibration, _load_all())
 
 
 def describe(calibration: Calibration) -> str:
@@ -80,7 +71,4 @@ def describe(calibration: Calibration) -> str:
 
 
 def _load_all() -> dict[str, Calibration]:
-    try:
-        return msgspec.json.decode(path().read_bytes(), type=dict[str, Calibration])
-    except (OSError, msgspec.MsgspecError):
-        return {}
+    return kept.read(path(), Calibration)[0]

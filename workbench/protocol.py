@@ -7,12 +7,19 @@ stream of messages is also the journal: a session is rebuilt by replaying it.
 
 from __future__ import annotations
 
-import re
-from typing import Any, TypeVar
-
 import msgspec
 
-from sessions.model import Configuration, Evidence, Judgement, Numerics, Scalar
+from sessions.model import (
+    Ceilings,
+    Configuration,
+    Evidence,
+    Judgement,
+    Numerics,
+    Prediction,
+    Scalar,
+)
+from workbench.lines import WireError as WireError
+from workbench.lines import decoded, encodable
 from workbench.offered import Blocked as Blocked
 from workbench.offered import FamilyInfo as FamilyInfo
 from workbench.offered import Field as Field
@@ -78,6 +85,7 @@ class Compare(Command, tag="compare"):
     ``budget_s``: seconds of alternating, without what building takes. ``region``, ``floor`` and
     ``half_width`` as in ``sessions.verdict.judge``. ``order`` within the pairs: "random" or "abba".
     ``before``: the blocks of an earlier comparison of the two, which took ``before_s``; it goes on.
+    ``predict``: say first what the roofline makes of the two.
     """
 
     base: Configuration
@@ -90,6 +98,20 @@ class Compare(Command, tag="compare"):
     seed: int = 0
     before: list[Block] = []
     before_s: float = 0.0
+    predict: bool = False
+
+
+class Predict(Command, tag="predict"):
+    """Ask what the roofline makes of two configurations, between two steps; Predicted answers."""
+
+    base: Configuration
+    other: Configuration
+
+
+class MeasureCeilings(Command, tag="ceilings"):
+    """Tell what the device reaches at best: measured ``anew``, or else only if it is not kept."""
+
+    anew: bool = True
 
 
 class Attribute(Command, tag="attribute"):
@@ -227,6 +249,24 @@ class Availability(Message, tag="availability"):
     left_out: list[LeftOut] = []
 
 
+class CeilingsFound(Message, tag="ceilings"):
+    """What the device reaches at best. ``source``: "kept" from an earlier run, or "measured" now.
+    ``why``: what is wrong with the kept file, if anything; None: nothing usable is kept.
+    """
+
+    ceilings: Ceilings | None
+    source: str
+    why: str = ""
+
+
+class Predicted(Message, tag="predicted"):
+    """Answer to Predict."""
+
+    base: Configuration
+    other: Configuration
+    prediction: Prediction
+
+
 class State(Message, tag="state"):
     """What the runner does now: idle, building, running, paused, stopping."""
 
@@ -321,6 +361,7 @@ class ComparisonStarted(Message, tag="comparison"):
     segments: list[int]  # that the arms' steps belong to
     asked: dict[str, Scalar]
     before: list[Block] = []
+    prediction: Prediction | None = None  # where it was asked for
 
 
 class BlockDone(Message, tag="block"):
@@ -411,11 +452,15 @@ class Finished(Message, tag="finished"):
     steps: int
 
 
-RunCommand = Start | Bench | Compare | Attribute | Validate | Profile | Sweep  # run by themselves
-AnyCommand = RunCommand | Apply | Check | Pause | Resume | Stop | Cancel | Quit
+RunCommand = (  # run by themselves
+    Start | Bench | Compare | Attribute | Validate | Profile | Sweep | MeasureCeilings
+)
+AnyCommand = RunCommand | Predict | Apply | Check | Pause | Resume | Stop | Cancel | Quit
 AnyMessage = (
     Catalogue
     | Availability
+    | CeilingsFound
+    | Predicted
     | State
     | Progress
     | SegmentStarted
@@ -440,11 +485,6 @@ AnyMessage = (
 )
 
 
-class WireError(Exception):
-    """A line on the wire is not a message: says what it was and why."""
-
-
-_Line = TypeVar("_Line", AnyCommand, AnyMessage)
 _encoder = msgspec.json.Encoder()  # writes NaN as null
 _commands: msgspec.json.Decoder[AnyCommand] = msgspec.json.Decoder(AnyCommand)
 _messages: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
@@ -455,33 +495,14 @@ def encode(item: Command | Message) -> bytes:
     try:
         return _encoder.encode(item) + b"\n"
     except UnicodeEncodeError:
-        return _encoder.encode(_encodable(msgspec.to_builtins(item))) + b"\n"
+        return _encoder.encode(encodable(msgspec.to_builtins(item))) + b"\n"
 
 
 def decode_command(line: bytes) -> AnyCommand:
     """The command on one line; raises ``WireError``."""
-    return _decode(_commands, line)
+    return decoded(_commands, line)
 
 
 def decode_message(line: bytes) -> AnyMessage:
     """The message on one line; raises ``WireError``."""
-    return _decode(_messages, line)
-
-
-def _encodable(value: Any) -> Any:
-    match value:
-        case str():
-            return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", value)
-        case list():
-            return [_encodable(each) for each in value]
-        case dict():
-            return {_encodable(key): _encodable(each) for key, each in value.items()}
-    return value
-
-
-def _decode(decoder: msgspec.json.Decoder[_Line], line: bytes) -> _Line:
-    try:
-        return decoder.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        shown = line[:80].decode("utf-8", "replace").strip()
-        raise WireError(f"not a message: {shown!r} ({error})") from None
+    return decoded(_messages, line)

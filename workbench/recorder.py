@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from sessions.ceilings import describe
 from sessions.columns import Columns
 from sessions.model import (
     METRIC_COLUMNS,
@@ -59,6 +60,11 @@ class Recorder:
         match message:
             case protocol.Catalogue():
                 self._begin(message)
+            case protocol.CeilingsFound():
+                if message.ceilings is not None:
+                    kept = message.source == "kept"
+                    source = "kept from an earlier run" if kept else "measured in this one"
+                    session.environment["ceilings"] = f"{describe(message.ceilings)} ({source})"
             case protocol.SegmentStarted():
                 return self._begin_segment(message)
             case protocol.PhaseChanged():
@@ -198,7 +204,7 @@ class Recorder:
             low=math.nan,
             high=math.nan,
             verdict="UNDECIDED",
-            facts={**message.asked, "segments": segments, "history": []},
+            facts={**message.asked, "segments": segments, "history": [], **_foretold(message)},
         )
         started = _with_blocks(started, message.before)
         for place, earlier in enumerate(comparisons):
@@ -292,6 +298,11 @@ class Recorder:
 
     def _event(self, t_s: float, kind: str, text: str) -> None:
         self.session.events.append(Event(t_s + self._offset_s, kind, text))
+
+
+def _foretold(message: protocol.ComparisonStarted) -> dict[str, Any]:
+    made = message.prediction
+    return {} if made is None else {"prediction": msgspec.to_builtins(made)}
 
 
 def _study_columns(message: protocol.StudyRows) -> dict[str, np.ndarray]:

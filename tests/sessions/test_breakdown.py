@@ -33,6 +33,27 @@ TRAINED = [
 ]
 
 
+def test_what_operators_achieved_is_set_against_the_least_that_they_need():
+    found = study(TRAINED)
+    found.tables["kernels"]["operator"] = np.array(["", "", "rms_norm", "", "", ""], object)
+    names = np.array(["matrix product", "rms_norm", "optimizer"], object)
+    found.tables["least"] = {
+        "name": names, "calls": np.array([3.0, 1.0, 1.0]), "us": np.array([92.0, 4.0, 3.5])
+    }  # fmt: skip
+    rows = {one.name: one for one in breakdown.achieved(found)}
+    assert math.fsum(one.us for one in rows.values()) == breakdown.total_us(found)
+    assert rows["matrix product"].share == 92 / 115 and rows["matrix product"].calls == 3
+    assert rows["rms_norm"].share == 0.8 and "normalisation" not in rows
+    assert math.isnan(rows["elementwise"].share)  # nothing is known of it, and nothing claimed
+    table = breakdown_tables.achieved_table(found)
+    assert [row[0] for row in table.rows][:2] == ["matrix product", "optimizer"]
+    assert table.rows[0][4] == 80.0
+
+
+def test_a_profile_from_before_operators_were_marked_has_no_such_table():
+    assert breakdown.achieved(study(TRAINED)) == []
+
+
 def test_the_tree_holds_all_time_once_and_a_module_what_is_in_it():
     found = study(TRAINED)
     root = breakdown.tree(found)

@@ -171,6 +171,16 @@ def test_segments_table_shows_what_differs_and_how_the_steps_compare():
     assert other["steady steps"] == 600
 
 
+def test_segments_table_states_the_models_share_of_the_measured_matrix_rate():
+    session = session_of(10.0, 8.0)
+    assert "MFU (%)" not in [column.heading for column in tables.segments_table(session).columns]
+    session.segments[0].ledger |= {"model_flops": 4e9, "matrix_flops_per_s": 1e12}
+    table = tables.segments_table(session)
+    place = [column.heading for column in table.columns].index("MFU (%)")
+    assert table.rows[0][place].value == pytest.approx(4e2 / table.rows[0][place - 6].value)
+    assert tables.text(table.rows[1][place]) == tables.MISSING  # no FLOPs are known of it
+
+
 def test_segments_table_can_take_another_baseline():
     table = tables.segments_table(session_of(10.0, 8.0), baseline=1)
     ratios = [row[5] for row in table.rows]

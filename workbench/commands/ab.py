@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from sessions import prediction
 from sessions.model import Configuration, PairedComparison, Session
 from sessions.verdict import REGION, wrong_arms
 from sessions.verdict_words import headline, numerics_lines, ratio_line, remarks
@@ -85,6 +86,7 @@ def _run(arguments: argparse.Namespace) -> int:
             floor=floors.floor_of(catalogue.device_title),
             order=arguments.order,
             seed=arguments.seed,
+            predict=True,
         )
 
     outcome = measure(begin)
@@ -131,13 +133,16 @@ def as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
         found |= {**facts, **built, "pairs": facts.get("pairs", 0), "block_pairs": built["pairs"]}
         found["order_kind"] = facts.get("order")
         found["headline"] = headline(comparison)
+        found["prediction"] = msgspec.to_builtins(prediction.of(comparison))
+        found["residual"] = prediction.residual(comparison)
         found["wrong"] = [arm for arm, _ in wrong_arms(comparison)]
         found["arms"] = [summary(session.segments[place]) for place in facts.get("segments", [])]
     return found
 
 
 def _lines(session: Session, comparison: PairedComparison) -> list[str]:
-    lines = [headline(comparison), ratio_line(comparison), ""]
+    lines = [headline(comparison), ratio_line(comparison)]
+    lines += [*filter(None, [prediction.outcome(comparison)]), *_basis(comparison), ""]
     for side, arm in zip("AB", comparison.arms, strict=True):
         lines.append(f"{side}: {arm}")
     if comparison.facts.get("identical"):
@@ -152,6 +157,13 @@ def _lines(session: Session, comparison: PairedComparison) -> list[str]:
         for one in session.segments[place].evidence:
             lines.append(f"{side}: {one.toggle}={one.requested}: {one.status}: {one.text}")
     return lines
+
+
+def _basis(comparison: PairedComparison) -> list[str]:
+    """What the prediction rests on, where there is one; ``outcome`` says why there is none."""
+    made = prediction.of(comparison)
+    known = made is not None and made.ratio is not None
+    return [f"the roofline estimate: {made.text}"] if known and made is not None else []
 
 
 def _code(arguments: argparse.Namespace, outcome: Outcome) -> int:

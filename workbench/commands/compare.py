@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from sessions.ceilings import ceiling_words, utilization
 from sessions.comparison import MOST, Comparison, compare
 from sessions.tables import comparison_table, differences_table
 from workbench.commands._command import (
@@ -81,6 +82,8 @@ def _as_data(comparison: Comparison) -> dict[str, object]:
                 "ratio_high": arm.ratio and arm.ratio.high,
                 "note": arm.ratio.reason if arm.ratio else "baseline",
                 "peak_bytes": arm.peak_bytes,
+                "model_flops_utilization": utilization(arm.segment, arm.summary.median),
+                "ceiling": ceiling_words(arm.segment),
                 "configuration": msgspec.to_builtins(arm.segment.configuration),
             }
             for arm in comparison.arms

@@ -62,7 +62,7 @@ def _comparison(comparison: PairedComparison) -> dict[str, Any]:
     facts = comparison.facts
     names = ("ratio", "low", "high", "verdict", "arms")
     found = {name: getattr(comparison, name) for name in names}
-    told = ("alone", "p", "p_holm", "of", "pairs", "reasons", "numerics", "segments")
+    told = ("alone", "p", "p_holm", "of", "pairs", "reasons", "numerics", "segments", "prediction")
     return found | {name: facts[name] for name in told if name in facts}
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from sessions import breakdown
 from sessions.breakdown_tables import (
+    achieved_table,
     difference_table,
     kernels_table,
     kinds_table,
@@ -124,6 +125,8 @@ def _traces(asked: Path | None, count: int) -> list[Path]:
 def _lines(study: Study) -> list[str]:
     lines = [study.title, *breakdown.words(study), ""]
     tables = [kinds_table(study), kernels_table(study), modules_table(study), memory_table(study)]
+    if breakdown.achieved(study):
+        tables.insert(1, achieved_table(study))
     return lines + [table.to_markdown() for table in tables]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from sessions import statistics
+from sessions.ceilings import ceiling_words, utilization
 from sessions.model import Configuration, Phase, Scalar, Segment
 from sessions.tables import segments_table
 from workbench import headless, presets, protocol
@@ -162,6 +163,8 @@ def summary(segment: Segment) -> dict[str, Any]:
         "median_ms": found.median,
         "p95_ms": found.p95,
         "clock": statistics.clock(segment),
+        "model_flops_utilization": utilization(segment, found.median),
+        "ceiling": ceiling_words(segment),
         "peak_bytes": float(max(segment.steps["peak"], default=float("nan"))),
         "phases": [[Phase(p.phase).title, p.start_s, p.stop_s] for p in segment.phases],
         "evidence": [msgspec.to_builtins(evidence) for evidence in segment.evidence],

@@ -11,7 +11,7 @@ import random
 import time
 
 from sessions import verdict
-from sessions.model import Configuration, Judgement, PairedComparison
+from sessions.model import Configuration, Judgement, PairedComparison, Prediction
 from workbench import protocol
 from workbench.runner.alternation import Alternation
 from workbench.runner.arm import label
@@ -44,6 +44,7 @@ class CompareRun:
         )
         self._began = 0.0
         self._judgement: Judgement | None = None
+        self._prediction: Prediction | None = None
 
     @property
     def steps(self) -> int:
@@ -63,6 +64,7 @@ class CompareRun:
     def execute(self) -> None:
         """Compare to the end; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
         self._prepare()
+        self._predict()
         try:
             for contender in self._alternation.contenders:
                 self._alternation.begin(contender)
@@ -92,6 +94,13 @@ class CompareRun:
         ]
         rig.arms.keep_only(*situations)
 
+    def _predict(self) -> None:
+        """Before anything is built: what is measured must not be known to the prediction."""
+        if self._command.predict:
+            self._rig.state("building", "Predicting from the roofline")
+            a, b = (one.situation.configuration for one in self._alternation.contenders)
+            self._prediction = self._rig.predictor.of(a, b)
+
     def _announce(self) -> None:
         rig, command = self._rig, self._command
         contenders = self._alternation.contenders
@@ -112,6 +121,7 @@ class CompareRun:
                     "rebuilt_each_block": self._alternation.alone,
                 },
                 before=command.before,
+                prediction=self._prediction,
             )
         )
 

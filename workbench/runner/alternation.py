@@ -152,8 +152,8 @@ class Alternation:
                 rig.watchdog.begin(rig.phases.phase)
                 rig.state("running")
             match command:
-                case protocol.Resume():
-                    pass
+                case protocol.Resume() | protocol.Predict():
+                    pass  # a prediction would be late: what it is of may be measured already
                 case protocol.Apply():
                     rig.wire.send(explain(Mistake(self._busy)))
                 case protocol.Cancel():
@@ -198,7 +198,7 @@ class Alternation:
         self.check_cancelled()
         contender.arm = arm
         contender.build_s = time.perf_counter() - began
-        rig.wire.send(protocol.Facts(segment=contender.segment, ledger=arm.ledger))
+        rig.wire.send(protocol.Facts(segment=contender.segment, ledger=rig.facts_of(arm)))
         return arm
 
     def _go_alone(self, contender: Contender) -> None:

@@ -22,10 +22,11 @@ from sessions.model import Configuration, Evidence, Scalar
 from workbench.runner.compiles import Compiles
 from workbench.runner.data import Batches, make_batches
 from workbench.runner.failures import Mistake
+from workbench.runner.flops import counting_flops, model_flops
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.probe import Probe, probe
 from workbench.runner.rounds import Rounds
-from workbench.runner.toggles import Situation, all_toggles
+from workbench.runner.toggles import Situation, Stage, all_toggles
 from workbench.runner.training import Trainer, Weights
 from workbench.runner.workloads import Bench, Compute, Step
 
@@ -98,6 +99,7 @@ class Arm:
     kept_operators: dict[str, int] = field(default_factory=dict)  # by a checkpoint's policy
     compiles: Compiles = field(default_factory=Compiles)
     evidence: list[Evidence] | None = None
+    counted: dict[str, Scalar] = field(default_factory=dict)  # facts that the first step showed
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -130,7 +132,8 @@ class Arm:
         """Record which kernels the first step calls, and what it keeps, for the evidence."""
         kernels.reset_usage()
         reset_kept_operators()
-        yield
+        with counting_flops(self):
+            yield
         self.usage = kernels.usage()
         self.kept_operators = kept_operators()
 
@@ -227,47 +230,30 @@ class Arms:
         began = time.perf_counter()
         configuration, workload = situation.configuration, situation.workload
         build = Build(situation, phases)
-        for toggle in all_toggles().values():
-            option = configuration.toggles[toggle.name]
-            if option != toggle.off:
-                toggle.apply(option, build)
+        apply_toggles(build)
         model, weights = self._model(build)
         unshared = model.rope_cache_bytes()
         for transform in build.transforms:
             transform(model)
         build.model = model
         model.train(workload.trains)
-        trainer = (
-            weights.trainer(build.optimizer, scales_loss=build.scales_loss)
-            if workload.trains
-            else None
-        )
-        batches = _batches(build)
-        vocabulary = getattr(situation.config, "vocabulary", 0)
-        bench = Bench(
-            model, batches, configuration.settings, trainer, configuration.seed, vocabulary
-        )
+        batches = make_step_batches(build)
         autocast = _autocast(build)
         with contextlib.ExitStack() as stack:
             for flag in build.flags:
                 stack.enter_context(flag())
             stack.enter_context(kernels.using(**build.kernel_choices))
             found = probe(model, batches.few, autocast)
-            with _autocast_region(build):  # a KV cache is made in the dtype that will compute
-                compute = autocast(workload.compute(bench))
-        for wrap_compute in build.compute_wrappers:
-            compute = wrap_compute(compute)
-        step = workload.step(bench, compute)
-        for wrap_step in build.step_wrappers:
-            step = wrap_step(step)
+            made = assemble(build, model, weights, batches)
+        bench, compute = made.bench, made.compute
         return Arm(
             configuration=configuration,
             situation=situation,
             label=label(configuration, situation.device),
             model=model,
             batches=batches,
-            trainer=trainer,
-            step=step,
+            trainer=bench.trainer,
+            step=made.step,
             compute=compute,
             autocast=autocast,
             feeds=workload.feeds,
@@ -282,6 +268,7 @@ class Arms:
                 "parameters": sum(p.numel() for p in model.parameters()),
                 "weights_bytes": weights.bytes,
                 "tokens_per_step": workload.tokens(configuration.settings),
+                **model_flops(situation),
                 "rope_cache_bytes": model.rope_cache_bytes(),
                 "rope_cache_bytes_unshared": unshared,
                 "build_s": round(time.perf_counter() - began, 4),
@@ -302,6 +289,42 @@ class Arms:
         model = family.share(config, weights.parameters)
         model.share_rope_cache(False)
         return model, weights
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A step, and what it works with."""
+
+    bench: Bench
+    compute: Compute
+    step: Step
+
+
+def apply_toggles(build: Build, before: Stage | None = None) -> None:
+    """Let every toggle that is switched change the build; only those before a stage, if named."""
+    for toggle in all_toggles().values():
+        option = build.situation.option(toggle.name)
+        if option != toggle.off and (before is None or toggle.stage < before):
+            toggle.apply(option, build)
+
+
+def assemble(build: Build, model: Model, weights: Weights, batches: Batches) -> Assembled:
+    """The step of a model that is transformed already; call it inside the build's flags."""
+    situation, workload = build.situation, build.situation.workload
+    configuration = situation.configuration
+    trainer = None
+    if workload.trains:
+        trainer = weights.trainer(build.optimizer, scales_loss=build.scales_loss)
+    vocabulary = getattr(situation.config, "vocabulary", 0)
+    bench = Bench(model, batches, configuration.settings, trainer, configuration.seed, vocabulary)
+    with _autocast_region(build):  # a KV cache is made in the dtype that will compute
+        compute = _autocast(build)(workload.compute(bench))
+    for wrap_compute in build.compute_wrappers:
+        compute = wrap_compute(compute)
+    step = workload.step(bench, compute)
+    for wrap_step in build.step_wrappers:
+        step = wrap_step(step)
+    return Assembled(bench, compute, step)
 
 
 def label(configuration: Configuration, device: torch.device) -> str:
@@ -330,7 +353,8 @@ def _weights_key(situation: Situation) -> bytes:
     return _model_key(situation) + msgspec.json.encode(config)
 
 
-def _batches(build: Build) -> Batches:
+def make_step_batches(build: Build) -> Batches:
+    """The batches that the steps read; raises ``Mistake`` for a source that cannot serve."""
     situation = build.situation
     configuration = situation.configuration
     try:

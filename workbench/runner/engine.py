@@ -14,6 +14,7 @@ from workbench.runner.ab import CompareRun
 from workbench.runner.attribute import AttributeRun
 from workbench.runner.bench import BenchRun
 from workbench.runner.catalogue import catalogue
+from workbench.runner.ceilings import CeilingsRun
 from workbench.runner.cures import cure
 from workbench.runner.failures import Cancelled, Mistake, explain
 from workbench.runner.profile import ProfileRun
@@ -44,6 +45,7 @@ RUNS: Mapping[type[protocol.Command], Callable[[Rig, Any], LongRun]] = {
     protocol.Validate: ValidateRun,
     protocol.Profile: ProfileRun,
     protocol.Sweep: SweepRun,
+    protocol.MeasureCeilings: CeilingsRun,
 }
 LOST_CONTEXT = 3  # exit code: the GPU's context was lost, and only a new process has one
 
@@ -64,6 +66,7 @@ class Engine:
         """Take commands until Quit; returns the exit code."""
         device = self._rig.device
         self._wire.send(catalogue(device, self._wire.created))
+        self._rig.roof.at_start()
         self._wire.answer = lambda check: availability(check.configuration, device)
         self._wire.listen()
         self._rig.start()
@@ -75,6 +78,9 @@ class Engine:
                 failure, passed_on = self._run(command)
                 if failure is not None and failure.fatal:
                     return LOST_CONTEXT
+                self._rig.state("idle")
+            elif isinstance(command, protocol.Predict):
+                self._rig.answer(command)
                 self._rig.state("idle")
             elif isinstance(command, protocol.Apply):
                 self._wire.send(

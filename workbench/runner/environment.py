@@ -49,6 +49,18 @@ def environment(device: torch.device) -> dict[str, str]:
     return facts
 
 
+def driver(device: torch.device) -> str:
+    """The version of the GPU's driver; empty on the CPU, and where it does not tell."""
+    if device.type != "cuda":
+        return ""
+    import pynvml
+
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    return ""
+
+
 def _gpu_facts(device: torch.device) -> dict[str, str]:
     found = hardware.of(device)
     facts = {
@@ -62,7 +74,7 @@ def _gpu_facts(device: torch.device) -> dict[str, str]:
 
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-        facts["driver"] = pynvml.nvmlSystemGetDriverVersion()
+        facts["driver"] = driver(device)
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         clock = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)
         facts["gpu_max_sm_clock_mhz"] = str(clock)

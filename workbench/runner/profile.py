@@ -121,11 +121,13 @@ class ProfileRun:
         if situation.on_gpu and (disturbed := findings.disturbed(before, after)):
             notes.append(disturbed)
             rig.wire.send(protocol.Note(kind="warning", text=disturbed))
+        busy_us = sums.busy_us(found) / len(found.steps) if situation.on_gpu else math.nan
+        rig.predictor.profiled(situation, max(0.0, 1 - busy_us / (1e3 * before.median_ms)))
         self._send(situation, found, held, file, {
             "step_us": 1e3 * before.median_ms,
             "after_us": 1e3 * after.median_ms,
             "profiled_us": profiled_us,
-            "busy_us": sums.busy_us(found) / len(found.steps) if situation.on_gpu else math.nan,
+            "busy_us": busy_us,
             "peak_bytes": peak,
             "notes": notes,
         })  # fmt: skip
@@ -209,9 +211,21 @@ class ProfileRun:
             "module": [row.module for row in rows],
             "phase": [row.phase for row in rows],
             "kind": [row.kind for row in rows],
+            "operator": [row.operator for row in rows],
             "calls": [row.calls / count for row in rows],
             "us": [row.us / count for row in rows],
         })  # fmt: skip
+        least = rig.predictor.rows(situation)
+        if isinstance(least, str):
+            facts["no_least"] = least
+        else:
+            self._rows(index, "least", {
+                "name": [row.name for row in least],
+                "calls": [row.calls for row in least],
+                "bytes": [row.bytes for row in least],
+                "flops": [row.flops for row in least],
+                "us": [row.us for row in least],
+            })  # fmt: skip
         gaps = sums.gaps(found)
         self._rows(index, "gaps", {
             "module": [gap.module for gap in gaps],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import math
 import statistics
 import time
@@ -11,12 +12,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sessions.model import Phase
+from sessions.model import Phase, Scalar
 from workbench import protocol
-from workbench.runner.arm import Arms
+from workbench.runner.arm import Arm, Arms
+from workbench.runner.ceilings import COMPUTES, Roof
 from workbench.runner.contention import Alarm
 from workbench.runner.memory import GpuMemory, HostMemory, make_memory
 from workbench.runner.phases import PhaseTracker
+from workbench.runner.predictor import Predictor
 from workbench.runner.telemetry import Sample, Sampler, Telemetry, make_sampler
 from workbench.runner.timing import GpuClock, HostClock, Lap, make_clock
 from workbench.runner.watchdog import Watchdog
@@ -42,12 +45,16 @@ class Rig:
     memory: GpuMemory | HostMemory = field(init=False)
     phases: PhaseTracker = field(init=False)
     watchdog: Watchdog = field(init=False)
+    roof: Roof = field(init=False)
+    predictor: Predictor = field(init=False)
 
     def __post_init__(self) -> None:
         self.clock = make_clock(self.device)
         self.memory = make_memory(self.device)
         self.phases = PhaseTracker(self._phase_changed)
         self.watchdog = Watchdog(self.wire)
+        self.roof = Roof(self.wire, self.device)
+        self.predictor = Predictor(self.roof)
         self._alarm = Alarm()
         self._sampler: Sampler | None = None
 
@@ -58,7 +65,14 @@ class Rig:
         Telemetry(self.wire, self._sampler, self._telemetry_seen).start()
 
     def begin_segment(self) -> int:
-        """The number of a new segment, to which steps and phases belong from here on."""
+        """The number of a new segment, to which steps and phases belong from here on.
+
+        On a GPU with nothing built on it, ceilings that are not known are measured before; on the
+        CPU only when asked for.
+        """
+        if self.device.type == "cuda" and self.roof.found is None and not self.arms.count:
+            with contextlib.suppress(torch.OutOfMemoryError):  # others have the memory
+                self.roof.measure()
         self.segment, self.segments = self.segments, self.segments + 1
         return self.segment
 
@@ -114,6 +128,26 @@ class Rig:
             columns["gpu_ms"] = [lap.gpu_ms for lap in laps]
             columns["reserved"] = [memory.reserved] * len(laps)
         self.wire.send(protocol.Steps(segment=self.segment, columns=columns))
+
+    def facts_of(self, arm: Arm) -> dict[str, Scalar]:
+        """The arm's ledger, and what its steps are set against."""
+        known = self.roof.found
+        if known is None:
+            return arm.ledger
+        dtype = COMPUTES[arm.situation.option("precision")]
+        roof: dict[str, Scalar] = {
+            "bytes_per_s": known.bytes_per_s,
+            "ceilings_created": known.created,
+            "matrix_dtype": dtype,
+        }
+        if dtype in known.flops_per_s:
+            roof["matrix_flops_per_s"] = known.flops_per_s[dtype]
+        return {**arm.ledger, **roof}
+
+    def answer(self, asked: protocol.Predict) -> None:
+        """Say what the roofline makes of two configurations."""
+        made = self.predictor.of(asked.base, asked.other)
+        self.wire.send(protocol.Predicted(base=asked.base, other=asked.other, prediction=made))
 
     def _phase_changed(self, phase: Phase) -> None:
         self.watchdog.begin(phase)

@@ -143,7 +143,7 @@ class Run:
             with rig.phases.during(Phase.BUILD):
                 arm = rig.arms.get(situation, rig.phases)
             self._check_cancelled()
-            self._facts(**arm.ledger)
+            self._facts(**rig.facts_of(arm))
             self._entered.enter_context(arm.entered())
             rig.phases.restart()
             if not reused:
@@ -171,7 +171,7 @@ class Run:
         arm.restart()
         rig.send_steps(rig.clock.drain(wait=True))
         self.steps += 1
-        self._facts(first_step_s=round(time.perf_counter() - began, 4))
+        self._facts(first_step_s=round(time.perf_counter() - began, 4), **arm.counted)
         self._check_cancelled()
 
     def _leave(self) -> None:
@@ -270,6 +270,8 @@ class Run:
                     self._pause()
                 case protocol.Resume():
                     pass
+                case protocol.Predict():
+                    self._predict(command)
                 case _:
                     self._end(command)
         if toggles:
@@ -287,8 +289,19 @@ class Run:
                     self._rig.state("paused")
                 case protocol.Pause():
                     pass
+                case protocol.Predict():
+                    self._rig.answer(command)
                 case _:
                     self._end(command)
+        self._rig.watchdog.active = True
+        self._rig.watchdog.begin(self._rig.phases.phase)
+        self._rig.state("running")
+
+    def _predict(self, asked: protocol.Predict) -> None:
+        """Answer between two steps, to neither of which the time of it belongs."""
+        self._flush(wait=True)
+        self._rig.watchdog.active = False
+        self._rig.answer(asked)
         self._rig.watchdog.active = True
         self._rig.watchdog.begin(self._rig.phases.phase)
         self._rig.state("running")

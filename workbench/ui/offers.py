@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, QTimer
 
-from sessions.model import Configuration
+from sessions.model import Configuration, Prediction
 from workbench import protocol
 from workbench.ui import draft
 
@@ -42,7 +42,9 @@ class Offers(QObject):
         super().__init__(state)
         self._state = state
         self.offer: Offer | None = None
+        self.prediction: Prediction | None = None  # of what is offered, once the runner told
         self.watched = False
+        self._asked: Offer | None = None  # whose prediction was asked for
         self._settings: Settings | None = None
         self._automatic = False
         self._last: Configuration | None = None  # that ran, comparisons left out
@@ -97,6 +99,11 @@ class Offers(QObject):
         """Other runs change configurations too, an attribution say; a click is told by a note."""
         if isinstance(message, protocol.Note) and message.kind == "toggle":
             self._toggled = True
+        elif isinstance(message, protocol.Predicted):
+            offer = self.offer
+            if offer is not None and (offer.base, offer.other) == (message.base, message.other):
+                self.prediction = message.prediction
+                self._state.comparisonsChanged.emit()
 
     def _hold(self) -> None:
         """One more click: the change is not over."""
@@ -123,6 +130,17 @@ class Offers(QObject):
             and state.runner_state == "running"
         ):
             self.accept()
+        else:
+            self._ask_prediction()
+
+    def _ask_prediction(self) -> None:
+        """Ask once the clicks are over; where a verdict follows at once, it brings its own."""
+        offer, state = self.offer, self._state
+        ready = state.runner_state in ("running", "paused") and not self._settling.isActive()
+        if offer is None or offer == self._asked or self.automatic or not ready or state.pending:
+            return
+        self._asked = offer
+        state.send(protocol.Predict(base=offer.base, other=offer.other))
 
     def _take(self, running: Configuration) -> None:
         last, self._last = self._last, running
@@ -135,6 +153,7 @@ class Offers(QObject):
         if self.offer is not None and self._settling.isActive():
             last = self.offer.base
         self._settling.start(SETTLE_MS)
+        self.prediction = None
         self.offer = None if last == running else Offer(last, running, self._text(last, running))
         self.watched = False
         self._state.comparisonsChanged.emit()

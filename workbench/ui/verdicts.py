@@ -110,6 +110,7 @@ class Verdicts(QObject):
             budget_s=self.budget_s,
             floor=self._floor(),
             seed=other.seed,
+            predict=True,
         )
         self._ask(command, other)
 
@@ -167,6 +168,7 @@ class Verdicts(QObject):
             seed=facts.get("seed", 0) + len(newest.order),  # else the old order came again
             before=_blocks(newest),
             before_s=facts.get("seconds", 0.0),
+            predict="prediction" in facts,
         )
         self._ask(command, self._state.running)
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import wire_samples
 
-from sessions import hdf5
+from sessions import hdf5, prediction
+from sessions.model import Prediction
 from sessions.verdict_words import headline, ratio_line, remarks
 from workbench import floors, protocol
 from workbench.cli import main
@@ -64,6 +65,39 @@ def test_without_arms_a_is_compared_with_a(ran, sent, capsys):
     told = sent(*answers(ran.catalogue))
     main(["ab", "hydra"])
     assert asked(told).base == asked(told).other
+
+
+def test_prediction_measurement_and_residual_are_told_saved_and_in_the_json(
+    ran, sent, tmp_path, capsys
+):
+    told = list(answers(ran.catalogue))
+    for message in told:
+        if isinstance(message, protocol.ComparisonStarted):
+            message.prediction = Prediction(ratio=0.8, text="A needs 10 ms", base_us=1e4)
+    commands = sent(*told)
+    path = tmp_path / "ab.h5"
+    assert main(["ab", "hydra", "-o", str(path)]) == 0
+    assert asked(commands).predict
+    out = capsys.readouterr().out
+    assert "Predicted 0.80, measured 0.90: 0.10 worse than the roofline estimate explains" in out
+    assert "the roofline estimate: A needs 10 ms" in out
+    (kept,) = hdf5.load(path).comparisons
+    assert prediction.of(kept).ratio == 0.8
+    sent(*told)
+    main(["ab", "hydra", "--json"])
+    data = json.loads(capsys.readouterr().out)
+    assert data["prediction"]["ratio"] == 0.8
+    assert data["residual"] == pytest.approx(0.1)
+
+
+def test_where_there_is_no_prediction_the_reason_is_told(ran, sent, capsys):
+    told = list(answers(ran.catalogue))
+    for message in told:
+        if isinstance(message, protocol.ComparisonStarted):
+            message.prediction = prediction.none("what torch.compile fuses is not known")
+    sent(*told)
+    main(["ab", "hydra"])
+    assert "No prediction: what torch.compile fuses is not known" in capsys.readouterr().out
 
 
 def test_the_verdict_its_reasons_and_the_order_are_told_and_saved(ran, sent, tmp_path, capsys):

@@ -24,10 +24,14 @@ from fake_steps import FakeRun  # noqa: E402
 from fake_sweep import swept  # noqa: E402
 
 from sessions import verdict  # noqa: E402
-from sessions.model import Phase  # noqa: E402
+from sessions.model import Phase, Prediction  # noqa: E402
 from workbench import protocol  # noqa: E402
 
 BATCH = 3
+MADE = Prediction(
+    ratio=0.9, text="at the measured ceilings A needs 10 ms at least, B 9 ms",
+    base_us=1e4, other_us=9e3,
+)  # fmt: skip
 
 # The bootstrap's library takes a second to load, and what is tested here is the window.
 verdict._fixed = lambda series, alpha: (-1e-3 + float(series.mean()), float(series.mean()), 1e-3)
@@ -88,6 +92,8 @@ def main() -> None:
                 send(protocol.State(state="building", text="Building"))
                 end(run, tell(swept(run, command, studies), protocol.StudyRows, commands))
                 studies += 1
+            case protocol.Predict():
+                send(protocol.Predicted(base=command.base, other=command.other, prediction=MADE))
             case protocol.Apply() if active:
                 configuration = run.configuration
                 toggles = {**configuration.toggles, **command.toggles}
@@ -140,7 +146,14 @@ def compare(run: FakeRun, command: protocol.Compare, index: int, commands: queue
     told = comparison(
         run, command.base, command.other, command.before, pairs=12, index=index, ratio=0.8
     )
-    return tell(told, protocol.BlockDone, commands)
+    return tell((predicted(one, command) for one in told), protocol.BlockDone, commands)
+
+
+def predicted(message, command: protocol.Compare):
+    """The message, with the prediction that was asked for."""
+    if isinstance(message, protocol.ComparisonStarted) and command.predict:
+        message.prediction = MADE
+    return message
 
 
 def attribute(run: FakeRun, command: protocol.Attribute, index: int, commands: queue.Queue) -> str:

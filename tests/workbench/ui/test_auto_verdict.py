@@ -85,6 +85,19 @@ def test_a_click_offers_a_verdict_against_the_configuration_before_it(qtbot, sta
     assert state.running.toggles["triton"] == "on"  # the new one goes on
 
 
+def test_the_prediction_stands_beside_the_offer_and_the_residual_beside_the_verdict(
+    qtbot, state, bar
+):
+    state.set_toggle("triton", "on")
+    running(qtbot, state, 2)
+    qtbot.waitUntil(lambda: "predicted by the roofline" in texts(bar).lower(), timeout=10_000)
+    assert "0.90 of the step time" in texts(bar)
+    press(qtbot, bar, "Verdict")
+    qtbot.waitUntil(lambda: "roofline estimate explains" in texts(bar), timeout=20_000)
+    assert "Predicted 0.90, measured 0.80: 0.10 better" in texts(bar)
+    running(qtbot, state)
+
+
 def test_an_offer_can_be_dismissed_and_the_next_click_makes_another(qtbot, state, bar):
     state.set_toggle("triton", "on")
     qtbot.waitUntil(bar.isVisible)

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 from torch.autograd.profiler import record_function
 
+from kernels import Operator
+from kernels._dispatch import watched
 from models import Model
 from sessions.breakdown import LOSS
-from workbench.runner.profiling.trace import MODULE
+from workbench.runner.profiling.trace import MODULE, OPERATOR
 
 ROOT = "(model)"  # the model's own name, which has none among its modules
 
@@ -37,10 +39,21 @@ class _Ranges:
 
 @contextlib.contextmanager
 def modules_marked(model: Model) -> Iterator[None]:
-    """Mark every call of a module, and of the loss; not for a model that was compiled.
+    """Mark every call of a module, of the kernel library and of the loss.
 
-    Compiled code has the hooks of its compilation: it would not call these, or be compiled again.
+    Not for a model that was compiled, whose code has the hooks of its compilation: it would not
+    call these, or be compiled again.
     """
+    with watched(_marked_operator):
+        yield from _modules_marked(model)
+
+
+def _marked_operator(op: Operator, impl: str, args: tuple[Any, ...]) -> Any:
+    with record_function(f"{OPERATOR}{op.name}"):
+        return op.implementations[impl].call(*args)
+
+
+def _modules_marked(model: Model) -> Iterator[None]:
     hooks = []
     for name, module in model.named_modules():
         ranges = _Ranges(name or ROOT)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from sessions.breakdown import REPLAYED
 from workbench.runner.profiling import kinds
-from workbench.runner.profiling.trace import Trace, Work, place
+from workbench.runner.profiling.trace import Trace, Work, operator_of, place
 
 _BOOKKEEPING = re.compile(r"Backward\d*$|AccumulateGrad$")
+_Key = tuple[str, str, str, str, str]  # a row's, without its numbers
 _LEAST_GAP_US = 0.5  # what is shorter is no waiting but the resolution of the clock
 
 
@@ -24,6 +25,7 @@ class Row:
     module: str
     phase: str
     kind: str
+    operator: str  # of the kernel library; empty where it belongs to none
     calls: int
     us: float
 
@@ -39,12 +41,12 @@ class Gap:
 
 def device_rows(trace: Trace) -> list[Row]:
     """The device's work of the marked steps by kernel, module and phase, the longest first."""
-    found: dict[tuple[str, str, str, str], list[float]] = defaultdict(lambda: [0, 0.0])
+    found: dict[_Key, list[float]] = defaultdict(lambda: [0, 0.0])
     for one in trace.work:
         module, phase = place(trace, one)
         callers = trace.callers(one.launch) if one.launch >= 0 else ()
         kind = kinds.OPTIMIZER if phase == "optimizer" else kinds.kind_of(one.name, callers)
-        row = found[one.name, module, phase, kind]
+        row = found[one.name, module, phase, kind, operator_of(trace, one)]
         row[0] += 1
         row[1] += one.stop - one.start
     return _rows(found)
@@ -52,7 +54,7 @@ def device_rows(trace: Trace) -> list[Row]:
 
 def host_rows(trace: Trace) -> list[Row]:
     """The host's own time of the marked steps by operator: together, the steps' whole time."""
-    found: dict[tuple[str, str, str, str], list[float]] = defaultdict(lambda: [0, 0.0])
+    found: dict[_Key, list[float]] = defaultdict(lambda: [0, 0.0])
     threads = {trace.spans[step].thread for step in trace.steps}
     for index, span in enumerate(trace.spans):
         if span.thread not in threads or not trace.within(index):
@@ -66,7 +68,7 @@ def host_rows(trace: Trace) -> list[Row]:
             name, kind = "Python", kinds.HOST
         if span.phase == "optimizer" and kind != kinds.HOST:
             kind = kinds.OPTIMIZER
-        row = found[name, span.module, span.phase, kind]
+        row = found[name, span.module, span.phase, kind, span.operator]
         row[0] += 1
         row[1] += span.own
     return _rows(found)
@@ -78,8 +80,10 @@ def name_replayed(replayed: Trace, uncaptured: Trace) -> None:
     A graph replays kernels in the order of their capture, so the two steps' names are aligned;
     what has no counterpart stays the graph's.
     """
-    pattern = [(one.name, *place(uncaptured, one)) for one in uncaptured.work]
-    names = [name for name, _, _ in pattern]
+    pattern = [
+        (one.name, *place(uncaptured, one), operator_of(uncaptured, one)) for one in uncaptured.work
+    ]
+    names = [name for name, *_ in pattern]
     launches: dict[int, list[int]] = defaultdict(list)
     for index, one in enumerate(replayed.work):
         if place(replayed, one)[0] == REPLAYED:
@@ -90,10 +94,10 @@ def name_replayed(replayed: Trace, uncaptured: Trace) -> None:
             None, here, names, autojunk=False
         ).get_matching_blocks():
             for offset in range(size):
-                _, module, phase = pattern[other + offset]
+                _, module, phase, operator = pattern[other + offset]
                 index = indices[own + offset]
                 replayed.work[index] = dataclasses.replace(
-                    replayed.work[index], module=module, phase=phase
+                    replayed.work[index], module=module, phase=phase, operator=operator
                 )
 
 
@@ -128,6 +132,6 @@ def _merged(trace: Trace) -> list[tuple[float, float, Work]]:
     return found
 
 
-def _rows(found: dict[tuple[str, str, str, str], list[float]]) -> list[Row]:
+def _rows(found: dict[_Key, list[float]]) -> list[Row]:
     rows = [Row(*key, int(calls), us) for key, (calls, us) in found.items()]
     return sorted(rows, key=lambda row: -row.us)

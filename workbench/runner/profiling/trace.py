@@ -21,6 +21,7 @@ import msgspec
 from sessions.breakdown import COMPILED, GRADIENTS, LOSS, OPTIMIZER, OUTSIDE, REPLAYED, UNKNOWN
 
 STEP = "workbench step"  # the range around each marked step
+OPERATOR = "operator "  # what the range of a call of the kernel library begins with
 MODULE = "module "  # what the range of a module begins with; the rest is its name
 _NODE = "autograd::engine::evaluate_function: "
 _ACCUMULATE = f"{_NODE}torch::autograd::AccumulateGrad"
@@ -71,6 +72,7 @@ class Span:
     own: float = 0.0  # its duration without what it called
     module: str = OUTSIDE
     phase: str = "forward"
+    operator: str = ""  # of the kernel library, that it is a part of
 
     @property
     def is_node(self) -> bool:
@@ -88,6 +90,7 @@ class Work:
     launch: int
     module: str = ""  # of a replayed kernel, where an uncaptured step showed it
     phase: str = ""
+    operator: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,13 @@ def place(trace: Trace, work: Work) -> tuple[str, str]:
     return span.module, span.phase
 
 
+def operator_of(trace: Trace, work: Work) -> str:
+    """The library's operator that launched the device's work; empty where none did."""
+    if work.operator or work.launch < 0:
+        return work.operator
+    return trace.spans[work.launch].operator
+
+
 def _nest(spans: list[Span], base: int) -> None:
     """Give each span of one thread its parent and its own time; ``base`` is the first's index."""
     spans.sort(key=lambda span: (span.start, -span.stop))
@@ -203,6 +213,7 @@ def _adopt(trace: Trace) -> None:
 def _resolve(trace: Trace) -> None:
     """Find the module and the phase of every span."""
     main = trace.spans[trace.steps[0]].thread
+    operators: dict[int, str] = {}  # as ``modules``
     modules: dict[int, str] = {}  # of the last forward operator with each sequence number
     # A node runs after the operator that made it, and on the main thread or on autograd's.
     order = sorted(range(len(trace.spans)), key=lambda i: trace.spans[i].thread != main)
@@ -211,6 +222,9 @@ def _resolve(trace: Trace) -> None:
         if span.parent >= 0:
             parent = trace.spans[span.parent]
             span.module, span.phase = parent.module, parent.phase
+            span.operator = parent.operator
+        if span.name.startswith(OPERATOR) and not span.operator:
+            span.operator = span.name.removeprefix(OPERATOR)
         if span.name.startswith(MODULE):
             span.module = span.name.removeprefix(MODULE)
             span.phase = "forward" if span.phase == "forward" else "recompute"
@@ -218,6 +232,7 @@ def _resolve(trace: Trace) -> None:
             span.phase = "backward"
             if span.sequence is not None:
                 span.module = modules.get(span.sequence, span.module)
+                span.operator = operators.get(span.sequence, "")
             elif span.name == _ACCUMULATE:
                 span.module = GRADIENTS
         elif span.name.startswith(_UPDATES):
@@ -226,6 +241,7 @@ def _resolve(trace: Trace) -> None:
             span.module = COMPILED
         if span.thread == main and span.phase == "forward" and span.sequence is not None:
             modules[span.sequence] = span.module
+            operators[span.sequence] = span.operator
 
 
 def _device_work(trace: Trace, events: list[_Event]) -> list[Work]:

@@ -7,13 +7,12 @@ weights and the optimizer's state in BF16 too.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 
 from workbench.protocol import Blocked
+from workbench.runner.ceilings import tf32
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     Finding,
@@ -30,16 +29,6 @@ if TYPE_CHECKING:
 # A product of float32 numbers rounds at about 1e-7, one of 10-bit mantissas at about 3e-4.
 _TF32_ERROR = 1e-5
 _AUTOCAST = {"amp_fp16": torch.float16, "amp_bf16": torch.bfloat16}
-
-
-@contextlib.contextmanager
-def _tf32() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -63,7 +52,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 
 def _apply(option: str, build: Build) -> None:
     if option == "tf32":
-        build.flags.append(_tf32)
+        build.flags.append(tf32)
     elif option == "bf16":
         build.weights_dtype = torch.bfloat16
     else:

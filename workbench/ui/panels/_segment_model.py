@@ -10,6 +10,7 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelInd
 from PySide6.QtGui import QColor, QIcon, QPainter, QPixmap
 from PySide6.QtWidgets import QWidget
 
+from sessions.ceilings import ceiling_words
 from workbench.ui import fonts
 from workbench.ui.state import AppState
 from workbench.ui.theme import Theme
@@ -22,7 +23,8 @@ SWATCH = 10
 DIFFERS = "Differs from the baseline"
 SHOWN = {"steady steps": "Steps", "median": "Median", "p95": "p95", "ratio": "Ratio"}
 PEAK = "peak memory"
-MEASURED = (*SHOWN, "ratio from", "ratio to", PEAK, "note")
+SHARE = "MFU"
+MEASURED = (*SHOWN, "ratio from", "ratio to", PEAK, SHARE, "note")
 AS_BASELINE = "as the baseline"
 
 
@@ -80,9 +82,17 @@ class SegmentModel(QAbstractTableModel):
         match role:
             case Qt.ItemDataRole.DisplayRole:
                 return self._shown.headings[section]
+            case Qt.ItemDataRole.ToolTipRole if self._shown.headings[section].startswith(SHARE):
+                return self._ceiling()
             case Qt.ItemDataRole.TextAlignmentRole:
                 return _alignment(self._shown.numeric[section])
         return None
+
+    def _ceiling(self) -> str:
+        """What the model FLOPs utilization refers to."""
+        segments = self._state.session.segments
+        said = dict.fromkeys(ceiling_words(one) for one in segments)
+        return f"Model FLOPs utilization: {'; '.join(said)}"
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         """The cell's text, alignment, face and swatch."""
@@ -134,7 +144,7 @@ def condensed(table: Table, baseline: int) -> Shown:
             differs(number, row),
             *(text(row[place[name]]) for name in SHOWN),
             interval(number, row),
-            text(row[place[PEAK]]),
+            *(text(row[place[name]]) for name in (PEAK, SHARE) if name in place),
         ]
         for number, row in enumerate(table.rows)
     ]
@@ -144,6 +154,7 @@ def condensed(table: Table, baseline: int) -> Shown:
         for title, unit in zip((*SHOWN.values(), "Peak"), units, strict=True)
     ]
     headings = ["#", DIFFERS, *numbers[:-1], "95 % interval", numbers[-1]]
+    headings += [f"{SHARE} %"] if SHARE in place else []
     return Shown(headings, [False, False, *[True] * (len(headings) - 2)], cells)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
+from sessions import prediction
 from sessions.model import PairedComparison
 from sessions.verdict_words import headline, ratio_line, remarks, standing
 from workbench.ui.panels import _parts
@@ -53,9 +54,11 @@ class VerdictBar(QWidget):
             line, button = f"{offers.offer.text}: compared already.", "Compare again"
         elif offers.automatic:
             line = f"{offers.offer.text}: a verdict follows."
-        self.bar.say(
-            "info", [(line, "verdict", "accent")], [(button, offers.accept)], self._state.theme
-        )
+        lines: list[Line] = [(line, "verdict", "accent")]
+        if offers.prediction is not None:
+            said = prediction.line(offers.prediction)
+            lines.append((f"{said[:1].upper()}{said[1:]}.", "", ""))
+        self.bar.say("info", lines, [(button, offers.accept)], self._state.theme)
 
     def _show_measuring(self, comparison: PairedComparison | None) -> None:
         lines: list[Line] = [("Building both configurations", "pending", "accent")]
@@ -74,6 +77,8 @@ class VerdictBar(QWidget):
             (headline(comparison), verdict_lines.icon_of(comparison), tone or "muted"),
             ("; ".join(filter(None, (ratio_line(comparison), standing(comparison)))), "", ""),
         ]
+        if said := prediction.outcome(comparison):
+            lines.append((f"{said}.", "", ""))
         lines += verdict_lines.troubles(comparison, self._state.session.segments)
         buttons = []
         if comparison.verdict == "UNDECIDED":

@@ -69,6 +69,7 @@ class BreakdownPanel(QWidget):
         self.kernels, self.kinds, self.modules, self.difference, self.roles_apart, self.waiting = (
             TableView() for _ in range(6)
         )
+        self.achieved = TableView()
         self._pages = QStackedLayout()
         self.empty = Empty(
             state,
@@ -113,6 +114,7 @@ class BreakdownPanel(QWidget):
         self._apart = apart
         pages = {
             "Kernels": self.kernels,
+            "Roof": self.achieved,
             "Classes": self.kinds,
             "Modules": self.modules,
             "Memory": self.roles,
@@ -190,6 +192,9 @@ class BreakdownPanel(QWidget):
         self.kinds.show_table(breakdown_tables.kinds_table(study))
         self.modules.show_table(breakdown_tables.modules_table(study))
         self.waiting.show_table(breakdown_tables.gaps_table(study))
+        self.achieved.show_table(breakdown_tables.achieved_table(study))
+        known = bool(breakdown.achieved(study))
+        self.tabs.setTabVisible(self.tabs.indexOf(self.achieved), known)
         self.tabs.setTabVisible(self.tabs.indexOf(self.waiting), "gaps" in study.tables)
         self._fill_against(study)
 

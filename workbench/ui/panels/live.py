@@ -24,6 +24,7 @@ from workbench.ui import export, fonts
 from workbench.ui.icons import icon
 from workbench.ui.panels import _parts
 from workbench.ui.panels._chart import EMPTY_CHECK_S, Chart
+from workbench.ui.panels._utilization import Utilization
 from workbench.ui.panels.empty import Empty
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.plots._units import SECONDS
@@ -186,6 +187,7 @@ class LivePanel(QWidget):
         self._live.clicked.connect(lambda: self._state.set_follow(True))
         self._status = QLabel()
         self._status.setProperty("muted", True)
+        self.utilization = Utilization(self._state)
         self._place = QLabel()
         self._place.setFont(fonts.numbers())
         row = QHBoxLayout(bar)
@@ -195,6 +197,7 @@ class LivePanel(QWidget):
             row.addWidget(widget)
         row.addStretch(1)
         row.addWidget(self._place)
+        row.addWidget(self.utilization)
         return bar
 
     def _show_session(self) -> None:
@@ -228,6 +231,7 @@ class LivePanel(QWidget):
 
     def _refresh(self) -> None:
         self._dirty = False
+        self.utilization.refresh()
         has_data = bool(self._run.session.segments or self._run.session.telemetry)
         self._stack.setCurrentWidget(self._splitter if has_data else self._empty)
         if not self._state.follow:

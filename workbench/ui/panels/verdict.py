@@ -12,6 +12,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from sessions import prediction
 from sessions.model import PairedComparison
 from sessions.verdict_words import headline, ratio_line, remarks, standing
 from workbench.ui.panels import _parts
@@ -118,6 +119,7 @@ class VerdictPanel(QWidget):
         self.headline.setText(text)
         _parts.set_tone(self.headline, verdict_lines.tone(comparison))
         self.ratio.setText("; ".join(filter(None, (ratio_line(comparison), standing(comparison)))))
+        self.ratio.setToolTip(_basis(comparison))
         self.table.show_comparisons(session.comparisons, self._chosen)
         self._show_actions(measuring, newest)
         self.chart.show_runs([Run(session, comparison=self._chosen)])
@@ -142,6 +144,8 @@ class VerdictPanel(QWidget):
 
     def _show_details(self, comparison: PairedComparison) -> None:
         _parts.clear(self._rows)
+        if said := prediction.outcome(comparison):
+            self._add(f"{said}.", "info", "muted")
         for text in remarks(comparison):
             self._add(text, "info", "muted")
         for side, arm in zip("AB", comparison.arms, strict=False):
@@ -155,3 +159,12 @@ class VerdictPanel(QWidget):
     def _add(self, text: str, mark: str, role: str) -> None:
         tone = role if role in ("warning", "bad") else ""
         self._rows.addWidget(_parts.marked(_parts.note(text, tone), mark, self._state.theme, role))
+
+
+def _basis(comparison: PairedComparison) -> str:
+    """What was predicted and why, for whoever asks."""
+    made = prediction.of(comparison)
+    if made is None:
+        return ""
+    said = prediction.line(made)
+    return f"{said[:1].upper()}{said[1:]}."

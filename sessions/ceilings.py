@@ -1,0 +1,70 @@
+"""What a device reaches at best, in words, and what part of it a model's own FLOPs make."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from sessions.model import Ceilings, Segment
+from sessions.numbers import number
+from sessions.verdict_words import duration
+
+_DAY_S = 86400.0
+
+
+def describe(found: Ceilings) -> str:
+    """Rates, device and date in a line that stays true."""
+    rates = ", ".join(
+        f"{name} {number(rate / 1e12)} TFLOP/s" for name, rate in found.flops_per_s.items()
+    )
+    what = "" if found.driver.startswith("threads") else "driver "
+    driver = f", {what}{found.driver}" if found.driver else ""
+    return (
+        f"copy {number(found.bytes_per_s / 1e9)} GB/s, matrix products {rates}; measured on "
+        f"{found.device} (torch {found.torch}{driver}), {_day(found.created)}"
+    )
+
+
+def age(found: Ceilings, now: float | None = None) -> str:
+    """How long ago they were measured; ``now`` is Unix time."""
+    seconds = (time.time() if now is None else now) - found.created
+    if seconds < 0:
+        return "in the future, by this machine's clock"
+    if seconds < 60:
+        return "just now"
+    if seconds < 2 * _DAY_S:
+        return f"{duration(seconds)} ago"
+    return f"{seconds / _DAY_S:.0f} days ago"
+
+
+def utilization(segment: Segment, step_ms: float) -> float:
+    """Model FLOPs utilization, 0 to 1: the FLOPs that the model's mathematics needs for a step
+    (Chowdhery et al., PaLM, 2022), over the step's time and the *measured* rate of a large matrix
+    product in the dtype that the step computes in. NaN where the FLOPs or the rate are not known.
+    """
+    flops = segment.ledger.get("model_flops")
+    rate = segment.ledger.get("matrix_flops_per_s")
+    known = all(isinstance(one, int | float) and one > 0 for one in (flops, rate))
+    if not known or not step_ms > 0:
+        return math.nan
+    return float(flops) / (1e-3 * step_ms) / float(rate)  # type: ignore[arg-type]
+
+
+def ceiling_words(segment: Segment) -> str:
+    """Which ceiling the segment's utilization refers to, or why there is none: a clause."""
+    ledger = segment.ledger
+    rate, dtype = ledger.get("matrix_flops_per_s"), ledger.get("matrix_dtype")
+    if not ledger.get("model_flops"):
+        return "the model's FLOPs are not known"
+    if not isinstance(rate, int | float):
+        return "the device's matrix rate is not measured: run workbench ceilings --measure"
+    when = ledger.get("ceilings_created")
+    day = f", {_day(float(when))}" if isinstance(when, int | float) else ""
+    return f"of {number(rate / 1e12)} TFLOP/s, this device's measured {dtype} matrix rate{day}"
+
+
+def _day(unix_s: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))
+    except (ValueError, OverflowError, OSError):  # another program may have written anything
+        return "at an unknown time"

@@ -1,0 +1,111 @@
+"""A prediction from the roofline before a comparison is measured, and what is left of it after.
+
+The least time of a step is the sum over its operators of what each needs at the device's measured
+ceilings: its FLOPs at the matrix rate of its dtype, or its bytes at the rate of a large copy,
+whichever takes longer (Williams, Waterman and Patterson, Roofline, CACM 52, 2009). The ratio of two
+such times is the prediction. It knows nothing of caches, of launches and of how far a kernel is
+from the roof: what these change is the residual.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sessions.model import PairedComparison, Prediction
+from sessions.numbers import number
+
+NO_PREDICTION = "no prediction"
+
+
+@dataclass(frozen=True)
+class Least:
+    """The least time of one configuration's step; ``why`` says why it is not known."""
+
+    us: float | None
+    why: str = ""
+    captured: bool = False  # replayed as a CUDA graph, so that no launch is waited for
+
+
+def none(why: str) -> Prediction:
+    """No prediction, and the reason."""
+    return Prediction(ratio=None, text=why)
+
+
+def predict(base: Least, other: Least, idle: float = math.nan) -> Prediction:
+    """The ratio of two least times. ``idle``: the share of the base's steps, 0 to 1, in which the
+    GPU had nothing to do; it matters where CUDA graphs come in, and is NaN where it is not known.
+    """
+    for one in (base, other):
+        if one.us is None or not one.us > 0:
+            return none(one.why or "the step has no work that the roofline could count")
+    assert base.us is not None and other.us is not None
+    ratio = other.us / base.us
+    text = f"at the measured ceilings A needs {_ms(base.us)} at least, B {_ms(other.us)}"
+    if base.captured and not other.captured:
+        return none("how long the GPU waits for the host without CUDA graphs is not known")
+    if other.captured and not base.captured:
+        if not math.isfinite(idle):
+            return none(
+                "CUDA graphs take away the time in which the GPU waits for the host, and how much "
+                "that is in A is known once A was profiled"
+            )
+        ratio *= 1 - idle
+        text += f"; the GPU waits in {100 * idle:.0f} % of A, as its profile says"
+    return Prediction(ratio=ratio, text=text, base_us=base.us, other_us=other.us)
+
+
+def of(comparison: PairedComparison) -> Prediction | None:
+    """The prediction that was made before the comparison; None where nobody asked for one."""
+    found = comparison.facts.get("prediction")
+    if not isinstance(found, dict) or not isinstance(found.get("text"), str):
+        return None
+    ratio, *ends = (_positive(found.get(name)) for name in ("ratio", "base_us", "other_us"))
+    return Prediction(ratio=ratio, text=found["text"], base_us=ends[0], other_us=ends[1])
+
+
+def residual(comparison: PairedComparison) -> float | None:
+    """Measured less predicted ratio: below 0, B is better than its prediction."""
+    made = of(comparison)
+    if made is None or made.ratio is None or not math.isfinite(comparison.ratio):
+        return None
+    return comparison.ratio - made.ratio
+
+
+def line(made: Prediction) -> str:
+    """The prediction in a sentence without its full stop."""
+    if made.ratio is None:
+        return f"{NO_PREDICTION}: {made.text}"
+    return f"predicted by the roofline: {_ratio(made.ratio)} of the step time ({made.text})"
+
+
+def outcome(comparison: PairedComparison) -> str:
+    """Prediction, measured ratio and residual in a line; empty where nothing was asked for."""
+    made, left = of(comparison), residual(comparison)
+    if made is None:
+        return ""
+    if left is None or made.ratio is None:
+        said = line(made)
+        return f"{said[:1].upper()}{said[1:]}"
+    said = f"Predicted {_ratio(made.ratio)}, measured {_ratio(comparison.ratio)}"
+    if comparison.low <= made.ratio <= comparison.high:
+        return f"{said}: the roofline estimate lies within the interval"
+    word = "better" if left < 0 else "worse"
+    return f"{said}: {_difference(abs(left))} {word} than the roofline estimate explains"
+
+
+def _positive(value: object) -> float | None:
+    known = isinstance(value, int | float) and math.isfinite(value) and value > 0
+    return float(value) if known else None  # type: ignore[arg-type]
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}" if 0.095 <= value < 9.95 else number(value)
+
+
+def _difference(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.005 else "less than 0.01"
+
+
+def _ms(us: float) -> str:
+    return f"{number(us / 1e3)} ms" if us >= 100 else f"{number(us)} us"

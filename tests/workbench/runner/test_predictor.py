@@ -1,0 +1,117 @@
+"""What a step is counted as on imagined tensors, and what is predicted from it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from models import FAMILIES
+from sessions.model import Ceilings, Configuration
+from workbench.runner import predictor as predictors
+from workbench.runner import tally
+from workbench.runner.predictor import Predictor
+from workbench.runner.resolve import resolve
+
+CPU = torch.device("cpu")
+SMALL = {"dim": 64, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1}
+ROOF = Ceilings(
+    device="imagined", driver="", torch="", created=0.0, bytes_per_s=4e12,
+    flops_per_s={"float32": 5e13, "bfloat16": 7e14},
+)  # fmt: skip
+
+
+def configured(workload="train", batch=8, **toggles):
+    toggles = {**({"adamw": "fused"} if workload == "train" else {}), **toggles}
+    settings = {"batch": batch, "sequence": 128}
+    return Configuration(
+        family="hydra", preset="tiny", model=SMALL, workload=workload, settings=settings,
+        toggles=toggles,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def predictor():
+    return Predictor(SimpleNamespace(device=CPU, ceilings=ROOF))
+
+
+def test_a_toggle_that_changes_no_work_is_predicted_to_change_nothing(predictor):
+    assert predictor.of(configured(), configured(rope_cache="shared")).ratio == 1.0
+    assert predictor.of(configured(), configured()).ratio == 1.0
+
+
+def test_narrower_numbers_move_fewer_bytes_and_are_predicted_to_be_faster(predictor):
+    assert predictor.of(configured(), configured(precision="bf16")).ratio < 0.9
+
+
+def test_checkpointing_computes_more_the_more_blocks_it_recomputes(predictor):
+    half, full = (
+        predictor.of(configured(), configured(checkpointing=one)).ratio
+        for one in ("selective", "full")
+    )
+    assert 1.0 < half < full < 1.5
+
+
+def test_an_attention_that_writes_its_scores_is_predicted_to_be_slower(predictor):
+    assert predictor.of(configured(), configured(attention="manual")).ratio > 1.0
+
+
+def test_a_fused_kernel_is_predicted_to_be_faster_than_its_plain_operators(monkeypatch):
+    roof = SimpleNamespace(device=CPU, ceilings=ROOF)
+    situation = resolve(configured("forward"), CPU)
+    plain = Predictor(roof).least(situation).us
+    monkeypatch.setattr(tally, "PLAIN", frozenset())  # as if every operator ran as one kernel
+    fused = Predictor(roof).least(situation).us
+    assert 0 < fused < plain
+
+
+@pytest.mark.parametrize("workload", ["forward", "train"])
+def test_the_counted_products_are_the_familys_own_flops(predictor, workload):
+    situation = resolve(configured(workload), CPU)
+    counted = sum(row.flops for row in predictor.rows(situation)
+                  if row.name in ("matrix product", "attention"))  # fmt: skip
+    family = FAMILIES["hydra"]
+    stated = family.flops(situation.config, 8, 128, training=workload == "train")
+    # The attention's gradient is computed by five products and not four.
+    assert counted == pytest.approx(stated, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "base, other, why",
+    [
+        ({}, {"compile": "default"}, "fuses is known once it has compiled"),
+        ({"compile": "default"}, {"compile": "default", "rope_cache": "shared"}, "compiled"),
+        ({}, {"precision": "tf32"}, "cannot be used"),
+    ],
+)
+def test_what_cannot_be_known_beforehand_has_a_reason_and_no_number(predictor, base, other, why):
+    made = predictor.of(configured(**base), configured(**other))
+    assert made.ratio is None and why in made.text
+
+
+def test_a_rate_that_was_not_measured_is_named_and_not_replaced():
+    no_bf16 = Ceilings(**{**{f: getattr(ROOF, f) for f in ROOF.__struct_fields__},
+                          "flops_per_s": {"float32": 5e13}})  # fmt: skip
+    made = Predictor(SimpleNamespace(device=CPU, ceilings=no_bf16)).of(
+        configured("forward"), configured("forward", precision="bf16")
+    )
+    assert made.ratio is None and "matrix rate of bfloat16 is not among" in made.text
+
+
+def test_counting_runs_nothing_and_leaves_no_imagined_tensor_behind(predictor):
+    import kernels
+
+    predictor.least(resolve(configured(), CPU))
+    real = kernels.rms_norm(torch.ones(2, 8), torch.ones(8), 1e-6)
+    assert type(real) is torch.Tensor and real.sum().item() == pytest.approx(16, rel=1e-4)
+
+
+def test_a_step_that_cannot_be_followed_is_no_prediction_and_no_failure(monkeypatch):
+    def breaks(situation):
+        raise RuntimeError("no such thing\nsecond line")
+
+    monkeypatch.setattr("workbench.runner.imagined.count", breaks)
+    situation = resolve(configured(), CPU)
+    found = predictors._counted(situation)
+    assert found == ("its step cannot be followed without running it (RuntimeError: no such thing)")

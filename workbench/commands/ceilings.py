@@ -1,0 +1,48 @@
+"""Say what this device reaches at best, as it was measured and kept, or measure it anew."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+
+from sessions.ceilings import age, describe
+from workbench import ceilings, headless, protocol
+from workbench.commands._command import DONE, Command, answer, answer_json, say
+from workbench.commands._headless import Bar, exit_code, settle
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--measure", action="store_true", help="measure now, whatever is kept")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    heard: list[protocol.CeilingsFound] = []
+
+    def watch(message: protocol.AnyMessage) -> None:
+        bar.watch(message)
+        if isinstance(message, protocol.CeilingsFound):
+            heard.append(message)
+
+    with Bar() as bar:
+        command = protocol.MeasureCeilings(anew=arguments.measure)
+        outcome = headless.run(lambda _: command, watch=watch)
+    settle(outcome, None)
+    for why in dict.fromkeys(one.why for one in heard if one.why):
+        say(f"warning: {why}")
+    last = heard[-1] if heard else None
+    if last is None or last.ceilings is None:
+        return exit_code(outcome)
+    if arguments.json:
+        answer_json(
+            {**msgspec.to_builtins(last.ceilings), "source": last.source}
+            | {"file": str(ceilings.path())}
+        )
+    else:
+        how = "kept" if last.source == "kept" else "measured now"
+        answer(f"{describe(last.ceilings)} ({how}, {age(last.ceilings)}; {ceilings.path()})")
+    return DONE
+
+
+COMMAND = Command(name="ceilings", help=__doc__, arguments=_arguments, run=_run)

@@ -1,0 +1,34 @@
+"""Small files of what was measured once on a machine: a JSON table by name in the state folder."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+Row = TypeVar("Row")
+
+
+def read(path: Path, kind: type[Row]) -> tuple[dict[str, Row], str]:
+    """The rows of a file, and why it is passed over, in a clause; empty where it is not."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, kind]), ""  # type: ignore[valid-type]
+    except FileNotFoundError:
+        return {}, ""
+    except OSError as error:
+        return {}, f"{path} cannot be read ({error.strerror}) and is passed over"
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return {}, f"{path} is damaged ({error}) and is passed over"
+
+
+def write(path: Path, name: str, row: object, others: dict[str, Row]) -> None:
+    """Write the file with ``row`` under ``name`` beside the others; raises ``OSError``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode({**others, name: row})))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,123 @@
+"""Measures what this device reaches at best, once, and takes it from the kept file after that."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels import _timing, hardware
+from sessions.model import Ceilings
+from workbench import ceilings, protocol
+from workbench.runner.environment import driver
+from workbench.runner.wire import Wire
+
+if TYPE_CHECKING:
+    from workbench.runner.rig import Rig
+
+# The matrix rate that each option of the precision toggle is set against.
+COMPUTES = {
+    "fp32": "float32",
+    "tf32": "tf32",
+    "amp_fp16": "float16",
+    "amp_bf16": "bfloat16",
+    "bf16": "bfloat16",
+}
+
+
+class Roof:
+    """The ceilings of one device, measured where they are not kept; each finding is told.
+
+    ``found`` is what is known so far.
+    """
+
+    def __init__(self, wire: Wire, device: torch.device) -> None:
+        self._wire, self.device = wire, device
+        self.found: Ceilings | None = None
+
+    def at_start(self) -> None:
+        """Take and tell what is kept, or why it is not used; measures nothing."""
+        self.found, why = ceilings.load(*self._identity())
+        if self.found is not None or why:
+            self._tell("kept", why)
+
+    @property
+    def ceilings(self) -> Ceilings:
+        """The ceilings, measured now if they are not known."""
+        return self.measure() if self.found is None else self.found
+
+    def measure(self) -> Ceilings:
+        """Measure, keep and tell; what cannot be kept is told as well."""
+        name, driven, version = self._identity()
+        self._wire.send(protocol.State(state="building", text="Measuring the device's ceilings"))
+        where = str(self.device)
+        self.found = Ceilings(
+            device=name,
+            driver=driven,
+            torch=version,
+            created=time.time(),
+            bytes_per_s=_timing.copy_rate(where),
+            flops_per_s=dict(self._rates(where)),
+        )
+        _timing.release()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+        why = ""
+        try:
+            ceilings.store(self.found)
+        except OSError as error:
+            why = f"{ceilings.path()} cannot be written: {error.strerror}"
+        self._tell("measured", why)
+        return self.found
+
+    def _rates(self, where: str) -> Iterator[tuple[str, float]]:
+        facts = hardware.of(self.device)
+        yield "float32", _timing.matrix_rate(where, torch.float32)
+        if facts.tf32:
+            with tf32():
+                yield "tf32", _timing.matrix_rate(where, torch.float32)
+        if facts.fp16:
+            yield "float16", _timing.matrix_rate(where, torch.float16)
+        if facts.bf16 or not facts.is_gpu:
+            yield "bfloat16", _timing.matrix_rate(where, torch.bfloat16)
+
+    def _identity(self) -> tuple[str, str, str]:
+        # On the CPU it is the number of threads that decides on the rates.
+        on_cpu = f"threads: {torch.get_num_threads()}" if self.device.type == "cpu" else ""
+        name = hardware.of(self.device).name
+        return name, on_cpu or driver(self.device), str(torch.__version__)
+
+    def _tell(self, source: str, why: str) -> None:
+        self._wire.send(protocol.CeilingsFound(ceilings=self.found, source=source, why=why))
+
+
+@contextlib.contextmanager
+def tf32() -> Iterator[None]:
+    """Let products of FP32 numbers use TF32 meanwhile."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+class CeilingsRun:
+    """A run that tells the ceilings."""
+
+    def __init__(self, rig: Rig, command: protocol.MeasureCeilings) -> None:
+        self._rig = rig
+        self._command = command
+        self.steps = 0
+
+    def execute(self) -> None:
+        """Measure, or tell what is known."""
+        roof = self._rig.roof
+        if self._command.anew or roof.found is None:
+            roof.measure()
+        else:
+            roof.at_start()

@@ -1,0 +1,271 @@
+"""Counts what a step does, call by call: bytes and FLOPs of operators on imagined tensors.
+
+An operator of the library that runs as a fused kernel counts as its own descriptor says; whatever
+runs as plain torch counts aten operator by aten operator, each reading its inputs from memory and
+writing its outputs there. What a cache would save is not counted.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.flop_counter import flop_registry
+
+from kernels import Cost, Operator, Work
+from kernels._dispatch import watched
+from workbench.runner.profiling import kinds
+
+# Implementations that are made of several torch operators, each of which is counted.
+PLAIN = frozenset({"torch", "manual", "chunked", "sdpa_math", "subspace", "dequantize"})
+# Matrix units that compute in another dtype than their tensors show.
+_UNITS = {"scaled_mm": "float8", "int_mm": "int8"}
+_GATHERS = frozenset({"embedding", "index_select", "gather", "index", "take", "_unsafe_index"})
+_SCATTERS = frozenset({
+    "index_copy", "index_add", "index_put", "scatter", "scatter_add", "scatter_reduce",
+    "_index_put_impl", "_unsafe_index_put", "index_fill",
+})  # fmt: skip
+_FREE = frozenset({"_unsafe_view", "_reshape_alias", "empty", "empty_like", "new_empty", "detach"})
+# Operators whose reference asks the device for numbers: what they return looks like this.
+_OUTPUTS: dict[str, Callable[..., Any]] = {"moe_experts": lambda x, *_: torch.empty_like(x)}
+
+
+class NotCounted(Exception):  # noqa: N818 - a finding, and no error
+    """Something in the step cannot be counted: why, in a clause."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: of an operator of the library by its name, otherwise of an operator class."""
+
+    name: str
+    bytes: int
+    flops: int
+    dtype: str  # of the matrix rate that the FLOPs go by
+
+    @property
+    def work(self) -> Work:
+        """Bytes and FLOPs."""
+        return Work(self.bytes, self.flops)
+
+
+class Tally:
+    """What was counted. ``calls`` are as the step runs; ``least`` has one of a library's operator
+    as its mathematics needs, however it runs, and the others as they are.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.calls: list[Call] = []
+        self.least: list[Call] = []
+        self.unknown = ""  # why ``calls`` say less than the step does, in a clause
+        self._device = device
+        self._paused = 1  # until ``counting``
+        self._label = ""
+        self._ranges: list[tuple[int, int, str]] = []  # of autograd's nodes, by operator
+
+    def looking(self) -> AbstractContextManager[None]:
+        """Let no kernel be launched inside, and count nothing yet."""
+        return watched(self._operator)
+
+    @contextmanager
+    def counting(self, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
+        """Count everything inside, where ``looking``; an optimizer's step under its own name."""
+        self._paused -= 1
+        hooks = []
+        if optimizer is not None:
+            hooks.append(optimizer.register_step_pre_hook(lambda *_: self._name(kinds.OPTIMIZER)))
+            hooks.append(optimizer.register_step_post_hook(lambda *_: self._name("")))
+        try:
+            with _Mode(self._aten):
+                yield
+        finally:
+            self._paused += 1
+            for hook in hooks:
+                hook.remove()
+
+    def _name(self, label: str) -> None:
+        self._label = label
+
+    # Operators of the library
+
+    def _operator(self, op: Operator, impl: str, args: tuple[Any, ...]) -> Any:
+        if self._paused:
+            return self._outputs(op, args)
+        cost = self._cost(op, args)
+        dtype = _UNITS.get(impl) or _dtype(args)
+        learned = [one for one in tree_flatten(args)[0] if _needs_gradient(one)]
+        backward = cost.backward if learned and torch.is_grad_enabled() else None
+        for work in filter(None, (cost.forward, backward)):
+            if not self._label:  # else it is a part of another one, which counts as a whole
+                self.least.append(Call(op.name, work.bytes, work.flops, dtype))
+        if impl in PLAIN and (found := self._plainly(op, impl, args)) is not None:
+            return found[0]
+        self.calls.append(Call(op.name, cost.forward.bytes, cost.forward.flops, dtype))
+        with self._silent(), torch.no_grad():
+            like = self._outputs(op, args)
+        if backward is None:
+            return like
+        call = Call(op.name, backward.bytes, backward.flops, dtype)
+        leaves, spec = tree_flatten(like)
+        tensors = [one for one in leaves if isinstance(one, Tensor)]
+        tell = functools.partial(self.calls.append, call)
+        made = iter(_Fused.apply(tell, self._silent, tensors, *learned))
+        return tree_unflatten(
+            [next(made) if isinstance(one, Tensor) else one for one in leaves], spec
+        )
+
+    def _plainly(self, op: Operator, impl: str, args: tuple[Any, ...]) -> tuple[Any] | None:
+        """Run the implementation, counting what it is made of; None where it needs real numbers."""
+        kept = len(self.calls)
+        first, before = torch._C._autograd._get_sequence_nr(), self._label
+        self._label = op.name
+        try:
+            return (op.implementations[impl].call(*args),)
+        except _asks_for_numbers():
+            del self.calls[kept:]
+            self.unknown = f"what {op.name} does in plain torch depends on numbers of a real step"
+            return None
+        finally:
+            self._label = before
+            self._ranges.append((first, torch._C._autograd._get_sequence_nr(), op.name))
+
+    def _cost(self, op: Operator, args: tuple[Any, ...]) -> Cost:
+        inputs = dict(zip(inspect.signature(op.reference).parameters, args, strict=False))
+        with self._silent(), torch.no_grad():
+            try:
+                return op.cost(**inputs)
+            except _asks_for_numbers():
+                if op.name != "attention":
+                    raise NotCounted(
+                        f"what {op.name} does depends on numbers that only a real step has"
+                    ) from None
+                return op.cost(**{**inputs, "kv_length": None})  # all of the cache
+
+    def _outputs(self, op: Operator, args: tuple[Any, ...]) -> Any:
+        if op.name in _OUTPUTS:
+            return _OUTPUTS[op.name](*args)
+        return (op.large_reference or op.reference)(*args)
+
+    # Operators of torch
+
+    def _aten(self, function: Any, args: Any, kwargs: Any, out: Any) -> None:
+        if self._paused or function.namespace != "aten":
+            return
+        name = function._schema.name.removeprefix("aten::")
+        if name in _FREE or name.startswith("new_empty") or _is_view(function):
+            return
+        tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
+        outputs = [one for one in tree_flatten(out)[0] if isinstance(one, Tensor)]
+        if not any(one.device.type == self._device.type for one in (*tensors, *outputs)):
+            return
+        tensors = [one for one in tensors if one.device.type == self._device.type]
+        base = name.rstrip("_")
+        written = sum(map(_touched, outputs))
+        if base in _GATHERS:
+            moved = 2 * written + sum(_touched(one) for one in tensors if _is_index(one))
+        elif base in _SCATTERS:
+            source = sum(map(_touched, tensors[1:]))
+            moved = 2 * source + (0 if name.endswith("_") else 2 * written)
+        else:
+            distinct = {id(one): one for one in tensors}
+            moved = sum(map(_touched, distinct.values())) + written
+        formula = flop_registry.get(function._overloadpacket)
+        flops = int(formula(*args, **kwargs, out_val=out)) if formula else 0
+        label = self._label or self._of_node()
+        kind = label or kinds.kind_of(f"aten::{name}")
+        call = Call(kind, moved, flops, _dtype(tensors))
+        self.calls.append(call)
+        if not label or label == kinds.OPTIMIZER:
+            self.least.append(call)
+
+    def _of_node(self) -> str:
+        """The library's operator that the running node of autograd comes from, if any."""
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return ""
+        number = node._sequence_nr()
+        return next((name for a, b, name in reversed(self._ranges) if a <= number < b), "")
+
+    @contextmanager
+    def _silent(self) -> Iterator[None]:
+        self._paused += 1
+        try:
+            yield
+        finally:
+            self._paused -= 1
+
+
+class _Mode(TorchDispatchMode):
+    """Tells ``count`` of every operator that torch runs."""
+
+    def __init__(self, count: Callable[[Any, Any, Any, Any], None]) -> None:
+        super().__init__()
+        self._count = count
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self._count(func, args, kwargs or {}, out)
+        return out
+
+
+class _Fused(torch.autograd.Function):
+    """Tensors like those that a fused kernel gives, and a backward pass that is only told of."""
+
+    @staticmethod
+    def forward(ctx: Any, tell: Any, silent: Any, like: Any, *learned: Tensor) -> Any:
+        ctx.tell, ctx.silent = tell, silent
+        ctx.save_for_backward(*learned)
+        with silent():
+            made = tuple(torch.empty_like(one) for one in like)
+        ctx.mark_non_differentiable(*(one for one in made if not one.is_floating_point()))
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        ctx.tell()
+        with ctx.silent():
+            return (None, None, None, *(torch.empty_like(one) for one in ctx.saved_tensors))
+
+
+def _asks_for_numbers() -> tuple[type[Exception], ...]:
+    from torch._subclasses import fake_tensor  # slow to load
+
+    return fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException
+
+
+def _needs_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _is_view(function: Any) -> bool:
+    returned = [one.alias_info for one in function._schema.returns]
+    return bool(returned) and all(one is not None and not one.is_write for one in returned)
+
+
+def _is_index(tensor: Tensor) -> bool:
+    return tensor.dtype in (torch.int64, torch.int32)
+
+
+def _touched(tensor: Tensor) -> int:
+    """Bytes of the distinct elements: an expanded dimension is one in memory."""
+    count = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        count *= size if stride else min(size, 1)
+    return count * tensor.element_size()
+
+
+def _dtype(values: Any) -> str:
+    """The matrix rate that a product of these goes by."""
+    found = [one.dtype for one in values if isinstance(one, Tensor) and one.is_floating_point()]
+    name = str(found[0] if found else torch.float32).removeprefix("torch.")
+    if name == "float32" and torch.get_float32_matmul_precision() != "highest":
+        return "tf32"
+    return name
