@@ -30,24 +30,28 @@ kernels._peers kernels  | torch fla liger_kernel quack mamba_ssm
 models       models kernels                                    | torch
 sessions     sessions                                          | numpy scipy h5py msgspec
 .offered     sessions                                          | msgspec
-.protocol    sessions .preferences .offered                    | msgspec
+.lines                                                         | msgspec
+.orders      sessions                                          | msgspec
+.protocol    sessions .preferences .offered .lines .orders     | msgspec
 .preferences                                                   | msgspec
 .recorder    sessions .protocol                                | numpy msgspec
 .journal     sessions .protocol .recorder                      |
 .client      .protocol .journal                                |
-.floors sessions .journal                                 | msgspec
+.kept                                                          | msgspec
+.floors      sessions .journal .kept                           | msgspec
+.ceilings    sessions .journal .kept                           |
 .claims      .claims sessions .protocol                        | numpy scipy
 .headless    sessions .protocol .recorder .journal .client     |
 .presets     .protocol                                         | msgspec
-.runner      .runner kernels models sessions .protocol .offered | torch msgspec psutil pynvml
+.runner .runner kernels models sessions .protocol .offered .ceilings | torch msgspec psutil pynvml
 .runner.optimizers .runner | torch torchao bitsandbytes
 .runner._onnx_operators                                        | torch onnxscript
 .runner.export_onnx .runner kernels models sessions            | torch msgspec onnxruntime
 .ui .ui .claims sessions .protocol .recorder .journal .client .floors .presets \
 | PySide6 pyqtgraph numpy msgspec
 .ui.plots    .ui.plots .ui.icons .ui.style sessions            | PySide6 pyqtgraph numpy
-.commands .commands .claims .ui sessions .protocol .journal .client .headless .floors .presets \
-.offered | msgspec rich PySide6
+.commands .commands .claims .ui sessions .protocol .journal .client .headless .floors .ceilings \
+.presets .offered | msgspec rich PySide6
 .cli         sessions .commands .ui.app                        |
 .__main__    .cli                                              |
 .__init__                                                      |
