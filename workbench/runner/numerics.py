@@ -60,7 +60,11 @@ def _unwrapped(compute: Compute) -> Compute:
 
 
 def check(arm: Arm, situation: Situation) -> Numerics:
-    """Compare the arm with its reference, outside of all timing; never raises but fatally."""
+    """Compare the arm with its reference, outside of all timing; never raises but fatally.
+
+    What lacks the memory, or a reference, is not checked; whatever else goes wrong is wrong.
+    """
+    name = ""
     try:
         with _plain_kernels():
             reference, name = _reference(arm, situation)
@@ -68,10 +72,11 @@ def check(arm: Arm, situation: Situation) -> Numerics:
     except Exception as error:
         if is_fatal(error):
             raise
-        sentence = explain(error).sentence
+        failure = explain(error)
     gc.collect()
-    text = f"not checked: {sentence}"
-    return Numerics(reference="", ok=True, text=text)
+    if not name or failure.kind == "out-of-memory":
+        return Numerics(reference="", ok=None, text=f"not checked: {failure.sentence}")
+    return Numerics(reference=name, ok=False, text=f"the check failed: {failure.sentence}")
 
 
 def distance(values: torch.Tensor, reference: torch.Tensor) -> Distance:
@@ -100,6 +105,10 @@ def _judge(arm: Arm, situation: Situation, reference: Outputs, name: str) -> Num
     plain = _plain(arm, situation)
     with arm.entered():
         own = _own(arm, situation)
+    if own.values.shape != reference.values.shape:
+        shapes = tuple(own.values.shape), tuple(reference.values.shape)
+        text = f"outputs of shape {shapes[0]}, and {shapes[1]} is expected"
+        return Numerics(reference=name, ok=False, text=text)
     found = distance(own.values, reference.values)
     allowed = distance(plain.values, reference.values)
     rounding = max(torch.finfo(own.values.dtype).eps, torch.finfo(arm.weights_dtype).eps)
@@ -158,10 +167,13 @@ def _curve(arm: Arm, situation: Situation, name: str, tolerance: float) -> Curve
 def _reference(arm: Arm, situation: Situation) -> tuple[Outputs, str]:
     """The plain model's outputs in the widest dtype that fits, and that dtype's name."""
     if _fits(arm, situation, torch.float64):
-        with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
+        try:
             outputs = _outputs(_model(arm, situation, torch.float64), situation, arm)
             # An operator may compute in FP32 whatever it is given: say what really came out.
             return outputs, str(outputs.values.dtype).removeprefix("torch.")
+        except Exception as error:  # a model of one's own may know FP32 alone
+            if is_fatal(error):
+                raise
     return _outputs(_model(arm, situation, torch.float32), situation, arm), "float32"
 
 

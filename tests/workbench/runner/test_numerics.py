@@ -94,13 +94,67 @@ def test_a_reference_that_does_not_fit_in_fp64_is_computed_in_fp32(build, monkey
     assert found.ok and found.reference == "float32"
 
 
+def test_outputs_of_another_shape_are_wrong_and_not_unchecked(build):
+    arm, situation = build()
+    arm.model.register_forward_hook(lambda module, inputs, output: output[:, 1:])
+    found = numerics.check(arm, situation)
+    assert (found.ok, found.reference) == (False, "float64")
+    assert found.text.startswith("outputs of shape (1, 15, ") and "expected" in found.text
+
+
+def test_an_arm_that_crashes_in_the_check_is_wrong_and_not_unchecked(build):
+    arm, situation = build()
+
+    def step():
+        raise IndexError("index 7 is out of range")
+
+    arm.step = step
+    found = numerics.check(arm, situation)
+    assert found.ok is False
+    assert found.text == "the check failed: IndexError in the model: index 7 is out of range"
+
+
+def test_an_arm_that_lacks_memory_in_the_check_is_not_checked(build):
+    arm, situation = build()
+
+    def step():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    arm.step = step
+    found = numerics.check(arm, situation)
+    assert found.ok is None and found.text.startswith("not checked: Out of memory")
+
+
+def test_a_model_that_knows_no_fp64_is_checked_in_fp32(build, monkeypatch):
+    outputs = numerics._outputs
+
+    def choosy(model, *more):
+        if next(model.parameters()).dtype == torch.float64:
+            raise TypeError("FP64 is not known here")
+        return outputs(model, *more)
+
+    monkeypatch.setattr(numerics, "_outputs", choosy)
+    found = numerics.check(*build())
+    assert found.ok and found.reference == "float32"
+
+
+def test_what_has_no_reference_is_not_checked(build, monkeypatch):
+    def broken(*_):
+        raise TypeError("no plain model")
+
+    monkeypatch.setattr(numerics, "_model", broken)
+    found = numerics.check(*build())
+    assert (found.ok, found.reference) == (None, "") and "no plain model" in found.text
+
+
 def test_what_cannot_be_checked_says_why(build, monkeypatch):
     def no_memory(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     monkeypatch.setattr(numerics, "_model", no_memory)
     found = numerics.check(*build())
-    assert found.reference == "" and found.text.startswith("not checked: Out of memory")
+    assert found.ok is None and found.reference == ""
+    assert found.text.startswith("not checked: Out of memory")
 
 
 @pytest.mark.parametrize(
