@@ -230,7 +230,10 @@ def judge_pairs(
     verdict, reasons = decide(time, margin)
     known = np.isfinite(found.cycle_logs)
     cycles = interval(found.cycle_logs[known], alpha) if known.any() else None
-    if verdict in ("FASTER", "SLOWER") and cycles is not None and known.all():
+    count = f"the clock was known for {known.sum()} of {known.size} pairs"
+    if verdict in ("FASTER", "SLOWER") and cycles is not None and known.sum() >= MIN_PAIRS:
+        if not known.all():
+            reasons.append(f"{count}: only those count in clock cycles")
         agrees = cycles.high < 0 if verdict == "FASTER" else cycles.low > 0
         if not agrees:
             reasons.append(
@@ -239,7 +242,7 @@ def judge_pairs(
             )
             verdict = "UNDECIDED"
     elif verdict in ("FASTER", "SLOWER"):
-        reasons.append("the clock was not known for every block: not confirmed in clock cycles")
+        reasons.append(f"{count}, not for {MIN_PAIRS}: not confirmed in clock cycles")
     if floor > region:
         reasons.append(
             f"identical arms differ by up to {100 * floor:.2g} % on this machine, "
