@@ -74,7 +74,10 @@ class Alternation:
         return self._enter(contender)
 
     def check(self, contender: Contender) -> Numerics:
-        """The contender's numbers against a reference."""
+        """The contender's numbers against a reference, in the state that is timed; warms up again.
+
+        To be called once it has settled: a model that adapts has chosen by then.
+        """
         if contender.arm is None:
             self.build(contender)
         rig = self._rig
@@ -83,6 +86,8 @@ class Alternation:
         assert contender.arm is not None  # no name of its own: it may have to make room below
         found = numerics.check(contender.arm, contender.situation)
         blocks.free_memory()
+        rig.state("running", f"Warming up {contender.name}")
+        self.warm_up(contender)
         return found
 
     def settle(self, contender: Contender) -> None:
@@ -104,13 +109,20 @@ class Alternation:
         )
 
     def warm_up(self, contender: Contender) -> None:
-        """Step until the phase is steady; the last steps tell how long one takes."""
+        """Step until the phase is steady, and what adapts has chosen; the last steps tell the time.
+
+        Only the former gives up after a while.
+        """
         rig = self._rig
         rig.phases.restart()
         until = time.perf_counter() + WARM_UP_S
         steady = False
         contender.step_ms = math.nan
-        while math.isnan(contender.step_ms) or (not steady and time.perf_counter() < until):
+        while (
+            math.isnan(contender.step_ms)
+            or (not steady and time.perf_counter() < until)
+            or (contender.arm is not None and contender.arm.steps_to_settle())
+        ):
             done = self._attempt(contender, blocks.warm_up_block)
             self.take_commands()
             if done is not None:

@@ -89,6 +89,8 @@ def _plain_losses(arm: Arm, dtype: torch.dtype | None) -> list[float]:
             wrap = _as_it_is
         stack.enter_context(kernels.using(**plain))
         model, trainer = _copy(arm, dtype or arm.weights_dtype)
+        if dtype is None:
+            take_choices(model, arm.model)
         losses = []
         arm.batches.rewind()
         for _ in range(STEPS):
@@ -133,6 +135,12 @@ def _copy(arm: Arm, dtype: torch.dtype) -> tuple[Model, Trainer]:
                 "exp_avg_sq": state["exp_avg_sq"].detach().to(copied.dtype, copy=True),
             }
     return model, Trainer(optimizer, None)
+
+
+def take_choices(model: Model, other: Model) -> None:
+    """Let a model that adapts go on from what another of its structure has chosen."""
+    for name, tensor in other.adapted().items():
+        model.adapted()[name].copy_(tensor)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,10 @@ that the plain model makes in the arm's precision, and one rounding of its dtype
 Where an arm quantizes, that plain model is quantized too, by the operator's definition; so what is
 allowed is twice the scheme's own error. Since a scheme might ruin a model, that error is bounded:
 at most ``SLACK`` times what independent roundings, one a layer, would add up to.
+
+A model that adapts is judged in the state it is in, which checking leaves as it was: the plain one
+in the arm's precision makes the same choices, and the reference none. So what is allowed is twice
+what the choices do by their definition, and at most what the model promises of them.
 """
 
 from __future__ import annotations
@@ -22,13 +26,14 @@ import torch
 
 import kernels
 from models import Model
+from models._model import Promise
 from models._quantized import QuantizedLinear, expected_error, quantize_linears
 from sessions.model import Numerics
 from workbench.runner import loss_curve
 from workbench.runner.arm import Arm
 from workbench.runner.compiles import eager
 from workbench.runner.failures import explain, is_fatal
-from workbench.runner.loss_curve import Curve
+from workbench.runner.loss_curve import Curve, take_choices
 from workbench.runner.toggles import Situation
 from workbench.runner.workloads import Compute
 
@@ -53,6 +58,7 @@ class Outputs:
 
     values: torch.Tensor
     loss: float | None
+    promise: Promise | None = None
 
 
 def _unwrapped(compute: Compute) -> Compute:
@@ -68,7 +74,8 @@ def check(arm: Arm, situation: Situation) -> Numerics:
     try:
         with _plain_kernels():
             reference, name = _reference(arm, situation)
-        return _judge(arm, situation, reference, name)
+        with _choices_kept(arm) as put_back:
+            return _judge(arm, situation, reference, name, put_back)
     except Exception as error:
         if is_fatal(error):
             raise
@@ -101,10 +108,17 @@ def distance(values: torch.Tensor, reference: torch.Tensor) -> Distance:
     )
 
 
-def _judge(arm: Arm, situation: Situation, reference: Outputs, name: str) -> Numerics:
+def _judge(
+    arm: Arm,
+    situation: Situation,
+    reference: Outputs,
+    name: str,
+    put_back: Callable[[], None],
+) -> Numerics:
     plain = _plain(arm, situation)
     with arm.entered():
-        own = _own(arm, situation)
+        own = _own(arm, situation, put_back)
+    put_back()
     if own.values.shape != reference.values.shape:
         shapes = tuple(own.values.shape), tuple(reference.values.shape)
         text = f"outputs of shape {shapes[0]}, and {shapes[1]} is expected"
@@ -115,8 +129,16 @@ def _judge(arm: Arm, situation: Situation, reference: Outputs, name: str) -> Num
     tolerance = SLACK * allowed.relative_error + rounding
     if arm.quantization:
         tolerance = min(tolerance, _most(arm, rounding))
+    promise = plain.promise
+    moved = promise is not None and promise.relative_error > 0
+    if promise is not None and moved:
+        unmoved = distance(_plain(arm, situation, adapted=False).values, reference.values)
+        most = SLACK * unmoved.relative_error + rounding + promise.relative_error
+        tolerance = min(tolerance, most)
     ok = found.relative_error <= tolerance  # false for NaN
     text = f"relative error {found.relative_error:.2g}, at most {tolerance:.2g} expected"
+    if promise is not None and moved:
+        text += f" of {promise.text}"
     difference = None
     if own.loss is not None and reference.loss is not None and plain.loss is not None:
         difference = own.loss - reference.loss
@@ -177,9 +199,11 @@ def _reference(arm: Arm, situation: Situation) -> tuple[Outputs, str]:
     return _outputs(_model(arm, situation, torch.float32), situation, arm), "float32"
 
 
-def _plain(arm: Arm, situation: Situation) -> Outputs:
-    """The plain model in the arm's own precision and flags."""
+def _plain(arm: Arm, situation: Situation, adapted: bool = True) -> Outputs:
+    """The plain model in the arm's own precision and flags, and with its choices if ``adapted``."""
     model = _model(arm, situation, None)
+    if adapted:
+        take_choices(model, arm.model)
     if arm.quantization:
         quantize_linears(model, arm.quantization)
     with contextlib.ExitStack() as stack:
@@ -189,13 +213,15 @@ def _plain(arm: Arm, situation: Situation) -> Outputs:
             return _outputs(model, situation, arm, arm.autocast)
 
 
-def _own(arm: Arm, situation: Situation) -> Outputs:
-    """What the arm itself gives: compiled and captured where its step is."""
+def _own(arm: Arm, situation: Situation, put_back: Callable[[], None]) -> Outputs:
+    """What the arm itself gives, compiled and captured where its step is; none of it adapts."""
     inputs = arm.batches.inputs
+    put_back()
     match situation.workload.name:
         case "train":
             with eager(), torch.no_grad():
                 values = arm.autocast(arm.model)(*inputs)
+            put_back()
             # With gradients, as in training: without them it would be compiled once more.
             return Outputs(values, float(arm.compute(*inputs, *arm.batches.targets).detach()))
         case "forward":
@@ -233,7 +259,23 @@ def _outputs(
             loss = float(wrap(model.loss)(*inputs, *arm.batches.targets))
     if workload.decodes or workload.name == "prefill":
         values = values[:, -1:]
-    return Outputs(values, loss)
+    return Outputs(values, loss, None if workload.decodes else model.promise())
+
+
+@contextlib.contextmanager
+def _choices_kept(arm: Arm) -> Iterator[Callable[[], None]]:
+    """Gives what puts back the choices that calls have changed; that is done at the end, too."""
+    state = arm.model.adapted()
+    kept = {name: tensor.clone() for name, tensor in state.items()}
+
+    def put_back() -> None:
+        for name, tensor in state.items():
+            tensor.copy_(kept[name])
+
+    try:
+        yield put_back
+    finally:
+        put_back()
 
 
 def _model(arm: Arm, situation: Situation, dtype: torch.dtype | None) -> Model:
