@@ -142,21 +142,28 @@ def _judge(
     difference = None
     if own.loss is not None and reference.loss is not None and plain.loss is not None:
         difference = own.loss - reference.loss
-        bound = SLACK * abs(plain.loss - reference.loss) + tolerance * abs(reference.loss)
+        bound = _loss_bound(plain.loss, reference.loss, allowed, own.values)
         ok = ok and abs(difference) <= bound
         text += f"; loss off by {difference:+.2g}, at most {bound:.2g} expected"
-    curve = _curve(arm, situation, name, tolerance)
+    right: bool | None = ok
+    captured = situation.option("cuda_graphs") != "off"
+    course = _curve(arm, situation, name)
+    curve = course if isinstance(course, Curve) else None
     if curve is not None:
-        ok = ok and curve.ok
-        text += (
-            f"; off by {curve.difference:.2g} over {len(curve.losses)} steps of training, at most "
-            f"{curve.allowed:.2g} expected"
-        )
+        right = ok and curve.ok
+        text += f"; {curve.text}"
+        if captured:
+            text += "; all of it by replays of the captured graph, with its optimizer"
+    elif course:
+        text += f"; loss curve not checked: {course}"
+        if captured and ok:  # what replays has been compared with nothing
+            right = None
+            text = f"not checked: the captured graph and the optimizer in it; outside of it {text}"
     if not math.isfinite(found.relative_error):
         text = "some outputs are not finite"
     return Numerics(
         reference=name,
-        ok=ok,
+        ok=right,
         text=text,
         max_error=_finite(found.max_error),
         relative_error=_finite(found.relative_error),
@@ -176,14 +183,28 @@ def _most(arm: Arm, rounding: float) -> float:
     return SLACK * expected_error(arm.quantization, len(ran)) + rounding * (1 + len(ran)) ** 0.5
 
 
-def _curve(arm: Arm, situation: Situation, name: str, tolerance: float) -> Curve | None:
-    """The losses over some steps, of an arm that trains, where a copy to compare with fits."""
-    dtype = getattr(torch, name)
-    if not loss_curve.applies(arm):
-        return None
-    if loss_curve.bytes_needed(arm, dtype) > _free_bytes(situation) / 2:
-        return None
-    return loss_curve.check(arm, dtype, tolerance)
+def _loss_bound(plain: float, reference: float, allowed: Distance, values: torch.Tensor) -> float:
+    """How far the loss may be off: as the plain model's, and by the scatter that this one has.
+
+    A loss is a mean, over whose rows errors of the outputs as large as the plain model's scatter.
+    """
+    rows = max(1, values.numel() // max(1, values.shape[-1]))
+    scatter = loss_curve.SCATTER * math.sqrt(allowed.mse / rows)
+    return SLACK * abs(plain - reference) + scatter + loss_curve.rounding(reference)
+
+
+def _curve(arm: Arm, situation: Situation, name: str) -> Curve | str:
+    """The losses over some steps of an arm that trains; or why there are none, or nothing."""
+    if not situation.workload.trains:
+        return ""
+    room = _free_bytes(situation) / 2
+    for dtype in dict.fromkeys((getattr(torch, name), torch.float32)):
+        if (needed := loss_curve.bytes_needed(arm, dtype)) <= room:
+            return loss_curve.check(arm, dtype)
+    return (
+        f"copies to compare with take {needed / 2**30:.3g} GiB, and half of the free memory is "
+        f"{room / 2**30:.3g} GiB"
+    )
 
 
 def _reference(arm: Arm, situation: Situation) -> tuple[Outputs, str]:
