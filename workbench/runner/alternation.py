@@ -94,6 +94,9 @@ class Alternation:
         """Warm up, send the evidence, and settle how long a block is."""
         rig = self._rig
         self.take_commands()
+        if contender.arm is None:  # it has made room for another
+            self.build(contender)
+        rig.segment = contender.segment
         rig.state("running", f"Warming up {contender.name}")
         self.warm_up(contender)
         assert contender.arm is not None
@@ -118,14 +121,18 @@ class Alternation:
         until = time.perf_counter() + WARM_UP_S
         steady = False
         contender.step_ms = math.nan
+        adapting = _steps_to_settle(contender)
         while (
             math.isnan(contender.step_ms)
             or (not steady and time.perf_counter() < until)
-            or (contender.arm is not None and contender.arm.steps_to_settle())
+            or adapting > 0
         ):
             done = self._attempt(contender, blocks.warm_up_block)
             self.take_commands()
-            if done is not None:
+            if done is None:
+                adapting = _steps_to_settle(contender)  # it may have been built anew
+            else:
+                adapting -= done.steps
                 self.steps += done.steps
                 contender.step_ms = max(done.median_ms, 1e-3)
                 steady = rig.phases.phase is Phase.STEADY
@@ -242,3 +249,7 @@ class Alternation:
         self._go_alone(contender)
         self.build(contender)
         return None
+
+
+def _steps_to_settle(contender: Contender) -> int:
+    return 0 if contender.arm is None else contender.arm.steps_to_settle()

@@ -273,6 +273,7 @@ class SweepRun:
         assert contender.arm is not None
         rig.phases.restart()
         until = time.perf_counter() + WARM_UP_S
+        adapting = contender.arm.steps_to_settle()
         steps = 1
         while True:
             began = time.perf_counter()
@@ -283,7 +284,8 @@ class SweepRun:
                 contender.step_ms = max(block.median_ms, 1e-3)
                 if time.perf_counter() - began < 0.1:
                     steps = blocks.LEAST_STEPS
-                if contender.arm.steps_to_settle():
+                adapting -= block.steps
+                if adapting > 0:
                     continue
                 if rig.phases.phase is Phase.STEADY:
                     return True

@@ -5,13 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 from built_arms import CPU, configuration
+from recording_wire import RecordingWire
 
+from sessions.model import Phase
 from workbench.runner import checks, numerics
 from workbench.runner.ab import CompareRun
+from workbench.runner.alternation import Alternation
 from workbench.runner.arm import Arms
 from workbench.runner.attribute import AttributeRun
+from workbench.runner.blocks import Contender, TimedBlock
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.resolve import resolve
+from workbench.runner.rig import Rig
 
 SMALL = {"n_layers": 2, "dim": 64, "n_heads": 2, "refresh_every": 2}
 
@@ -117,3 +122,21 @@ def test_an_arm_is_checked_after_it_has_settled(kind, monkeypatch):
     run._look_at(Anything())
     asked = [name for name in run._alternation.asked if name in ("settle", "check")]
     assert asked == ["settle", "check"]
+
+
+def test_warming_up_lets_a_model_adapt_and_ends_where_nothing_ever_can(build, monkeypatch):
+    arm = build()
+    wanted = arm.steps_to_settle()
+    made = []
+
+    def block(rig, contender):
+        made.append(5)
+        return TimedBlock(1.0, None, "", 5)
+
+    monkeypatch.setattr("workbench.runner.blocks.warm_up_block", block)
+    rig = Rig(RecordingWire(), CPU)
+    rig.phases.phase = Phase.STEADY
+    monkeypatch.setattr(rig.phases, "restart", lambda: None)
+    contender = Contender(0, 0, arm.situation, "A", arm=arm)
+    Alternation(rig, 1.0, 1, "").warm_up(contender)
+    assert sum(made) >= wanted > sum(made) - 5
