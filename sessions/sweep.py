@@ -221,10 +221,10 @@ def numbers_lines(study: Study) -> list[str]:
 
 
 def marked(curve: Curve) -> str:
-    """The curve's arm, and that its numbers are wrong or were not checked where that is so."""
+    """The curve's arm, and first that its numbers are wrong or not checked: ends are elided."""
     if not curve.numbers or curve.right:
         return curve.label
-    return f"{curve.label} ({'numbers not checked' if curve.right is None else 'WRONG numbers'})"
+    return f"{'numbers not checked' if curve.right is None else 'WRONG numbers'}: {curve.label}"
 
 
 def fit_of(study: Study, curve: Curve, part: str = ALL) -> Scaling | None:

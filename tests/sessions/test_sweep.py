@@ -61,8 +61,8 @@ def test_a_value_that_is_missing_is_refused(text):
     ("right", "cell", "name"),
     [
         (1.0, "right", "on"),
-        (0.0, "WRONG", "on (WRONG numbers)"),
-        (np.nan, "unknown", "on (numbers not checked)"),
+        (0.0, "WRONG", "WRONG numbers: on"),
+        (np.nan, "unknown", "numbers not checked: on"),
     ],
 )
 def test_an_arms_numbers_mark_all_of_its_points_and_its_name(right, cell, name):
