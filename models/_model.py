@@ -31,6 +31,14 @@ class Metric:
     columns: str = ""  # what a column is ("expert", "head"); empty where there is one
 
 
+@dataclass(frozen=True)
+class Promise:
+    """What a model says of how far the choices of its last call may have moved its outputs."""
+
+    relative_error: float  # Euclidean
+    text: str  # what the choices are, and what bounds them
+
+
 class Model(nn.Module, ABC):
     """A model that the runner can step, share, checkpoint and ask for its metrics.
 
@@ -53,6 +61,21 @@ class Model(nn.Module, ABC):
         """The parameters themselves by name, for ``Family.share``."""
         weights: dict[str, nn.Parameter] = self.state_dict(keep_vars=True)
         return weights
+
+    def adapted(self) -> dict[str, Tensor]:
+        """What calls change and later calls compute with, by name: the live tensors; mostly none.
+
+        Weights are not among them.
+        """
+        return {}
+
+    def calls_to_settle(self) -> int:
+        """How many more calls adapt before what they choose can stay; waits for the device."""
+        return 0
+
+    def promise(self) -> Promise | None:
+        """How far the last call's choices may have moved its outputs; None where none are made."""
+        return None
 
     def set_checkpointing(self, mode: str) -> None:
         """Which blocks keep their inputs only and compute again in backward.

@@ -20,7 +20,15 @@ from torch import Tensor, nn
 
 import kernels
 from models import _fields
-from models._adaptive import ESTIMATIONS, PRECISIONS, Adaptation, Choice, Chosen, Rules
+from models._adaptive import (
+    ESTIMATIONS,
+    PATIENCE,
+    PRECISIONS,
+    Adaptation,
+    Choice,
+    Chosen,
+    Rules,
+)
 from models._adaptive_attention import AdaptiveHeads
 from models._attention import KVState, RotaryCache
 from models._costs import Costs
@@ -29,7 +37,7 @@ from models._initialise import started
 from models._language_model import BlockOutput, Cache, LanguageModel, loss_operators
 from models._layers import RMSNorm, SwiGLUMLP, mlp_width, residual_std
 from models._mistake import ConfigurationError
-from models._model import Metric
+from models._model import Metric, Promise
 
 
 class AdaAttention(nn.Module):
@@ -293,6 +301,26 @@ class AdaAttnModel(LanguageModel):
     def common_state(self) -> Chosen:
         """What the cached keys were made with."""
         return self.adaptation.chosen()
+
+    def adapted(self) -> dict[str, Tensor]:
+        """The state of the adaptation."""
+        return dict(self.adaptation.named_buffers())
+
+    def calls_to_settle(self) -> int:
+        """Until as many analyses have counted as it takes to go down once."""
+        rules = self.adaptation.rules
+        if not (self.adapting and (rules.adaptive_rank or rules.adaptive_precision)):
+            return 0
+        analyses = PATIENCE + 1  # the first finds what the next have to confirm
+        return max(0, analyses * rules.refresh_every - int(self.adaptation.step))
+
+    def promise(self) -> Promise | None:
+        """By ``score_error``: each layer's outputs, added up as if layers erred independently."""
+        worst_L = self.metrics()["score_error"].amax(1).double()
+        return Promise(
+            float(torch.expm1(2 * worst_L).square().sum().sqrt()),
+            f"ranks and precisions that move no score by more than {float(worst_L.max()):.2g} nats",
+        )
 
     def given(self, cache: Cache | None, position: Tensor | None) -> Sequence[tuple[Any, ...]]:
         """To every block what its heads compute with, and whether it is to measure itself."""

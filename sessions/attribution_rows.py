@@ -45,9 +45,7 @@ def arm_rows(arms: Sequence[Arm], medians_ms: attribution.Table) -> Rows:
         "low": [_exp(one.low) for one in ratios],
         "high": [_exp(one.high) for one in ratios],
         "peak_bytes": [arm.peak_bytes for arm in arms],
-        "wrong": [
-            None if one is None or not one.reference else float(not one.ok) for one in numerics
-        ],
+        "wrong": [None if one is None or one.ok is None else float(not one.ok) for one in numerics],
         "mse": [None if one is None else one.mse for one in numerics],
         "max_error": [None if one is None else one.max_error for one in numerics],
         "numerics": ["" if one is None else one.text for one in numerics],

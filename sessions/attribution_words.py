@@ -41,12 +41,14 @@ def rows(study: Study, table: str) -> list[dict[str, Any]]:
 
 def headline(study: Study) -> str:
     """What all toggles did together, in a few words; wrong numbers before all."""
-    wrong = [row["title"] for row in rows(study, "arms") if row["wrong"] == 1]
+    wrong, unchecked = wrong_arms(study), unchecked_arms(study)
     said = "nothing was measured yet"
     for row in rows(study, "effects"):
         if row["kind"] == "total" and row["quantity"] == "time":
             said = f"all together: {_said(row)}"
-    return f"{', '.join(wrong)} computed wrong numbers; {said}" if wrong else said
+    if wrong:
+        said = f"{', '.join(wrong)} computed wrong numbers; {said}"
+    return f"{said}; numbers of {', '.join(unchecked)} not checked" if unchecked else said
 
 
 def arms_table(study: Study) -> Table:
@@ -74,7 +76,9 @@ def arms_table(study: Study) -> Table:
                 *_ratio_cells(row),
                 int(row["rounds"]),
                 _mebibytes(row["peak_bytes"]),
-                {0.0: "right", 1.0: "WRONG"}.get(float(row["wrong"]), ""),
+                {0.0: "right", 1.0: "WRONG"}.get(
+                    float(row["wrong"]), "not checked" if is_unchecked(row) else ""
+                ),
                 note,
             ]
         )
@@ -146,6 +150,16 @@ def _without_effect(study: Study) -> dict[str, list[str]]:
 def wrong_arms(study: Study) -> list[str]:
     """Titles of the arms whose numbers are out of tolerance."""
     return [row["title"] for row in rows(study, "arms") if row["wrong"] == 1]
+
+
+def unchecked_arms(study: Study) -> list[str]:
+    """Titles of the arms whose numbers could not be checked."""
+    return [row["title"] for row in rows(study, "arms") if is_unchecked(row)]
+
+
+def is_unchecked(row: Mapping[str, Any]) -> bool:
+    """Whether an arm was looked at and its numbers could not be checked."""
+    return math.isnan(row["wrong"]) and bool(row["numerics"])
 
 
 def is_measured(study: Study) -> bool:

@@ -12,6 +12,7 @@ from sessions.model import Session, Study
 
 KIND = "checklist"
 PASS, FAIL, NOT_APPLICABLE, WAITING = "pass", "fail", "not applicable", "waiting"
+NOT_CHECKED = "not checked"  # it should have been, and could not
 CHECKS = {
     "numerics": "Error within tolerance",
     "syncs": "No synchronization in the hot path",
@@ -24,7 +25,7 @@ CHECKS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One check: ``status`` is one of the four, ``evidence`` says how one can tell."""
+    """One check: ``status`` is one of the five, ``evidence`` says how one can tell."""
 
     name: str
     title: str
@@ -66,14 +67,21 @@ def failed(study: Study) -> list[Row]:
 
 
 def complete(study: Study) -> bool:
-    """Whether every check was done."""
+    """Whether every check was done, or at least tried."""
     return all(row.status != WAITING for row in rows(study))
+
+
+def is_shown(study: Study) -> bool:
+    """Whether every check that applies was made, and none failed."""
+    return all(row.status in (PASS, NOT_APPLICABLE) for row in rows(study))
 
 
 def headline(study: Study) -> str:
     """How the checks ended, counted."""
     states = [row.status for row in rows(study)]
     parts = [f"{states.count(each)} {each}" for each in (PASS, FAIL, NOT_APPLICABLE)]
+    if NOT_CHECKED in states:
+        parts.append(f"{states.count(NOT_CHECKED)} {NOT_CHECKED}")
     if WAITING in states:
         parts.append(f"{states.count(WAITING)} not done")
     return ", ".join(parts)

@@ -130,7 +130,7 @@ class Numerics(msgspec.Struct, frozen=True, kw_only=True):
     """An arm's outputs on one batch against a reference of the same weights in more digits."""
 
     reference: str  # "float64" or "float32"; empty where there was none, and ``text`` says why
-    ok: bool  # within tolerance
+    ok: bool | None  # within tolerance; None where it was not checked
     text: str  # in words
     max_error: float | None = None  # largest absolute difference of an output
     relative_error: float | None = None  # Euclidean norm of the difference over the reference's

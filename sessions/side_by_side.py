@@ -14,7 +14,7 @@ import msgspec
 from sessions import prediction
 from sessions.model import Judgement, PairedComparison
 from sessions.tables import Cell, Column, Measured, Table
-from sessions.verdict import corrected, wrong_arms
+from sessions.verdict import are_right, corrected, wrong_arms
 from sessions.verdict_words import p_text
 
 
@@ -83,7 +83,7 @@ def _numbers(comparison: PairedComparison) -> str:
     if wrong:
         return f"{wrong} WRONG"
     numerics = comparison.facts.get("numerics", {})
-    known = len(numerics) > 1 and all(found["reference"] for found in numerics.values())
+    known = len(numerics) > 1 and all(map(are_right, numerics.values()))
     return "right" if known else "unknown"
 
 

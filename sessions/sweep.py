@@ -5,6 +5,8 @@ Its study has two tables. ``points`` has one row a point, in the order in which 
 ``median_ms`` with ``low_ms`` and ``high_ms`` (95 %), ``error`` (standard error of its logarithm),
 ``tokens_per_s``, ``peak_bytes`` (in the timed steps) and ``blocks``. ``fits`` has the exponent of
 time over the first field for each arm and value of the second, over all sizes and the longer half.
+``numbers`` has one row an arm, once they were checked: ``right`` (1, 0, NaN where nobody knows) and
+``text``, found at the smallest size and telling of every point.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from sessions.numbers import Cell, Measured, number
 from sessions.scaling import Scaling
 from sessions.tables import Column, Table
 
-KIND, POINTS, FITS = "sweep", "points", "fits"
+KIND, POINTS, FITS, NUMBERS = "sweep", "points", "fits", "numbers"
 MEASURED, OUT_OF_MEMORY, REFUSED = "measured", "out of memory", "refused"
 FAILED, VOID = "failed", "void"
 ALL, LONGER = "all", "longer half"  # parts of a curve
@@ -57,6 +59,8 @@ class Curve:
     outcomes: list[str]
     reasons: list[str]
     columns: Mapping[str, NDArray]
+    right: bool | None = None  # whether the arm's numbers are; None where nobody knows
+    numbers: str = ""  # how that was found, or why nobody knows; empty while it is to come
 
     @property
     def measured(self) -> NDArray:
@@ -163,6 +167,7 @@ def curves(study: Study) -> list[Curve]:
     words = not is_numeric(study)
     found = []
     for arm, label in enumerate(study.asked["arms"]):
+        right, numbers = _numbers_of(study, arm)
         for y in ys:
             own = [
                 place
@@ -183,9 +188,43 @@ def curves(study: Study) -> list[Curve]:
                     outcomes=[str(table["outcome"][place]) for place in own],
                     reasons=[str(table["reason"][place]) for place in own],
                     columns={name: table[name][own] for name in _NUMBERS},
+                    right=right,
+                    numbers=numbers,
                 )
             )
     return found
+
+
+def _numbers_of(study: Study, arm: int) -> tuple[bool | None, str]:
+    """Whether an arm's numbers are right, and the words for it."""
+    table = study.tables.get(NUMBERS, {})
+    for place in np.flatnonzero(table["arm"] == arm).tolist() if table else ():
+        right = float(table["right"][place])
+        return None if math.isnan(right) else bool(right), str(table["text"][place])
+    return None, ""
+
+
+def wrong_arms(study: Study) -> list[str]:
+    """The arms whose numbers are out of tolerance: wrong however fast."""
+    arms = list(map(str, study.asked["arms"]))
+    return [name for arm, name in enumerate(arms) if _numbers_of(study, arm)[0] is False]
+
+
+def numbers_lines(study: Study) -> list[str]:
+    """One sentence for each arm whose numbers were looked at."""
+    found = []
+    for arm, name in enumerate(map(str, study.asked["arms"])):
+        right, text = _numbers_of(study, arm)
+        if text:
+            found.append(f"{name}: numbers {_RIGHT[right]}: {text}")
+    return found
+
+
+def marked(curve: Curve) -> str:
+    """The curve's arm, and first that its numbers are wrong or not checked: ends are elided."""
+    if not curve.numbers or curve.right:
+        return curve.label
+    return f"{'numbers not checked' if curve.right is None else 'WRONG numbers'}: {curve.label}"
 
 
 def fit_of(study: Study, curve: Curve, part: str = ALL) -> Scaling | None:
@@ -223,8 +262,8 @@ def exponent_text(found: Scaling | None) -> str:
 def name_of(study: Study, curve: Curve) -> str:
     """The curve's arm, and its value of the second field."""
     if curve.y is None:
-        return curve.label
-    return f"{field_title(study, 1)} {shown(curve.y)}, {curve.label}"
+        return marked(curve)
+    return f"{field_title(study, 1)} {shown(curve.y)}, {marked(curve)}"
 
 
 def points_table(study: Study) -> Table:
@@ -240,6 +279,7 @@ def points_table(study: Study) -> Table:
         Column("tokens/s"),
         Column("peak memory", "MiB"),
         Column("blocks"),
+        Column("numbers"),
         Column("note"),
     ]
     rows: list[list[Cell]] = []
@@ -259,6 +299,7 @@ def points_table(study: Study) -> Table:
                 Measured(rate, rate * half / middle if middle > 0 else math.nan),
                 _mebibytes(float(column["peak_bytes"][place])),
                 int(column["blocks"][place]),
+                _RIGHT[curve.right] if curve.numbers else "",
                 curve.reasons[place],
             ]
             rows.append(row)
@@ -298,6 +339,7 @@ def fits_table(study: Study) -> Table:
     return Table("Exponents", columns, rows)
 
 
+_RIGHT = {True: "right", False: "WRONG", None: "unknown"}
 _NUMBERS = ("median_ms", "low_ms", "high_ms", "error", "tokens_per_s", "peak_bytes", "blocks")
 
 

@@ -25,8 +25,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -229,7 +230,10 @@ def judge_pairs(
     verdict, reasons = decide(time, margin)
     known = np.isfinite(found.cycle_logs)
     cycles = interval(found.cycle_logs[known], alpha) if known.any() else None
-    if verdict in ("FASTER", "SLOWER") and cycles is not None and known.all():
+    count = f"the clock was known for {known.sum()} of {known.size} pairs"
+    if verdict in ("FASTER", "SLOWER") and cycles is not None and known.sum() >= MIN_PAIRS:
+        if not known.all():
+            reasons.append(f"{count}: only those count in clock cycles")
         agrees = cycles.high < 0 if verdict == "FASTER" else cycles.low > 0
         if not agrees:
             reasons.append(
@@ -238,7 +242,7 @@ def judge_pairs(
             )
             verdict = "UNDECIDED"
     elif verdict in ("FASTER", "SLOWER"):
-        reasons.append("the clock was not known for every block: not confirmed in clock cycles")
+        reasons.append(f"{count}, not for {MIN_PAIRS}: not confirmed in clock cycles")
     if floor > region:
         reasons.append(
             f"identical arms differ by up to {100 * floor:.2g} % on this machine, "
@@ -350,9 +354,23 @@ def _exp(value: float) -> float | None:
 
 def wrong_arms(comparison: PairedComparison) -> list[tuple[str, str]]:
     """The arms whose numbers are out of tolerance, and how far: red, however fast."""
-    numerics = comparison.facts.get("numerics", {})
+    return _arms_found(comparison, False)
+
+
+def unchecked_arms(comparison: PairedComparison) -> list[tuple[str, str]]:
+    """The arms whose numbers could not be checked, and why: nobody knows whether they are right."""
+    return _arms_found(comparison, None)
+
+
+def are_right(found: Mapping[str, Any]) -> bool | None:
+    """Whether an arm's numbers, as facts keep them, are right; None where nobody knows."""
+    # Files of before told of what was not checked by the lack of a reference alone.
+    return None if found["ok"] and not found["reference"] else found["ok"]
+
+
+def _arms_found(comparison: PairedComparison, right: bool | None) -> list[tuple[str, str]]:
     return [
         ("AB"[int(arm)], found["text"])
-        for arm, found in sorted(numerics.items())
-        if not found["ok"]
+        for arm, found in sorted(comparison.facts.get("numerics", {}).items())
+        if are_right(found) is right
     ]

@@ -6,7 +6,7 @@ import math
 
 from sessions.model import PairedComparison
 from sessions.numbers import Measured, number, text
-from sessions.verdict import REGION, wrong_arms
+from sessions.verdict import REGION, are_right, unchecked_arms, wrong_arms
 
 SMALL_P = 0.001
 _SAYS = {"FASTER": "B is FASTER than A", "SLOWER": "B is SLOWER than A"}
@@ -19,14 +19,16 @@ def region_of(comparison: PairedComparison) -> float:
 
 
 def headline(comparison: PairedComparison) -> str:
-    """The verdict in a few words; wrong numbers before all."""
-    wrong = wrong_arms(comparison)
+    """The verdict in a few words; wrong numbers before all, and what nobody checked behind."""
+    wrong, unchecked = wrong_arms(comparison), unchecked_arms(comparison)
     said = _SAYS.get(comparison.verdict, comparison.verdict)
     if comparison.verdict == "SAME":
         said = f"B is the SAME as A within ±{100 * region_of(comparison):.2g} %"
     if wrong:
         arms = " and ".join(arm for arm, _ in wrong)
         said = f"{arms} computed wrong numbers; by time: {said}"
+    if unchecked:
+        said += f"; numbers of {' and '.join(arm for arm, _ in unchecked)} not checked"
     return said
 
 
@@ -79,9 +81,7 @@ def numerics_lines(comparison: PairedComparison) -> list[str]:
     lines = []
     for arm, found in sorted(comparison.facts.get("numerics", {}).items()):
         against = f" against {found['reference']}" if found["reference"] else ""
-        mark = "right" if found["ok"] else "WRONG"
-        if not found["reference"]:
-            mark = "unknown"
+        mark = {True: "right", False: "WRONG", None: "unknown"}[are_right(found)]
         line = f"{'AB'[int(arm)]}: numbers {mark}{against}: {found['text']}"
         if found.get("max_error") is not None:
             line += (

@@ -22,11 +22,16 @@ class Command(msgspec.Struct, kw_only=True, tag_field="type"):
 
 
 class Start(Command, tag="start"):
-    """Build the configuration and run it until ``steps`` or ``seconds`` have passed, or Stop."""
+    """Build the configuration and run it until ``steps`` or ``seconds`` have passed, or Stop.
+
+    ``check``: compare the numbers of each configuration with a reference when its last step is
+    over; Facts say ``numbers``, and ``numbers_right`` unless nobody knows.
+    """
 
     configuration: Configuration
     steps: int | None = None
     seconds: float | None = None
+    check: bool = False
 
 
 class Bench(Command, tag="bench"):

@@ -57,6 +57,31 @@ def test_a_value_that_is_missing_is_refused(text):
         sweep.read_values(text)
 
 
+@pytest.mark.parametrize(
+    ("right", "cell", "name"),
+    [
+        (1.0, "right", "on"),
+        (0.0, "WRONG", "WRONG numbers: on"),
+        (np.nan, "unknown", "numbers not checked: on"),
+    ],
+)
+def test_an_arms_numbers_mark_all_of_its_points_and_its_name(right, cell, name):
+    points = {key: np.array(cells) for key, cells in columns([64, 128], [1.0, 2.0]).items()}
+    points |= {key: np.ones(2) for key in sweep._NUMBERS if key not in points}
+    points["reason"] = np.array(["", ""], object)
+    asked = {"fields": ["settings.sequence"], "values_0": [64, 128], "arms": ["on"]}
+    study = Study(sweep.KIND, "one", 0.0, asked, {}, {sweep.POINTS: points})
+    shown = sweep.points_table(study)
+    place = [column.name for column in shown.columns].index("numbers")
+    assert [row[place] for row in shown.rows] == ["", ""], "it is still to come"
+    checked = {"arm": [0.0], "right": [right], "text": ["at sequence 64: because"]}
+    study.tables[sweep.NUMBERS] = {key: np.array(cells) for key, cells in checked.items()}
+    assert [row[place] for row in sweep.points_table(study).rows] == [cell, cell]
+    assert [sweep.name_of(study, curve) for curve in sweep.curves(study)] == [name]
+    assert sweep.wrong_arms(study) == (["on"] if right == 0 else [])
+    assert sweep.numbers_lines(study) == [f"on: numbers {cell}: at sequence 64: because"]
+
+
 def test_a_point_that_was_not_asked_for_is_left_out():
     points = {name: np.array(cells) for name, cells in columns([64.0, 99.0], [1.0, 2.0]).items()}
     missing = ("low_ms", "high_ms", "tokens_per_s", "peak_bytes", "blocks")

@@ -242,6 +242,28 @@ def test_nothing_under_the_machines_floor_is_claimed():
     assert "identical arms differ by up to 5 %" in found.reasons[0]
 
 
+def test_a_pair_without_a_clock_leaves_the_confirmation_to_the_others():
+    logs = np.log(0.95) + 0.001 * np.tile([1, -1], 6)
+    clocks = [math.nan, *[1980.0] * 23]
+    found = verdict.judge(comparison(logs, clocks=clocks))
+    assert found.verdict == "FASTER" and found.cycles is not None
+    assert found.reasons == [
+        "the clock was known for 11 of 12 pairs: only those count in clock cycles"
+    ]
+    raised = [math.nan, 2000.0, *[1900.0, 2000.0] * 11]
+    found = verdict.judge(comparison(logs, clocks=raised))
+    assert found.verdict == "UNDECIDED" and "different clocks" in found.reasons[-1]
+
+
+def test_fewer_known_clocks_than_a_verdict_needs_confirm_nothing():
+    logs = np.log(0.95) + 0.001 * np.tile([1, -1], 6)
+    found = verdict.judge(comparison(logs, clocks=[math.nan] * 10 + [1980.0] * 14))
+    assert found.verdict == "FASTER"
+    assert found.reasons == [
+        "the clock was known for 7 of 12 pairs, not for 8: not confirmed in clock cycles"
+    ]
+
+
 def test_a_difference_that_is_only_the_clocks_is_not_claimed():
     logs = alternating(math.log(0.95))
     same_clock = verdict.judge(comparison(logs, clocks=[1980.0, 1980.0] * 12))

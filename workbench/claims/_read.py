@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sessions import statistics
-from sessions.attribution_words import rows
+from sessions.attribution_words import is_unchecked, rows
 from sessions.kernels import speedup
 from sessions.model import KERNELS, Segment, Study
 from workbench.claims._claim import Found, Reading, Unmeasured
@@ -25,7 +25,7 @@ def speed_up(toggle: str = "", study: int = 0) -> Read:
         ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
         if not math.isfinite(low):
             raise Unmeasured(f"{int(row['rounds'])} rounds are too few for an interval")
-        return Reading(1 / ratio, 1 / high, 1 / low, _wrong(row), _evidence(row))
+        return Reading(1 / ratio, 1 / high, 1 / low, _wrong(row), _note(row))
 
     return read
 
@@ -51,7 +51,7 @@ def step_speed_up(toggle: str, study: int = 0) -> Read:
                 ratio, low, high = (float(effect[name]) for name in ("ratio", "low", "high"))
                 if not math.isfinite(low):
                     raise Unmeasured("there are too few rounds for an interval")
-                return Reading(1 / ratio, 1 / high, 1 / low, _wrong(row), _evidence(row))
+                return Reading(1 / ratio, 1 / high, 1 / low, _wrong(row), _note(row))
         raise Unmeasured(f"the effect of {toggle} alone is not known")
 
     return read
@@ -98,7 +98,7 @@ def memory_share(toggle: str = "", study: int = 0) -> Read:
         share = float(row["peak_bytes"]) / float(base["peak_bytes"])
         if not math.isfinite(share):
             raise Unmeasured("the peak memory of an arm is not known")
-        return Reading(share, wrong=_wrong(row), note=_evidence(row))
+        return Reading(share, wrong=_wrong(row), note=_note(row))
 
     return read
 
@@ -210,9 +210,11 @@ def _wrong(row: Mapping[str, Any]) -> str:
     return str(row["title"]) if row["wrong"] == 1 else ""
 
 
-def _evidence(row: Mapping[str, Any]) -> str:
-    """What was asked for and did nothing."""
-    return "; ".join(one for one in str(row["evidence"]).split("; ") if ": no effect: " in one)
+def _note(row: Mapping[str, Any]) -> str:
+    """That nobody knows whether its numbers are right, and what was asked for and did nothing."""
+    unknown = ["numbers not checked"] if is_unchecked(row) else []
+    idle = [one for one in str(row["evidence"]).split("; ") if ": no effect: " in one]
+    return "; ".join(unknown + idle)
 
 
 def _kernel(found: Found, operator: str, case: str, implementation: str) -> Segment:

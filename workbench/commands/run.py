@@ -14,11 +14,21 @@ from sessions.ceilings import ceiling_words, utilization
 from sessions.model import Configuration, Phase, Scalar, Segment
 from sessions.tables import segments_table
 from workbench import headless, presets, protocol
-from workbench.commands._command import Command, Mistaken, answer, answer_json, check_output, say
+from workbench.commands._command import (
+    DONE,
+    FAILED,
+    Command,
+    Mistaken,
+    answer,
+    answer_json,
+    check_output,
+    say,
+)
 from workbench.commands._headless import Bar, exit_code, settle, warnings
 from workbench.offered import expected
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_RIGHT = {True: "right", False: "WRONG", None: "unknown"}
 OWN = "own"  # the family of a person's own files
 SECONDS = 10.0  # where neither steps nor seconds are asked for
 
@@ -61,6 +71,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--steps", type=positive_int, help="end after so many steps")
     length.add_argument("--seconds", type=positive_float, help=f"default: {SECONDS:g}")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="compare the numbers with a reference after the last step; wrong ones exit with 1",
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -77,6 +92,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 configuration=configure(catalogue, arguments),
                 steps=arguments.steps,
                 seconds=seconds,
+                check=arguments.check,
             ),
             watch=bar.watch,
         )
@@ -101,11 +117,16 @@ def _run(arguments: argparse.Namespace) -> int:
             for found in session.segments[-1].evidence:
                 answer(f"{found.toggle}={found.requested}: {found.status}: {found.text}")
             for segment in session.segments:
+                if "numbers" in segment.ledger:
+                    right = _RIGHT[segment.ledger.get("numbers_right")]
+                    answer(f"numbers {right}: {segment.ledger['numbers']}")
                 if "text" in segment.ledger:
                     answer(_generated(segment))
         if saved:
             answer(f"saved {saved}")
-    return exit_code(outcome)
+    code = exit_code(outcome)
+    wrong = any(one.ledger.get("numbers_right") is False for one in session.segments)
+    return FAILED if wrong and code == DONE else code
 
 
 def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> Configuration:

@@ -1,4 +1,7 @@
-"""Measure a configuration at many sizes under several arms, and fit how its time grows."""
+"""Measure a configuration at many sizes under several arms, and fit how its time grows.
+
+The numbers of each arm are checked at the smallest size; wrong ones exit with 1.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,7 @@ def _run(arguments: argparse.Namespace) -> int:
     code = exit_code(outcome)
     if code == DONE and not any(curve.measured.any() for curve in sweep.curves(measured[-1])):
         return FAILED
-    return code
+    return FAILED if code == DONE and sweep.wrong_arms(measured[-1]) else code
 
 
 def _axis(text: str) -> tuple[str, list[Scalar]]:
@@ -117,6 +120,7 @@ def _lines(study: Study) -> list[str]:
     lines = [sweep.points_table(study).to_markdown()]
     for curve in sweep.curves(study):
         lines += _exponents(study, curve)
+    lines += sweep.numbers_lines(study)
     lines.append(f"{study.asked['order']}, seed {study.asked['seed']}")
     return lines
 
@@ -145,10 +149,11 @@ def _as_data(outcome: Outcome, saved: str | None, measured: Sequence[Study]) -> 
     }
     for study in measured[-1:]:
         found |= {**study.asked, **study.facts}
-        for name in (sweep.POINTS, sweep.FITS):
+        for name in (sweep.POINTS, sweep.FITS, sweep.NUMBERS):
             table = {key: column.tolist() for key, column in study.tables.get(name, {}).items()}
             rows = zip(*table.values(), strict=True)
             found[name] = [dict(zip(table, row, strict=True)) for row in rows]
+        found["wrong"] = sweep.wrong_arms(study)
         found["points_asked"] = study.asked["points"]
     return found
 

@@ -126,12 +126,12 @@ class CompareRun:
         )
 
     def _look_at(self, contender: Contender) -> None:
-        """Check the numbers, warm up, ask for evidence."""
+        """Warm up, ask for evidence, check the numbers."""
+        self._alternation.settle(contender)
         found = self._alternation.check(contender)
         self._rig.wire.send(
             protocol.NumericsChecked(comparison=self._index, arm=contender.number, numerics=found)
         )
-        self._alternation.settle(contender)
 
     def _measure(self) -> None:
         rig, command = self._rig, self._command

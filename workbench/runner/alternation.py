@@ -74,7 +74,10 @@ class Alternation:
         return self._enter(contender)
 
     def check(self, contender: Contender) -> Numerics:
-        """The contender's numbers against a reference."""
+        """The contender's numbers against a reference, in the state that is timed; warms up again.
+
+        To be called once it has settled: a model that adapts has chosen by then.
+        """
         if contender.arm is None:
             self.build(contender)
         rig = self._rig
@@ -83,12 +86,17 @@ class Alternation:
         assert contender.arm is not None  # no name of its own: it may have to make room below
         found = numerics.check(contender.arm, contender.situation)
         blocks.free_memory()
+        rig.state("running", f"Warming up {contender.name}")
+        self.warm_up(contender)
         return found
 
     def settle(self, contender: Contender) -> None:
         """Warm up, send the evidence, and settle how long a block is."""
         rig = self._rig
         self.take_commands()
+        if contender.arm is None:  # it has made room for another
+            self.build(contender)
+        rig.segment = contender.segment
         rig.state("running", f"Warming up {contender.name}")
         self.warm_up(contender)
         assert contender.arm is not None
@@ -104,16 +112,27 @@ class Alternation:
         )
 
     def warm_up(self, contender: Contender) -> None:
-        """Step until the phase is steady; the last steps tell how long one takes."""
+        """Step until the phase is steady, and what adapts has chosen; the last steps tell the time.
+
+        Only the former gives up after a while.
+        """
         rig = self._rig
         rig.phases.restart()
         until = time.perf_counter() + WARM_UP_S
         steady = False
         contender.step_ms = math.nan
-        while math.isnan(contender.step_ms) or (not steady and time.perf_counter() < until):
+        adapting = _steps_to_settle(contender)
+        while (
+            math.isnan(contender.step_ms)
+            or (not steady and time.perf_counter() < until)
+            or adapting > 0
+        ):
             done = self._attempt(contender, blocks.warm_up_block)
             self.take_commands()
-            if done is not None:
+            if done is None:
+                adapting = _steps_to_settle(contender)  # it may have been built anew
+            else:
+                adapting -= done.steps
                 self.steps += done.steps
                 contender.step_ms = max(done.median_ms, 1e-3)
                 steady = rig.phases.phase is Phase.STEADY
@@ -230,3 +249,7 @@ class Alternation:
         self._go_alone(contender)
         self.build(contender)
         return None
+
+
+def _steps_to_settle(contender: Contender) -> int:
+    return 0 if contender.arm is None else contender.arm.steps_to_settle()

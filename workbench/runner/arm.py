@@ -127,6 +127,11 @@ class Arm:
         if self.rounds is not None:
             self.rounds.restart()
 
+    def steps_to_settle(self) -> int:
+        """How many steps a model that adapts needs before what it chose can stay."""
+        adapts = self.situation.workload.name in ("forward", "train")  # the others have a cache
+        return self.model.calls_to_settle() if adapts else 0
+
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Record which kernels the first step calls, and what it keeps, for the evidence."""

@@ -201,10 +201,10 @@ class AttributeRun:
         """Build an arm and learn of it what cannot be learned while it alternates."""
         arm, alternation = self._arms[contender.number], self._alternation
         alternation.begin(contender)
-        arm.numerics = alternation.check(contender)
         alternation.settle(contender)
         assert contender.arm is not None
         arm.evidence = contender.arm.find_evidence()
+        arm.numerics = alternation.check(contender)
         if self._counts_memory:
             arm.peak_bytes = self._peak(contender)
 

@@ -1,18 +1,29 @@
-"""Does an arm still train as it should? Its losses over some steps against a reference's.
+"""Does an arm still train as it should? Its losses and its weights over some steps.
 
 The reference trains a copy of the arm's weights on the same batches, in plain PyTorch and more
-digits, from the same moments of AdamW. What the arm may be off is measured too: twice what a plain
-model in its own precision is, and its tolerance. Weights, moments and scale are put back.
+digits, from the same moments of AdamW. What the arm may be off is measured too, on a plain model in
+its own precision: twice what that one's losses are at most, and its scatter.
+
+A loss that hardly moves in so few steps hides an update that is wrong or missing. So the weights of
+each of the optimizer's groups must have gone the reference's way: their steps' projection on its
+steps is 1 where all is right, 0 without an update, -1 with the sign turned, 10 at ten times the
+rate. It may be as far from 1 as the plain model's is, and ``SHORT`` more.
+
+An optimizer with moments of another kind (in 8 bits) begins anew, as its reference does; a table of
+8 bits is off by 7 % at most in its first decade, so that the losses may be off by ``ROUGH`` more of
+what training changes. Weights, moments and scale are put back.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import kernels
 from models import Model
@@ -22,7 +33,34 @@ from workbench.runner.training import Trainer, plain_optimizer
 
 STEPS = 8
 SLACK = 2.0  # as of a single step
-_MOMENTS = {"step", "exp_avg", "exp_avg_sq"}
+SCATTER = 4.0  # of the plain model's differences: so far they reach by chance in a few samples
+ROUNDINGS = 8  # of FP32, that the sum over a batch may add up to
+SHORT = 0.25  # of the reference's way
+ROUGH = 0.1  # of what training changes of the loss
+_LEAST = 16  # numbers of a tensor that cannot stand still by chance
+Steps = Mapping[int, Tensor]  # by the address of the arm's parameter: where training moved it
+
+
+@dataclass(frozen=True)
+class Course:
+    """Losses, and how far training moved each of the weights."""
+
+    losses: list[float]
+    steps: Steps
+
+
+@dataclass(frozen=True)
+class Way:
+    """How far weights went on the reference's way; ``allowed`` is from 1."""
+
+    what: str
+    share: float
+    allowed: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is as far as expected; not where it is not finite."""
+        return abs(self.share - 1) <= self.allowed
 
 
 @dataclass(frozen=True)
@@ -32,38 +70,100 @@ class Curve:
     losses: list[float]
     difference: float
     allowed: float
+    ways: list[Way]
 
     @property
     def ok(self) -> bool:
         """Whether it trains as it should; not where a loss is not finite."""
-        return self.difference <= self.allowed
+        return self.difference <= self.allowed and all(way.ok for way in self.ways)
+
+    @property
+    def text(self) -> str:
+        """Both in words; of the weights the worst."""
+        way = max(self.ways, key=lambda each: abs(each.share - 1) - each.allowed)
+        return (
+            f"off by {self.difference:.2g} over {len(self.losses)} steps of training, at most "
+            f"{self.allowed:.2g} expected; {way.what} went {way.share:.2f} of the reference's way, "
+            f"{max(0.0, 1 - way.allowed):.2f} to {1 + way.allowed:.2f} expected"
+        )
 
 
-def applies(arm: Arm) -> bool:
-    """Whether the arm trains with moments that a plain AdamW can go on from."""
-    return arm.trainer is not None and all(
-        state.keys() == _MOMENTS and all(tensor.is_floating_point() for tensor in state.values())
-        for state in arm.trainer.optimizer.state.values()
-    )
-
-
-def check(arm: Arm, dtype: torch.dtype, tolerance: float) -> Curve:
-    """Compare ``STEPS`` losses with the reference's in ``dtype``; ``tolerance`` is relative."""
-    reference = _plain_losses(arm, dtype)
-    plain = _plain_losses(arm, None)
-    with _put_back(arm):
-        own = _own_losses(arm)
-    off = [abs(one - other) for one, other in zip(own, reference, strict=True)]
-    plain_off = max(abs(one - other) for one, other in zip(plain, reference, strict=True))
-    allowed = SLACK * plain_off + tolerance * max(map(abs, reference))
+def check(arm: Arm, dtype: torch.dtype) -> Curve:
+    """Compare ``STEPS`` losses, and where the weights went, with the reference's in ``dtype``."""
+    rough = not _is_plain(arm)
+    reference = _plain_course(arm, dtype, fresh=rough)
+    plain = _plain_course(arm, None, fresh=rough)
+    with _put_back(arm) as kept, _fresh_moments(arm) if rough else contextlib.nullcontext():
+        own = Course(_own_losses(arm), _moved(arm, kept))
+    off = [abs(one - other) for one, other in zip(own.losses, reference.losses, strict=True)]
     worst = next((each for each in off if each != each), max(off))  # NaN before all
-    return Curve(own, worst, allowed)
+    allowed = bound(plain.losses, reference.losses)
+    if rough:
+        allowed += ROUGH * max(abs(each - reference.losses[0]) for each in reference.losses)
+    return Curve(own.losses, worst, allowed, _ways(arm, own.steps, plain.steps, reference.steps))
+
+
+def bound(plain: list[float], reference: list[float]) -> float:
+    """How far losses may be off, by what the plain model's are in the same precision."""
+    off = [one - other for one, other in zip(plain, reference, strict=True)]
+    scatter = math.sqrt(sum(each * each for each in off) / len(off))
+    return SLACK * max(map(abs, off)) + SCATTER * scatter + rounding(max(map(abs, reference)))
+
+
+def rounding(loss: float) -> float:
+    """By how much a loss may be off because it is a sum in FP32."""
+    return ROUNDINGS * torch.finfo(torch.float32).eps * abs(loss)
 
 
 def bytes_needed(arm: Arm, dtype: torch.dtype) -> int:
-    """Weights, gradients and moments of the reference and the plain model, and what is put back."""
+    """Weights, gradients and moments of the reference and the plain model, and what is put back.
+
+    And how far either moved, in FP32.
+    """
     numbers = sum(parameter.numel() for parameter in arm.model.parameters())
-    return numbers * 4 * (dtype.itemsize + 2 * arm.weights_dtype.itemsize)
+    return numbers * (4 * (dtype.itemsize + 2 * arm.weights_dtype.itemsize) + 8)
+
+
+def _is_plain(arm: Arm) -> bool:
+    """Whether a plain AdamW can go on from the optimizer's moments."""
+    return arm.trainer is not None and type(arm.trainer.optimizer) is torch.optim.AdamW
+
+
+def _ways(arm: Arm, own: Steps, plain: Steps, reference: Steps) -> list[Way]:
+    """Of each of the optimizer's groups, and of every tensor that stands still."""
+    assert arm.trainer is not None
+    groups = [[id(each) for each in one["params"]] for one in arm.trainer.optimizer.param_groups]
+    found = []
+    for number, group in enumerate(groups, 1):
+        what = "the weights" if len(groups) == 1 else f"the weights of group {number}"
+        expected = abs(_share(plain, reference, group) - 1)
+        found.append(Way(what, _share(own, reference, group), expected + SHORT))
+    for name, parameter in arm.model.weights().items():
+        each = id(parameter)
+        if each not in plain or parameter.numel() < _LEAST or bool(own[each].any()):
+            continue
+        if float((plain[each] != 0).float().mean()) > 0.5:
+            found.append(Way(name, 0.0, SHORT))
+    return found
+
+
+def _share(steps: Steps, reference: Steps, group: list[int]) -> float:
+    """The projection of the steps on the reference's, in the latter's length."""
+    along, length = (
+        sum(float((one[each].double() * reference[each].double()).sum()) for each in group)
+        for one in (steps, reference)
+    )
+    if length:
+        return along / length
+    return math.nan if any(bool(steps[each].any()) for each in group) else 1.0
+
+
+def _moved(arm: Arm, before: Mapping[int, Tensor]) -> Steps:
+    """From where each of the arm's parameters was to where it is."""
+    return {
+        id(each): each.detach().float() - before[id(each)].float()
+        for each in arm.model.weights().values()
+    }
 
 
 def _own_losses(arm: Arm) -> list[float]:
@@ -76,7 +176,7 @@ def _own_losses(arm: Arm) -> list[float]:
     return [float(loss) for loss in losses]
 
 
-def _plain_losses(arm: Arm, dtype: torch.dtype | None) -> list[float]:
+def _plain_course(arm: Arm, dtype: torch.dtype | None, *, fresh: bool) -> Course:
     """Of a copy in ``dtype``, or in the arm's own precision and flags."""
     plain = {name: "torch" for name, op in kernels.OPS.items() if "torch" in op.implementations}
     wrap: Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]
@@ -88,7 +188,10 @@ def _plain_losses(arm: Arm, dtype: torch.dtype | None) -> list[float]:
         else:
             wrap = _as_it_is
         stack.enter_context(kernels.using(**plain))
-        model, trainer = _copy(arm, dtype or arm.weights_dtype)
+        model, trainer, copies = _copy(arm, dtype or arm.weights_dtype, fresh=fresh)
+        if dtype is None:
+            take_choices(model, arm.model)
+            trainer.scaler = _scaler(arm)
         losses = []
         arm.batches.rewind()
         for _ in range(STEPS):
@@ -100,15 +203,33 @@ def _plain_losses(arm: Arm, dtype: torch.dtype | None) -> list[float]:
             loss = wrap(model.loss)(*batch)
             trainer.update(loss)
             losses.append(loss.detach().double())
-    return [float(loss) for loss in losses]
+        steps = {
+            id(each): copies[id(each)].detach().float() - each.detach().float()
+            for each in arm.model.weights().values()
+        }
+    return Course([float(loss) for loss in losses], steps)
+
+
+def _scaler(arm: Arm) -> torch.amp.GradScaler | None:
+    """One at the scale of the arm's own."""
+    assert arm.trainer is not None
+    if arm.trainer.scaler is None:
+        return None
+    scale = arm.trainer.scaler.get_scale()
+    return torch.amp.GradScaler(arm.situation.device.type, init_scale=scale)
 
 
 def _as_it_is(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return compute
 
 
-def _copy(arm: Arm, dtype: torch.dtype) -> tuple[Model, Trainer]:
-    """A plain model around copies of the arm's weights, and an AdamW with copies of its moments."""
+def _copy(
+    arm: Arm, dtype: torch.dtype, *, fresh: bool
+) -> tuple[Model, Trainer, dict[int, nn.Parameter]]:
+    """A plain model around copies of the arm's weights, and an AdamW with copies of its moments.
+
+    The latter's are those of a first step where they are ``fresh``. The copies go by address.
+    """
     assert arm.trainer is not None
     copies: dict[int, nn.Parameter] = {}
     weights = {}
@@ -125,34 +246,57 @@ def _copy(arm: Arm, dtype: torch.dtype) -> tuple[Model, Trainer]:
     model.train()
     optimizer = plain_optimizer(copies.values())
     for parameter, state in arm.trainer.optimizer.state.items():
-        if id(parameter) in copies:
+        if not fresh and id(parameter) in copies:
             copied = copies[id(parameter)]
             optimizer.state[copied] = {
                 "step": state["step"].detach().cpu().clone(),
                 "exp_avg": state["exp_avg"].detach().to(copied.dtype, copy=True),
                 "exp_avg_sq": state["exp_avg_sq"].detach().to(copied.dtype, copy=True),
             }
-    return model, Trainer(optimizer, None)
+    return model, Trainer(optimizer, None), copies
+
+
+def take_choices(model: Model, other: Model) -> None:
+    """Let a model that adapts go on from what another of its structure has chosen."""
+    for name, tensor in other.adapted().items():
+        model.adapted()[name].copy_(tensor)
 
 
 @contextlib.contextmanager
-def _put_back(arm: Arm) -> Iterator[None]:
-    """Leave weights, moments and the scale of the loss as they were, in the tensors they lie in."""
+def _put_back(arm: Arm) -> Iterator[dict[int, Tensor]]:
+    """Leave weights, moments and the scale of the loss as they were, in the tensors they lie in.
+
+    Gives what the weights were, by address.
+    """
     assert arm.trainer is not None
-    tensors = [*arm.model.parameters(), *arm.model.buffers()]
-    for state in arm.trainer.optimizer.state.values():
-        tensors += state.values()
+    parameters = list(arm.model.parameters())
+    tensors = [*parameters, *arm.model.buffers()]
+    if _is_plain(arm):
+        for state in arm.trainer.optimizer.state.values():
+            tensors += state.values()
     scaler = arm.trainer.scaler
     scale = None if scaler is None else scaler.state_dict()
     kept = [tensor.detach().clone() for tensor in tensors]
     try:
-        yield
+        yield dict(zip(map(id, parameters), kept, strict=False))
     finally:
         with torch.no_grad():
             for tensor, before in zip(tensors, kept, strict=True):
                 tensor.copy_(before)
         if scaler is not None and scale:
             _restore_scale(scaler, scale)
+
+
+@contextlib.contextmanager
+def _fresh_moments(arm: Arm) -> Iterator[None]:
+    """Let the optimizer begin anew, and go on afterwards from what it had."""
+    assert arm.trainer is not None
+    optimizer = arm.trainer.optimizer
+    kept, optimizer.state = optimizer.state, collections.defaultdict(dict)
+    try:
+        yield
+    finally:
+        optimizer.state = kept
 
 
 def _restore_scale(scaler: torch.amp.GradScaler, before: dict[str, float]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -34,6 +35,7 @@ class PhaseTracker:
         self._quiet_since_ns = 0
         self._reserved = float("nan")
         self._clocks: deque[float] = deque(maxlen=CLOCK_SAMPLES)
+        self._clocks_lock = threading.Lock()  # telemetry adds to them from a thread of its own
         self._watches_compiles = False
 
     @property
@@ -81,7 +83,8 @@ class PhaseTracker:
     def restart(self) -> None:
         """A new segment: steps warm up again."""
         self._seen = self._events
-        self._clocks.clear()  # under a power limit every configuration has a clock of its own
+        with self._clocks_lock:
+            self._clocks.clear()  # under a power limit every configuration has its own clock
         self._unsettle()
         self._enter(Phase.WARM_UP)
 
@@ -110,8 +113,10 @@ class PhaseTracker:
 
     def clock_mhz(self, clock: float) -> None:
         """The SM clock, at any moment; leaving its running median voids steadiness."""
-        self._clocks.append(clock)
-        median = statistics.median(self._clocks)
+        with self._clocks_lock:
+            self._clocks.append(clock)
+            recent = list(self._clocks)
+        median = statistics.median(recent)
         if median and abs(clock / median - 1) > CLOCK_TOLERANCE:
             self._restart_warm_up()
 

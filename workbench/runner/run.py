@@ -16,7 +16,7 @@ import torch
 
 from sessions.model import Configuration, Phase, Scalar
 from workbench import protocol
-from workbench.runner import cures
+from workbench.runner import cures, numerics
 from workbench.runner.arm import Arm, label
 from workbench.runner.cures import cure
 from workbench.runner.failures import Cancelled, explain, is_fatal
@@ -56,6 +56,7 @@ class Run:
         self._deadline_ns: int | None = None
         self._steady = 0
         self._shown = False  # whether the segment's evidence was sent
+        self._checked: set[bytes] = set()  # configurations whose numbers were compared
         self.configuration = start.configuration  # that was asked for last
         self.steps = 0
 
@@ -192,8 +193,23 @@ class Run:
         if self._text is not None and self._output is not None:
             self._text.finish()
         self._rig.memory.follow(None)
+        arm = self._arm
         self._arm, self._metrics, self._text, self._output = None, None, None, None
         self._entered.close()
+        if self._start.check and not self._rig.wire.cancelled.is_set():
+            self._check(arm)
+
+    def _check(self, arm: Arm) -> None:
+        """Compare its numbers with a reference, after its last step: that disturbs none."""
+        key = msgspec.json.encode(arm.configuration)
+        if key in self._checked:
+            return
+        self._checked.add(key)
+        self._rig.watchdog.active = False  # nothing steps meanwhile, which would count as a hang
+        self._rig.state("running", "Checking the numbers")
+        found = numerics.check(arm, arm.situation)
+        right = {} if found.ok is None else {"numbers_right": found.ok}
+        self._facts(numbers=found.text, **right)
 
     # Stepping
 

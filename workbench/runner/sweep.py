@@ -3,7 +3,8 @@
 The sizes come in random order and the arms in turn within each, in random order too, so that a
 clock that drifts looks like scatter and not like scaling, and arms at one size are measured close
 together. Each point is built alone in memory; what it cannot share with the next is freed. What
-does not fit, cannot be asked for, or fails, is a point with its reason, and the sweep goes on.
+does not fit, cannot be asked for, or fails, is a point with its reason, and the sweep goes on. Each
+arm's numbers are checked once, at its smallest size, after that was timed.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from dataclasses import dataclass
 import msgspec
 
 from sessions import sweep
-from sessions.model import Configuration, Phase, Scalar
+from sessions.model import Configuration, Numerics, Phase, Scalar
 from workbench import protocol
-from workbench.runner import blocks
+from workbench.runner import blocks, numerics
 from workbench.runner.alternation import WARM_UP_S, Alternation
 from workbench.runner.arm import label
 from workbench.runner.blocks import Contender
@@ -60,6 +61,8 @@ class SweepRun:
         self._fields = list(command.axes)
         self._arms = command.arms or [{}]
         self._points: dict[str, list[Cell]] = {}  # the table so far
+        self._smallest: dict[int, Point] = {}  # of each arm, where its numbers are checked
+        self._numbers: dict[int, Numerics] = {}
         self._before: Configuration | None = None
         self._index = -1
         # A point is alone in memory: that it does not fit is told, and not got around.
@@ -79,6 +82,7 @@ class SweepRun:
             self._tell(1.0, "")
         finally:
             self._rig.watchdog.active = False
+            self._tell_of_unchecked()
             self._find(final=True)
 
     # What is asked for
@@ -106,7 +110,18 @@ class SweepRun:
         if all(point.mistake for point in points):
             raise Mistake(points[0].mistake)
         tell_left_out(self._rig.wire, filter(None, (point.situation for point in points)))
+        for point in sorted(points, key=self._size_of, reverse=True):
+            if not point.mistake:
+                self._smallest[point.arm] = point
         return points
+
+    def _size_of(self, point: Point) -> int:
+        """From small to large: the places of its values among those that were asked for."""
+        places = 0
+        for values, value in zip(self._command.axes.values(), point.values, strict=True):
+            numbers = all(map(sweep.is_number, values))
+            places += (sorted(values, key=float) if numbers else values).index(value)
+        return places
 
     def _point(self, values: tuple[Scalar, ...], arm: int, toggles: dict[str, str]) -> Point:
         asked = self._command.base
@@ -210,6 +225,8 @@ class SweepRun:
         rig.wire.send(protocol.EvidenceFound(segment=contender.segment, evidence=evidence))
         rig.state("running", f"Measuring {name}")
         medians, voids, peak = self._run_blocks(contender)
+        if point is self._smallest.get(point.arm):
+            self._check(point, contender, name)
         notes = [f"{len(voids)} void blocks: {voids[0]}"] if voids else []
         if not steady:
             notes.append(f"the steps had not become steady after {WARM_UP_S:g} s")
@@ -230,11 +247,33 @@ class SweepRun:
             blocks=len(medians),
         )
 
-    def _warm_up(self, contender: Contender) -> bool:
-        """Step until the phase is steady; whether it became so. The last block tells the time."""
+    def _check(self, point: Point, contender: Contender, name: str) -> None:
+        """Compare the arm's numbers with a reference, once it was timed."""
         rig = self._rig
+        rig.state("running", f"Checking the numbers of {name}")
+        rig.watchdog.active = False  # nothing steps meanwhile, which would count as a hang
+        assert contender.arm is not None
+        found = numerics.check(contender.arm, contender.situation)
+        text = f"at {self._size(point)}: {found.text}"
+        self._tell_numbers(point.arm, msgspec.structs.replace(found, text=text))
+
+    def _tell_of_unchecked(self) -> None:
+        """That nobody knows of the arms whose smallest size was not measured."""
+        text = "not checked: its smallest size was not measured"
+        for arm in range(len(self._arms) if self._points else 0):
+            if arm not in self._numbers:
+                self._tell_numbers(arm, Numerics(reference="", ok=None, text=text))
+
+    def _warm_up(self, contender: Contender) -> bool:
+        """Step until the phase is steady, and what adapts has chosen; whether it became steady.
+
+        The last block tells the time.
+        """
+        rig = self._rig
+        assert contender.arm is not None
         rig.phases.restart()
         until = time.perf_counter() + WARM_UP_S
+        adapting = contender.arm.steps_to_settle()
         steps = 1
         while True:
             began = time.perf_counter()
@@ -245,6 +284,9 @@ class SweepRun:
                 contender.step_ms = max(block.median_ms, 1e-3)
                 if time.perf_counter() - began < 0.1:
                     steps = blocks.LEAST_STEPS
+                adapting -= block.steps
+                if adapting > 0:
+                    continue
                 if rig.phases.phase is Phase.STEADY:
                     return True
             if block is not None and time.perf_counter() > until:
@@ -307,6 +349,12 @@ class SweepRun:
         self._send(sweep.POINTS, {name: [cell] for name, cell in row.items()})
         if fitted := sweep.fits(self._points):
             self._send(sweep.FITS, fitted, replace=True)
+
+    def _tell_numbers(self, arm: int, found: Numerics) -> None:
+        self._numbers[arm] = found
+        right = None if found.ok is None else float(found.ok)
+        columns: dict[str, list[Cell]] = {"arm": [arm], "right": [right], "text": [found.text]}
+        self._send(sweep.NUMBERS, columns)
 
     def _send(self, table: str, columns: dict[str, list[Cell]], replace: bool = False) -> None:
         self._rig.wire.send(

@@ -190,8 +190,13 @@ class Telemetry:
         self._slow_sample: Sample = {}
         self._stopped = threading.Event()
         self._threads = [
-            threading.Thread(target=lane, name=f"telemetry-{name}", daemon=True)
-            for name, lane in (("fast", self._fast_lane), ("slow", self._slow_lane))
+            threading.Thread(
+                target=self._told_of, args=(lane, what), name=f"telemetry-{name}", daemon=True
+            )
+            for name, lane, what in (
+                ("fast", self._fast_lane, "clocks, utilization and memory of the device"),
+                ("slow", self._slow_lane, "energy and PCIe throughput"),
+            )
         ]
 
     def start(self) -> None:
@@ -202,6 +207,15 @@ class Telemetry:
     def stop(self) -> None:
         """Stop sampling."""
         self._stopped.set()
+
+    def _told_of(self, lane: Callable[[], None], what: str) -> None:
+        """Run a lane; that it died is told, because all that it reads is missing from then on."""
+        try:
+            lane()
+        except Exception as error:  # noqa: BLE001 - whatever it was, the thread is over
+            if not self._stopped.is_set():
+                text = f"{what} are not recorded any more: {type(error).__name__}: {error}"
+                self._wire.send(protocol.Note(kind="warning", text=text))
 
     def _fast_lane(self) -> None:
         rows: list[tuple[float, Sample]] = []

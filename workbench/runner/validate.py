@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sessions.checklist import CHECKS, FAIL, KIND, NOT_APPLICABLE, PASS
+from sessions.checklist import CHECKS, FAIL, KIND, NOT_APPLICABLE, NOT_CHECKED, PASS
 from sessions.model import Configuration, Scalar
 from workbench import protocol
 from workbench.runner import blocks, checks
@@ -231,7 +231,7 @@ class ValidateRun:
             states.add(result.status)
             said.append(f"batch {batch}: {result.evidence}")
             self._arms.take_commands()
-        worst = next(each for each in (FAIL, PASS, NOT_APPLICABLE) if each in states)
+        worst = next(each for each in (FAIL, NOT_CHECKED, PASS, NOT_APPLICABLE) if each in states)
         return Result(worst, "; ".join(said))
 
     def _one_batch(self, situation: Situation) -> Result:

@@ -28,7 +28,14 @@ from workbench.claims._claim import (
     Unmeasured,
     judge,
 )
-from workbench.claims._read import arms_right, exponent, kernel, kernel_difference, speed_up
+from workbench.claims._read import (
+    arms_right,
+    exponent,
+    kernel,
+    kernel_difference,
+    speed_up,
+    step_speed_up,
+)
 from workbench.runner.catalogue import catalogue
 from workbench.runner.resolve import require_unblocked, resolve
 from workbench.runner.toggles import all_toggles
@@ -141,6 +148,20 @@ def test_a_bound_from_above_works_the_other_way_round():
 def test_fast_but_wrong_does_not_hold():
     outcome = judged(Reading(9.0, 8.0, 10.0, wrong="+ compile"), least=2.0)
     assert outcome.verdict == FAILS and "+ compile computed wrong numbers" in outcome.reason
+
+
+@pytest.mark.parametrize("read", [speed_up("compile"), step_speed_up("compile")])
+def test_a_speed_whose_numbers_nobody_checked_holds_only_with_those_words(read):
+    study = attribution_samples.study()
+    arms = study.tables["arms"]
+    unknown = np.array(["+ compile" in str(title) for title in arms["title"]])
+    study.tables["arms"] = {**arms, "wrong": np.where(unknown, math.nan, arms["wrong"])}
+    reading = read(Found(Session(), [], [study], []))
+    assert not reading.wrong and "numbers not checked" in reading.note
+    outcome = judged(reading, least=1.0)
+    assert outcome.verdict == HOLDS and "numbers not checked" in outcome.reason
+    known = read(Found(Session(), [], [attribution_samples.study()], []))
+    assert "numbers not checked" not in known.note
 
 
 def test_what_is_no_number_is_not_measured():

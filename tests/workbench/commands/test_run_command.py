@@ -220,3 +220,20 @@ def test_a_recovered_journal_is_the_session_of_the_run(ran, tmp_path, monkeypatc
     wire_samples.assert_same(hdf5.load(f"{kept.path.stem}.h5"), hdf5.load(ran.path))
     assert main(["recover"]) == 2  # there is no other
     assert f"no journal of an unsaved session in {journal.folder()}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ledger", "said", "code"),
+    [
+        ({"numbers": "as expected", "numbers_right": True}, "numbers right: as expected", 0),
+        ({"numbers": "far off", "numbers_right": False}, "numbers WRONG: far off", 1),
+        ({"numbers": "not checked: why"}, "numbers unknown: not checked: why", 0),
+    ],
+)
+def test_wrong_numbers_exit_with_1_where_they_were_asked_for(ran, sent, capsys, ledger, said, code):
+    facts = protocol.Facts(segment=0, ledger=ledger)
+    told = [*wire_samples.begin(0.1, 0), facts, protocol.Finished(t_s=9.0, reason="done", steps=9)]
+    commands = sent(ran.catalogue, *told)
+    assert main(["run", "hydra", "--check"]) == code
+    (start,) = (one for one in commands if isinstance(one, protocol.Start))
+    assert start.check and said in capsys.readouterr().out

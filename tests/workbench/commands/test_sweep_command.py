@@ -88,6 +88,25 @@ def test_the_table_has_every_point_and_the_exponents_with_their_intervals(
     assert sweep.sweeps(kept.studies)[0].asked["values_0"] == [*SIZES]
 
 
+def test_an_arm_with_wrong_numbers_is_said_and_exits_with_1_however_fast(ran, sent, capsys):
+    checked = protocol.StudyRows(
+        study=0,
+        table=sweep.NUMBERS,
+        columns={"arm": [0, 1], "right": [1.0, 0.0], "text": ["as expected", "far off"]},
+    )
+    messages = told(ran.catalogue)
+    sent(*messages[:-1], checked, messages[-1])
+    assert main([*COMMAND, *OVER, *ARMS]) == 1
+    out = capsys.readouterr().out
+    assert "Triton kernels, all: On: numbers WRONG: far off" in out
+    assert "WRONG numbers: Triton kernels, all: On: time grows" in out
+    sent(*messages[:-1], checked, messages[-1])
+    assert main([*COMMAND, *OVER, *ARMS, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["wrong"] == ["Triton kernels, all: On"]
+    assert [row["right"] for row in found["numbers"]] == [1, 0]
+
+
 def test_programs_get_points_and_exponents_as_json(ran, sent, capsys):
     sent(*told(ran.catalogue, over=2.0))
     assert main([*COMMAND, *OVER, *ARMS, "--json"]) == 0

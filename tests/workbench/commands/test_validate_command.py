@@ -52,12 +52,13 @@ def test_the_configuration_and_what_is_expected_of_it_are_asked_for(ran, sent):
         ({}, 0),
         ({"graph": "not applicable", "speedup": "not applicable"}, 0),
         ({"syncs": "fail"}, 1),
+        ({"numerics": "not checked"}, 1),
         ({"done": ("numerics", "syncs")}, 1),
         ({"reason": "failed", "syncs": "fail"}, 1),
         ({"reason": "cancelled", "done": ()}, 130),
     ],
 )
-def test_the_exit_code_is_0_only_if_every_check_was_done_and_none_failed(ran, sent, given, code):
+def test_the_exit_code_is_0_only_if_every_check_was_made_and_none_failed(ran, sent, given, code):
     sent(*answers(ran.catalogue, **given))
     assert main(["validate", "hydra"]) == code
 

@@ -94,13 +94,67 @@ def test_a_reference_that_does_not_fit_in_fp64_is_computed_in_fp32(build, monkey
     assert found.ok and found.reference == "float32"
 
 
+def test_outputs_of_another_shape_are_wrong_and_not_unchecked(build):
+    arm, situation = build()
+    arm.model.register_forward_hook(lambda module, inputs, output: output[:, 1:])
+    found = numerics.check(arm, situation)
+    assert (found.ok, found.reference) == (False, "float64")
+    assert found.text.startswith("outputs of shape (1, 15, ") and "expected" in found.text
+
+
+def test_an_arm_that_crashes_in_the_check_is_wrong_and_not_unchecked(build):
+    arm, situation = build()
+
+    def step():
+        raise IndexError("index 7 is out of range")
+
+    arm.step = step
+    found = numerics.check(arm, situation)
+    assert found.ok is False
+    assert found.text == "the check failed: IndexError in the model: index 7 is out of range"
+
+
+def test_an_arm_that_lacks_memory_in_the_check_is_not_checked(build):
+    arm, situation = build()
+
+    def step():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    arm.step = step
+    found = numerics.check(arm, situation)
+    assert found.ok is None and found.text.startswith("not checked: Out of memory")
+
+
+def test_a_model_that_knows_no_fp64_is_checked_in_fp32(build, monkeypatch):
+    outputs = numerics._outputs
+
+    def choosy(model, *more):
+        if next(model.parameters()).dtype == torch.float64:
+            raise TypeError("FP64 is not known here")
+        return outputs(model, *more)
+
+    monkeypatch.setattr(numerics, "_outputs", choosy)
+    found = numerics.check(*build())
+    assert found.ok and found.reference == "float32"
+
+
+def test_what_has_no_reference_is_not_checked(build, monkeypatch):
+    def broken(*_):
+        raise TypeError("no plain model")
+
+    monkeypatch.setattr(numerics, "_model", broken)
+    found = numerics.check(*build())
+    assert (found.ok, found.reference) == (None, "") and "no plain model" in found.text
+
+
 def test_what_cannot_be_checked_says_why(build, monkeypatch):
     def no_memory(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     monkeypatch.setattr(numerics, "_model", no_memory)
     found = numerics.check(*build())
-    assert found.reference == "" and found.text.startswith("not checked: Out of memory")
+    assert found.ok is None and found.reference == ""
+    assert found.text.startswith("not checked: Out of memory")
 
 
 @pytest.mark.parametrize(
@@ -157,14 +211,131 @@ def test_a_wrong_update_is_red_though_outputs_and_loss_are_right(build, plant):
     assert found.relative_error < found.tolerance and abs(found.loss_difference) < 1e-5
 
 
-def test_what_does_not_train_or_keeps_other_moments_has_no_curve(build, monkeypatch):
-    assert numerics.check(*build()).curve_steps is None
-    arm, situation = build("train")
+def update_nothing(arm):
+    arm.trainer.optimizer.step = lambda *_: None
+
+
+def turn_the_sign(arm):
+    for group in arm.trainer.optimizer.param_groups:
+        group["lr"] *= -1
+
+
+def step_ten_times_as_far(arm):
+    for group in arm.trainer.optimizer.param_groups:
+        group["lr"] *= 10
+
+
+def skip_a_group(arm):
+    (group,) = groups = arm.trainer.optimizer.param_groups
+    spared = [each for each in group["params"] if each.dim() == 1]
+    group["params"] = [each for each in group["params"] if each.dim() > 1]
+    groups.append({**group, "params": spared, "lr": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("plant", "share"),
+    [
+        (update_nothing, (0.0, 0.0)),
+        (turn_the_sign, (-1.1, -0.9)),
+        (step_ten_times_as_far, (5.0, 10.0)),
+        (skip_a_group, (0.0, 0.0)),
+    ],
+)
+def test_a_wrong_update_is_red_in_mixed_precision_too(build, plant, share):
+    arm, _ = build("train", precision="amp_bf16")
     step_some(arm)
-    next(iter(arm.trainer.optimizer.state.values()))["more"] = torch.zeros(1)
-    assert numerics.check(arm, situation).curve_steps is None
+    plant(arm)
+    found = loss_curve.check(arm, torch.float64)
+    worst = max(found.ways, key=lambda way: abs(way.share - 1))
+    assert not found.ok and not worst.ok and share[0] <= worst.share <= share[1]
+    assert f"{worst.share:.2f} of the reference's way" in found.text
+
+
+def test_losses_may_be_off_by_what_the_precision_makes_them_and_not_by_more():
+    reference = [5.5 - 0.01 * place for place in range(8)]
+    plain = [loss + 0.001 * (-1) ** place for place, loss in enumerate(reference)]
+    assert 0.004 < loss_curve.bound(plain, reference) < 0.007
+    assert loss_curve.bound(reference, reference) == loss_curve.rounding(5.5) < 1e-5
+
+
+class EightBits(torch.optim.AdamW):
+    """Stands for the libraries' optimizers: moments in few bits, under names of their own."""
+
+    @torch.no_grad()
+    def step(self):
+        for state in self.state.values():
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = state.pop(f"{name}_8")
+        super().step()
+        for state in self.state.values():
+            for name in ("exp_avg", "exp_avg_sq"):
+                moment = state.pop(name)
+                scale = moment.abs().max() / 448 + 1e-30
+                held = (moment / scale).to(torch.float8_e4m3fn)
+                state[f"{name}_8"] = held.to(moment.dtype) * scale
+
+
+def keep_eight_bits(arm, scale=1.0):
+    plain = arm.trainer.optimizer
+    arm.trainer.optimizer = EightBits(
+        [{**group, "lr": scale * group["lr"]} for group in plain.param_groups]
+    )
+    return arm.trainer.optimizer
+
+
+def test_moments_in_8_bits_are_followed_too_from_a_beginning_and_put_back(build):
+    arm, situation = build("train")
+    optimizer = keep_eight_bits(arm)
+    step_some(arm)
+    before = {
+        id(state): {name: tensor.clone() for name, tensor in state.items()}
+        for state in optimizer.state.values()
+    }
+    found = numerics.check(arm, situation)
+    assert found.ok, found.text
+    assert found.curve_steps == loss_curve.STEPS and found.curve_difference > 1e-7
+    assert [id(state) for state in optimizer.state.values()] == list(before)
+    for state in optimizer.state.values():
+        for name, tensor in state.items():
+            assert torch.equal(tensor, before[id(state)][name])
+
+
+def test_a_wrong_update_is_red_with_moments_in_8_bits_too(build):
+    arm, situation = build("train")
+    keep_eight_bits(arm, 1.5)
+    step_some(arm)
+    assert not numerics.check(arm, situation).ok
+
+
+def test_a_curve_that_is_not_checked_says_why(build, monkeypatch):
+    found = numerics.check(*build())
+    assert found.curve_steps is None and "curve" not in found.text
     monkeypatch.setattr(numerics, "_free_bytes", lambda situation: 10**6)
-    assert numerics.check(*build("train", adamw="fused")).curve_steps is None
+    found = numerics.check(*build("train"))
+    assert found.ok and found.curve_steps is None
+    assert "loss curve not checked: copies to compare with take 0.0" in found.text
+
+
+def test_a_curve_that_does_not_fit_in_fp64_is_followed_in_fp32(build, monkeypatch):
+    arm, situation = build("train")
+    room = 2 * loss_curve.bytes_needed(arm, torch.float32) + 2
+    monkeypatch.setattr(numerics, "_fits", lambda *_: True)
+    monkeypatch.setattr(numerics, "_free_bytes", lambda situation: room)
+    found = numerics.check(arm, situation)
+    assert found.ok and (found.reference, found.curve_steps) == ("float64", loss_curve.STEPS)
+
+
+def test_a_captured_step_counts_as_checked_only_with_its_optimizer(build, monkeypatch):
+    arm, situation = build("train")
+    option = type(situation).option
+    captured = lambda self, name: "on" if name == "cuda_graphs" else option(self, name)  # noqa: E731
+    monkeypatch.setattr(type(situation), "option", captured)
+    found = numerics.check(arm, situation)
+    assert found.ok and found.text.endswith("replays of the captured graph, with its optimizer")
+    monkeypatch.setattr(numerics, "_free_bytes", lambda situation: 10**6)
+    found = numerics.check(arm, situation)
+    assert found.ok is None
+    assert found.text.startswith("not checked: the captured graph and the optimizer in it; ")
 
 
 @pytest.mark.parametrize("adamw", ["loop", "fused"])

@@ -317,3 +317,22 @@ def test_bad_lines_are_ignored_one_by_one_and_the_run_goes_on(runner, small):
         assert failure.detail.startswith("not a message: ") and len(failure.detail) < 600
     runner.until_steps(3)
     assert runner.finish(protocol.Stop()).reason == "stopped"
+
+
+def test_a_run_that_is_asked_to_checks_each_configuration_once_after_its_last_step(runner, small):
+    since, count = len(runner.messages), len(runner.session.segments)
+    runner.start(small, steps=30, check=True)
+    assert runner.finish().steps == 30
+    (segment,) = runner.session.segments[count:]
+    assert segment.ledger["numbers_right"] is True
+    assert segment.ledger["numbers"].startswith("relative error ")
+    told = [message for message in runner.messages[since:] if isinstance(message, protocol.Facts)]
+    steps = [message for message in runner.messages[since:] if isinstance(message, protocol.Steps)]
+    assert "numbers" in told[-1].ledger
+    assert runner.messages.index(told[-1]) > runner.messages.index(steps[-1])
+
+
+def test_a_run_that_is_not_asked_to_checks_nothing(runner, small):
+    runner.start(small, steps=5)
+    runner.finish()
+    assert "numbers" not in runner.session.segments[-1].ledger

@@ -44,6 +44,11 @@ def test_every_size_is_measured_under_every_arm(runner, small, tmp_path):
     assert (table["median_ms"] < table["high_ms"]).all()
     assert table["tokens_per_s"] == pytest.approx(1e3 * table["x"] / table["median_ms"])
     assert (table["blocks"] >= 3).all()
+    # Each arm's numbers were checked once, where it is smallest.
+    assert sorted(study.tables[sweep.NUMBERS]["arm"]) == [0, 1]
+    assert set(study.tables[sweep.NUMBERS]["right"]) == {1.0}
+    for text in study.tables[sweep.NUMBERS]["text"]:
+        assert text.startswith("at sequence 16: relative error ")
     # The sizes come in random order, the arms of each one after the other.
     assert (table["x"].reshape(-1, 2)[:, 0] == table["x"].reshape(-1, 2)[:, 1]).all()
     # What a point says is what the steps of its segment say.
@@ -89,6 +94,11 @@ def test_what_does_not_fit_or_fails_is_a_point_and_the_sweep_goes_on(with_famili
     missed = study.tables[sweep.POINTS]["outcome"] != "measured"
     assert np.isnan(study.tables[sweep.POINTS]["median_ms"][missed]).all()
     assert sweep.FITS not in study.tables
+    ((right, text),) = zip(
+        *(study.tables[sweep.NUMBERS][name] for name in ("right", "text")),
+        strict=True,
+    )
+    assert right == 1 and text.startswith("at fault none, batch 2: ")
 
 
 @pytest.mark.slow

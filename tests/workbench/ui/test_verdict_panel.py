@@ -14,6 +14,7 @@ from workbench import floors, protocol
 from workbench.floors import Calibration
 from workbench.recorder import Recorder
 from workbench.ui.export import export_plot
+from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.plots._narrowing import hatch
 
@@ -44,6 +45,20 @@ def changed(qtbot, ready):
     ready.state.set_toggle("triton", "on")
     qtbot.waitUntil(lambda: len(ready.state.session.segments) == 2)
     return ready
+
+
+def test_numbers_that_nobody_checked_are_amber_and_no_verdict_is_green(compared):
+    (one,) = compared.comparisons
+    why = "not checked: Out of memory: 2.00 GiB more was needed."
+    right = {**one.facts["numerics"]["0"], "ok": True}
+    for arms, tone in (((right, right), "good"), ((right, {"ok": None, "text": why}), "warning")):
+        numerics = {str(n): {"reference": "", **found} for n, found in enumerate(arms)}
+        facts = {**one.facts, "numerics": numerics}
+        made = msgspec.structs.replace(one, verdict="FASTER", facts=facts)
+        assert verdict_lines.tone(made) == tone
+        told = [line for line in verdict_lines.troubles(made, []) if "numbers" in line[0]]
+        expected = [(f"B: numbers {why}", "unknown", "warning")] if tone == "warning" else []
+        assert told == expected
 
 
 def test_without_a_comparison_the_panel_says_what_would_fill_it(ready):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sessions.model import PairedComparison, Segment
-from sessions.verdict import wrong_arms
+from sessions.verdict import are_right, unchecked_arms, wrong_arms
 from sessions.verdict_words import numerics_lines
 from workbench.ui.panels._evidence import mark_of
 
@@ -16,8 +16,14 @@ _ICONS = {"FASTER": "effective", "SLOWER": "warning", "SAME": "info"}
 
 
 def tone(comparison: PairedComparison, verdict: str = "") -> str:
-    """The colour of its verdict, or of another: wrong numbers are bad however fast."""
-    return "bad" if wrong_arms(comparison) else _TONES.get(verdict or comparison.verdict, "")
+    """The colour of its verdict, or of another: wrong numbers are bad however fast.
+
+    Where nobody knows whether they are right, no verdict is good.
+    """
+    if wrong_arms(comparison):
+        return "bad"
+    found = _TONES.get(verdict or comparison.verdict, "")
+    return "warning" if found == "good" and unchecked_arms(comparison) else found
 
 
 def icon_of(comparison: PairedComparison, verdict: str = "") -> str:
@@ -36,6 +42,9 @@ def troubles(comparison: PairedComparison, segments: Sequence[Segment]) -> list[
     lines = [
         (f"{arm}: wrong numbers: {text}", "error", "bad") for arm, text in wrong_arms(comparison)
     ]
+    lines += [
+        (f"{arm}: numbers {text}", "unknown", "warning") for arm, text in unchecked_arms(comparison)
+    ]
     sides: dict[Line, list[str]] = {}
     for side in "AB":
         for line in _evidence(comparison, side, segments):
@@ -50,9 +59,11 @@ def _numerics(comparison: PairedComparison, side: str) -> list[Line]:
     found = comparison.facts.get("numerics", {}).get(str("AB".index(side)))
     if found is None:
         return []
-    mark, role = ("effective", "good") if found["ok"] else ("error", "bad")
-    if not found["reference"]:
-        mark, role = "unknown", "muted"
+    mark, role = {
+        True: ("effective", "good"),
+        False: ("error", "bad"),
+        None: ("unknown", "warning"),
+    }[are_right(found)]
     prefix = f"{side}: "
     (text,) = (
         line.removeprefix(prefix) for line in numerics_lines(comparison) if line.startswith(prefix)

@@ -26,6 +26,7 @@ WORD_WIDTH = 112
 _MARKS = {  # by status: the word, its icon and its colour
     checklist.PASS: ("Pass", "effective", "good"),
     checklist.FAIL: ("Fail", "error", "bad"),
+    checklist.NOT_CHECKED: ("Not checked", "unknown", "warning"),
     checklist.NOT_APPLICABLE: ("Not applicable", "absent", "muted"),
     checklist.WAITING: ("Not done", "pending", "muted"),
 }
@@ -129,7 +130,7 @@ class ChecklistPanel(QWidget):
         made.setObjectName(f"check-{row.name}")
         outer = _parts.tight(QHBoxLayout(made), 8)
         state = QLabel(word)
-        state.setProperty("tone", role if role in ("good", "bad") else "")
+        state.setProperty("tone", role if role in ("good", "warning", "bad") else "")
         state.setProperty("muted", role == "muted")
         mark = QLabel()
         mark.setPixmap(icon(name, self._state.theme, role).pixmap(_parts.ICON))

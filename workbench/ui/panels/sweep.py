@@ -193,4 +193,6 @@ class SweepPanel(QWidget):
             progress = self._state.runner_text
             return f"{done} of {asked} points measured. {progress}".strip()
         counts = f"{done} of {asked} points" if done < asked else f"{done} points"
-        return f"{study.title}: {counts}; {study.asked.get('order', '')}"
+        said = f"{study.title}: {counts}; {study.asked.get('order', '')}"
+        wrong = sweep.wrong_arms(study)
+        return f"{said}; {', '.join(wrong)} computed wrong numbers" if wrong else said

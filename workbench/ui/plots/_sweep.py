@@ -23,6 +23,7 @@ from workbench.ui.plots._units import STEPS, Unit
 from workbench.ui.style import Style, shade
 
 LATEST = "latest"
+WRONG = "wrong"  # a mark over a point that was measured
 _DOT_PX = 3.5
 _MARK_PX = 5.0
 _MOST_TICKS = 12
@@ -99,7 +100,11 @@ def choices(runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
 def key(runs: Sequence[Run]) -> object:
     """What a drawing depends on: every point changes it."""
     studies = [study for run in runs for study in sweep.sweeps(run.session.studies)]
-    return [len(study.tables[sweep.POINTS]["arm"]) for study in studies]
+    return [
+        [len(study.tables[name]["arm"]) for name in (sweep.POINTS, sweep.NUMBERS)
+         if name in study.tables]
+        for study in studies
+    ]  # fmt: skip
 
 
 def draw_curves(
@@ -173,6 +178,7 @@ class Points(Layer):
     ) -> None:
         super().__init__()
         self._color, self._style, self._name, self._fitted = color, style, name, fitted
+        self._wrong = curve.right is False
         taken = curve.measured & np.isfinite(curve.columns[column.name])
         self._all = place(curve.x)
         self._x = self._all[taken]
@@ -215,6 +221,9 @@ class Points(Layer):
         for place, height in zip(x.tolist(), y.tolist(), strict=True):
             if -_DOT_PX <= place <= frame.width + _DOT_PX:
                 dot(painter, QPointF(place, height), _DOT_PX * style.line_px / 1.5, color)
+                if self._wrong:
+                    pen = QPen(shade(style.theme.bad), style.line_px)
+                    draw_mark(painter, QPointF(place, height), WRONG, pen)
 
 
 class FittedLine(Layer):
@@ -353,6 +362,8 @@ def table(runs: Sequence[Run], sweep_choice: str = LATEST) -> dict[str, Array]:
             row[fields[1]] = np.full(count, curve.y, object)
         row["outcome"] = np.array(curve.outcomes, object)
         row |= dict(curve.columns)
+        right = math.nan if curve.right is None else float(curve.right)
+        row["right"] = np.full(count, right)
         row["note"] = np.array(curve.reasons, object)
         for name, values in row.items():
             columns.setdefault(name, []).append(values)

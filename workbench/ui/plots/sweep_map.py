@@ -139,7 +139,7 @@ def draw(
         ]
     plot_item.fixed_y = (0.0, float(len(found_sweep.axis(study, 1))))
     plot_item.pad_x = 0.0
-    notes = [plot_item.header.subtitle, metric, curves[0].label]
+    notes = [plot_item.header.subtitle, metric, found_sweep.marked(curves[0])]
     plot_item.header.subtitle = ", ".join(filter(None, notes))
     plot_item.add(Cells(study, curves, metric, style))
 
