@@ -63,6 +63,11 @@ def _evictor(device: str) -> Tensor:
     return torch.zeros(size // 4, dtype=torch.int32, device=device)
 
 
+def forget_evictor() -> None:
+    """Free what overwrites the L2, until it is needed again."""
+    _evictor.cache_clear()
+
+
 def gpu_us(call: Callable[[], Any], *, repeats: int = 30, device: str = "cuda") -> float:
     """Median of ``gpu_times_us``."""
     return statistics.median(gpu_times_us(call, repeats=repeats, device=device))

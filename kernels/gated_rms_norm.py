@@ -50,6 +50,7 @@ from kernels._triton import (
     tl,
     triton,
 )
+from kernels._tuning import Tile, Tunable, size_class
 
 MAX_GROUP = 16384  # the group of one row, of three tensors, is held in the registers of one program
 
@@ -197,11 +198,116 @@ def _backward_kernel(
         tl.store(partial_ptr + i_p * d_stride + o_c, tl.sum(b_dw, axis=0), mask=m_e)
 
 
-def _tile(group: int, elements: int) -> tuple[int, int, int]:
-    """Rows at a time, block and warps for tiles of about that many elements."""
+def _tile(group: int, elements: int) -> tuple[int, int]:
+    """Rows at a time and warps for tiles of about that many elements."""
     block = power_of_two(group)
     rows = max(1, min(16, elements // block))
-    return rows, block, max(4, min(32, rows * block // 512))
+    return rows, max(4, min(32, rows * block // 512))
+
+
+def _forward_tiles(device: int, group: int, *_: Any) -> list[Tile]:
+    """Rows at a time and warps."""
+    rows, warps = _tile(group, 2048)
+    tiles = [(rows, warps), (rows, max(1, warps // 2)), (rows, min(32, 2 * warps))]
+    tiles += [(2 * rows, min(32, 2 * warps))] if power_of_two(group) <= 4096 else []
+    return [*tiles, *([(rows // 2, max(1, warps // 2))] if rows > 1 else [])]
+
+
+def _backward_tiles(device: int, group: int, *_: Any) -> list[Tile]:
+    """Rows at a time, warps, warps of a multiprocessor and pipeline stages."""
+    rows, warps = _tile(group, 4096)
+    half = max(1, rows // 2)
+    return [
+        (rows, warps, 16, 2),
+        (rows, warps, 16, 1),
+        (rows, warps, 16, 3),
+        (half, max(4, warps // 2), 16, 2),
+        (half, warps, 32, 2),
+        (rows, min(32, 2 * warps), 32, 2),
+    ]
+
+
+_FORWARD = Tunable("gated_rms_norm.forward", (_forward_kernel,), _forward_tiles)
+_BACKWARD = Tunable("gated_rms_norm.backward", (_backward_kernel,), _backward_tiles)
+
+
+def _forward(
+    x: Tensor, z: Tensor, weight: Tensor | None, group: int, eps: float
+) -> tuple[Tensor, Tensor]:
+    """y, and r [rows, groups] in FP32."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    n_groups = x.shape[-1] // max(group, 1)
+    n_rows = x.numel() // max(x.shape[-1], 1)
+    r = torch.empty(n_rows * n_groups, dtype=torch.float32, device=x.device)
+    if not y.numel():
+        return y, r
+    x_ND, z_ND = as_rows(x), as_rows(z)
+    key = (x.get_device(), group, n_groups, x.dtype, size_class(n_rows))
+    rows, warps = _FORWARD.tile(key, _forward, x, z, weight, group, eps)
+    with on_device(x):
+        _forward_kernel[(triton.cdiv(n_rows, rows) * n_groups,)](
+            x_ND,
+            z_ND,
+            weight if weight is None else unit_stride(weight),
+            y,
+            r,
+            n_rows,
+            n_groups,
+            x_ND.stride(0),
+            z_ND.stride(0),
+            E=group,
+            EPS=eps,
+            HAS_WEIGHT=weight is not None,
+            ROWS=rows,
+            BLOCK_E=power_of_two(group),
+            num_warps=warps,
+        )
+    return y, r
+
+
+def _backward(
+    dy: Tensor, x: Tensor, z: Tensor, weight: Tensor | None, r: Tensor, group: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dz = torch.empty(z.shape, dtype=z.dtype, device=z.device)
+    if not dy.numel():
+        return dx, dz, None if weight is None else torch.zeros_like(weight)
+    dim = x.shape[-1]
+    x_ND, z_ND, dy_ND = as_rows(x), as_rows(z), as_rows(dy)
+    n_rows, n_groups = x_ND.shape[0], dim // group
+    key = (x.get_device(), group, n_groups, x.dtype, weight is not None, size_class(n_rows))
+    rows, warps, resident, stages = _BACKWARD.tile(key, _backward, dy, x, z, weight, r, group)
+    per_group = max(1, resident // warps * sm_count(x.device.index) // n_groups)
+    programs = min(triton.cdiv(n_rows, rows), per_group)
+    partial = dweight = None
+    if weight is not None:
+        weight = unit_stride(weight)
+        partial = torch.empty(programs, dim, dtype=torch.float32, device=x.device)
+    with on_device(x):
+        _backward_kernel[(programs, n_groups)](
+            dy_ND,
+            x_ND,
+            z_ND,
+            weight,
+            r,
+            dx,
+            dz,
+            partial,
+            n_rows,
+            n_groups,
+            dy_ND.stride(0),
+            x_ND.stride(0),
+            z_ND.stride(0),
+            E=group,
+            HAS_WEIGHT=weight is not None,
+            ROWS=rows,
+            BLOCK_E=power_of_two(group),
+            STAGES=stages,
+            num_warps=warps,
+        )
+        if weight is not None and partial is not None:
+            dweight = column_sum(partial, weight.dtype)
+    return dx, dz, dweight
 
 
 class _GatedRMSNorm(torch.autograd.Function):
@@ -209,79 +315,15 @@ class _GatedRMSNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, z: Tensor, weight: Tensor | None, group: int, eps: float
     ) -> Tensor:
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        n_groups = x.shape[-1] // max(group, 1)
-        n_rows = x.numel() // max(x.shape[-1], 1)
-        r = torch.empty(n_rows * n_groups, dtype=torch.float32, device=x.device)
+        y, r = _forward(x, z, weight, group, eps)
         ctx.save_for_backward(x, z, weight, r)
         ctx.group = group
-        if not y.numel():
-            return y
-        x_ND, z_ND = as_rows(x), as_rows(z)
-        rows, block, warps = _tile(group, 2048)
-        with on_device(x):
-            _forward_kernel[(triton.cdiv(n_rows, rows) * n_groups,)](
-                x_ND,
-                z_ND,
-                weight if weight is None else unit_stride(weight),
-                y,
-                r,
-                n_rows,
-                n_groups,
-                x_ND.stride(0),
-                z_ND.stride(0),
-                E=group,
-                EPS=eps,
-                HAS_WEIGHT=weight is not None,
-                ROWS=rows,
-                BLOCK_E=block,
-                num_warps=warps,
-            )
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, z, weight, r = ctx.saved_tensors
-        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        dz = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-        if not dy.numel():
-            return dx, dz, None if weight is None else torch.zeros_like(weight), None, None
-        dim, group = x.shape[-1], ctx.group
-        x_ND, z_ND, dy_ND = as_rows(x), as_rows(z), as_rows(dy)
-        n_rows, n_groups = x_ND.shape[0], dim // group
-        rows, block, warps = _tile(group, 4096)
-        per_group = max(1, 16 // warps * sm_count(x.device.index) // n_groups)
-        programs = min(triton.cdiv(n_rows, rows), per_group)
-        partial = dweight = None
-        if weight is not None:
-            weight = unit_stride(weight)
-            partial = torch.empty(programs, dim, dtype=torch.float32, device=x.device)
-        with on_device(x):
-            _backward_kernel[(programs, n_groups)](
-                dy_ND,
-                x_ND,
-                z_ND,
-                weight,
-                r,
-                dx,
-                dz,
-                partial,
-                n_rows,
-                n_groups,
-                dy_ND.stride(0),
-                x_ND.stride(0),
-                z_ND.stride(0),
-                E=group,
-                HAS_WEIGHT=weight is not None,
-                ROWS=rows,
-                BLOCK_E=block,
-                STAGES=2,
-                num_warps=warps,
-            )
-            if weight is not None and partial is not None:
-                dweight = column_sum(partial, weight.dtype)
-        return dx, dz, dweight, None, None
+        return *_backward(dy, *ctx.saved_tensors, ctx.group), None, None
 
 
 def _triton(

@@ -47,6 +47,7 @@ from kernels._triton import (
     tl,
     triton,
 )
+from kernels._tuning import Tile, Tunable, size_class
 
 MAX_DIM = 65536  # one row is held in the registers of one program
 
@@ -174,30 +175,50 @@ def _backward_kernel(
         tl.store(partial_ptr + i_p.to(tl.int64) * D + o_d, tl.sum(b_dw, axis=0), mask=m_d)
 
 
-def _tile(dim: int) -> tuple[int, int, int]:
-    """Rows per program, block and warps of the forward kernel; measured on an H200."""
+def _forward_tiles(device: int, dim: int, *_: Any) -> list[Tile]:
+    """Rows per program and warps; the first measured on an H200."""
     block = power_of_two(dim)
     rows = max(1, min(16, 2048 // block))
-    return rows, block, max(4, min(32, rows * block // 1024))
+    warps = max(4, min(32, rows * block // 1024))
+    tiles = [(rows, warps), (rows, max(1, warps // 2)), (rows, min(32, 2 * warps))]
+    tiles += [(2 * rows, warps), (2 * rows, min(32, 2 * warps))] if block <= 4096 else []
+    return [*tiles, *([(rows // 2, warps)] if rows > 1 else [])]
 
 
-def _backward_tile(dim: int, row_bytes: int, shared: int) -> tuple[int, int, int, int, int]:
-    """Rows per step, block, warps, programs per multiprocessor and pipeline stages.
+def _backward_tiles(
+    device: int, dim: int, x: torch.dtype, dy: torch.dtype, dsum: torch.dtype | None, *_: Any
+) -> list[Tile]:
+    """Rows per step, warps, programs per multiprocessor and pipeline stages.
 
-    ``row_bytes``: what is loaded for one element of every input. Three stages hold two steps' rows
-    in shared memory: measured on an H200 that is worth a third of the time. What does not fit has
-    fewer rows, then fewer stages.
+    Three stages hold two steps' rows in shared memory: measured on an H200 that is worth a third of
+    the time. What does not fit has fewer rows, then fewer stages.
     """
-    block = power_of_two(dim)
+    block, shared = power_of_two(dim), shared_bytes(device)
+    row_bytes = block * sum(dtype.itemsize for dtype in (x, dy, dsum) if dtype is not None)
     most = max(1, min(32, (8192 if block <= 1024 else 16384) // block))
     rows, stages = most, 1
     for buffers in (2, 1):
-        fitting = int(0.6 * shared) // (buffers * block * row_bytes)
+        fitting = int(0.6 * shared) // (buffers * row_bytes)
         if fitting >= 1:
             rows, stages = min(most, power_of_two(fitting + 1) // 2), buffers + 1
             break
     warps = max(4, min(32, rows * block // (2048 if block <= 8192 else 1024)))
-    return rows, block, warps, 2 if block <= 1024 else 1, stages
+    per_sm = 2 if block <= 1024 else 1
+    half = max(1, rows // 2)
+    tiles = [
+        (rows, warps, per_sm, stages),
+        (rows, min(32, 2 * warps), per_sm, stages),
+        (half, warps, 2 * per_sm, stages),
+        (half, max(4, warps // 2), 2 * per_sm, stages),
+        (half, warps, per_sm, stages + 1),
+        (rows, warps, 2 * per_sm, max(1, stages - 1)),
+    ]
+    first, *others = tiles
+    return [first, *(t for t in others if t[0] * (t[3] - 1) * row_bytes <= shared)]
+
+
+_FORWARD = Tunable("rms_norm.forward", (_forward_kernel,), _forward_tiles)
+_BACKWARD = Tunable("rms_norm.backward", (_backward_kernel,), _backward_tiles)
 
 
 def forward(
@@ -215,7 +236,9 @@ def forward(
         x_ND = as_rows(x)
         if residual is not None:
             residual_ND = as_rows(residual)
-        rows, block, warps = _tile(dim)
+        other = None if residual is None else residual.dtype
+        key = (x.get_device(), dim, x.dtype, other, size_class(n_rows))
+        rows, warps = _FORWARD.tile(key, forward, x, residual, weight, eps)
         with on_device(x):
             _forward_kernel[(triton.cdiv(n_rows, rows),)](
                 x_ND,
@@ -232,7 +255,7 @@ def forward(
                 HAS_WEIGHT=weight is not None,
                 HAS_RESIDUAL=residual is not None,
                 ROWS=rows,
-                BLOCK_D=block,
+                BLOCK_D=power_of_two(dim),
                 num_warps=warps,
             )
     return y, total, r
@@ -249,9 +272,9 @@ def backward(
     x_ND, dy_ND = as_rows(x), as_rows(dy)
     dsum_ND = None if dsum is None else as_rows(dsum)
     n_rows = x_ND.shape[0]
-    row_bytes = sum(t.element_size() for t in (x_ND, dy_ND, dsum_ND) if t is not None)
-    shared = shared_bytes(x.device.index)
-    rows, block, warps, per_sm, stages = _backward_tile(dim, row_bytes, shared)
+    other = None if dsum is None else dsum.dtype
+    key = (x.get_device(), dim, x.dtype, dy.dtype, other, weight is not None, size_class(n_rows))
+    rows, warps, per_sm, stages = _BACKWARD.tile(key, backward, dy, dsum, x, weight, r)
     programs = min(triton.cdiv(n_rows, rows), per_sm * sm_count(x.device.index))
     partial = dweight = None
     if weight is not None:
@@ -274,7 +297,7 @@ def backward(
             HAS_WEIGHT=weight is not None,
             HAS_RESIDUAL=dsum is not None,
             ROWS=rows,
-            BLOCK_D=block,
+            BLOCK_D=power_of_two(dim),
             STAGES=stages,
             num_warps=warps,
         )
