@@ -77,7 +77,9 @@ class Tunable:
     """What one launch chooses its tile by.
 
     ``candidates(*key)`` are the tiles that make sense, the heuristic's first. ``kernels``: what the
-    launch runs. ``in_place``: it writes into its arguments, which are then compared as well.
+    launch runs. ``dots``: it multiplies matrices, in FP32 as precisely as torch is set to, which
+    becomes a part of the key. ``in_place``: it writes into its arguments, which are then compared
+    as well.
     """
 
     def __init__(
@@ -86,11 +88,13 @@ class Tunable:
         kernels: tuple[Any, ...],
         candidates: Callable[..., Sequence[Tile]],
         *,
+        dots: bool = False,
         in_place: bool = False,
     ) -> None:
         self.name = name
         self.kernels = kernels
         self.candidates = candidates
+        self.dots = dots
         self.in_place = in_place
         self._kept: dict[str, dict[Key, Tile]] = {mode: {} for mode in MODES}
         self._tiles = self._kept[_mode]
@@ -107,6 +111,8 @@ class Tunable:
         """
         if torch.compiler.is_compiling():
             return _while_tracing(self.name, *[_constant(part) for part in key])
+        if self.dots:
+            key = (*key, torch.get_float32_matmul_precision())
         found = self._tiles.get(key)
         return self.settle(key, launch, args) if found is None else found
 
@@ -221,7 +227,9 @@ def reset_tiles() -> None:
 
 @traced_as_constant
 def _while_tracing(name: str, *key: Any) -> Tile:
-    return TUNABLES[name].settle(key, None, ())
+    tunable = TUNABLES[name]
+    precision = (torch.get_float32_matmul_precision(),) if tunable.dots else ()
+    return tunable.settle((*key, *precision), None, ())
 
 
 def _constant(part: Any) -> Any:
@@ -299,7 +307,8 @@ def _why_not(call: Callable[[], list[Tensor]], expected: list[Tensor], key: Key)
     """Why a candidate cannot be taken: it fails, or gives something else; empty if it can."""
     try:
         found = call()
-        reason = _difference(found, expected, "tf32" in key)
+        tf32 = torch.float32 in key and key[-1] in ("high", "medium")
+        reason = _difference(found, expected, tf32)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001  shared memory, registers, the compiler itself

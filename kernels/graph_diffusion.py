@@ -46,6 +46,7 @@ from kernels._triton import (
     tl,
     triton,
 )
+from kernels._tuning import Tile, Tunable, size_class
 
 MAX_SLOTS = 128  # the whole graph is held on the chip
 NEEDED_BYTES = 150 << 10  # of shared memory, for so many
@@ -136,6 +137,15 @@ def _diffuse_kernel(
     tl.store(end_ptr + o_n[:, None] * SLOTS + o_m[None, :], b_h, mask=m)
 
 
+def _tiles(device: int, block: int, *_: Any) -> list[Tile]:
+    """Rows of a program and warps."""
+    first = (16, 8) if block > 64 else (32, 4)
+    return list(dict.fromkeys([first, (16, 4), (16, 8), (32, 8), (32, 4), (64, 8)]))
+
+
+_DIFFUSE = Tunable("graph_diffusion", (_diffuse_kernel,), _tiles)
+
+
 def _launch(
     start: Tensor, p: Tensor, steps: int, alpha: float, backward: bool, keep: bool
 ) -> tuple[Tensor, Tensor | None]:
@@ -147,7 +157,8 @@ def _launch(
     if keep:
         states = torch.empty(steps, n_rows, slots, dtype=torch.float32, device=start.device)
     block = max(16, power_of_two(slots))
-    tile = 16 if block > 64 else 32
+    key = (start.get_device(), block, start.dtype, steps, backward, keep, size_class(n_rows))
+    tile, warps = _DIFFUSE.tile(key, _launch, start, p, steps, alpha, backward, keep)
     with on_device(start):
         _diffuse_kernel[(triton.cdiv(n_rows, tile),)](
             rows,
@@ -165,7 +176,7 @@ def _launch(
             KEEP=keep,
             ROWS=tile,
             BLOCK=block,
-            num_warps=8 if block > 64 else 4,
+            num_warps=warps,
         )
     return end, states
 

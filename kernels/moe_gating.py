@@ -55,6 +55,7 @@ from kernels._triton import (
     tl,
     triton,
 )
+from kernels._tuning import Tile, Tunable, size_class
 
 MAX_EXPERTS = 512  # the logits of some tokens are held in the registers of one program
 
@@ -239,11 +240,107 @@ def _backward_kernel(
     tl.store(dlogits_ptr + o_n[:, None] * E + o_e[None, :], b_dlogits, mask=m)
 
 
-def _tile(n_rows: int, n_experts: int) -> tuple[int, int, int]:
-    """Tokens and experts of a program's tile, and its warps."""
+def _forward_tiles(
+    device: int, block: int, rows: int, x: torch.dtype, weight: torch.dtype, *_: Any
+) -> list[Tile]:
+    """Tokens of a program, columns of a step, warps and stages.
+
+    The steps stay as they are: other sums could choose other experts where two are nearly equal.
+    """
+    block_h = 64 if x.itemsize == 2 and x == weight else 32
+    block_h = block_h if block <= 256 else block_h // 2
+    rows = max(16, min(rows, 4096 // block))
+    warps = 4 if rows * block <= 4096 else 8
+    stages = 3 if block <= 64 else 2
+    tiles = [(rows, block_h, warps, stages), (rows, block_h, 12 - warps, stages)]
+    tiles += [(rows, block_h, warps, stages + 1), (rows, block_h, warps, stages - 1)]
+    if rows > 16:
+        tiles += [(rows // 2, block_h, warps, stages), (rows // 2, block_h, 4, stages + 1)]
+    return tiles
+
+
+def _backward_tiles(device: int, block: int, *_: Any) -> list[Tile]:
+    """Tokens of a program and warps."""
+    rows = max(1, 2048 // block)
+    return [(rows, 4), (rows, 2), (rows, 8), (2 * rows, 4), (2 * rows, 8), (max(1, rows // 2), 4)]
+
+
+_FORWARD = Tunable("moe_gating.forward", (_forward_kernel,), _forward_tiles, dots=True)
+_BACKWARD = Tunable("moe_gating.backward", (_backward_kernel,), _backward_tiles)
+
+
+def _forward(
+    x: Tensor, weight_EH: Tensor, k: int, renormalise: bool, noise: Tensor | None, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Weights, experts, the two statistics, and with ``keep`` all probabilities."""
+    x_NH, matrix = as_rows(x), unit_stride(weight_EH)
+    n_rows, dim = x_NH.shape
+    n_experts = matrix.shape[0]
+    shape = (*x.shape[:-1], k)
+    make = {"dtype": torch.float32, "device": x.device}
+    weight = torch.empty(shape, **make)
+    index = torch.empty(shape, dtype=torch.int64, device=x.device)
+    p_NE = torch.empty(n_rows, n_experts, **make) if keep else None
+    mixed = x.dtype != matrix.dtype
+    precision, block = dot_precision(mixed), max(16, power_of_two(n_experts))
+    rows, block_h, warps, stages = _FORWARD.tile(
+        (
+            x.get_device(), block, 64 if n_rows > 32 else power_of_two(n_rows), x.dtype,
+            matrix.dtype, dim, k, size_class(n_rows),
+        ),
+        _forward, x, weight_EH, k, renormalise, noise, keep,
+    )  # fmt: skip
+    programs = triton.cdiv(n_rows, rows)
+    share, mean = torch.empty(programs, n_experts, **make), torch.empty(n_experts, **make)
+    count = torch.empty(programs, n_experts, dtype=torch.int32, device=x.device)
+    total = torch.empty(n_experts, dtype=torch.int64, device=x.device)
+    with on_device(x):
+        _forward_kernel[(programs,)](
+            x_NH, matrix, noise, weight, index, p_NE, share, count,
+            n_rows, x_NH.stride(0), matrix.stride(0),
+            H=dim, E=n_experts, K=k, RENORMALISE=renormalise, NOISY=noise is not None,
+            KEEP=keep, WIDE=mixed, ROWS=rows, BLOCK_H=block_h, BLOCK_E=block,
+            BLOCK_K=power_of_two(k), PRECISION=precision, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+        _statistics_kernel[(triton.cdiv(n_experts, 32),)](
+            share, count, mean, total, programs, n_rows, E=n_experts, ROWS=64, BLOCK=32
+        )
+    return weight, index, total, mean, p_NE
+
+
+def _logits_gradient(
+    p_NE: Tensor,
+    weight: Tensor,
+    index: Tensor,
+    dweight: Tensor,
+    dmean: Tensor,
+    renormalise: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    n_rows, n_experts = p_NE.shape
+    dlogits = torch.empty(n_rows, n_experts, dtype=dtype, device=p_NE.device)
     block = max(16, power_of_two(n_experts))
-    rows = max(16, min(64, 4096 // block, power_of_two(n_rows)))
-    return rows, block, 4 if rows * block <= 4096 else 8
+    key = (p_NE.get_device(), block, weight.shape[-1], dtype, size_class(n_rows))
+    rows, warps = _BACKWARD.tile(
+        key, _logits_gradient, p_NE, weight, index, dweight, dmean, renormalise, dtype
+    )
+    with on_device(p_NE):
+        _backward_kernel[(triton.cdiv(n_rows, rows),)](
+            p_NE,
+            weight,
+            index,
+            dweight,
+            dmean,
+            dlogits,
+            n_rows,
+            E=n_experts,
+            K=weight.shape[-1],
+            RENORMALISE=renormalise,
+            ROWS=rows,
+            BLOCK_E=block,
+            num_warps=warps,
+        )
+    return dlogits
 
 
 class _Gate(torch.autograd.Function):
@@ -257,35 +354,8 @@ class _Gate(torch.autograd.Function):
         noise: Tensor | None,
         keep: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        x_NH, matrix = as_rows(x), unit_stride(weight_EH)
         noise = noise if noise is None else noise.contiguous()
-        n_rows, dim = x_NH.shape
-        n_experts = matrix.shape[0]
-        shape = (*x.shape[:-1], k)
-        make = {"dtype": torch.float32, "device": x.device}
-        weight = torch.empty(shape, **make)
-        index = torch.empty(shape, dtype=torch.int64, device=x.device)
-        p_NE = torch.empty(n_rows, n_experts, **make) if keep else None
-        rows, block, warps = _tile(n_rows, n_experts)
-        programs = triton.cdiv(n_rows, rows)
-        share, mean = torch.empty(programs, n_experts, **make), torch.empty(n_experts, **make)
-        count = torch.empty(programs, n_experts, dtype=torch.int32, device=x.device)
-        total = torch.empty(n_experts, dtype=torch.int64, device=x.device)
-        mixed = x.dtype != matrix.dtype
-        block_h = 64 if x.element_size() == 2 and not mixed else 32
-        with on_device(x):
-            _forward_kernel[(programs,)](
-                x_NH, matrix, noise, weight, index, p_NE, share, count,
-                n_rows, x_NH.stride(0), matrix.stride(0),
-                H=dim, E=n_experts, K=k, RENORMALISE=renormalise, NOISY=noise is not None,
-                KEEP=keep, WIDE=mixed,
-                ROWS=rows, BLOCK_H=block_h if block <= 256 else block_h // 2, BLOCK_E=block,
-                BLOCK_K=power_of_two(k), PRECISION=dot_precision(mixed),
-                num_warps=warps, num_stages=3 if block <= 64 else 2,
-            )  # fmt: skip
-            _statistics_kernel[(triton.cdiv(n_experts, 32),)](
-                share, count, mean, total, programs, n_rows, E=n_experts, ROWS=64, BLOCK=32
-            )
+        weight, index, total, mean, p_NE = _forward(x, weight_EH, k, renormalise, noise, keep)
         ctx.save_for_backward(x, weight_EH, p_NE, weight, index)
         ctx.renormalise = renormalise
         ctx.noise_like = None if noise is None else (noise.shape, noise.dtype)
@@ -298,30 +368,14 @@ class _Gate(torch.autograd.Function):
         ctx: Any, dweight: Tensor, dindex: Tensor, dtotal: Tensor, dmean: Tensor
     ) -> tuple[Tensor | None, ...]:
         x, weight_EH, p_NE, weight, index = ctx.saved_tensors
-        n_rows, n_experts = p_NE.shape
+        n_rows = p_NE.shape[0]
         # FP16 has too small a range for a gradient of this size before it is scaled.
         need_noise = ctx.needs_input_grad[4]
         narrow = x.dtype == weight_EH.dtype == torch.bfloat16 and not need_noise
         dtype = torch.bfloat16 if narrow else torch.float32
-        dlogits = torch.empty(n_rows, n_experts, dtype=dtype, device=x.device)
-        block = max(16, power_of_two(n_experts))
-        rows = max(1, 2048 // block)
-        with on_device(x):
-            _backward_kernel[(triton.cdiv(n_rows, rows),)](
-                p_NE,
-                weight,
-                index,
-                dweight.contiguous(),
-                dmean.contiguous(),
-                dlogits,
-                n_rows,
-                E=n_experts,
-                K=weight.shape[-1],
-                RENORMALISE=ctx.renormalise,
-                ROWS=rows,
-                BLOCK_E=block,
-                num_warps=4,
-            )
+        dlogits = _logits_gradient(
+            p_NE, weight, index, dweight.contiguous(), dmean.contiguous(), ctx.renormalise, dtype
+        )
         with torch.autocast(x.device.type, enabled=False):
             dx = (dlogits @ weight_EH.to(dtype)).to(x.dtype).view(x.shape)
             x_NH = x.reshape(n_rows, x.shape[-1]).to(dtype)

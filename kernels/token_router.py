@@ -36,6 +36,7 @@ from kernels._operator import (
     unit_stride,
 )
 from kernels._triton import missing, no_fp64, on_device, power_of_two, tl, triton
+from kernels._tuning import Tile, Tunable, size_class
 
 MAX_LENGTH = 65536  # the scores of one sequence are held in the registers of one program
 
@@ -155,10 +156,21 @@ def _pull_kernel(
     tl.store(out_ptr + o_n[:, None] * D + o_d[None, :], b_x, mask=m)
 
 
-def tile(dim: int) -> tuple[int, int]:
-    """Rows and columns of the tile that one program moves."""
+def row_tiles(device: int, dim: int, *_: Any) -> list[Tile]:
+    """Rows, columns and warps of the tile that one program moves."""
     block = min(1024, power_of_two(dim))
-    return max(1, min(16, 4096 // block)), block
+    rows = max(1, min(16, 4096 // block))
+    half = max(1, rows // 2)
+    return [
+        (rows, block, 4),
+        (rows, block, 8),
+        (rows, block, 2),
+        (half, block, 4),
+        (half, block, 2),
+    ]
+
+
+_PULL = Tunable("token_router.pull", (_pull_kernel,), row_tiles)
 
 
 def pull(
@@ -174,7 +186,8 @@ def pull(
     base = base if base is None else unit_stride(base)
     dtype = source.dtype if base is None else base.dtype
     out = torch.empty(batch, length, dim, dtype=dtype, device=source.device)
-    rows, block = tile(dim)
+    key = (source.get_device(), dim, dtype, base is not None, size_class(batch * length))
+    rows, block, warps = _PULL.tile(key, pull, source, place, weight, base)
     with on_device(source):
         _pull_kernel[(triton.cdiv(batch * length, rows), triton.cdiv(dim, block))](
             source,
@@ -194,7 +207,7 @@ def pull(
             BASED=base is not None,
             ROWS=rows,
             BLOCK_D=block,
-            num_warps=4,
+            num_warps=warps,
         )
     return out
 

@@ -12,13 +12,15 @@ from torch.autograd.function import once_differentiable
 from kernels._operator import unit_stride
 from kernels._triton import (
     INTERPRETED,
+    LARGE_BYTES,
     column_sum,
-    has_large_memory,
     on_device,
     power_of_two,
+    shared_bytes,
     sm_count,
     triton,
 )
+from kernels._tuning import Key, Tile, Tunable
 from kernels.ssd_scan._gradient_kernels import (
     head_gradients_kernel,
     outputs_gradient_kernel,
@@ -81,11 +83,38 @@ def tile(dim: int, n_states: int, element_size: int) -> tuple[int, int]:
     return max(least, power_of_two(dim)), max(least, power_of_two(n_states))
 
 
-def _blocks(x: Tensor, b: Tensor, chunk: int) -> dict[str, Any]:
-    """Constants of a launch that follow from the sizes."""
+def _tiles(device: int, dtype: torch.dtype, dim: int, n_states: int, *_: Any) -> list[Tile]:
+    """Warps and stages.
+
+    On an H200 with P = 64 and N = 128, 8 warps make every kernel 1.1 to 1.9 times slower. But with
+    larger tiles, or before Hopper, where operands stand in registers, 4 of them spill.
+    """
+    block_p, block_n = tile(dim, n_states, dtype.itemsize)
+    state_bytes = block_p * block_n * dtype.itemsize
+    large = shared_bytes(device) >= LARGE_BYTES
+    warps = 4 if state_bytes <= (16384 if large else 8192) else 8
+    stages = 2 if dtype.itemsize == 2 else 1
+    return [(warps, stages), (warps, 3 - stages), (warps, 3), (12 - warps, stages), (12 - warps, 1)]
+
+
+_SCAN = Tunable("ssd_scan.outputs", (scan_kernel,), _tiles, in_place=True)
+_WALK = Tunable("ssd_scan.states", (walk_kernel,), _tiles, in_place=True)
+_OUTPUTS_GRADIENT = Tunable(
+    "ssd_scan.outputs_gradient", (outputs_gradient_kernel,), _tiles, in_place=True
+)
+_STATES_GRADIENT = Tunable(
+    "ssd_scan.states_gradient", (states_gradient_kernel,), _tiles, in_place=True
+)
+_HEAD_GRADIENTS = Tunable(
+    "ssd_scan.head_gradients", (head_gradients_kernel,), _tiles, in_place=True
+)
+
+
+def _blocks(x: Tensor, b: Tensor, chunk: int, tiled: Tile) -> dict[str, Any]:
+    """Constants of a launch that follow from the sizes, and its tile."""
     dim, n_states = x.shape[3], b.shape[3]
     block_p, block_n = tile(dim, n_states, x.element_size())
-    state_bytes = block_p * block_n * x.element_size()
+    warps, stages = tiled
     return {
         "P": dim,
         "N": n_states,
@@ -93,10 +122,8 @@ def _blocks(x: Tensor, b: Tensor, chunk: int) -> dict[str, Any]:
         "Q": chunk,
         "BLOCK_P": block_p,
         "BLOCK_N": block_n,
-        # On an H200 with P = 64 and N = 128, 8 warps make every kernel 1.1 to 1.9 times slower. But
-        # with larger tiles, or before Hopper, where operands stand in registers, 4 of them spill.
-        "num_warps": 4 if state_bytes <= (16384 if has_large_memory(x) else 8192) else 8,
-        "num_stages": 2 if x.element_size() == 2 else 1,
+        "num_warps": warps,
+        "num_stages": stages,
     }
 
 
@@ -166,6 +193,11 @@ class _Scan:
         """Chunks of all segments; the last ones may lie past the end."""
         return self.per_segment * self.n_segments
 
+    def key(self, *others: Any) -> Key:
+        """What the kernels' tiles depend on."""
+        x = self.x
+        return x.get_device(), x.dtype, x.shape[3], self.b.shape[3], self.chunk, *others
+
     def new(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """An uninitialised tensor beside x."""
         return torch.empty(shape, dtype=dtype, device=self.x.device)
@@ -179,6 +211,7 @@ class _Scan:
         """Fill y, and the states at the segments' ends, from the states at their begins."""
         x, b, c = self.x, self.b, self.c
         batch, length, heads, _ = x.shape
+        tiled = _SCAN.tile(self.key(begin is not None), self.outputs, begin, y, end)
         with on_device(x):
             scan_kernel[(heads, self.n_segments, batch)](
                 x, b, c, self.d, self.step, self.sums, begin, y, end,
@@ -187,7 +220,7 @@ class _Scan:
                 b.stride(0), b.stride(1), b.stride(2),
                 c.stride(0), c.stride(1), c.stride(2),
                 HAS_D=self.d is not None, HAS_BEGIN=begin is not None, END=end is not None,
-                **_blocks(x, b, self.chunk),
+                **_blocks(x, b, self.chunk, tiled),
             )  # fmt: skip
 
     def walk(
@@ -195,7 +228,6 @@ class _Scan:
         v: Tensor,
         w: Tensor,
         first: Tensor | None,
-        *,
         backward: bool,
         kept: Tensor | None = None,
         last: Tensor | None = None,
@@ -203,6 +235,8 @@ class _Scan:
     ) -> None:
         """The states along all segments, of x and B, or backward their gradients, of dy and C."""
         batch, length, heads, _ = self.x.shape
+        key = self.key(backward, kept is not None)
+        tiled = _WALK.tile(key, self.walk, v, w, first, backward, kept, last, total)
         with on_device(v):
             walk_kernel[(heads, self.n_segments, batch)](
                 v, w, self.step, self.sums, first, kept, last, total,
@@ -210,7 +244,8 @@ class _Scan:
                 v.stride(0), v.stride(1), v.stride(2),
                 w.stride(0), w.stride(1), w.stride(2),
                 HAS_FIRST=first is not None, KEEP=kept is not None, LAST=last is not None,
-                TOTAL=total is not None, BACKWARD=backward, **_blocks(self.x, w, self.chunk),
+                TOTAL=total is not None, BACKWARD=backward,
+                **_blocks(self.x, w, self.chunk, tiled),
             )  # fmt: skip
 
     def begins(
@@ -240,6 +275,68 @@ def _heads_together(heads: int, groups: int, programs: int, device: int | None) 
             break
         together *= 2
     return together
+
+
+def _outputs_gradient(
+    scan: _Scan, dy: Tensor, starts: Tensor, db: Tensor, dc: Tensor, together: int
+) -> None:
+    """Through the outputs of a chunk: dC, and that part of dB."""
+    tiled = _OUTPUTS_GRADIENT.tile(
+        scan.key(together), _outputs_gradient, scan, dy, starts, db, dc, together
+    )
+    x, b, c = scan.x, scan.b, scan.c
+    batch, length, heads, _ = x.shape
+    outputs_gradient_kernel[(scan.n_chunks, heads // together, batch)](
+        dy, x, b, c, scan.step, scan.sums, starts, db, dc,
+        length, heads, heads // b.shape[2],
+        dy.stride(0), dy.stride(1), dy.stride(2),
+        x.stride(0), x.stride(1), x.stride(2),
+        b.stride(0), b.stride(1), b.stride(2),
+        c.stride(0), c.stride(1), c.stride(2),
+        HEADS=together, **_blocks(x, b, scan.chunk, tiled),
+    )  # fmt: skip
+
+
+def _states_gradient(scan: _Scan, ends: Tensor, db: Tensor, together: int) -> None:
+    """Through the state at the end of a chunk: what that adds to dB."""
+    tiled = _STATES_GRADIENT.tile(scan.key(together), _states_gradient, scan, ends, db, together)
+    x = scan.x
+    batch, length, heads, _ = x.shape
+    states_gradient_kernel[(scan.n_chunks, heads // together, batch)](
+        x, scan.step, scan.sums, ends, db, length, heads,
+        x.stride(0), x.stride(1), x.stride(2),
+        HEADS=together, **_blocks(x, scan.b, scan.chunk, tiled),
+    )  # fmt: skip
+
+
+def _head_gradients(
+    scan: _Scan,
+    dy: Tensor,
+    dt: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    dx: Tensor,
+    ddt: Tensor,
+    partial: Tensor,
+) -> None:
+    """What each head has for itself: dx, ddt, and a chunk's share of dA, dD and the bias's."""
+    tiled = _HEAD_GRADIENTS.tile(
+        scan.key(), _head_gradients, scan, dy, dt, starts, ends, dx, ddt, partial
+    )
+    x, b, c = scan.x, scan.b, scan.c
+    batch, length, heads, _ = x.shape
+    head_gradients_kernel[(scan.n_chunks, heads, batch)](
+        dy, x, dt, scan.a, b, c, scan.d, scan.bias, scan.step, scan.sums, starts, ends,
+        dx, ddt, partial,
+        length, heads // b.shape[2],
+        dy.stride(0), dy.stride(1), dy.stride(2),
+        x.stride(0), x.stride(1), x.stride(2),
+        dt.stride(0), dt.stride(1), dt.stride(2),
+        b.stride(0), b.stride(1), b.stride(2),
+        c.stride(0), c.stride(1), c.stride(2),
+        SOFTPLUS=scan.softplus, HAS_D=scan.d is not None, HAS_BIAS=scan.bias is not None,
+        **_blocks(x, b, scan.chunk, tiled),
+    )  # fmt: skip
 
 
 class Scan(torch.autograd.Function):
@@ -300,33 +397,10 @@ class Scan(torch.autograd.Function):
         n_chunks = scan.n_chunks
         db, dc = (scan.new(batch, length, parts, n_states, dtype=x.dtype) for _ in range(2))
         partial = scan.new(batch * n_chunks, 3 * heads)
-        x, b, c = scan.x, scan.b, scan.c
-        blocks = _blocks(x, b, scan.chunk)
         with on_device(x):
-            outputs_gradient_kernel[(n_chunks, parts, batch)](
-                dy, x, b, c, scan.step, scan.sums, starts, db, dc,
-                length, heads, heads // groups,
-                dy.stride(0), dy.stride(1), dy.stride(2),
-                x.stride(0), x.stride(1), x.stride(2),
-                b.stride(0), b.stride(1), b.stride(2),
-                c.stride(0), c.stride(1), c.stride(2),
-                HEADS=together, **blocks,
-            )  # fmt: skip
-            states_gradient_kernel[(n_chunks, parts, batch)](
-                x, scan.step, scan.sums, ends, db, length, heads,
-                x.stride(0), x.stride(1), x.stride(2), HEADS=together, **blocks,
-            )  # fmt: skip
-            head_gradients_kernel[(n_chunks, heads, batch)](
-                dy, x, dt, scan.a, b, c, scan.d, scan.bias, scan.step, scan.sums, starts, ends,
-                dx, ddt, partial,
-                length, heads // groups,
-                dy.stride(0), dy.stride(1), dy.stride(2),
-                x.stride(0), x.stride(1), x.stride(2),
-                dt.stride(0), dt.stride(1), dt.stride(2),
-                b.stride(0), b.stride(1), b.stride(2),
-                c.stride(0), c.stride(1), c.stride(2),
-                SOFTPLUS=ctx.softplus, HAS_D=d is not None, HAS_BIAS=bias is not None, **blocks,
-            )  # fmt: skip
+            _outputs_gradient(scan, dy, starts, db, dc, together)
+            _states_gradient(scan, ends, db, together)
+            _head_gradients(scan, dy, dt, starts, ends, dx, ddt, partial)
             sums = column_sum(partial, torch.float32).view(3, heads)
         return (
             dx,
