@@ -48,6 +48,18 @@ def kernels_table(session: Session) -> Table:
     return Table(session.title, _COLUMNS, [_row(segment, segments) for segment in segments])
 
 
+def tuned_tiles(session: Session) -> str:
+    """Each tile that was tuned, with its time and the heuristic's, and how long tuning took."""
+    lines: dict[str, None] = {}
+    took_s: dict[tuple[str, str], float] = {}  # each direction of a case tells the same
+    for segment in session.segments:
+        if "autotune_s" in segment.ledger:
+            case = (segment.configuration.preset, str(segment.configuration.settings["case"]))
+            took_s[case] = float(segment.ledger["autotune_s"])
+        lines |= dict.fromkeys(str(segment.ledger.get("tiles", "")).splitlines())
+    return "\n".join([*lines, f"tuning took {sum(took_s.values()):.1f} s"])
+
+
 @dataclass(frozen=True)
 class Rated:
     """A timed kernel against what its work could reach at the ceilings of the same run."""

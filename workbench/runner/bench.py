@@ -38,6 +38,10 @@ class BenchRun:
                 raise Mistake(f"unknown operator {name!r}; expected one of {sorted(kernels.OPS)}")
         dtype = self._dtype()
         chosen = {name: self._cases(name) for name in names}
+        if self._command.tune and (
+            missing := kernels.OPS["rms_norm"].unavailable("triton", self._rig.device.type)
+        ):
+            raise Mistake(f"tune: there is nothing to tune: {missing}")
         self._rig.state("running", "Timing kernels")
         for done, name in enumerate(names):
             self._tell(done / len(names), name)
@@ -75,6 +79,7 @@ class BenchRun:
             cases=cases,
             only=command.implementations,
             forward_only=command.forward_only,
+            tune=command.tune,
         )
         for row in rows:
             if any(row is known for known in kept):
@@ -130,8 +135,11 @@ class BenchRun:
             "max_difference": row.difference,
             "first_s": row.first_s,
             "kernel_us": row.kernel_us,
+            "autotune_s": row.autotune_s,
         }
         ledger |= {k: v for k, v in measured.items() if v is not None and math.isfinite(v)}
+        if row.tiles:
+            ledger["tiles"] = "\n".join(map(str, row.tiles))
         if row.problem:
             ledger["failure"] = row.problem
         index = self._segments[id(row)]
