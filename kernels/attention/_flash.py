@@ -76,7 +76,7 @@ def backward_tiles(device: int, dtype: torch.dtype, dim: int, *_: Any) -> list[T
     large = shared_bytes(device) >= LARGE_BYTES
     first = m, n, warps, stages = _backward_tile(dim, dtype == torch.float32, large)
     others = [(m, n, warps, stages + 1), (m, n, 12 - warps, stages), (m, n, warps, 1)]
-    others += [(64, 64, 4, 2), (32, 128, 4, 2), (64, 128, 8, 3), (32, 64, 4, 2)]
+    others += [(64, 64, 4, 2), (64, 64, 8, 2), (64, 128, 8, 3)]
     return _fitting([first, *others], dim, 2, dtype, shared_bytes(device))
 
 

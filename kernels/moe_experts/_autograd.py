@@ -61,11 +61,14 @@ def _tiles(
 
     warps = 8 if m * widest * operands > 8192 else 4
     stages = fitting(widest, block)
-    half = max(16, widest // 2)
+    # In 16 bits tiles narrower than 64 may read out of bounds on Hopper (see ssd_scan), which would
+    # end the process.
+    least = 16 if wide else 64
+    half = max(min(least, widest), widest // 2)
     tiles = [(widest, block, warps, stages), (widest, block, 12 - warps, stages)]
     tiles += [(widest, block, warps, stages - 1)] if stages > 1 else []
     tiles += [(half, block, warps, fitting(half, block)), (half, block, 4, fitting(half, block))]
-    tiles += [(widest, block // 2, warps, fitting(widest, block // 2))]
+    tiles += [(widest, 16, warps, fitting(widest, 16))] if wide else []
     return [(n, block, warps, stages + extra) for n, block, warps, stages in tiles]
 
 
