@@ -146,10 +146,14 @@ def _bench_case(
         return
     pristine = {name: x.clone() for name, x in inputs.items() if isinstance(x, Tensor)}
     tuned: dict[str, Any] = {}
-    if tune and TUNED in op.implementations:
+    if tune and TUNED in op.implementations and time.monotonic() < deadline:
         began = time.perf_counter()
-        found = tune_case(op, inputs)
-        tuned = {"tiles": found, "autotune_s": time.perf_counter() - began}
+        try:
+            tuned = {"tiles": tune_case(op, inputs)}
+        except Exception:  # noqa: BLE001  the rest is still to be timed
+            problem = f"not tuned: {traceback.format_exc(limit=-4)}"
+            yield row(TUNED, "forward", cost.forward, problem=problem)
+        tuned["autotune_s"] = time.perf_counter() - began
     for impl, call, mode in _subjects(op, inputs, only, tune):
         for name, value in pristine.items():
             inputs[name].copy_(value)  # some peers write into what they are given

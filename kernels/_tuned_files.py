@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from kernels._triton import triton
 
 FORMAT = 1
 _log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def folder() -> Path:
 
 def path(gpu: str, name: str, kernels: tuple[Any, ...]) -> Path:
     """The file of the kernels that are tuned together under ``name``."""
-    versions = f"torch-{torch.__version__}-triton-{importlib.metadata.version('triton')}"
+    versions = f"torch-{torch.__version__}-triton-{triton.__version__}"
     where = re.sub(r"[^\w.+]+", "-", f"{gpu}-{versions}")
     return folder() / where / f"{name}-{_source(kernels)}.json"
 
