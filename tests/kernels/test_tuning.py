@@ -25,7 +25,7 @@ from kernels._tuned_files import Timed
 from kernels._tuning import TUNABLES, Tunable, reset_tiles, tiles, tuning
 
 TIMES_US = {1: 50.0, 2: 40.0, 3: 30.0, 4: 20.0, 5: 10.0}
-GPU = _tuning._gpu
+GPU, CAN_BE_TIMED = _tuning._gpu, _tuning._can_be_timed
 WITH_TRITON = sorted(name for name, op in OPS.items() if "triton" in op.implementations)
 
 
@@ -227,6 +227,17 @@ def test_the_heuristic_decides_where_nothing_can_be_timed(imagined, monkeypatch,
         with tuning("on"):
             double(X)
         assert double.launched[-1] == 5, "and is tuned at the next call"
+
+
+def test_tensors_that_may_have_no_memory_and_captures_are_not_timed(monkeypatch):
+    class Other(torch.Tensor):
+        pass
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert CAN_BE_TIMED((X, None, torch.nn.Parameter(X), 3))
+    assert not CAN_BE_TIMED((X, X.as_subclass(Other)))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert not CAN_BE_TIMED((X,))
 
 
 def test_what_traces_gets_what_is_known_and_times_nothing(imagined):
