@@ -26,7 +26,8 @@ from kernels._operator import (
 from kernels._triton import as_rows, on_device, tl, triton
 from kernels._tuning import Key, Tile, Tunable, size_class
 
-TILES = [(2048, 8), (1024, 4), (2048, 4), (4096, 8), (4096, 16), (1024, 8)]  # block and warps
+# Block and warps.
+TILES: list[Tile] = [(2048, 8), (1024, 4), (2048, 4), (4096, 8), (4096, 16), (1024, 8)]
 
 
 def validate(op: str, gate: Tensor, up: Tensor | None) -> None:
@@ -228,7 +229,8 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        return *_backward(dy, *ctx.saved_tensors, ctx.act), None
+        gate, up = ctx.saved_tensors
+        return *_backward(dy, gate, up, ctx.act), None
 
 
 def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:

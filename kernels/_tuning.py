@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -279,7 +280,7 @@ def _tune(tunable: Tunable, key: Key, launch: Callable[..., Any], args: tuple[An
             with _poisoned():
                 expected = run(heuristic, fresh())
                 for tile in choices[1:]:
-                    reason = _why_not(lambda tile=tile: run(tile, fresh()), expected, key)
+                    reason = _why_not(partial(run, tile, fresh()), expected, key)
                     if reason:
                         dropped[tile] = reason
             del expected
@@ -288,7 +289,7 @@ def _tune(tunable: Tunable, key: Key, launch: Callable[..., Any], args: tuple[An
             times: dict[Tile, list[float]] = {tile: [] for tile in right}
             for _ in range(ROUNDS):
                 for tile in right:
-                    times[tile] += _times_us(lambda tile=tile: run(tile, mine), key[0])
+                    times[tile] += _times_us(partial(run, tile, mine), key[0])
     except torch.OutOfMemoryError:
         note = "not tuned: memory is short"
         return Choice(tunable.name, written, heuristic, heuristic, "heuristic", note=note)

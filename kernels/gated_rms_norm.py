@@ -323,7 +323,8 @@ class _GatedRMSNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        return *_backward(dy, *ctx.saved_tensors, ctx.group), None, None
+        x, z, weight, r = ctx.saved_tensors
+        return *_backward(dy, x, z, weight, r, ctx.group), None, None
 
 
 def _triton(

@@ -146,7 +146,7 @@ def _row_tiles(device: int, n_words: int, *_: Any) -> list[Tile]:
     """Words of a step, and warps."""
     most = power_of_two(n_words)
     block = min(65536, most)
-    tiles = [(block, max(4, min(32, block // 2048)))]
+    tiles: list[Tile] = [(block, max(4, min(32, block // 2048)))]
     for other in (4096, 8192, 16384, 32768):
         if other < most:
             tiles += [(other, max(4, min(32, other // 1024)))]

@@ -252,7 +252,7 @@ def _forward_tiles(
     rows = max(16, min(rows, 4096 // block))
     warps = 4 if rows * block <= 4096 else 8
     stages = 3 if block <= 64 else 2
-    tiles = [(rows, block_h, warps, stages), (rows, block_h, 12 - warps, stages)]
+    tiles: list[Tile] = [(rows, block_h, warps, stages), (rows, block_h, 12 - warps, stages)]
     tiles += [(rows, block_h, warps, stages + 1), (rows, block_h, warps, stages - 1)]
     if rows > 16:
         tiles += [(rows // 2, block_h, warps, stages), (rows // 2, block_h, 4, stages + 1)]

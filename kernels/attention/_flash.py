@@ -8,6 +8,7 @@ decoding) split their keys over programs and merge the shares (flash decoding).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ MAX_DIM = 256
 MAX_DIM_FP32 = 128
 
 
-def tile(dim: int, wide: bool, large: bool, rows: int) -> Tile:
+def tile(dim: int, wide: bool, large: bool, rows: int) -> tuple[int, int, int, int]:
     """Rows, keys, warps and stages of the forward kernel, by measurements on an H200.
 
     For a head dimension, FP32 (``wide``) or not, and the memory; ``rows`` may be a size class's.
@@ -81,7 +82,7 @@ def backward_tiles(device: int, dtype: torch.dtype, dim: int, *_: Any) -> list[T
 
 
 def _fitting(
-    tiles: list[Tile], dim: int, operands: int, dtype: torch.dtype, shared: int
+    tiles: Sequence[Tile], dim: int, operands: int, dtype: torch.dtype, shared: int
 ) -> list[Tile]:
     """Of the candidates, the first, and those whose blocks of keys and values fit the memory."""
     width = max(16, power_of_two(dim)) * dtype.itemsize
@@ -90,7 +91,7 @@ def _fitting(
     return list(dict.fromkeys([first, *fits]))
 
 
-def _backward_tile(dim: int, wide: bool, large: bool) -> Tile:
+def _backward_tile(dim: int, wide: bool, large: bool) -> tuple[int, int, int, int]:
     if wide:
         return 32, 32, 4, 1
     if dim <= 64:
