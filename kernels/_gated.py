@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -98,6 +99,9 @@ def _forward_kernel(
     tl.store(y_ptr + i_n * n_columns + i_c + o_c, b_s * b_up.to(tl.float32), mask=m_c)
 
 
+_launch_forward = launcher(_forward_kernel)
+
+
 @triton.jit
 def _backward_kernel(
     dy_ptr,
@@ -131,6 +135,9 @@ def _backward_kernel(
     tl.store(dup_ptr + i_n * d_stride + i_c + o_c, b_dy * b_s, mask=m_c)
 
 
+_launch_backward = launcher(_backward_kernel)
+
+
 def _flatten(*tensors: Tensor) -> tuple[Tensor, ...]:
     """As matrices of equal shape; contiguous ones as one long row, which wastes no block end."""
     # Lists and not generators: Dynamo cannot trace these around a function that it inlines.
@@ -156,7 +163,8 @@ class _Gated(torch.autograd.Function):
             gate_NF, up_NF = _flatten(gate, up)
             width = gate_NF.shape[1]
         with on_device(gate):
-            _forward_kernel[(gate_NF.shape[0] * triton.cdiv(width, BLOCK),)](
+            _launch_forward(
+                (gate_NF.shape[0] * triton.cdiv(width, BLOCK),),
                 gate_NF,
                 None if packed else up_NF,
                 y,
@@ -185,7 +193,8 @@ class _Gated(torch.autograd.Function):
             gate_NF, up_NF, dy_NF = _flatten(gate, up, dy)
         width = dy_NF.shape[1]
         with on_device(gate):
-            _backward_kernel[(dy_NF.shape[0] * triton.cdiv(width, BLOCK),)](
+            _launch_backward(
+                (dy_NF.shape[0] * triton.cdiv(width, BLOCK),),
                 dy_NF,
                 gate_NF,
                 None if up is None else up_NF,

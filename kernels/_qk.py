@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels._column_sum import column_sum
 from kernels._operator import Case, Mistake, floating, random_tensor, same_device, unit_stride
-from kernels._qk_kernels import backward_kernel, forward_kernel
-from kernels._triton import column_sum, on_device, power_of_two, sm_count
+from kernels._qk_kernels import launch_backward, launch_forward
+from kernels._triton import on_device, power_of_two, sm_count
 
 
 def _table_arguments(
@@ -60,7 +61,7 @@ def _launch_forward(
     cos, sin, positions, table_stride, step = _table_arguments(cos, sin, interleaved, dim)
     block_h, block_d = _tile(q, k, 1024)
     with on_device(q):
-        forward_kernel[(batch * length,)](
+        launch_forward((batch * length,),
             q, k, q_out, k_out, q_weight, k_weight, cos, sin,
             offsets, offset, length, positions, table_stride,
             q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
@@ -139,7 +140,7 @@ class _Normalise(torch.autograd.Function):
         programs = min(n_tokens, 8 * sm_count(q.device.index))
         partial = torch.empty(programs, 2 * dim, dtype=torch.float32, device=q.device)
         with on_device(q):
-            backward_kernel[(programs,)](
+            launch_backward((programs,),
                 q, k, dq_out, dk_out, dq, dk, q_weight, k_weight, partial, cos, sin,
                 offsets, ctx.offset, n_tokens, length, positions, table_stride,
                 q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),

@@ -23,7 +23,6 @@ __all__ = [
     "INTERPRETED",
     "MAX_GRID",
     "as_rows",
-    "column_sum",
     "dot_precision",
     "missing",
     "no_fp64",
@@ -139,30 +138,3 @@ def as_rows(x: Tensor) -> Tensor:
     """``x`` as a matrix of its last dimension's rows, each contiguous; copies only if it must."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
-
-
-@triton.jit
-def _column_sum_kernel(
-    x_ptr, out_ptr, n_rows, n_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    o_c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    m_c = o_c < n_columns
-    b_sum = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-    for start in range(0, n_rows, ROWS):
-        o_r = start + tl.arange(0, ROWS)
-        m = (o_r < n_rows)[:, None] & m_c[None, :]
-        p_x = x_ptr + o_r.to(tl.int64)[:, None] * n_columns + o_c[None, :]
-        b_sum += tl.load(p_x, mask=m, other=0.0).to(tl.float32)
-    tl.store(out_ptr + o_c, tl.sum(b_sum, axis=0), mask=m_c)
-
-
-def column_sum(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sum of the rows of a contiguous matrix [N, D], accumulated in FP32: [D] in ``dtype``.
-
-    For the partial sums that the programs of a backward kernel leave: many columns, few rows.
-    """
-    n_rows, n_columns = x.shape
-    out = torch.empty(n_columns, dtype=dtype, device=x.device)
-    grid = (triton.cdiv(n_columns, 32),)
-    _column_sum_kernel[grid](x, out, n_rows, n_columns, ROWS=128, COLUMNS=32, num_warps=4)
-    return out

@@ -22,8 +22,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels._column_sum import column_sum
 from kernels._dispatch import run
 from kernels._gated import activate
+from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -41,7 +43,6 @@ from kernels._operator import (
 )
 from kernels._triton import (
     as_rows,
-    column_sum,
     missing,
     no_fp64,
     on_device,
@@ -143,6 +144,9 @@ def _forward_kernel(
     tl.store(y_ptr + o_n[:, None] * (E * n_groups) + o_c[None, :], b_y, mask=m)
 
 
+_launch_forward = launcher(_forward_kernel)
+
+
 @triton.jit
 def _backward_kernel(
     dy_ptr,
@@ -197,6 +201,9 @@ def _backward_kernel(
         tl.store(partial_ptr + i_p * d_stride + o_c, tl.sum(b_dw, axis=0), mask=m_e)
 
 
+_launch_backward = launcher(_backward_kernel)
+
+
 def _tile(group: int, elements: int) -> tuple[int, int, int]:
     """Rows at a time, block and warps for tiles of about that many elements."""
     block = power_of_two(group)
@@ -220,7 +227,8 @@ class _GatedRMSNorm(torch.autograd.Function):
         x_ND, z_ND = as_rows(x), as_rows(z)
         rows, block, warps = _tile(group, 2048)
         with on_device(x):
-            _forward_kernel[(triton.cdiv(n_rows, rows) * n_groups,)](
+            _launch_forward(
+                (triton.cdiv(n_rows, rows) * n_groups,),
                 x_ND,
                 z_ND,
                 weight if weight is None else unit_stride(weight),
@@ -258,7 +266,8 @@ class _GatedRMSNorm(torch.autograd.Function):
             weight = unit_stride(weight)
             partial = torch.empty(programs, dim, dtype=torch.float32, device=x.device)
         with on_device(x):
-            _backward_kernel[(programs, n_groups)](
+            _launch_backward(
+                (programs, n_groups),
                 dy_ND,
                 x_ND,
                 z_ND,

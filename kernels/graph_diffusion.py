@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels._dispatch import run
+from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -136,6 +137,9 @@ def _diffuse_kernel(
     tl.store(end_ptr + o_n[:, None] * SLOTS + o_m[None, :], b_h, mask=m)
 
 
+_launch_diffuse = launcher(_diffuse_kernel)
+
+
 def _launch(
     start: Tensor, p: Tensor, steps: int, alpha: float, backward: bool, keep: bool
 ) -> tuple[Tensor, Tensor | None]:
@@ -149,7 +153,8 @@ def _launch(
     block = max(16, power_of_two(slots))
     tile = 16 if block > 64 else 32
     with on_device(start):
-        _diffuse_kernel[(triton.cdiv(n_rows, tile),)](
+        _launch_diffuse(
+            (triton.cdiv(n_rows, tile),),
             rows,
             p,
             end,

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels._dispatch import run
+from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -141,13 +142,17 @@ def _row_kernel(
             tl.store(logits_ptr + start + o_v, tl.where(counts, b_d, 0.0), mask=m)
 
 
+_launch_row = launcher(_row_kernel)
+
+
 def _rows_triton(
     logits: Tensor, target_N: Tensor, losses_N: Tensor, ignore_index: int, gradient: bool
 ) -> None:
     n_words = logits.shape[1]
     block = min(65536, power_of_two(n_words))
     with on_device(logits):
-        _row_kernel[(logits.shape[0],)](
+        _launch_row(
+            (logits.shape[0],),
             logits,
             target_N,
             losses_N,

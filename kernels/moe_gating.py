@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels._dispatch import run
+from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -188,6 +189,9 @@ def _forward_kernel(
     tl.store(count_ptr + i_p * E + o_e, tl.sum(b_taken, axis=0), mask=m_e)
 
 
+_launch_forward = launcher(_forward_kernel)
+
+
 @triton.jit
 def _statistics_kernel(
     share_ptr, count_ptr, mean_ptr, total_ptr, n_shares, n_rows,
@@ -205,6 +209,9 @@ def _statistics_kernel(
         b_total += tl.load(count_ptr + o, mask=m, other=0)
     tl.store(mean_ptr + o_e, tl.sum(b_sum, axis=0) / n_rows, mask=m_e)
     tl.store(total_ptr + o_e, tl.sum(b_total, axis=0).to(tl.int64), mask=m_e)
+
+
+_launch_statistics = launcher(_statistics_kernel)
 
 
 @triton.jit
@@ -237,6 +244,9 @@ def _backward_kernel(
     b_p = tl.load(p_ptr + o_n[:, None] * E + o_e[None, :], mask=m, other=0.0)
     b_dlogits = b_p * (b_dp - tl.sum(b_p * b_dp, axis=1)[:, None])
     tl.store(dlogits_ptr + o_n[:, None] * E + o_e[None, :], b_dlogits, mask=m)
+
+
+_launch_backward = launcher(_backward_kernel)
 
 
 def _tile(n_rows: int, n_experts: int) -> tuple[int, int, int]:
@@ -274,7 +284,7 @@ class _Gate(torch.autograd.Function):
         mixed = x.dtype != matrix.dtype
         block_h = 64 if x.element_size() == 2 and not mixed else 32
         with on_device(x):
-            _forward_kernel[(programs,)](
+            _launch_forward((programs,),
                 x_NH, matrix, noise, weight, index, p_NE, share, count,
                 n_rows, x_NH.stride(0), matrix.stride(0),
                 H=dim, E=n_experts, K=k, RENORMALISE=renormalise, NOISY=noise is not None,
@@ -283,8 +293,17 @@ class _Gate(torch.autograd.Function):
                 BLOCK_K=power_of_two(k), PRECISION=dot_precision(mixed),
                 num_warps=warps, num_stages=3 if block <= 64 else 2,
             )  # fmt: skip
-            _statistics_kernel[(triton.cdiv(n_experts, 32),)](
-                share, count, mean, total, programs, n_rows, E=n_experts, ROWS=64, BLOCK=32
+            _launch_statistics(
+                (triton.cdiv(n_experts, 32),),
+                share,
+                count,
+                mean,
+                total,
+                programs,
+                n_rows,
+                E=n_experts,
+                ROWS=64,
+                BLOCK=32,
             )
         ctx.save_for_backward(x, weight_EH, p_NE, weight, index)
         ctx.renormalise = renormalise
@@ -307,7 +326,8 @@ class _Gate(torch.autograd.Function):
         block = max(16, power_of_two(n_experts))
         rows = max(1, 2048 // block)
         with on_device(x):
-            _backward_kernel[(triton.cdiv(n_rows, rows),)](
+            _launch_backward(
+                (triton.cdiv(n_rows, rows),),
                 p_NE,
                 weight,
                 index,

@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels._column_sum import column_sum
 from kernels._dispatch import run
+from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -37,7 +39,6 @@ from kernels._operator import (
 )
 from kernels._triton import (
     as_rows,
-    column_sum,
     missing,
     no_fp64,
     on_device,
@@ -124,6 +125,9 @@ def _forward_kernel(
     tl.store(y_ptr + o_n[:, None] * D + o_d[None, :], b_y, mask=m)
 
 
+_launch_forward = launcher(_forward_kernel)
+
+
 @triton.jit
 def _backward_kernel(
     dy_ptr,
@@ -174,6 +178,9 @@ def _backward_kernel(
         tl.store(partial_ptr + i_p.to(tl.int64) * D + o_d, tl.sum(b_dw, axis=0), mask=m_d)
 
 
+_launch_backward = launcher(_backward_kernel)
+
+
 def _tile(dim: int) -> tuple[int, int, int]:
     """Rows per program, block and warps of the forward kernel; measured on an H200."""
     block = power_of_two(dim)
@@ -217,7 +224,8 @@ def forward(
             residual_ND = as_rows(residual)
         rows, block, warps = _tile(dim)
         with on_device(x):
-            _forward_kernel[(triton.cdiv(n_rows, rows),)](
+            _launch_forward(
+                (triton.cdiv(n_rows, rows),),
                 x_ND,
                 residual_ND,
                 weight if weight is None else unit_stride(weight),
@@ -258,7 +266,8 @@ def backward(
         weight = unit_stride(weight)
         partial = torch.empty(programs, dim, dtype=torch.float32, device=x.device)
     with on_device(x):
-        _backward_kernel[(programs,)](
+        _launch_backward(
+            (programs,),
             dy_ND,
             dsum_ND,
             x_ND,

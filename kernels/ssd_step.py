@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels._dispatch import run
+from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -139,6 +140,9 @@ def _step_kernel(
     tl.store(y_ptr + i_head * P + o_p, b_y, mask=m_p)
 
 
+_launch_step = launcher(_step_kernel)
+
+
 def _triton(
     x: Tensor,
     dt: Tensor,
@@ -157,7 +161,8 @@ def _triton(
     block_n = power_of_two(n_states)
     block_p = max(1, min(power_of_two(dim), TILE // block_n))
     with on_device(x):
-        _step_kernel[(triton.cdiv(dim, block_p), heads, batch)](
+        _launch_step(
+            (triton.cdiv(dim, block_p), heads, batch),
             x,
             dt,
             a.contiguous(),

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels._dispatch import run
+from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -113,6 +114,9 @@ def _select_kernel(
     tl.store(slot_ptr + i_b * length + o_s, tl.where(m, b_slot, -1), mask=m_s)
 
 
+_launch_select = launcher(_select_kernel)
+
+
 @triton.jit
 def _pull_kernel(
     source_ptr,
@@ -155,6 +159,9 @@ def _pull_kernel(
     tl.store(out_ptr + o_n[:, None] * D + o_d[None, :], b_x, mask=m)
 
 
+_launch_pull = launcher(_pull_kernel)
+
+
 def tile(dim: int) -> tuple[int, int]:
     """Rows and columns of the tile that one program moves."""
     block = min(1024, power_of_two(dim))
@@ -176,7 +183,8 @@ def pull(
     out = torch.empty(batch, length, dim, dtype=dtype, device=source.device)
     rows, block = tile(dim)
     with on_device(source):
-        _pull_kernel[(triton.cdiv(batch * length, rows), triton.cdiv(dim, block))](
+        _launch_pull(
+            (triton.cdiv(batch * length, rows), triton.cdiv(dim, block)),
             source,
             place.contiguous(),
             weight if weight is None else weight.contiguous(),
@@ -209,7 +217,8 @@ class _Route(torch.autograd.Function):
         block = power_of_two(length)
         wide = score.float()  # in halves the kernel would need twice the shared memory
         with on_device(x):
-            _select_kernel[(batch,)](
+            _launch_select(
+                (batch,),
                 wide,
                 index,
                 chosen,

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels._dispatch import run
+from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -122,6 +123,9 @@ def _backward_kernel(
     tl.store(dweight_ptr + o_n, tl.sum(b_sum, axis=1), mask=m_n)
 
 
+_launch_backward = launcher(_backward_kernel)
+
+
 class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, update: Tensor, weight: Tensor, index: Tensor) -> Tensor:
@@ -142,7 +146,8 @@ class _Scatter(torch.autograd.Function):
         dweight = torch.empty(weight.shape, dtype=weight.dtype, device=dy.device)
         rows, block = tile(dim)
         with on_device(dy):
-            _backward_kernel[(triton.cdiv(batch * chosen, rows),)](
+            _launch_backward(
+                (triton.cdiv(batch * chosen, rows),),
                 dy,
                 update,
                 weight.contiguous(),

@@ -19,17 +19,17 @@ from kernels._triton import (
     triton,
 )
 from kernels.adaptive_attention._kernels import (
-    dkdv_kernel,
-    dq_kernel,
-    forward_kernel,
-    narrow_kernel,
+    launch_dkdv,
+    launch_dq,
+    launch_forward,
+    launch_narrow,
 )
 from kernels.attention._flash import (
     backward_tile,
     forward_tile,
     refuses,
 )
-from kernels.attention._flash_kernels import delta_kernel
+from kernels.attention._flash_kernels import launch_delta
 
 _FP8_UNITS = hardware.needs("FP8", (8, 9))
 
@@ -50,7 +50,7 @@ def _narrowed(
     low = torch.empty(batch, heads, tokens, dim, dtype=dtype, device=x.device)
     unit = torch.empty(batch, heads, tokens, dtype=torch.float32, device=x.device)
     n_rows = batch * heads * tokens
-    narrow_kernel[(triton.cdiv(n_rows, 32),)](
+    launch_narrow((triton.cdiv(n_rows, 32),),
         x, near, low, unit, bits, n_rows, tokens, x.stride(0), x.stride(1), x.stride(2),
         near.stride(0), near.stride(1), near.stride(2),
         HEADS=heads, R=heads // bits.shape[0], D=dim, BITS=threshold, ROWS=32, BLOCK_D=block_d,
@@ -95,7 +95,7 @@ class _Adaptive(torch.autograd.Function):
             if bits is not None:
                 q, q_low, q_unit = _narrowed(q, bits, threshold, block_d)
                 k, k_low, k_unit = _narrowed(k, bits, threshold, block_d)
-            forward_kernel[(batch * groups * triton.cdiv(rows, m),)](
+            launch_forward((batch * groups * triton.cdiv(rows, m),),
                 q, q_low, q_unit, k, k_low, k_unit, v, out, lse, rank, bits, length, keys,
                 q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
                 v.stride(0), v.stride(1), v.stride(2),
@@ -126,18 +126,18 @@ class _Adaptive(torch.autograd.Function):
         )  # fmt: skip
         options = ctx.options | {"num_warps": warps, "num_stages": stages}
         with on_device(q):
-            delta_kernel[(triton.cdiv(n_rows, 32),)](
+            launch_delta((triton.cdiv(n_rows, 32),),
                 out, dout, delta, n_rows, length, heads,
                 out.stride(0), out.stride(1), out.stride(2),
                 dout.stride(0), dout.stride(1), dout.stride(2),
                 D=dim, ROWS=32, BLOCK_D=options["BLOCK_D"], num_warps=4,
             )  # fmt: skip
-            dkdv_kernel[(batch * groups * triton.cdiv(keys, n),)](
+            launch_dkdv((batch * groups * triton.cdiv(keys, n),),
                 q, k, v, dout, lse, delta, dk, dv, rank, length, keys, *strides,
                 dk.stride(0), dk.stride(1), dk.stride(2), dv.stride(0), dv.stride(1), dv.stride(2),
                 M=m, N=n, **options,
             )  # fmt: skip
-            dq_kernel[(batch * groups * triton.cdiv(length * (heads // groups), n),)](
+            launch_dq((batch * groups * triton.cdiv(length * (heads // groups), n),),
                 q, k, v, dout, lse, delta, dq, rank, length, keys, *strides,
                 dq.stride(0), dq.stride(1), dq.stride(2),
                 M=n, N=m, **options,

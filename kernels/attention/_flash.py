@@ -26,11 +26,11 @@ from kernels._triton import (
     triton,
 )
 from kernels.attention._flash_kernels import (
-    delta_kernel,
-    dkdv_kernel,
-    dq_kernel,
-    forward_kernel,
-    merge_kernel,
+    launch_delta,
+    launch_dkdv,
+    launch_dq,
+    launch_forward,
+    launch_merge,
 )
 from kernels.attention._masks import RECOMPUTED_ULPS
 
@@ -105,7 +105,7 @@ class _Flash(torch.autograd.Function):
             strides = target.stride()[:4]
         lengths = 0 if kv_length is None else 1 if kv_length.numel() == 1 else 2
         with on_device(q):
-            forward_kernel[(batch * groups * splits * triton.cdiv(rows, m),)](
+            launch_forward((batch * groups * splits * triton.cdiv(rows, m),),
                 q, k, v, target, target_lse, kv_length, length, keys, window or 0, splits,
                 q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
                 v.stride(0), v.stride(1), v.stride(2),
@@ -116,7 +116,7 @@ class _Flash(torch.autograd.Function):
                 num_warps=warps, num_stages=stages,
             )  # fmt: skip
             if splits > 1:
-                merge_kernel[(batch * heads * length,)](
+                launch_merge((batch * heads * length,),
                     target, target_lse, out, lse, batch * heads * length, splits, length, heads,
                     out.stride(0), out.stride(1), out.stride(2),
                     D=dim, BLOCK_D=power_of_two(dim), SPLITS=power_of_two(splits), num_warps=4,
@@ -143,13 +143,13 @@ class _Flash(torch.autograd.Function):
             "PRECISION": dot_precision(), "num_warps": warps, "num_stages": stages,
         }  # fmt: skip
         with on_device(q):
-            delta_kernel[(triton.cdiv(n_rows, 32),)](
+            launch_delta((triton.cdiv(n_rows, 32),),
                 out, dout, delta, n_rows, length, heads,
                 out.stride(0), out.stride(1), out.stride(2),
                 dout.stride(0), dout.stride(1), dout.stride(2),
                 D=dim, ROWS=32, BLOCK_D=block_d, num_warps=4,
             )  # fmt: skip
-            dkdv_kernel[(batch * groups * triton.cdiv(keys, n),)](
+            launch_dkdv((batch * groups * triton.cdiv(keys, n),),
                 q, k, v, dout, lse, delta, dk, dv, kv_length, length, keys, window or 0,
                 q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
                 v.stride(0), v.stride(1), v.stride(2),
@@ -157,7 +157,7 @@ class _Flash(torch.autograd.Function):
                 dk.stride(0), dk.stride(1), dk.stride(2), dv.stride(0), dv.stride(1), dv.stride(2),
                 M=m, N=n, **options,
             )  # fmt: skip
-            dq_kernel[(batch * groups * triton.cdiv(length * (heads // groups), n),)](
+            launch_dq((batch * groups * triton.cdiv(length * (heads // groups), n),),
                 q, k, v, dout, lse, delta, dq, kv_length, length, keys, window or 0,
                 q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
                 v.stride(0), v.stride(1), v.stride(2),

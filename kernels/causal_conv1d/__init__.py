@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels._column_sum import column_sum
 from kernels._dispatch import run
 from kernels._operator import (
     Case,
@@ -44,7 +45,6 @@ from kernels._operator import (
 )
 from kernels._triton import (
     MAX_GRID,
-    column_sum,
     missing,
     no_fp64,
     on_device,
@@ -52,7 +52,7 @@ from kernels._triton import (
     sm_count,
     triton,
 )
-from kernels.causal_conv1d._kernels import backward_kernel, forward_kernel
+from kernels.causal_conv1d._kernels import launch_backward, launch_forward
 
 ACTIVATIONS = (None, "silu")
 WIDTHS = (2, 3, 4)
@@ -156,7 +156,8 @@ class _CausalConv(torch.autograd.Function):
         x, weight = unit_stride(x), unit_stride(weight)
         stretch, block, grid = _grid(x, 16)
         with on_device(x):
-            forward_kernel[grid](
+            launch_forward(
+                grid,
                 x,
                 weight,
                 bias if bias is None else bias.contiguous(),
@@ -193,7 +194,8 @@ class _CausalConv(torch.autograd.Function):
             grid[1] * batch, (width + 1) * dim, dtype=torch.float32, device=x.device
         )
         with on_device(x):
-            backward_kernel[grid](
+            launch_backward(
+                grid,
                 dy,
                 dfinal.contiguous(),
                 x,

@@ -19,11 +19,11 @@ from kernels._triton import (
 )
 from kernels.moe_experts._order import Order, by_expert
 from kernels.moe_experts._products import (
-    combine_kernel,
-    hidden_kernel,
-    product_kernel,
-    slope_kernel,
-    weight_kernel,
+    launch_combine,
+    launch_hidden,
+    launch_product,
+    launch_slope,
+    launch_weight,
 )
 
 
@@ -90,7 +90,7 @@ def _hidden(
     both = torch.empty(len(hidden), 2 * sizes.width, **_like(x)) if keep else None
     tile = _tile(x, m, 32 if x.dtype == torch.float32 else 128, sizes.width, operands=2)
     n_blocks = order.block.shape[1]
-    hidden_kernel[(n_blocks * triton.cdiv(sizes.width, tile.n),)](
+    launch_hidden((n_blocks * triton.cdiv(sizes.width, tile.n),),
         x, order.choice, order.block, gate, up, hidden, both, n_blocks,
         x.stride(0), gate.stride(0), gate.stride(1), up.stride(0), up.stride(1),
         D=sizes.dim, F=sizes.width, K=sizes.k, KEEP=keep, **tile.options,
@@ -121,7 +121,7 @@ def _product(
     tile = _tile(a, m, 64 if a.dtype == torch.float32 else 256, columns)
     n_blocks = order.block.shape[1]
     other = b if second is None else second
-    product_kernel[(n_blocks * triton.cdiv(columns, tile.n),)](
+    launch_product((n_blocks * triton.cdiv(columns, tile.n),),
         a, b, second, order.choice, order.block, out, n_blocks, a.stride(0),
         b.stride(0), b.stride(1), other.stride(0), other.stride(1),
         J=columns, R=depth, K=k, TRANSPOSED=transposed, TOKENS=k > 0, TWO=second is not None,
@@ -139,7 +139,7 @@ def _slope(
     dweight = torch.zeros(weight.shape, **_like(weight))  # of a dropped choice it stays zero
     block = min(1024, power_of_two(width))
     rows = max(1, min(16, 2048 // block))
-    slope_kernel[(triton.cdiv(n_rows, rows),)](
+    launch_slope((triton.cdiv(n_rows, rows),),
         dhidden, both, order.choice, order.first, weight, dboth, dweight,
         E=experts, F=width, ROWS=rows, BLOCK=block, num_warps=4,
     )  # fmt: skip
@@ -157,7 +157,7 @@ def _weight_gradient(
     tile = _tile(a, max(16, min(64 if wide else 128, power_of_two(p))), 64 if wide else 256, q)
     # Two stages more, in which it is loaded which tokens the next rows are of.
     tile = tile._replace(stages=tile.stages + 2)
-    weight_kernel[(experts * triton.cdiv(p, tile.m) * triton.cdiv(q, tile.n),)](
+    launch_weight((experts * triton.cdiv(p, tile.m) * triton.cdiv(q, tile.n),),
         a, b, order.choice, order.first, out, a.stride(0), b.stride(0), out.stride(0),
         out.stride(1), P=p, Q=q, K=k, TOKENS_A=tokens_first, **tile.options,
     )  # fmt: skip
@@ -169,7 +169,7 @@ def _combine(rows: Tensor, order: Order, weight: Tensor | None, n_tokens: int, k
     out = torch.empty(n_tokens, dim, **_like(rows))
     block = min(1024, power_of_two(dim))
     n_rows = max(1, min(16, 2048 // block))
-    combine_kernel[(triton.cdiv(n_tokens, n_rows), triton.cdiv(dim, block))](
+    launch_combine((triton.cdiv(n_tokens, n_rows), triton.cdiv(dim, block)),
         rows, order.row, weight, out, n_tokens,
         D=dim, K=k, WEIGHTED=weight is not None, ROWS=n_rows, BLOCK=block, num_warps=4,
     )  # fmt: skip

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels._launch import launcher
 from kernels._triton import on_device, power_of_two, tl, triton
 
 
@@ -50,6 +51,9 @@ def _count_kernel(
         o_a = i_p * chunk + start + tl.arange(0, SUB)
         b_count += tl.sum(_one_hot(index_ptr, o_a, n_choices, o_e, E), axis=0)
     tl.store(count_ptr + i_p * E + o_e, b_count, mask=o_e < E)
+
+
+_launch_count = launcher(_count_kernel)
 
 
 @triton.jit
@@ -93,6 +97,9 @@ def _table_kernel(
         tl.store(block_ptr + 2 * n_blocks + o_b, b_until, mask=m_b)
 
 
+_launch_table = launcher(_table_kernel)
+
+
 @triton.jit
 def _place_kernel(
     index_ptr, next_ptr, choice_ptr, row_ptr, n_choices, chunk,
@@ -110,6 +117,9 @@ def _place_kernel(
         tl.store(choice_ptr + b_row, o_a.to(tl.int32), mask=m_some)
         tl.store(row_ptr + o_a, tl.where(m_some, b_row, -1), mask=o_a < n_choices)
         b_next += tl.sum(b_is, axis=0)
+
+
+_launch_place = launcher(_place_kernel)
 
 
 def by_expert(index: Tensor, n_experts: int, m: int) -> Order:
@@ -131,11 +141,11 @@ def by_expert(index: Tensor, n_experts: int, m: int) -> Order:
     index = index.contiguous()
     tile = {"E": n_experts, "BLOCK_E": block_e, "num_warps": 4}
     with on_device(index):
-        _count_kernel[(n_chunks,)](index, count, n_choices, chunk, SUB=sub, **tile)
-        _table_kernel[(1,)](
-            count, order.first, order.block, n_chunks, n_blocks, M=m, ROWS=sub, **tile
+        _launch_count((n_chunks,), index, count, n_choices, chunk, SUB=sub, **tile)
+        _launch_table(
+            (1,), count, order.first, order.block, n_chunks, n_blocks, M=m, ROWS=sub, **tile
         )
-        _place_kernel[(n_chunks,)](
-            index, count, order.choice, order.row, n_choices, chunk, SUB=sub, **tile
+        _launch_place(
+            (n_chunks,), index, count, order.choice, order.row, n_choices, chunk, SUB=sub, **tile
         )
     return order

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels._column_sum import column_sum
 from kernels._operator import unit_stride
 from kernels._triton import (
     INTERPRETED,
-    column_sum,
     has_large_memory,
     on_device,
     power_of_two,
@@ -20,11 +20,11 @@ from kernels._triton import (
     triton,
 )
 from kernels.ssd_scan._gradient_kernels import (
-    head_gradients_kernel,
-    outputs_gradient_kernel,
-    states_gradient_kernel,
+    launch_head_gradients,
+    launch_outputs_gradient,
+    launch_states_gradient,
 )
-from kernels.ssd_scan._kernels import join_kernel, scan_kernel, steps_kernel, walk_kernel
+from kernels.ssd_scan._kernels import launch_join, launch_scan, launch_steps, launch_walk
 
 CHUNK = 64  # unless another is asked for; results do not depend on it
 
@@ -141,7 +141,7 @@ class _Scan:
         sums = torch.empty_like(step, dtype=torch.float64)
         block = min(16, power_of_two(heads))
         with on_device(x):
-            steps_kernel[(n_chunks, triton.cdiv(heads, block), batch)](
+            launch_steps((n_chunks, triton.cdiv(heads, block), batch),
                 dt, a, bias, step, sums, length, heads, dt.stride(0), dt.stride(1), dt.stride(2),
                 SOFTPLUS=softplus, HAS_BIAS=bias is not None, Q=chunk, BLOCK_H=block, num_warps=4,
             )  # fmt: skip
@@ -180,7 +180,7 @@ class _Scan:
         x, b, c = self.x, self.b, self.c
         batch, length, heads, _ = x.shape
         with on_device(x):
-            scan_kernel[(heads, self.n_segments, batch)](
+            launch_scan((heads, self.n_segments, batch),
                 x, b, c, self.d, self.step, self.sums, begin, y, end,
                 length, self.per_segment, heads // b.shape[2],
                 x.stride(0), x.stride(1), x.stride(2),
@@ -204,7 +204,7 @@ class _Scan:
         """The states along all segments, of x and B, or backward their gradients, of dy and C."""
         batch, length, heads, _ = self.x.shape
         with on_device(v):
-            walk_kernel[(heads, self.n_segments, batch)](
+            launch_walk((heads, self.n_segments, batch),
                 v, w, self.step, self.sums, first, kept, last, total,
                 length, self.per_segment, heads // w.shape[2],
                 v.stride(0), v.stride(1), v.stride(2),
@@ -224,7 +224,7 @@ class _Scan:
         size = states[0, 0, 0].numel()
         block = min(1024, power_of_two(size))
         with on_device(v):
-            join_kernel[(triton.cdiv(size, block), heads, batch)](
+            launch_join((triton.cdiv(size, block), heads, batch),
                 first, states, total, last, self.n_segments, heads,
                 SIZE=size, HAS_FIRST=first is not None, BACKWARD=backward, BLOCK=block,
                 num_warps=4,
@@ -303,7 +303,7 @@ class Scan(torch.autograd.Function):
         x, b, c = scan.x, scan.b, scan.c
         blocks = _blocks(x, b, scan.chunk)
         with on_device(x):
-            outputs_gradient_kernel[(n_chunks, parts, batch)](
+            launch_outputs_gradient((n_chunks, parts, batch),
                 dy, x, b, c, scan.step, scan.sums, starts, db, dc,
                 length, heads, heads // groups,
                 dy.stride(0), dy.stride(1), dy.stride(2),
@@ -312,11 +312,11 @@ class Scan(torch.autograd.Function):
                 c.stride(0), c.stride(1), c.stride(2),
                 HEADS=together, **blocks,
             )  # fmt: skip
-            states_gradient_kernel[(n_chunks, parts, batch)](
+            launch_states_gradient((n_chunks, parts, batch),
                 x, scan.step, scan.sums, ends, db, length, heads,
                 x.stride(0), x.stride(1), x.stride(2), HEADS=together, **blocks,
             )  # fmt: skip
-            head_gradients_kernel[(n_chunks, heads, batch)](
+            launch_head_gradients((n_chunks, heads, batch),
                 dy, x, dt, scan.a, b, c, scan.d, scan.bias, scan.step, scan.sums, starts, ends,
                 dx, ddt, partial,
                 length, heads // groups,

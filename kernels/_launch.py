@@ -1,0 +1,119 @@
+"""Launching a Triton kernel that was launched like this before, without asking Triton again.
+
+Triton's own launch finds out at every call which compiled kernel its arguments need: the dtype of
+each pointer and whether it is a multiple of 16, whether each integer is 1, a multiple of 16 or
+wider than 32 bits, each constant and option. A launcher keeps what Triton then answered under a key
+that is finer than Triton's: the current device, dtype and address modulo 16 of each pointer, and
+the values themselves of integers, constants and options. What is not kept yet is launched by Triton
+itself, so that nothing here repeats its rules; under its key, the same compiled kernel is then
+called as Triton calls it, on the stream that is current at that call.
+
+Triton launches by itself wherever it does more than that: while Dynamo traces, in the interpreter,
+on tensors without memory, and while hooks, debugging or instrumentation are switched on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kernels._triton import INSTALLED
+
+MOST_KEPT = 4096  # keys of one kernel; more are sizes that change at every call
+
+if INSTALLED:
+    from triton import knobs
+    from triton.compiler import CompiledKernel
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+_WITH_MEMORY = frozenset((torch.Tensor, torch.nn.Parameter))  # a subclass may have none
+
+
+def launcher(kernel: Any) -> Callable[..., None]:
+    """A function that launches ``kernel``: ``launch(grid, *arguments, **options)``.
+
+    It does what ``kernel[grid](*arguments, **options)`` does, and returns nothing. Parameters whose
+    names end in ``_ptr`` take tensors or None, and the first of them a tensor; of the others, those
+    that are not constants take integers.
+    """
+    if not INSTALLED or not isinstance(kernel, JITFunction):
+
+        def launch(grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+            kernel[grid](*arguments, **options)
+
+        return launch
+    local: dict[str, Any] = {}
+    code = compile(_source(kernel), f"launcher of {kernel.module}.{kernel.__name__}", "exec")
+    exec(code, globals(), local)
+    return local["make"](kernel, {}, driver, _WITH_MEMORY, _watched, _keep)
+
+
+_LAUNCHER = """
+def make(kernel, kept, driver, with_memory, watched, keep):
+  def launch(grid, {parameters}, **options):
+    if torch.compiler.is_compiling() or type({first}) not in with_memory or watched(kernel):
+      kernel[grid]({parameters}, **options)
+      return
+    {addresses}
+    active = driver.active
+    device = active.get_current_device()
+    key = (device, {key}, *options.items())
+    found = kept.get(key)
+    if found is None:
+      keep(kept, key, kernel, kernel[grid]({parameters}, **options))
+      return
+    run, function, metadata, _ = found
+    x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
+    stream = active.get_current_stream(device)
+    run(x, y, z, stream, function, metadata, None, None, None, {values})
+  return launch
+"""
+
+
+def _source(kernel: Any) -> str:
+    """Written out for one kernel, as Triton's own binder is: a loop over parameters is slower."""
+    names = [parameter.name for parameter in kernel.params]
+    pointers = [name for name in names if name.endswith("_ptr")]
+    return _LAUNCHER.format(
+        parameters=", ".join(names),
+        first=pointers[0],
+        addresses="\n    ".join(
+            f"a_{name} = t_{name} = None\n"
+            f"    if {name} is not None: a_{name}, t_{name} = {name}.data_ptr(), {name}.dtype"
+            for name in pointers
+        ),
+        key=", ".join(
+            f"t_{name}, a_{name} and a_{name} & 15" if name in pointers else name for name in names
+        ),
+        values=", ".join(f"a_{name}" if name in pointers else name for name in names),
+    )
+
+
+def _watched(kernel: Any) -> bool:
+    """Whether Triton's own launch would tell someone, or compile in another way than usual."""
+    runtime = knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(
+        getattr(enter, "calls", enter)  # a chain of hooks, or one, or None
+        or getattr(leave, "calls", leave)
+        or kernel.pre_run_hooks
+        or runtime.debug
+        or runtime.add_stages_inspection_hook
+        or knobs.compilation.instrumentation_mode
+    )
+
+
+def _keep(kept: dict[Any, Any], key: tuple[Any, ...], kernel: Any, compiled: Any) -> None:
+    if (
+        not isinstance(compiled, CompiledKernel)  # still being compiled
+        or kernel.used_global_vals  # Triton checks at each launch that they are what they were
+        or any(isinstance(part, torch.Tensor) for part in key)  # by identity, which says too little
+    ):
+        return
+    if len(kept) >= MOST_KEPT:
+        kept.clear()
+    # With the kernel itself, which would unload its code if it went.
+    kept[key] = compiled.run, compiled.function, compiled.packed_metadata, compiled
