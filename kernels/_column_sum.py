@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels._launch import launcher
+from kernels._operator import cdiv
 from kernels._triton import tl, triton
 
 
@@ -34,6 +35,6 @@ def column_sum(x: Tensor, dtype: torch.dtype) -> Tensor:
     """
     n_rows, n_columns = x.shape
     out = torch.empty(n_columns, dtype=dtype, device=x.device)
-    grid = (triton.cdiv(n_columns, 32),)
+    grid = (cdiv(n_columns, 32),)
     _launch_column_sum(grid, x, out, n_rows, n_columns, ROWS=128, COLUMNS=32, num_warps=4)
     return out

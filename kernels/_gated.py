@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
 from kernels._launch import launcher
 from kernels._operator import (
     Case,
@@ -19,6 +19,8 @@ from kernels._operator import (
     Inputs,
     Mistake,
     Work,
+    blank,
+    cdiv,
     floating,
     random_tensor,
     same_device,
@@ -164,7 +166,7 @@ class _Gated(torch.autograd.Function):
             width = gate_NF.shape[1]
         with on_device(gate):
             _launch_forward(
-                (gate_NF.shape[0] * triton.cdiv(width, BLOCK),),
+                (gate_NF.shape[0] * cdiv(width, BLOCK),),
                 gate_NF,
                 None if packed else up_NF,
                 y,
@@ -182,8 +184,8 @@ class _Gated(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         gate, up = ctx.saved_tensors
-        dgate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-        dup = None if up is None else torch.empty(up.shape, dtype=up.dtype, device=up.device)
+        dgate = blank(gate)
+        dup = None if up is None else blank(up)
         if not dy.numel():
             return dgate, dup, None
         if up is None:
@@ -194,7 +196,7 @@ class _Gated(torch.autograd.Function):
         width = dy_NF.shape[1]
         with on_device(gate):
             _launch_backward(
-                (dy_NF.shape[0] * triton.cdiv(width, BLOCK),),
+                (dy_NF.shape[0] * cdiv(width, BLOCK),),
                 dy_NF,
                 gate_NF,
                 None if up is None else up_NF,
@@ -214,7 +216,7 @@ class _Gated(torch.autograd.Function):
 
 def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
     """``act(gate) * up`` by Triton; ``act`` is silu, gelu or gelu_tanh."""
-    return _Gated.apply(gate, up, act)
+    return applied(_Gated, gate, up, act)
 
 
 def inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:

@@ -97,7 +97,7 @@ def _watched(kernel: Any) -> bool:
     runtime = knobs.runtime
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     return bool(
-        getattr(enter, "calls", enter)  # a chain of hooks, or one, or None
+        getattr(enter, "calls", enter)  # a chain of hooks, one hook, or None
         or getattr(leave, "calls", leave)
         or kernel.pre_run_hooks
         or runtime.debug

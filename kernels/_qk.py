@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
 from kernels._column_sum import column_sum
 from kernels._operator import Case, Mistake, floating, random_tensor, same_device, unit_stride
 from kernels._qk_kernels import launch_backward, launch_forward
@@ -162,7 +162,7 @@ def rotate(
 ) -> tuple[Tensor, Tensor]:
     """Rotated q and k, by Triton."""
     number, tensor = _split(offset)
-    return _Rotate.apply(q, k, cos, sin, interleaved, number, tensor)
+    return applied(_Rotate, q, k, cos, sin, interleaved, number, tensor)
 
 
 def normalise(
@@ -178,7 +178,7 @@ def normalise(
 ) -> tuple[Tensor, Tensor]:
     """Normalised and, given a table, then rotated q and k, by Triton."""
     number, tensor = _split(offset)
-    return _Normalise.apply(q, k, q_weight, k_weight, cos, sin, interleaved, number, tensor, eps)
+    return applied(_Normalise, q, k, q_weight, k_weight, cos, sin, interleaved, number, tensor, eps)
 
 
 def _split(offset: int | Tensor) -> tuple[int, Tensor | None]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels import hardware
-from kernels._operator import traced_as_constant
+from kernels._operator import traced_as_constant, unit_stride
 
 __all__ = [
     "DISABLED",
@@ -103,17 +103,21 @@ _nothing = contextlib.nullcontext()
 @traced_as_constant
 def sm_count(device_index: int | None) -> int:
     """Multiprocessors of a GPU (None: the current one); CPU cores where kernels are interpreted."""
-    if INTERPRETED or not torch.cuda.is_available():
-        return hardware.of("cpu").sm_count
-    return hardware.of(torch.device("cuda", device_index)).sm_count
+    gpu = _gpu(device_index)
+    return hardware.of("cpu").sm_count if gpu is None else gpu.sm_count
 
 
 @traced_as_constant
 def shared_bytes(device_index: int | None) -> int:
     """Shared memory that one block of a GPU can have (None: the current one); plenty elsewhere."""
-    if INTERPRETED or not torch.cuda.is_available():
-        return 227 << 10
-    return hardware.of(torch.device("cuda", device_index)).shared_bytes
+    gpu = _gpu(device_index)
+    return 227 << 10 if gpu is None else gpu.shared_bytes
+
+
+def _gpu(index: int | None) -> hardware.Hardware | None:
+    if INTERPRETED or not hardware.any_cuda():
+        return None
+    return hardware.of_gpu(torch.cuda.current_device() if index is None else index)
 
 
 def has_large_memory(x: Tensor) -> bool:
@@ -130,11 +134,11 @@ def dot_precision(exact: bool = False) -> str:
     """
     if not exact and torch.get_float32_matmul_precision() != "highest":
         return "tf32"
-    on_gpu = torch.cuda.is_available() and not INTERPRETED
-    return "tf32x3" if not on_gpu or hardware.of("cuda").tf32 else "ieee"
+    gpu = _gpu(None)
+    return "tf32x3" if gpu is None or gpu.tf32 else "ieee"
 
 
 def as_rows(x: Tensor) -> Tensor:
     """``x`` as a matrix of its last dimension's rows, each contiguous; copies only if it must."""
-    rows = x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(1) == 1 else rows.contiguous()
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    return unit_stride(rows)

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
 from kernels._column_sum import column_sum
 from kernels._dispatch import run
 from kernels._gated import activate
@@ -35,6 +35,8 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    blank,
+    cdiv,
     floating,
     random_tensor,
     same_device,
@@ -216,7 +218,7 @@ class _GatedRMSNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, z: Tensor, weight: Tensor | None, group: int, eps: float
     ) -> Tensor:
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        y = blank(x)
         n_groups = x.shape[-1] // max(group, 1)
         n_rows = x.numel() // max(x.shape[-1], 1)
         r = torch.empty(n_rows * n_groups, dtype=torch.float32, device=x.device)
@@ -228,7 +230,7 @@ class _GatedRMSNorm(torch.autograd.Function):
         rows, block, warps = _tile(group, 2048)
         with on_device(x):
             _launch_forward(
-                (triton.cdiv(n_rows, rows) * n_groups,),
+                (cdiv(n_rows, rows) * n_groups,),
                 x_ND,
                 z_ND,
                 weight if weight is None else unit_stride(weight),
@@ -251,8 +253,8 @@ class _GatedRMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, z, weight, r = ctx.saved_tensors
-        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        dz = torch.empty(z.shape, dtype=z.dtype, device=z.device)
+        dx = blank(x)
+        dz = blank(z)
         if not dy.numel():
             return dx, dz, None if weight is None else torch.zeros_like(weight), None, None
         dim, group = x.shape[-1], ctx.group
@@ -260,7 +262,7 @@ class _GatedRMSNorm(torch.autograd.Function):
         n_rows, n_groups = x_ND.shape[0], dim // group
         rows, block, warps = _tile(group, 4096)
         per_group = max(1, 16 // warps * sm_count(x.device.index) // n_groups)
-        programs = min(triton.cdiv(n_rows, rows), per_group)
+        programs = min(cdiv(n_rows, rows), per_group)
         partial = dweight = None
         if weight is not None:
             weight = unit_stride(weight)
@@ -296,7 +298,7 @@ class _GatedRMSNorm(torch.autograd.Function):
 def _triton(
     x: Tensor, z: Tensor, weight: Tensor | None, group_size: int | None, eps: float
 ) -> Tensor:
-    return _GatedRMSNorm.apply(x, z, weight, group_size or x.shape[-1], eps)
+    return applied(_GatedRMSNorm, x, z, weight, group_size or x.shape[-1], eps)
 
 
 def _refuses(

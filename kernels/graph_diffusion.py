@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
 from kernels._dispatch import run
 from kernels._launch import launcher
 from kernels._operator import (
@@ -32,6 +32,8 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    blank,
+    cdiv,
     floating,
     random_tensor,
     same_device,
@@ -146,7 +148,7 @@ def _launch(
     slots = p.shape[0]
     n_rows = start.numel() // slots
     rows = unit_stride(start.reshape(n_rows, slots))
-    end = torch.empty(start.shape, dtype=start.dtype, device=start.device)
+    end = blank(start)
     states = None
     if keep:
         states = torch.empty(steps, n_rows, slots, dtype=torch.float32, device=start.device)
@@ -154,7 +156,7 @@ def _launch(
     tile = 16 if block > 64 else 32
     with on_device(start):
         _launch_diffuse(
-            (triton.cdiv(n_rows, tile),),
+            (cdiv(n_rows, tile),),
             rows,
             p,
             end,
@@ -198,7 +200,7 @@ class _Diffuse(torch.autograd.Function):
 
 
 def _triton(h: Tensor, p: Tensor, steps: int, alpha: float) -> Tensor:
-    return _Diffuse.apply(h, p, steps, alpha, torch.is_grad_enabled() and p.requires_grad)
+    return applied(_Diffuse, h, p, steps, alpha, torch.is_grad_enabled() and p.requires_grad)
 
 
 def _refuses(h: Tensor, p: Tensor, steps: int, alpha: float) -> str | None:

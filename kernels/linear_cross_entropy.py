@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
 from kernels._dispatch import run
 from kernels._launch import launcher
 from kernels._operator import (
@@ -235,7 +235,8 @@ def _by(rows: Callable[..., None]) -> Callable[..., Tensor]:
         x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str
     ) -> Tensor:
         enabled = torch.is_grad_enabled()
-        return _LinearCrossEntropy.apply(
+        return applied(
+            _LinearCrossEntropy,
             x,
             weight,
             target,

@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
 from kernels._dispatch import run
 from kernels._launch import launcher
 from kernels._operator import (
@@ -40,6 +40,7 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    cdiv,
     floating,
     random_tensor,
     same_device,
@@ -277,7 +278,7 @@ class _Gate(torch.autograd.Function):
         index = torch.empty(shape, dtype=torch.int64, device=x.device)
         p_NE = torch.empty(n_rows, n_experts, **make) if keep else None
         rows, block, warps = _tile(n_rows, n_experts)
-        programs = triton.cdiv(n_rows, rows)
+        programs = cdiv(n_rows, rows)
         share, mean = torch.empty(programs, n_experts, **make), torch.empty(n_experts, **make)
         count = torch.empty(programs, n_experts, dtype=torch.int32, device=x.device)
         total = torch.empty(n_experts, dtype=torch.int64, device=x.device)
@@ -294,7 +295,7 @@ class _Gate(torch.autograd.Function):
                 num_warps=warps, num_stages=3 if block <= 64 else 2,
             )  # fmt: skip
             _launch_statistics(
-                (triton.cdiv(n_experts, 32),),
+                (cdiv(n_experts, 32),),
                 share,
                 count,
                 mean,
@@ -327,7 +328,7 @@ class _Gate(torch.autograd.Function):
         rows = max(1, 2048 // block)
         with on_device(x):
             _launch_backward(
-                (triton.cdiv(n_rows, rows),),
+                (cdiv(n_rows, rows),),
                 p_NE,
                 weight,
                 index,
@@ -358,7 +359,7 @@ def _triton(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     learned = [t.requires_grad for t in (x, weight_EH, noise) if t is not None]
     keep = torch.is_grad_enabled() and any(learned)
-    return _Gate.apply(x, weight_EH, k, renormalise, noise, keep)
+    return applied(_Gate, x, weight_EH, k, renormalise, noise, keep)
 
 
 def _refuses(

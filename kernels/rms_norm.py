@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
 from kernels._column_sum import column_sum
 from kernels._dispatch import run
 from kernels._launch import launcher
@@ -31,6 +31,8 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    blank,
+    cdiv,
     floating,
     random_tensor,
     same_device,
@@ -211,7 +213,7 @@ def forward(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """By Triton: y of x's dtype, the sum ``x + residual`` of residual's, and r [rows] in FP32."""
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = blank(x)
     total = residual_ND = None
     if residual is not None:
         total = torch.empty(x.shape, dtype=residual.dtype, device=x.device)
@@ -225,7 +227,7 @@ def forward(
         rows, block, warps = _tile(dim)
         with on_device(x):
             _launch_forward(
-                (triton.cdiv(n_rows, rows),),
+                (cdiv(n_rows, rows),),
                 x_ND,
                 residual_ND,
                 weight if weight is None else unit_stride(weight),
@@ -250,7 +252,7 @@ def backward(
     dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, r: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """By Triton: the gradients of x, to which ``dsum`` is added if given, and of weight."""
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dx = blank(x)
     if not x.numel():
         return dx, None if weight is None else torch.zeros_like(weight)
     dim = x.shape[-1]
@@ -260,7 +262,7 @@ def backward(
     row_bytes = sum(t.element_size() for t in (x_ND, dy_ND, dsum_ND) if t is not None)
     shared = shared_bytes(x.device.index)
     rows, block, warps, per_sm, stages = _backward_tile(dim, row_bytes, shared)
-    programs = min(triton.cdiv(n_rows, rows), per_sm * sm_count(x.device.index))
+    programs = min(cdiv(n_rows, rows), per_sm * sm_count(x.device.index))
     partial = dweight = None
     if weight is not None:
         weight = unit_stride(weight)
@@ -307,7 +309,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def _triton(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    return _RMSNorm.apply(x, weight, eps)
+    return applied(_RMSNorm, x, weight, eps)
 
 
 def refuses(x: Tensor, *_: Any) -> str | None:

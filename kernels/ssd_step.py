@@ -25,6 +25,8 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    blank,
+    cdiv,
     tensor_bytes,
     unit_stride,
 )
@@ -155,14 +157,14 @@ def _triton(
     softplus: bool,
 ) -> tuple[Tensor, Tensor]:
     (batch, heads, dim), (groups, n_states) = x.shape, b.shape[1:]
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    new = torch.empty(state.shape, dtype=state.dtype, device=x.device)
+    y = blank(x)
+    new = blank(state)
     x, b, c = unit_stride(x), unit_stride(b), unit_stride(c)
     block_n = power_of_two(n_states)
     block_p = max(1, min(power_of_two(dim), TILE // block_n))
     with on_device(x):
         _launch_step(
-            (triton.cdiv(dim, block_p), heads, batch),
+            (cdiv(dim, block_p), heads, batch),
             x,
             dt,
             a.contiguous(),

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
 from kernels._dispatch import run
 from kernels._launch import launcher
 from kernels._operator import (
@@ -30,6 +30,7 @@ from kernels._operator import (
     Mistake,
     Operator,
     Work,
+    cdiv,
     floating,
     random_tensor,
     same_device,
@@ -184,7 +185,7 @@ def pull(
     rows, block = tile(dim)
     with on_device(source):
         _launch_pull(
-            (triton.cdiv(batch * length, rows), triton.cdiv(dim, block)),
+            (cdiv(batch * length, rows), cdiv(dim, block)),
             source,
             place.contiguous(),
             weight if weight is None else weight.contiguous(),
@@ -245,7 +246,7 @@ class _Route(torch.autograd.Function):
 
 
 def _triton(x: Tensor, score: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    return _Route.apply(x, score, k)
+    return applied(_Route, x, score, k)
 
 
 def _refuses(x: Tensor, score: Tensor, k: int) -> str | None:

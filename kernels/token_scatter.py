@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
 from kernels._dispatch import run
 from kernels._launch import launcher
 from kernels._operator import (
@@ -31,6 +31,8 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    blank,
+    cdiv,
     floating,
     random_tensor,
     same_device,
@@ -142,12 +144,12 @@ class _Scatter(torch.autograd.Function):
         update, weight, index = ctx.saved_tensors
         update, dy = unit_stride(update), unit_stride(dy)
         batch, chosen, dim = update.shape
-        dupdate = torch.empty(update.shape, dtype=update.dtype, device=dy.device)
-        dweight = torch.empty(weight.shape, dtype=weight.dtype, device=dy.device)
+        dupdate = blank(update)
+        dweight = blank(weight)
         rows, block = tile(dim)
         with on_device(dy):
             _launch_backward(
-                (triton.cdiv(batch * chosen, rows),),
+                (cdiv(batch * chosen, rows),),
                 dy,
                 update,
                 weight.contiguous(),
@@ -169,7 +171,7 @@ class _Scatter(torch.autograd.Function):
 
 
 def _triton(x: Tensor, update: Tensor, weight: Tensor, index: Tensor) -> Tensor:
-    return _Scatter.apply(x, update, weight, index)
+    return applied(_Scatter, x, update, weight, index)
 
 
 def _refuses(x: Tensor, update: Tensor, weight: Tensor, index: Tensor) -> str | None:

@@ -6,17 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from kernels import hardware
-from kernels._operator import Implementation, unit_stride
+from kernels._autograd import applied, once_differentiable
+from kernels._operator import Implementation, cdiv, unit_stride
 from kernels._triton import (
     dot_precision,
     has_large_memory,
     missing,
     on_device,
     power_of_two,
-    triton,
 )
 from kernels.adaptive_attention._kernels import (
     launch_dkdv,
@@ -50,7 +49,7 @@ def _narrowed(
     low = torch.empty(batch, heads, tokens, dim, dtype=dtype, device=x.device)
     unit = torch.empty(batch, heads, tokens, dtype=torch.float32, device=x.device)
     n_rows = batch * heads * tokens
-    launch_narrow((triton.cdiv(n_rows, 32),),
+    launch_narrow((cdiv(n_rows, 32),),
         x, near, low, unit, bits, n_rows, tokens, x.stride(0), x.stride(1), x.stride(2),
         near.stride(0), near.stride(1), near.stride(2),
         HEADS=heads, R=heads // bits.shape[0], D=dim, BITS=threshold, ROWS=32, BLOCK_D=block_d,
@@ -95,7 +94,7 @@ class _Adaptive(torch.autograd.Function):
             if bits is not None:
                 q, q_low, q_unit = _narrowed(q, bits, threshold, block_d)
                 k, k_low, k_unit = _narrowed(k, bits, threshold, block_d)
-            launch_forward((batch * groups * triton.cdiv(rows, m),),
+            launch_forward((batch * groups * cdiv(rows, m),),
                 q, q_low, q_unit, k, k_low, k_unit, v, out, lse, rank, bits, length, keys,
                 q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
                 v.stride(0), v.stride(1), v.stride(2),
@@ -126,18 +125,18 @@ class _Adaptive(torch.autograd.Function):
         )  # fmt: skip
         options = ctx.options | {"num_warps": warps, "num_stages": stages}
         with on_device(q):
-            launch_delta((triton.cdiv(n_rows, 32),),
+            launch_delta((cdiv(n_rows, 32),),
                 out, dout, delta, n_rows, length, heads,
                 out.stride(0), out.stride(1), out.stride(2),
                 dout.stride(0), dout.stride(1), dout.stride(2),
                 D=dim, ROWS=32, BLOCK_D=options["BLOCK_D"], num_warps=4,
             )  # fmt: skip
-            launch_dkdv((batch * groups * triton.cdiv(keys, n),),
+            launch_dkdv((batch * groups * cdiv(keys, n),),
                 q, k, v, dout, lse, delta, dk, dv, rank, length, keys, *strides,
                 dk.stride(0), dk.stride(1), dk.stride(2), dv.stride(0), dv.stride(1), dv.stride(2),
                 M=m, N=n, **options,
             )  # fmt: skip
-            launch_dq((batch * groups * triton.cdiv(length * (heads // groups), n),),
+            launch_dq((batch * groups * cdiv(length * (heads // groups), n),),
                 q, k, v, dout, lse, delta, dq, rank, length, keys, *strides,
                 dq.stride(0), dq.stride(1), dq.stride(2),
                 M=n, N=m, **options,
@@ -167,7 +166,7 @@ def _call(
     threshold = _threshold(q, allow_fp8)
     rank = None if rank is None else rank.contiguous()
     bits = None if bits is None or threshold == 0 else bits.contiguous()
-    return _Adaptive.apply(q, k, v, rank, bits, causal, scale, threshold)
+    return applied(_Adaptive, q, k, v, rank, bits, causal, scale, threshold)
 
 
 def _refuses(

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from kernels._operator import Implementation, unit_stride
+from kernels._autograd import applied, once_differentiable
+from kernels._operator import Implementation, cdiv, unit_stride
 from kernels._triton import (
     dot_precision,
     has_large_memory,
@@ -23,7 +23,6 @@ from kernels._triton import (
     on_device,
     power_of_two,
     sm_count,
-    triton,
 )
 from kernels.attention._flash_kernels import (
     launch_delta,
@@ -70,11 +69,11 @@ def backward_tile(q: Tensor) -> tuple[int, int, int, int]:
 
 def _splits(q: Tensor, k: Tensor, rows: int, m: int, n: int) -> int:
     """Over how many programs the keys of one block of rows are split."""
-    programs = q.shape[0] * k.shape[1] * triton.cdiv(rows, m)
+    programs = q.shape[0] * k.shape[1] * cdiv(rows, m)
     if rows > 64:
         return 1
-    wanted = triton.cdiv(2 * sm_count(q.device.index), programs)
-    return max(1, min(wanted, 64, triton.cdiv(k.shape[2], 2 * n)))
+    wanted = cdiv(2 * sm_count(q.device.index), programs)
+    return max(1, min(wanted, 64, cdiv(k.shape[2], 2 * n)))
 
 
 class _Flash(torch.autograd.Function):
@@ -105,7 +104,7 @@ class _Flash(torch.autograd.Function):
             strides = target.stride()[:4]
         lengths = 0 if kv_length is None else 1 if kv_length.numel() == 1 else 2
         with on_device(q):
-            launch_forward((batch * groups * splits * triton.cdiv(rows, m),),
+            launch_forward((batch * groups * splits * cdiv(rows, m),),
                 q, k, v, target, target_lse, kv_length, length, keys, window or 0, splits,
                 q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
                 v.stride(0), v.stride(1), v.stride(2),
@@ -143,13 +142,13 @@ class _Flash(torch.autograd.Function):
             "PRECISION": dot_precision(), "num_warps": warps, "num_stages": stages,
         }  # fmt: skip
         with on_device(q):
-            launch_delta((triton.cdiv(n_rows, 32),),
+            launch_delta((cdiv(n_rows, 32),),
                 out, dout, delta, n_rows, length, heads,
                 out.stride(0), out.stride(1), out.stride(2),
                 dout.stride(0), dout.stride(1), dout.stride(2),
                 D=dim, ROWS=32, BLOCK_D=block_d, num_warps=4,
             )  # fmt: skip
-            launch_dkdv((batch * groups * triton.cdiv(keys, n),),
+            launch_dkdv((batch * groups * cdiv(keys, n),),
                 q, k, v, dout, lse, delta, dk, dv, kv_length, length, keys, window or 0,
                 q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
                 v.stride(0), v.stride(1), v.stride(2),
@@ -157,7 +156,7 @@ class _Flash(torch.autograd.Function):
                 dk.stride(0), dk.stride(1), dk.stride(2), dv.stride(0), dv.stride(1), dv.stride(2),
                 M=m, N=n, **options,
             )  # fmt: skip
-            launch_dq((batch * groups * triton.cdiv(length * (heads // groups), n),),
+            launch_dq((batch * groups * cdiv(length * (heads // groups), n),),
                 q, k, v, dout, lse, delta, dq, kv_length, length, keys, window or 0,
                 q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
                 v.stride(0), v.stride(1), v.stride(2),
@@ -180,7 +179,7 @@ def _call(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if kv_length is not None:
         kv_length = kv_length.contiguous()
-    return _Flash.apply(q, k, v, causal, window, scale, kv_length)
+    return applied(_Flash, q, k, v, causal, window, scale, kv_length)
 
 
 def refuses(q: Tensor, k: Tensor, *_: Any) -> str | None:

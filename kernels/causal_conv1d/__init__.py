@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
 from kernels._column_sum import column_sum
 from kernels._dispatch import run
 from kernels._operator import (
@@ -37,6 +37,8 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    blank,
+    cdiv,
     floating,
     random_tensor,
     same_device,
@@ -50,7 +52,6 @@ from kernels._triton import (
     on_device,
     power_of_two,
     sm_count,
-    triton,
 )
 from kernels.causal_conv1d._kernels import launch_backward, launch_forward
 
@@ -132,10 +133,10 @@ def _grid(x: Tensor, thread_bytes: int) -> tuple[int, int, tuple[int, int, int]]
     """
     block = 32 * thread_bytes // x.element_size()
     batch, length, dim = x.shape
-    columns = triton.cdiv(dim, block)
-    long = batch * columns * triton.cdiv(length, STRETCH) >= 16 * sm_count(x.device.index)
+    columns = cdiv(dim, block)
+    long = batch * columns * cdiv(length, STRETCH) >= 16 * sm_count(x.device.index)
     stretch = STRETCH if long else max(4, min(STRETCH // 4, power_of_two(length)))
-    return stretch, block, (columns, triton.cdiv(length, stretch), batch)
+    return stretch, block, (columns, cdiv(length, stretch), batch)
 
 
 class _CausalConv(torch.autograd.Function):
@@ -151,7 +152,7 @@ class _CausalConv(torch.autograd.Function):
         ctx.save_for_backward(x, weight, bias, state)
         ctx.silu = silu
         (batch, length, dim), width = x.shape, weight.shape[1]
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        y = blank(x)
         final = torch.empty(batch, dim, width, dtype=x.dtype, device=x.device)
         x, weight = unit_stride(x), unit_stride(weight)
         stretch, block, grid = _grid(x, 16)
@@ -184,7 +185,7 @@ class _CausalConv(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, state = ctx.saved_tensors
         (batch, length, dim), width = x.shape, weight.shape[1]
-        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        dx = blank(x)
         dstate = None
         if state is not None:
             dstate = torch.empty(batch, dim, width, dtype=state.dtype, device=x.device)
@@ -229,12 +230,12 @@ class _CausalConv(torch.autograd.Function):
 def _triton(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, activation: str | None
 ) -> tuple[Tensor, Tensor]:
-    return _CausalConv.apply(x, weight, bias, state, activation == "silu")
+    return applied(_CausalConv, x, weight, bias, state, activation == "silu")
 
 
 def _refuses(x: Tensor, *_: Any) -> str | None:
     batch, length, _ = x.shape
-    if max(batch, triton.cdiv(length, STRETCH)) > MAX_GRID:
+    if max(batch, cdiv(length, STRETCH)) > MAX_GRID:
         return (
             f"takes up to {MAX_GRID} samples of {MAX_GRID * STRETCH} rows, not {batch} of {length}"
         )

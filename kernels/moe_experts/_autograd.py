@@ -6,16 +6,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from kernels._operator import unit_stride
+from kernels._autograd import once_differentiable
+from kernels._operator import blank, cdiv, unit_stride
 from kernels._triton import (
     as_rows,
     dot_precision,
     on_device,
     power_of_two,
     shared_bytes,
-    triton,
 )
 from kernels.moe_experts._order import Order, by_expert
 from kernels.moe_experts._products import (
@@ -90,7 +89,7 @@ def _hidden(
     both = torch.empty(len(hidden), 2 * sizes.width, **_like(x)) if keep else None
     tile = _tile(x, m, 32 if x.dtype == torch.float32 else 128, sizes.width, operands=2)
     n_blocks = order.block.shape[1]
-    launch_hidden((n_blocks * triton.cdiv(sizes.width, tile.n),),
+    launch_hidden((n_blocks * cdiv(sizes.width, tile.n),),
         x, order.choice, order.block, gate, up, hidden, both, n_blocks,
         x.stride(0), gate.stride(0), gate.stride(1), up.stride(0), up.stride(1),
         D=sizes.dim, F=sizes.width, K=sizes.k, KEEP=keep, **tile.options,
@@ -121,7 +120,7 @@ def _product(
     tile = _tile(a, m, 64 if a.dtype == torch.float32 else 256, columns)
     n_blocks = order.block.shape[1]
     other = b if second is None else second
-    launch_product((n_blocks * triton.cdiv(columns, tile.n),),
+    launch_product((n_blocks * cdiv(columns, tile.n),),
         a, b, second, order.choice, order.block, out, n_blocks, a.stride(0),
         b.stride(0), b.stride(1), other.stride(0), other.stride(1),
         J=columns, R=depth, K=k, TRANSPOSED=transposed, TOKENS=k > 0, TWO=second is not None,
@@ -135,11 +134,11 @@ def _slope(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of both halves before the activation and of the routing weights."""
     n_rows, width = dhidden.shape
-    dboth = torch.empty(both.shape, **_like(both))
+    dboth = blank(both)
     dweight = torch.zeros(weight.shape, **_like(weight))  # of a dropped choice it stays zero
     block = min(1024, power_of_two(width))
     rows = max(1, min(16, 2048 // block))
-    launch_slope((triton.cdiv(n_rows, rows),),
+    launch_slope((cdiv(n_rows, rows),),
         dhidden, both, order.choice, order.first, weight, dboth, dweight,
         E=experts, F=width, ROWS=rows, BLOCK=block, num_warps=4,
     )  # fmt: skip
@@ -150,14 +149,14 @@ def _weight_gradient(
     tokens: Tensor, rows: Tensor, order: Order, like: Tensor, k: int, tokens_first: bool
 ) -> Tensor:
     """Of the weights [E, P, Q]: tokens^T rows of each expert, or rows^T tokens."""
-    out = torch.empty(like.shape, **_like(like))
+    out = blank(like)
     experts, p, q = like.shape
     a, b = (tokens, rows) if tokens_first else (rows, tokens)
     wide = a.dtype == torch.float32
     tile = _tile(a, max(16, min(64 if wide else 128, power_of_two(p))), 64 if wide else 256, q)
     # Two stages more, in which it is loaded which tokens the next rows are of.
     tile = tile._replace(stages=tile.stages + 2)
-    launch_weight((experts * triton.cdiv(p, tile.m) * triton.cdiv(q, tile.n),),
+    launch_weight((experts * cdiv(p, tile.m) * cdiv(q, tile.n),),
         a, b, order.choice, order.first, out, a.stride(0), b.stride(0), out.stride(0),
         out.stride(1), P=p, Q=q, K=k, TOKENS_A=tokens_first, **tile.options,
     )  # fmt: skip
@@ -169,7 +168,7 @@ def _combine(rows: Tensor, order: Order, weight: Tensor | None, n_tokens: int, k
     out = torch.empty(n_tokens, dim, **_like(rows))
     block = min(1024, power_of_two(dim))
     n_rows = max(1, min(16, 2048 // block))
-    launch_combine((triton.cdiv(n_tokens, n_rows), triton.cdiv(dim, block)),
+    launch_combine((cdiv(n_tokens, n_rows), cdiv(dim, block)),
         rows, order.row, weight, out, n_tokens,
         D=dim, K=k, WEIGHTED=weight is not None, ROWS=n_rows, BLOCK=block, num_warps=4,
     )  # fmt: skip

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels._launch import launcher
+from kernels._operator import cdiv
 from kernels._triton import on_device, power_of_two, tl, triton
 
 
@@ -127,8 +128,8 @@ def by_expert(index: Tensor, n_experts: int, m: int) -> Order:
     n_choices, device = index.numel(), index.device
     block_e = max(16, power_of_two(n_experts))
     sub = max(16, 4096 // block_e)
-    chunk = sub * triton.cdiv(n_choices, 256 * sub)
-    n_chunks = triton.cdiv(n_choices, chunk)
+    chunk = sub * cdiv(n_choices, 256 * sub)
+    n_chunks = cdiv(n_choices, chunk)
     n_blocks = (n_choices + min(n_experts, n_choices) * (m - 1)) // m
     make = {"dtype": torch.int32, "device": device}
     count = torch.empty(n_chunks, n_experts, **make)

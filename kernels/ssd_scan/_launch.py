@@ -7,17 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import once_differentiable
 from kernels._column_sum import column_sum
-from kernels._operator import unit_stride
+from kernels._operator import blank, cdiv, unit_stride
 from kernels._triton import (
     INTERPRETED,
     has_large_memory,
     on_device,
     power_of_two,
     sm_count,
-    triton,
 )
 from kernels.ssd_scan._gradient_kernels import (
     launch_head_gradients,
@@ -41,12 +40,12 @@ def _segments(x: Tensor, n_states: int, asked: int | None) -> tuple[int, int, in
     batch, length, heads, _ = x.shape
     least, most = chunks(x, n_states)
     chunk = max(least, min(asked or most, power_of_two(length)))
-    n_chunks = triton.cdiv(length, chunk)
+    n_chunks = cdiv(length, chunk)
     # Cutting costs a walk more. Eight programs a multiprocessor, measured, then make up for it.
     idle = batch * heads < sm_count(x.device.index)
-    wanted = triton.cdiv(8 * sm_count(x.device.index), batch * heads) if idle else 1
-    per_segment = triton.cdiv(n_chunks, min(wanted, n_chunks))
-    return chunk, per_segment, triton.cdiv(n_chunks, per_segment)
+    wanted = cdiv(8 * sm_count(x.device.index), batch * heads) if idle else 1
+    per_segment = cdiv(n_chunks, min(wanted, n_chunks))
+    return chunk, per_segment, cdiv(n_chunks, per_segment)
 
 
 def held_bytes(
@@ -141,7 +140,7 @@ class _Scan:
         sums = torch.empty_like(step, dtype=torch.float64)
         block = min(16, power_of_two(heads))
         with on_device(x):
-            launch_steps((n_chunks, triton.cdiv(heads, block), batch),
+            launch_steps((n_chunks, cdiv(heads, block), batch),
                 dt, a, bias, step, sums, length, heads, dt.stride(0), dt.stride(1), dt.stride(2),
                 SOFTPLUS=softplus, HAS_BIAS=bias is not None, Q=chunk, BLOCK_H=block, num_warps=4,
             )  # fmt: skip
@@ -224,7 +223,7 @@ class _Scan:
         size = states[0, 0, 0].numel()
         block = min(1024, power_of_two(size))
         with on_device(v):
-            launch_join((triton.cdiv(size, block), heads, batch),
+            launch_join((cdiv(size, block), heads, batch),
                 first, states, total, last, self.n_segments, heads,
                 SIZE=size, HAS_FIRST=first is not None, BACKWARD=backward, BLOCK=block,
                 num_warps=4,
@@ -260,7 +259,7 @@ class Scan(torch.autograd.Function):
         chunk: int | None,
     ) -> tuple[Tensor, Tensor]:
         scan = _Scan.of(x, dt, a, b, c, d, bias, softplus, chunk)
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        y = blank(x)
         final = scan.new_states(1).squeeze(1)
         begin = None if initial is None else initial.contiguous()
         if scan.n_segments == 1:
@@ -293,8 +292,8 @@ class Scan(torch.autograd.Function):
             dend = scan.begins(dy, scan.c, dfinal, dinitial, backward=True)
             scan.walk(dy, scan.c, dend, backward=True, kept=ends)
 
-        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        ddt = torch.empty(dt.shape, dtype=dt.dtype, device=x.device)
+        dx = blank(x)
+        ddt = blank(dt)
         together = _heads_together(heads, groups, batch * scan.n_chunks * heads, x.device.index)
         parts = heads // together
         n_chunks = scan.n_chunks
