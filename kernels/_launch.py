@@ -14,7 +14,9 @@ on tensors without memory, and while hooks, debugging or instrumentation are swi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ if INSTALLED:
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
+_KEPT: list[dict[Any, Any]] = []  # by every launcher
 _WITH_MEMORY = frozenset((torch.Tensor, torch.nn.Parameter))  # a subclass may have none
 
 
@@ -48,7 +51,35 @@ def launcher(kernel: Any) -> Callable[..., None]:
     local: dict[str, Any] = {}
     code = compile(_source(kernel), f"launcher of {kernel.module}.{kernel.__name__}", "exec")
     exec(code, globals(), local)
-    return local["make"](kernel, {}, driver, _WITH_MEMORY, _watched, _keep)
+    kept: dict[Any, Any] = {}
+    _KEPT.append(kept)
+    return local["make"](kernel, kept, driver, _WITH_MEMORY, _watched, _keep)
+
+
+@contextlib.contextmanager
+def launches_timed() -> Iterator[list[int]]:
+    """Nanoseconds in Triton's launcher and the driver, for each launch kept before that runs again.
+
+    Not for what is launched in other ways: for the first time, by a library, by compiled code.
+    """
+    spent_ns: list[int] = []
+
+    def timed(run: Callable[..., None]) -> Callable[..., None]:
+        def launch(*arguments: Any) -> None:
+            began = time.perf_counter_ns()
+            run(*arguments)
+            spent_ns.append(time.perf_counter_ns() - began)
+
+        return launch
+
+    before = [(kept, dict(kept)) for kept in _KEPT]
+    for kept, entries in before:
+        kept.update({key: (timed(run), *rest) for key, (run, *rest) in entries.items()})
+    try:
+        yield spent_ns
+    finally:
+        for kept, entries in before:
+            kept.update(entries)
 
 
 _LAUNCHER = """
