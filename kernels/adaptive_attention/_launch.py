@@ -50,8 +50,8 @@ def _narrowed(
     unit = torch.empty(batch, heads, tokens, dtype=torch.float32, device=x.device)
     n_rows = batch * heads * tokens
     launch_narrow((cdiv(n_rows, 32),),
-        x, near, low, unit, bits, n_rows, tokens, x.stride(0), x.stride(1), x.stride(2),
-        near.stride(0), near.stride(1), near.stride(2),
+        x, near, low, unit, bits, n_rows, tokens, *x.stride()[:3],
+        *near.stride()[:3],
         HEADS=heads, R=heads // bits.shape[0], D=dim, BITS=threshold, ROWS=32, BLOCK_D=block_d,
         num_warps=4,
     )  # fmt: skip
@@ -96,9 +96,7 @@ class _Adaptive(torch.autograd.Function):
                 k, k_low, k_unit = _narrowed(k, bits, threshold, block_d)
             launch_forward((batch * groups * cdiv(rows, m),),
                 q, q_low, q_unit, k, k_low, k_unit, v, out, lse, rank, bits, length, keys,
-                q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-                v.stride(0), v.stride(1), v.stride(2),
-                out.stride(0), out.stride(1), out.stride(2),
+                *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
                 BITS=threshold if bits is not None else 0, M=m, N=n,
                 num_warps=warps, num_stages=stages, **ctx.options,
             )  # fmt: skip
@@ -119,26 +117,23 @@ class _Adaptive(torch.autograd.Function):
         n_rows = batch * heads * length
         m, n, warps, stages = _fitting(backward_tile(q), q)
         strides = (
-            q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-            v.stride(0), v.stride(1), v.stride(2),
-            dout.stride(0), dout.stride(1), dout.stride(2),
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3],
         )  # fmt: skip
         options = ctx.options | {"num_warps": warps, "num_stages": stages}
         with on_device(q):
             launch_delta((cdiv(n_rows, 32),),
                 out, dout, delta, n_rows, length, heads,
-                out.stride(0), out.stride(1), out.stride(2),
-                dout.stride(0), dout.stride(1), dout.stride(2),
+                *out.stride()[:3], *dout.stride()[:3],
                 D=dim, ROWS=32, BLOCK_D=options["BLOCK_D"], num_warps=4,
             )  # fmt: skip
             launch_dkdv((batch * groups * cdiv(keys, n),),
                 q, k, v, dout, lse, delta, dk, dv, rank, length, keys, *strides,
-                dk.stride(0), dk.stride(1), dk.stride(2), dv.stride(0), dv.stride(1), dv.stride(2),
+                *dk.stride()[:3], *dv.stride()[:3],
                 M=m, N=n, **options,
             )  # fmt: skip
             launch_dq((batch * groups * cdiv(length * (heads // groups), n),),
                 q, k, v, dout, lse, delta, dq, rank, length, keys, *strides,
-                dq.stride(0), dq.stride(1), dq.stride(2),
+                *dq.stride()[:3],
                 M=n, N=m, **options,
             )  # fmt: skip
         return dq, dk, dv, None, None, None, None, None

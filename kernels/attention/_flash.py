@@ -106,8 +106,7 @@ class _Flash(torch.autograd.Function):
         with on_device(q):
             launch_forward((batch * groups * splits * cdiv(rows, m),),
                 q, k, v, target, target_lse, kv_length, length, keys, window or 0, splits,
-                q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-                v.stride(0), v.stride(1), v.stride(2),
+                *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
                 strides[0], strides[1], strides[2], strides[3],
                 GROUPS=groups, R=heads // groups, D=dim, SCALE=scale, CAUSAL=causal,
                 WINDOW=window is not None, LENGTHS=lengths, SPLIT=splits > 1, M=m, N=n,
@@ -117,7 +116,7 @@ class _Flash(torch.autograd.Function):
             if splits > 1:
                 launch_merge((batch * heads * length,),
                     target, target_lse, out, lse, batch * heads * length, splits, length, heads,
-                    out.stride(0), out.stride(1), out.stride(2),
+                    *out.stride()[:3],
                     D=dim, BLOCK_D=power_of_two(dim), SPLITS=power_of_two(splits), num_warps=4,
                 )  # fmt: skip
         ctx.save_for_backward(q, k, v, out, lse, kv_length)
@@ -144,24 +143,19 @@ class _Flash(torch.autograd.Function):
         with on_device(q):
             launch_delta((cdiv(n_rows, 32),),
                 out, dout, delta, n_rows, length, heads,
-                out.stride(0), out.stride(1), out.stride(2),
-                dout.stride(0), dout.stride(1), dout.stride(2),
+                *out.stride()[:3], *dout.stride()[:3],
                 D=dim, ROWS=32, BLOCK_D=block_d, num_warps=4,
             )  # fmt: skip
             launch_dkdv((batch * groups * cdiv(keys, n),),
                 q, k, v, dout, lse, delta, dk, dv, kv_length, length, keys, window or 0,
-                q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-                v.stride(0), v.stride(1), v.stride(2),
-                dout.stride(0), dout.stride(1), dout.stride(2),
-                dk.stride(0), dk.stride(1), dk.stride(2), dv.stride(0), dv.stride(1), dv.stride(2),
+                *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3],
+                *dk.stride()[:3], *dv.stride()[:3],
                 M=m, N=n, **options,
             )  # fmt: skip
             launch_dq((batch * groups * cdiv(length * (heads // groups), n),),
                 q, k, v, dout, lse, delta, dq, kv_length, length, keys, window or 0,
-                q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-                v.stride(0), v.stride(1), v.stride(2),
-                dout.stride(0), dout.stride(1), dout.stride(2),
-                dq.stride(0), dq.stride(1), dq.stride(2),
+                *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dout.stride()[:3],
+                *dq.stride()[:3],
                 M=n, N=m, **options,
             )  # fmt: skip
         return dq, dk, dv, None, None, None, None

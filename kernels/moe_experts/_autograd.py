@@ -91,7 +91,7 @@ def _hidden(
     n_blocks = order.block.shape[1]
     launch_hidden((n_blocks * cdiv(sizes.width, tile.n),),
         x, order.choice, order.block, gate, up, hidden, both, n_blocks,
-        x.stride(0), gate.stride(0), gate.stride(1), up.stride(0), up.stride(1),
+        x.stride(0), *gate.stride()[:2], *up.stride()[:2],
         D=sizes.dim, F=sizes.width, K=sizes.k, KEEP=keep, **tile.options,
     )  # fmt: skip
     return hidden, both
@@ -122,7 +122,7 @@ def _product(
     other = b if second is None else second
     launch_product((n_blocks * cdiv(columns, tile.n),),
         a, b, second, order.choice, order.block, out, n_blocks, a.stride(0),
-        b.stride(0), b.stride(1), other.stride(0), other.stride(1),
+        *b.stride()[:2], *other.stride()[:2],
         J=columns, R=depth, K=k, TRANSPOSED=transposed, TOKENS=k > 0, TWO=second is not None,
         **tile.options,
     )  # fmt: skip
@@ -157,8 +157,8 @@ def _weight_gradient(
     # Two stages more, in which it is loaded which tokens the next rows are of.
     tile = tile._replace(stages=tile.stages + 2)
     launch_weight((experts * cdiv(p, tile.m) * cdiv(q, tile.n),),
-        a, b, order.choice, order.first, out, a.stride(0), b.stride(0), out.stride(0),
-        out.stride(1), P=p, Q=q, K=k, TOKENS_A=tokens_first, **tile.options,
+        a, b, order.choice, order.first, out, a.stride(0), b.stride(0), *out.stride()[:2],
+        P=p, Q=q, K=k, TOKENS_A=tokens_first, **tile.options,
     )  # fmt: skip
     return out
 

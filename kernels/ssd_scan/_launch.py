@@ -141,7 +141,7 @@ class _Scan:
         block = min(16, power_of_two(heads))
         with on_device(x):
             launch_steps((n_chunks, cdiv(heads, block), batch),
-                dt, a, bias, step, sums, length, heads, dt.stride(0), dt.stride(1), dt.stride(2),
+                dt, a, bias, step, sums, length, heads, *dt.stride()[:3],
                 SOFTPLUS=softplus, HAS_BIAS=bias is not None, Q=chunk, BLOCK_H=block, num_warps=4,
             )  # fmt: skip
         return cls(
@@ -182,9 +182,7 @@ class _Scan:
             launch_scan((heads, self.n_segments, batch),
                 x, b, c, self.d, self.step, self.sums, begin, y, end,
                 length, self.per_segment, heads // b.shape[2],
-                x.stride(0), x.stride(1), x.stride(2),
-                b.stride(0), b.stride(1), b.stride(2),
-                c.stride(0), c.stride(1), c.stride(2),
+                *x.stride()[:3], *b.stride()[:3], *c.stride()[:3],
                 HAS_D=self.d is not None, HAS_BEGIN=begin is not None, END=end is not None,
                 **_blocks(x, b, self.chunk),
             )  # fmt: skip
@@ -206,8 +204,7 @@ class _Scan:
             launch_walk((heads, self.n_segments, batch),
                 v, w, self.step, self.sums, first, kept, last, total,
                 length, self.per_segment, heads // w.shape[2],
-                v.stride(0), v.stride(1), v.stride(2),
-                w.stride(0), w.stride(1), w.stride(2),
+                *v.stride()[:3], *w.stride()[:3],
                 HAS_FIRST=first is not None, KEEP=kept is not None, LAST=last is not None,
                 TOTAL=total is not None, BACKWARD=backward, **_blocks(self.x, w, self.chunk),
             )  # fmt: skip
@@ -305,25 +302,19 @@ class Scan(torch.autograd.Function):
             launch_outputs_gradient((n_chunks, parts, batch),
                 dy, x, b, c, scan.step, scan.sums, starts, db, dc,
                 length, heads, heads // groups,
-                dy.stride(0), dy.stride(1), dy.stride(2),
-                x.stride(0), x.stride(1), x.stride(2),
-                b.stride(0), b.stride(1), b.stride(2),
-                c.stride(0), c.stride(1), c.stride(2),
+                *dy.stride()[:3], *x.stride()[:3], *b.stride()[:3], *c.stride()[:3],
                 HEADS=together, **blocks,
             )  # fmt: skip
             launch_states_gradient((n_chunks, parts, batch),
                 x, scan.step, scan.sums, ends, db, length, heads,
-                x.stride(0), x.stride(1), x.stride(2), HEADS=together, **blocks,
+                *x.stride()[:3], HEADS=together, **blocks,
             )  # fmt: skip
             launch_head_gradients((n_chunks, heads, batch),
                 dy, x, dt, scan.a, b, c, scan.d, scan.bias, scan.step, scan.sums, starts, ends,
                 dx, ddt, partial,
                 length, heads // groups,
-                dy.stride(0), dy.stride(1), dy.stride(2),
-                x.stride(0), x.stride(1), x.stride(2),
-                dt.stride(0), dt.stride(1), dt.stride(2),
-                b.stride(0), b.stride(1), b.stride(2),
-                c.stride(0), c.stride(1), c.stride(2),
+                *dy.stride()[:3], *x.stride()[:3], *dt.stride()[:3], *b.stride()[:3],
+                *c.stride()[:3],
                 SOFTPLUS=ctx.softplus, HAS_D=d is not None, HAS_BIAS=bias is not None, **blocks,
             )  # fmt: skip
             sums = column_sum(partial, torch.float32).view(3, heads)
