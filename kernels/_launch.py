@@ -40,7 +40,8 @@ def launcher(kernel: Any) -> Callable[..., None]:
 
     It does what ``kernel[grid](*arguments, **options)`` does, and returns nothing. Parameters whose
     names end in ``_ptr`` take tensors or None, and the first of them a tensor; of the others, those
-    that are not constants take integers.
+    that are not constants take integers. That all tensors are on the current GPU is the caller's
+    to see to: Triton looks only the first time.
     """
     if not INSTALLED or not isinstance(kernel, JITFunction):
 
@@ -82,24 +83,25 @@ def launches_timed() -> Iterator[list[int]]:
             kept.update(entries)
 
 
+# Names of parameters come into it, which is why all others begin with an underscore.
 _LAUNCHER = """
-def make(kernel, kept, driver, with_memory, watched, keep):
-  def launch(grid, {parameters}, **options):
-    if torch.compiler.is_compiling() or type({first}) not in with_memory or watched(kernel):
-      kernel[grid]({parameters}, **options)
+def make(_kernel, _kept, _driver, _with_memory, _watched, _keep):
+  def launch(_grid, {parameters}, **_options):
+    if torch.compiler.is_compiling() or type({first}) not in _with_memory or _watched(_kernel):
+      _kernel[_grid]({parameters}, **_options)
       return
     {addresses}
-    active = driver.active
-    device = active.get_current_device()
-    key = (device, {key}, *options.items())
-    found = kept.get(key)
-    if found is None:
-      keep(kept, key, kernel, kernel[grid]({parameters}, **options))
+    _active = _driver.active
+    _device = _active.get_current_device()
+    _key = (_device, {key}, *_options.items())
+    _found = _kept.get(_key)
+    if _found is None:
+      _keep(_kept, _key, _kernel, _kernel[_grid]({parameters}, **_options))
       return
-    run, function, metadata, _ = found
-    x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
-    stream = active.get_current_stream(device)
-    run(x, y, z, stream, function, metadata, None, None, None, {values})
+    _run, _function, _metadata, _ = _found
+    _x, _y, _z = _grid if len(_grid) == 3 else (*_grid, 1, 1)[:3]
+    _stream = _active.get_current_stream(_device)
+    _run(_x, _y, _z, _stream, _function, _metadata, None, None, None, {values})
   return launch
 """
 
@@ -107,19 +109,21 @@ def make(kernel, kept, driver, with_memory, watched, keep):
 def _source(kernel: Any) -> str:
     """Written out for one kernel, as Triton's own binder is: a loop over parameters is slower."""
     names = [parameter.name for parameter in kernel.params]
+    assert not any(name.startswith("_") or name in ("torch", "type", "len") for name in names)
     pointers = [name for name in names if name.endswith("_ptr")]
     return _LAUNCHER.format(
         parameters=", ".join(names),
         first=pointers[0],
         addresses="\n    ".join(
-            f"a_{name} = t_{name} = None\n"
-            f"    if {name} is not None: a_{name}, t_{name} = {name}.data_ptr(), {name}.dtype"
+            f"_a_{name} = _t_{name} = None\n"
+            f"    if {name} is not None: _a_{name}, _t_{name} = {name}.data_ptr(), {name}.dtype"
             for name in pointers
         ),
         key=", ".join(
-            f"t_{name}, a_{name} and a_{name} & 15" if name in pointers else name for name in names
+            f"_t_{name}, _a_{name} and _a_{name} & 15" if name in pointers else name
+            for name in names
         ),
-        values=", ".join(f"a_{name}" if name in pointers else name for name in names),
+        values=", ".join(f"_a_{name}" if name in pointers else name for name in names),
     )
 
 
