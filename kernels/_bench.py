@@ -20,7 +20,7 @@ from torch import Tensor
 from kernels._check import Exact, as_tuple
 from kernels._operator import Case, Cost, Inputs, Operator, Work
 from kernels._peers import peers
-from kernels._timing import ceilings, gpu_times_us, host_us, kernel_us
+from kernels._timing import ceilings, gpu_times_us, kernel_us
 from kernels._tuning import Choice, reset_tiles, tiles, tuning
 
 COMPILED = "torch.compile"  # the reference, compiled
@@ -108,18 +108,6 @@ def default_cases(op: Operator, device_type: str) -> tuple[Case, ...]:
     return op.cases[:1]
 
 
-def host_times_us(op: Operator, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Host time of the public function a call, on inputs too small to keep a GPU busy."""
-    case = next(c for c in op.cases if not c.bench)
-    inputs = op.inputs(case, device, dtype, 0)
-    leaves = _leaves(op, inputs)
-    with torch.no_grad():
-        found = {"without gradient": host_us(lambda: op.function(**inputs), device.type)}
-    if op.gradients:
-        found["with gradient"] = host_us(lambda: op.function(**leaves), device.type)
-    return found
-
-
 def _bench_case(
     op: Operator,
     case: Case,
@@ -193,7 +181,7 @@ def _bench_case(
 def tune_case(op: Operator, inputs: Inputs) -> list[Choice]:
     """Tune the Triton kernels on these inputs, where they take them; the tiles that they have."""
     call = op.implementations[TUNED]
-    leaves = _leaves(op, inputs)
+    leaves = leaves_of(op, inputs)
     reset_tiles()
     if call.refuses is None or call.refuses(*leaves.values()) is None:
         with tuning("on"):
@@ -227,7 +215,7 @@ def _subjects(
         return not only or name in only
 
     device = next(iter(inputs.values())).device
-    arguments = list(_leaves(op, inputs).values())
+    arguments = list(leaves_of(op, inputs).values())
     whole = 0
     if op.name == "attention":
         whole = inputs["q_BHSD"].shape[2] * inputs["k_BGTD"].shape[2]
@@ -262,7 +250,7 @@ def _directions(
             return call(*plain)
 
     yield "forward", cost.forward, forward
-    leaves = _leaves(op, inputs)
+    leaves = leaves_of(op, inputs)
     wanted = [x for x in leaves.values() if isinstance(x, Tensor) and x.requires_grad]
     if cost.backward is None or not wanted:
         return
@@ -288,7 +276,8 @@ def _directions(
     )
 
 
-def _leaves(op: Operator, inputs: Inputs) -> Inputs:
+def leaves_of(op: Operator, inputs: Inputs) -> Inputs:
+    """The inputs with those that get a gradient as leaves that ask for one."""
     return {
         name: x.detach().requires_grad_() if name in op.gradients and x is not None else x
         for name, x in inputs.items()

@@ -10,14 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
+from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
     Inputs,
     Mistake,
     Work,
+    blank,
+    cdiv,
     floating,
     random_tensor,
     same_device,
@@ -100,6 +103,9 @@ def _forward_kernel(
     tl.store(y_ptr + i_n * n_columns + i_c + o_c, b_s * b_up.to(tl.float32), mask=m_c)
 
 
+_launch_forward = launcher(_forward_kernel)
+
+
 @triton.jit
 def _backward_kernel(
     dy_ptr,
@@ -131,6 +137,9 @@ def _backward_kernel(
     b_s, b_slope = activate(b_gate.to(tl.float32), ACT)
     tl.store(dgate_ptr + i_n * d_stride + i_c + o_c, b_dy * b_up * b_slope, mask=m_c)
     tl.store(dup_ptr + i_n * d_stride + i_c + o_c, b_dy * b_s, mask=m_c)
+
+
+_launch_backward = launcher(_backward_kernel)
 
 
 def _flatten(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -170,7 +179,8 @@ def _forward(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
     key = _key(gate, packed, act, y.numel())
     block, warps = _FORWARD.tile(key, _forward, gate, up, act)
     with on_device(gate):
-        _forward_kernel[(gate_NF.shape[0] * triton.cdiv(width, block),)](
+        _launch_forward(
+            (gate_NF.shape[0] * cdiv(width, block),),
             gate_NF,
             None if packed else up_NF,
             y,
@@ -188,8 +198,8 @@ def _forward(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
 def _backward(
     dy: Tensor, gate: Tensor, up: Tensor | None, act: str
 ) -> tuple[Tensor, Tensor | None]:
-    dgate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    dup = None if up is None else torch.empty(up.shape, dtype=up.dtype, device=up.device)
+    dgate = blank(gate)
+    dup = None if up is None else blank(up)
     if not dy.numel():
         return dgate, dup
     if up is None:
@@ -201,7 +211,8 @@ def _backward(
     key = _key(gate, up is None, act, dy.numel())
     block, warps = _BACKWARD.tile(key, _backward, dy, gate, up, act)
     with on_device(gate):
-        _backward_kernel[(dy_NF.shape[0] * triton.cdiv(width, block),)](
+        _launch_backward(
+            (dy_NF.shape[0] * cdiv(width, block),),
             dy_NF,
             gate_NF,
             None if up is None else up_NF,
@@ -235,7 +246,7 @@ class _Gated(torch.autograd.Function):
 
 def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
     """``act(gate) * up`` by Triton; ``act`` is silu, gelu or gelu_tanh."""
-    return _Gated.apply(gate, up, act)
+    return applied(_Gated, gate, up, act)
 
 
 def inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
+from kernels._column_sum import column_sum
 from kernels._operator import Case, Mistake, floating, random_tensor, same_device, unit_stride
-from kernels._qk_kernels import backward_kernel, forward_kernel
-from kernels._triton import column_sum, on_device, power_of_two, sm_count
+from kernels._qk_kernels import backward_kernel, forward_kernel, launch_backward, launch_forward
+from kernels._triton import on_device, power_of_two, sm_count
 from kernels._tuning import Key, Tile, Tunable, size_class
 
 
@@ -77,12 +78,12 @@ def _launch_forward(
         backward,
     )  # fmt: skip
     with on_device(q):
-        forward_kernel[(batch * length,)](
+        launch_forward((batch * length,),
             q, k, q_out, k_out, q_weight, k_weight, cos, sin,
             offsets, offset, length, positions, table_stride,
-            q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-            q_out.stride(0), q_out.stride(1), q_out.stride(2),
-            k_out.stride(0), k_out.stride(1), k_out.stride(2),
+            *q.stride()[:3], *k.stride()[:3],
+            *q_out.stride()[:3],
+            *k_out.stride()[:3],
             OFFSETS=0 if offsets is None else 1 if offsets.numel() == 1 else 2,
             Q_HEADS=q_heads, K_HEADS=k.shape[1], HALF=dim // 2, TABLE_STEP=step,
             INTERLEAVED=interleaved, NORM=q_weight is not None, ROPE=cos is not None,
@@ -121,14 +122,14 @@ def _launch_backward(
     programs = min(n_tokens, 8 * sm_count(q.device.index))
     partial_sums = torch.empty(programs, 2 * dim, dtype=torch.float32, device=q.device)
     with on_device(q):
-        backward_kernel[(programs,)](
+        launch_backward((programs,),
             q, k, dq_out, dk_out, dq, dk, q_weight, k_weight, partial_sums, cos, sin,
             offsets, offset, n_tokens, length, positions, table_stride,
-            q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-            dq_out.stride(0), dq_out.stride(1), dq_out.stride(2),
-            dk_out.stride(0), dk_out.stride(1), dk_out.stride(2),
-            dq.stride(0), dq.stride(1), dq.stride(2),
-            dk.stride(0), dk.stride(1), dk.stride(2),
+            *q.stride()[:3], *k.stride()[:3],
+            *dq_out.stride()[:3],
+            *dk_out.stride()[:3],
+            *dq.stride()[:3],
+            *dk.stride()[:3],
             OFFSETS=0 if offsets is None else 1 if offsets.numel() == 1 else 2,
             Q_HEADS=q_heads, K_HEADS=k.shape[1], HALF=dim // 2, TABLE_STEP=step,
             INTERLEAVED=interleaved, ROPE=cos is not None, EPS=eps,
@@ -202,7 +203,7 @@ def rotate(
 ) -> tuple[Tensor, Tensor]:
     """Rotated q and k, by Triton."""
     number, tensor = _split(offset)
-    return _Rotate.apply(q, k, cos, sin, interleaved, number, tensor)
+    return applied(_Rotate, q, k, cos, sin, interleaved, number, tensor)
 
 
 def normalise(
@@ -218,7 +219,7 @@ def normalise(
 ) -> tuple[Tensor, Tensor]:
     """Normalised and, given a table, then rotated q and k, by Triton."""
     number, tensor = _split(offset)
-    return _Normalise.apply(q, k, q_weight, k_weight, cos, sin, interleaved, number, tensor, eps)
+    return applied(_Normalise, q, k, q_weight, k_weight, cos, sin, interleaved, number, tensor, eps)
 
 
 def _split(offset: int | Tensor) -> tuple[int, Tensor | None]:

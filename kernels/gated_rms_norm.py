@@ -20,10 +20,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
+from kernels._column_sum import column_sum
 from kernels._dispatch import run
 from kernels._gated import activate
+from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -33,6 +35,8 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    blank,
+    cdiv,
     floating,
     random_tensor,
     same_device,
@@ -41,7 +45,6 @@ from kernels._operator import (
 )
 from kernels._triton import (
     as_rows,
-    column_sum,
     missing,
     no_fp64,
     on_device,
@@ -144,6 +147,9 @@ def _forward_kernel(
     tl.store(y_ptr + o_n[:, None] * (E * n_groups) + o_c[None, :], b_y, mask=m)
 
 
+_launch_forward = launcher(_forward_kernel)
+
+
 @triton.jit
 def _backward_kernel(
     dy_ptr,
@@ -198,6 +204,9 @@ def _backward_kernel(
         tl.store(partial_ptr + i_p * d_stride + o_c, tl.sum(b_dw, axis=0), mask=m_e)
 
 
+_launch_backward = launcher(_backward_kernel)
+
+
 def _tile(group: int, elements: int) -> tuple[int, int]:
     """Rows at a time and warps for tiles of about that many elements."""
     block = power_of_two(group)
@@ -235,7 +244,7 @@ def _forward(
     x: Tensor, z: Tensor, weight: Tensor | None, group: int, eps: float
 ) -> tuple[Tensor, Tensor]:
     """y, and r [rows, groups] in FP32."""
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = blank(x)
     n_groups = x.shape[-1] // max(group, 1)
     n_rows = x.numel() // max(x.shape[-1], 1)
     r = torch.empty(n_rows * n_groups, dtype=torch.float32, device=x.device)
@@ -245,7 +254,8 @@ def _forward(
     key = (x.get_device(), group, n_groups, x.dtype, size_class(n_rows))
     rows, warps = _FORWARD.tile(key, _forward, x, z, weight, group, eps)
     with on_device(x):
-        _forward_kernel[(triton.cdiv(n_rows, rows) * n_groups,)](
+        _launch_forward(
+            (cdiv(n_rows, rows) * n_groups,),
             x_ND,
             z_ND,
             weight if weight is None else unit_stride(weight),
@@ -268,8 +278,8 @@ def _forward(
 def _backward(
     dy: Tensor, x: Tensor, z: Tensor, weight: Tensor | None, r: Tensor, group: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    dz = torch.empty(z.shape, dtype=z.dtype, device=z.device)
+    dx = blank(x)
+    dz = blank(z)
     if not dy.numel():
         return dx, dz, None if weight is None else torch.zeros_like(weight)
     dim = x.shape[-1]
@@ -278,13 +288,14 @@ def _backward(
     key = (x.get_device(), group, n_groups, x.dtype, weight is not None, size_class(n_rows))
     rows, warps, resident, stages = _BACKWARD.tile(key, _backward, dy, x, z, weight, r, group)
     per_group = max(1, resident // warps * sm_count(x.device.index) // n_groups)
-    programs = min(triton.cdiv(n_rows, rows), per_group)
+    programs = min(cdiv(n_rows, rows), per_group)
     partial = dweight = None
     if weight is not None:
         weight = unit_stride(weight)
         partial = torch.empty(programs, dim, dtype=torch.float32, device=x.device)
     with on_device(x):
-        _backward_kernel[(programs, n_groups)](
+        _launch_backward(
+            (programs, n_groups),
             dy_ND,
             x_ND,
             z_ND,
@@ -330,7 +341,7 @@ class _GatedRMSNorm(torch.autograd.Function):
 def _triton(
     x: Tensor, z: Tensor, weight: Tensor | None, group_size: int | None, eps: float
 ) -> Tensor:
-    return _GatedRMSNorm.apply(x, z, weight, group_size or x.shape[-1], eps)
+    return applied(_GatedRMSNorm, x, z, weight, group_size or x.shape[-1], eps)
 
 
 def _refuses(

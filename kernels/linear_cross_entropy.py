@@ -20,9 +20,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
 from kernels._dispatch import run
+from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -142,6 +143,9 @@ def _row_kernel(
             tl.store(logits_ptr + start + o_v, tl.where(counts, b_d, 0.0), mask=m)
 
 
+_launch_row = launcher(_row_kernel)
+
+
 def _row_tiles(device: int, n_words: int, *_: Any) -> list[Tile]:
     """Words of a step, and warps."""
     most = power_of_two(n_words)
@@ -163,7 +167,8 @@ def _rows_triton(
     key = (logits.get_device(), n_words, logits.dtype, gradient)
     block, warps = _ROWS.tile(key, _rows_triton, logits, target_N, losses_N, ignore_index, gradient)
     with on_device(logits):
-        _row_kernel[(logits.shape[0],)](
+        _launch_row(
+            (logits.shape[0],),
             logits,
             target_N,
             losses_N,
@@ -246,7 +251,8 @@ def _by(rows: Callable[..., None]) -> Callable[..., Tensor]:
         x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str
     ) -> Tensor:
         enabled = torch.is_grad_enabled()
-        return _LinearCrossEntropy.apply(
+        return applied(
+            _LinearCrossEntropy,
             x,
             weight,
             target,

@@ -17,9 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
+from kernels._column_sum import column_sum
 from kernels._dispatch import run
+from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -29,6 +31,8 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    blank,
+    cdiv,
     floating,
     random_tensor,
     same_device,
@@ -37,7 +41,6 @@ from kernels._operator import (
 )
 from kernels._triton import (
     as_rows,
-    column_sum,
     missing,
     no_fp64,
     on_device,
@@ -125,6 +128,9 @@ def _forward_kernel(
     tl.store(y_ptr + o_n[:, None] * D + o_d[None, :], b_y, mask=m)
 
 
+_launch_forward = launcher(_forward_kernel)
+
+
 @triton.jit
 def _backward_kernel(
     dy_ptr,
@@ -173,6 +179,9 @@ def _backward_kernel(
         tl.store(dx_ptr + o_n[:, None] * D + o_d[None, :], b_dx, mask=m)
     if HAS_WEIGHT:
         tl.store(partial_ptr + i_p.to(tl.int64) * D + o_d, tl.sum(b_dw, axis=0), mask=m_d)
+
+
+_launch_backward = launcher(_backward_kernel)
 
 
 def _forward_tiles(device: int, dim: int, *_: Any) -> list[Tile]:
@@ -225,7 +234,7 @@ def forward(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """By Triton: y of x's dtype, the sum ``x + residual`` of residual's, and r [rows] in FP32."""
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = blank(x)
     total = residual_ND = None
     if residual is not None:
         total = torch.empty(x.shape, dtype=residual.dtype, device=x.device)
@@ -240,7 +249,8 @@ def forward(
         key = (x.get_device(), dim, x.dtype, other, size_class(n_rows))
         rows, warps = _FORWARD.tile(key, forward, x, residual, weight, eps)
         with on_device(x):
-            _forward_kernel[(triton.cdiv(n_rows, rows),)](
+            _launch_forward(
+                (cdiv(n_rows, rows),),
                 x_ND,
                 residual_ND,
                 weight if weight is None else unit_stride(weight),
@@ -265,7 +275,7 @@ def backward(
     dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, r: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """By Triton: the gradients of x, to which ``dsum`` is added if given, and of weight."""
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dx = blank(x)
     if not x.numel():
         return dx, None if weight is None else torch.zeros_like(weight)
     dim = x.shape[-1]
@@ -275,13 +285,14 @@ def backward(
     other = None if dsum is None else dsum.dtype
     key = (x.get_device(), dim, x.dtype, dy.dtype, other, weight is not None, size_class(n_rows))
     rows, warps, per_sm, stages = _BACKWARD.tile(key, backward, dy, dsum, x, weight, r)
-    programs = min(triton.cdiv(n_rows, rows), per_sm * sm_count(x.device.index))
+    programs = min(cdiv(n_rows, rows), per_sm * sm_count(x.device.index))
     partial = dweight = None
     if weight is not None:
         weight = unit_stride(weight)
         partial = torch.empty(programs, dim, dtype=torch.float32, device=x.device)
     with on_device(x):
-        _backward_kernel[(programs,)](
+        _launch_backward(
+            (programs,),
             dy_ND,
             dsum_ND,
             x_ND,
@@ -321,7 +332,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def _triton(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    return _RMSNorm.apply(x, weight, eps)
+    return applied(_RMSNorm, x, weight, eps)
 
 
 def refuses(x: Tensor, *_: Any) -> str | None:

@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
 from kernels._dispatch import run
+from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -29,6 +30,7 @@ from kernels._operator import (
     Mistake,
     Operator,
     Work,
+    cdiv,
     floating,
     random_tensor,
     same_device,
@@ -114,6 +116,9 @@ def _select_kernel(
     tl.store(slot_ptr + i_b * length + o_s, tl.where(m, b_slot, -1), mask=m_s)
 
 
+_launch_select = launcher(_select_kernel)
+
+
 @triton.jit
 def _pull_kernel(
     source_ptr,
@@ -156,6 +161,9 @@ def _pull_kernel(
     tl.store(out_ptr + o_n[:, None] * D + o_d[None, :], b_x, mask=m)
 
 
+_launch_pull = launcher(_pull_kernel)
+
+
 def row_tiles(device: int, dim: int, *_: Any) -> list[Tile]:
     """Rows, columns and warps of the tile that one program moves."""
     block = min(1024, power_of_two(dim))
@@ -189,7 +197,8 @@ def pull(
     key = (source.get_device(), dim, dtype, base is not None, size_class(batch * length))
     rows, block, warps = _PULL.tile(key, pull, source, place, weight, base)
     with on_device(source):
-        _pull_kernel[(triton.cdiv(batch * length, rows), triton.cdiv(dim, block))](
+        _launch_pull(
+            (cdiv(batch * length, rows), cdiv(dim, block)),
             source,
             place.contiguous(),
             weight if weight is None else weight.contiguous(),
@@ -198,8 +207,7 @@ def pull(
             batch * length,
             length,
             source.shape[1],
-            source.stride(0),
-            source.stride(1),
+            *source.stride()[:2],
             0 if base is None else base.stride(0),
             0 if base is None else base.stride(1),
             D=dim,
@@ -222,14 +230,14 @@ class _Route(torch.autograd.Function):
         block = power_of_two(length)
         wide = score.float()  # in halves the kernel would need twice the shared memory
         with on_device(x):
-            _select_kernel[(batch,)](
+            _launch_select(
+                (batch,),
                 wide,
                 index,
                 chosen,
                 slot,
                 length,
-                wide.stride(0),
-                wide.stride(1),
+                *wide.stride()[:2],
                 K=k,
                 BLOCK=block,
                 num_warps=max(4, min(32, block // 256)),
@@ -249,7 +257,7 @@ class _Route(torch.autograd.Function):
 
 
 def _triton(x: Tensor, score: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    return _Route.apply(x, score, k)
+    return applied(_Route, x, score, k)
 
 
 def _refuses(x: Tensor, score: Tensor, k: int) -> str | None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from kernels import hardware
-from kernels._operator import Implementation, unit_stride
+from kernels._autograd import applied, once_differentiable
+from kernels._operator import Implementation, cdiv, unit_stride
 from kernels._triton import (
     LARGE_BYTES,
     dot_precision,
@@ -17,14 +17,16 @@ from kernels._triton import (
     on_device,
     power_of_two,
     shared_bytes,
-    triton,
 )
 from kernels._tuning import Tile, Tunable
 from kernels.adaptive_attention._kernels import (
     dkdv_kernel,
     dq_kernel,
     forward_kernel,
-    narrow_kernel,
+    launch_dkdv,
+    launch_dq,
+    launch_forward,
+    launch_narrow,
 )
 from kernels.attention._flash import (
     MANY_ROWS,
@@ -34,7 +36,7 @@ from kernels.attention._flash import (
     key_of,
     refuses,
 )
-from kernels.attention._flash_kernels import delta_kernel
+from kernels.attention._flash_kernels import launch_delta
 
 _FP8_UNITS = hardware.needs("FP8", (8, 9))
 
@@ -69,9 +71,9 @@ def _narrowed(
     low = torch.empty(batch, heads, tokens, dim, dtype=dtype, device=x.device)
     unit = torch.empty(batch, heads, tokens, dtype=torch.float32, device=x.device)
     n_rows = batch * heads * tokens
-    narrow_kernel[(triton.cdiv(n_rows, 32),)](
-        x, near, low, unit, bits, n_rows, tokens, x.stride(0), x.stride(1), x.stride(2),
-        near.stride(0), near.stride(1), near.stride(2),
+    launch_narrow((cdiv(n_rows, 32),),
+        x, near, low, unit, bits, n_rows, tokens, *x.stride()[:3],
+        *near.stride()[:3],
         HEADS=heads, R=heads // bits.shape[0], D=dim, BITS=threshold, ROWS=32, BLOCK_D=block_d,
         num_warps=4,
     )  # fmt: skip
@@ -99,10 +101,10 @@ def _forward(
         key_of(q, rows, options["CAUSAL"], options["WIDTHS"], threshold if bits is not None else 0),
         _forward, q, q_low, q_unit, k, k_low, k_unit, v, rank, bits, threshold, options,
     )  # fmt: skip
-    forward_kernel[(batch * groups * triton.cdiv(rows, m),)](
+    launch_forward((batch * groups * cdiv(rows, m),),
         q, q_low, q_unit, k, k_low, k_unit, v, out, lse, rank, bits, length, keys,
-        q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-        v.stride(0), v.stride(1), v.stride(2), out.stride(0), out.stride(1), out.stride(2),
+        *q.stride()[:3], *k.stride()[:3],
+        *v.stride()[:3], *out.stride()[:3],
         BITS=threshold if bits is not None else 0, M=m, N=n,
         num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
@@ -127,7 +129,7 @@ def _dkdv(
         _dkdv, q, k, v, dout, lse, delta, rank, options,
     )  # fmt: skip
     batch, groups, keys, _ = k.shape
-    dkdv_kernel[(batch * groups * triton.cdiv(keys, n),)](
+    launch_dkdv((batch * groups * cdiv(keys, n),),
         q, k, v, dout, lse, delta, dk, dv, rank, q.shape[2], keys,
         *head_strides(q, k, v, dout, dk, dv),
         M=m, N=n, num_warps=warps, num_stages=stages, **options,
@@ -151,7 +153,7 @@ def _dq(
         _dq, q, k, v, dout, lse, delta, rank, options,
     )  # fmt: skip
     (batch, groups, keys, _), length = k.shape, q.shape[2]
-    dq_kernel[(batch * groups * triton.cdiv(length * options["R"], n),)](
+    launch_dq((batch * groups * cdiv(length * options["R"], n),),
         q, k, v, dout, lse, delta, dq, rank, length, keys, *head_strides(q, k, v, dout, dq),
         M=n, N=m, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
@@ -204,7 +206,7 @@ class _Adaptive(torch.autograd.Function):
         delta = torch.empty_like(lse)
         n_rows = batch * heads * length
         with on_device(q):
-            delta_kernel[(triton.cdiv(n_rows, 32),)](
+            launch_delta((cdiv(n_rows, 32),),
                 out, dout, delta, n_rows, length, heads, *head_strides(out, dout),
                 D=dim, ROWS=32, BLOCK_D=ctx.options["BLOCK_D"], num_warps=4,
             )  # fmt: skip
@@ -235,7 +237,7 @@ def _call(
     threshold = _threshold(q, allow_fp8)
     rank = None if rank is None else rank.contiguous()
     bits = None if bits is None or threshold == 0 else bits.contiguous()
-    return _Adaptive.apply(q, k, v, rank, bits, causal, scale, threshold)
+    return applied(_Adaptive, q, k, v, rank, bits, causal, scale, threshold)
 
 
 def _refuses(

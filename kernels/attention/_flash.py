@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from kernels._operator import Implementation, unit_stride
+from kernels._autograd import applied, once_differentiable
+from kernels._operator import Implementation, cdiv, unit_stride
 from kernels._triton import (
     LARGE_BYTES,
     dot_precision,
@@ -25,15 +25,17 @@ from kernels._triton import (
     power_of_two,
     shared_bytes,
     sm_count,
-    triton,
 )
 from kernels._tuning import Key, Tile, Tunable
 from kernels.attention._flash_kernels import (
-    delta_kernel,
     dkdv_kernel,
     dq_kernel,
     forward_kernel,
-    merge_kernel,
+    launch_delta,
+    launch_dkdv,
+    launch_dq,
+    launch_forward,
+    launch_merge,
 )
 from kernels.attention._masks import RECOMPUTED_ULPS
 
@@ -114,11 +116,11 @@ def key_of(q: Tensor, rows: int, *others: Any) -> Key:
 
 def _splits(q: Tensor, k: Tensor, rows: int, m: int, n: int) -> int:
     """Over how many programs the keys of one block of rows are split."""
-    programs = q.shape[0] * k.shape[1] * triton.cdiv(rows, m)
+    programs = q.shape[0] * k.shape[1] * cdiv(rows, m)
     if rows > 64:
         return 1
-    wanted = triton.cdiv(2 * sm_count(q.device.index), programs)
-    return max(1, min(wanted, 64, triton.cdiv(k.shape[2], 2 * n)))
+    wanted = cdiv(2 * sm_count(q.device.index), programs)
+    return max(1, min(wanted, 64, cdiv(k.shape[2], 2 * n)))
 
 
 def _lengths(kv_length: Tensor | None) -> int:
@@ -155,10 +157,10 @@ def _forward(
         strides = target.stride()[:4]
     lengths = _lengths(kv_length)
     with on_device(q):
-        forward_kernel[(batch * groups * splits * triton.cdiv(rows, m),)](
+        launch_forward((batch * groups * splits * cdiv(rows, m),),
             q, k, v, target, target_lse, kv_length, length, keys, window or 0, splits,
-            q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-            v.stride(0), v.stride(1), v.stride(2),
+            *q.stride()[:3], *k.stride()[:3],
+            *v.stride()[:3],
             strides[0], strides[1], strides[2], strides[3],
             GROUPS=groups, R=heads // groups, D=dim, SCALE=scale, CAUSAL=causal,
             WINDOW=window is not None, LENGTHS=lengths, SPLIT=splits > 1, M=m, N=n,
@@ -166,9 +168,9 @@ def _forward(
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
         if splits > 1:
-            merge_kernel[(batch * heads * length,)](
+            launch_merge((batch * heads * length,),
                 target, target_lse, out, lse, batch * heads * length, splits, length, heads,
-                out.stride(0), out.stride(1), out.stride(2),
+                *out.stride()[:3],
                 D=dim, BLOCK_D=power_of_two(dim), SPLITS=power_of_two(splits), num_warps=4,
             )  # fmt: skip
     return out, lse
@@ -196,7 +198,7 @@ def _dkdv(
         key, _dkdv, q, k, v, dout, lse, delta, kv_length, window, options
     )
     batch, groups, keys, _ = k.shape
-    dkdv_kernel[(batch * groups * triton.cdiv(keys, n),)](
+    launch_dkdv((batch * groups * cdiv(keys, n),),
         q, k, v, dout, lse, delta, dk, dv, kv_length, q.shape[2], keys, window or 0,
         *head_strides(q, k, v, dout, dk, dv),
         M=m, N=n, num_warps=warps, num_stages=stages, **options,
@@ -219,7 +221,7 @@ def _dq(
     key = key_of(q, MANY_ROWS, options["CAUSAL"], window is not None)
     m, n, warps, stages = _DQ.tile(key, _dq, q, k, v, dout, lse, delta, kv_length, window, options)
     (batch, groups, keys, _), length = k.shape, q.shape[2]
-    dq_kernel[(batch * groups * triton.cdiv(length * options["R"], n),)](
+    launch_dq((batch * groups * cdiv(length * options["R"], n),),
         q, k, v, dout, lse, delta, dq, kv_length, length, keys, window or 0,
         *head_strides(q, k, v, dout, dq),
         M=n, N=m, num_warps=warps, num_stages=stages, **options,
@@ -261,7 +263,7 @@ class _Flash(torch.autograd.Function):
             "PRECISION": dot_precision(),
         }  # fmt: skip
         with on_device(q):
-            delta_kernel[(triton.cdiv(n_rows, 32),)](
+            launch_delta((cdiv(n_rows, 32),),
                 out, dout, delta, n_rows, length, heads, *head_strides(out, dout),
                 D=dim, ROWS=32, BLOCK_D=block_d, num_warps=4,
             )  # fmt: skip
@@ -282,7 +284,7 @@ def _call(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if kv_length is not None:
         kv_length = kv_length.contiguous()
-    return _Flash.apply(q, k, v, causal, window, scale, kv_length)
+    return applied(_Flash, q, k, v, causal, window, scale, kv_length)
 
 
 def refuses(q: Tensor, k: Tensor, *_: Any) -> str | None:

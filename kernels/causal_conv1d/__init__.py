@@ -25,8 +25,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
+from kernels._column_sum import column_sum
 from kernels._dispatch import run
 from kernels._operator import (
     Case,
@@ -37,6 +38,8 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    blank,
+    cdiv,
     floating,
     random_tensor,
     same_device,
@@ -45,16 +48,19 @@ from kernels._operator import (
 )
 from kernels._triton import (
     MAX_GRID,
-    column_sum,
     missing,
     no_fp64,
     on_device,
     power_of_two,
     sm_count,
-    triton,
 )
 from kernels._tuning import Key, Tile, Tunable
-from kernels.causal_conv1d._kernels import backward_kernel, forward_kernel
+from kernels.causal_conv1d._kernels import (
+    backward_kernel,
+    forward_kernel,
+    launch_backward,
+    launch_forward,
+)
 
 ACTIVATIONS = (None, "silu")
 WIDTHS = (2, 3, 4)
@@ -152,8 +158,8 @@ def _key(x: Tensor, width: int, silu: bool, thread_bytes: int) -> Key:
     """
     block = 32 * thread_bytes // x.element_size()
     batch, length, dim = x.shape
-    columns = triton.cdiv(dim, block)
-    long = batch * columns * triton.cdiv(length, STRETCH) >= 16 * sm_count(x.device.index)
+    columns = cdiv(dim, block)
+    long = batch * columns * cdiv(length, STRETCH) >= 16 * sm_count(x.device.index)
     stretch = STRETCH if long else max(4, min(STRETCH // 4, power_of_two(length)))
     return x.get_device(), x.dtype, stretch, width, silu
 
@@ -165,21 +171,22 @@ def _grid(x: Tensor, tile: Tile) -> tuple[int, int, int, tuple[int, int, int]]:
     batch, length, dim = x.shape
     if length > MAX_GRID * stretch:
         stretch = STRETCH
-    return stretch, block, warps, (triton.cdiv(dim, block), triton.cdiv(length, stretch), batch)
+    return stretch, block, warps, (cdiv(dim, block), cdiv(length, stretch), batch)
 
 
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor]:
     (batch, length, dim), width = x.shape, weight.shape[1]
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = blank(x)
     final = torch.empty(batch, dim, width, dtype=x.dtype, device=x.device)
     x, weight = unit_stride(x), unit_stride(weight)
     key = _key(x, width, silu, 16)
     tile = _FORWARD.tile(key, _forward, x, weight, bias, state, silu)
     stretch, block, warps, grid = _grid(x, tile)
     with on_device(x):
-        forward_kernel[grid](
+        launch_forward(
+            grid,
             x,
             weight,
             bias if bias is None else bias.contiguous(),
@@ -188,8 +195,7 @@ def _forward(
             final,
             length,
             dim,
-            x.stride(0),
-            x.stride(1),
+            *x.stride()[:2],
             weight.stride(0),
             W=width,
             SILU=silu,
@@ -213,7 +219,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The gradients of x; of weight [D, W], then bias [D], in one vector of FP32; of state."""
     (batch, length, dim), width = x.shape, weight.shape[1]
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dx = blank(x)
     dstate = None
     if state is not None:
         dstate = torch.empty(batch, dim, width, dtype=state.dtype, device=x.device)
@@ -223,7 +229,8 @@ def _backward(
     stretch, block, warps, grid = _grid(x, tile)
     shares = torch.empty(grid[1] * batch, (width + 1) * dim, dtype=torch.float32, device=x.device)
     with on_device(x):
-        backward_kernel[grid](
+        launch_backward(
+            grid,
             dy,
             dfinal.contiguous(),
             x,
@@ -235,10 +242,8 @@ def _backward(
             shares,
             length,
             dim,
-            dy.stride(0),
-            dy.stride(1),
-            x.stride(0),
-            x.stride(1),
+            *dy.stride()[:2],
+            *x.stride()[:2],
             weight.stride(0),
             W=width,
             SILU=silu,
@@ -280,12 +285,12 @@ class _CausalConv(torch.autograd.Function):
 def _triton(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, activation: str | None
 ) -> tuple[Tensor, Tensor]:
-    return _CausalConv.apply(x, weight, bias, state, activation == "silu")
+    return applied(_CausalConv, x, weight, bias, state, activation == "silu")
 
 
 def _refuses(x: Tensor, *_: Any) -> str | None:
     batch, length, _ = x.shape
-    if max(batch, triton.cdiv(length, STRETCH)) > MAX_GRID:
+    if max(batch, cdiv(length, STRETCH)) > MAX_GRID:
         return (
             f"takes up to {MAX_GRID} samples of {MAX_GRID * STRETCH} rows, not {batch} of {length}"
         )

@@ -7,24 +7,26 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from kernels._operator import unit_stride
+from kernels._autograd import once_differentiable
+from kernels._operator import blank, cdiv, unit_stride
 from kernels._triton import (
     as_rows,
     dot_precision,
     on_device,
     power_of_two,
     shared_bytes,
-    triton,
 )
 from kernels._tuning import Tile, Tunable
 from kernels.moe_experts._order import Order, by_expert
 from kernels.moe_experts._products import (
-    combine_kernel,
     hidden_kernel,
+    launch_combine,
+    launch_hidden,
+    launch_product,
+    launch_slope,
+    launch_weight,
     product_kernel,
-    slope_kernel,
     weight_kernel,
 )
 
@@ -120,9 +122,9 @@ def _hidden(
     key = (x.get_device(), x.dtype, m, sizes.width, sizes.dim, keep)
     tile = _HIDDEN.tile(key, _hidden, x, order, gate, up, sizes, m, keep)
     n_blocks = order.block.shape[1]
-    hidden_kernel[(n_blocks * triton.cdiv(sizes.width, tile[0]),)](
+    launch_hidden((n_blocks * cdiv(sizes.width, tile[0]),),
         x, order.choice, order.block, gate, up, hidden, both, n_blocks,
-        x.stride(0), gate.stride(0), gate.stride(1), up.stride(0), up.stride(1),
+        x.stride(0), *gate.stride()[:2], *up.stride()[:2],
         D=sizes.dim, F=sizes.width, K=sizes.k, KEEP=keep, **_options(m, tile),
     )  # fmt: skip
     return hidden, both
@@ -153,9 +155,9 @@ def _product(
     tile = _PRODUCT.tile(key, _product, a, order, b, m, second, transposed, k)
     n_blocks = order.block.shape[1]
     other = b if second is None else second
-    product_kernel[(n_blocks * triton.cdiv(columns, tile[0]),)](
+    launch_product((n_blocks * cdiv(columns, tile[0]),),
         a, b, second, order.choice, order.block, out, n_blocks, a.stride(0),
-        b.stride(0), b.stride(1), other.stride(0), other.stride(1),
+        *b.stride()[:2], *other.stride()[:2],
         J=columns, R=depth, K=k, TRANSPOSED=transposed, TOKENS=k > 0, TWO=second is not None,
         **_options(m, tile),
     )  # fmt: skip
@@ -167,11 +169,11 @@ def _slope(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of both halves before the activation and of the routing weights."""
     n_rows, width = dhidden.shape
-    dboth = torch.empty(both.shape, **_like(both))
+    dboth = blank(both)
     dweight = torch.zeros(weight.shape, **_like(weight))  # of a dropped choice it stays zero
     block = min(1024, power_of_two(width))
     rows = max(1, min(16, 2048 // block))
-    slope_kernel[(triton.cdiv(n_rows, rows),)](
+    launch_slope((cdiv(n_rows, rows),),
         dhidden, both, order.choice, order.first, weight, dboth, dweight,
         E=experts, F=width, ROWS=rows, BLOCK=block, num_warps=4,
     )  # fmt: skip
@@ -182,16 +184,16 @@ def _weight_gradient(
     tokens: Tensor, rows: Tensor, order: Order, like: Tensor, k: int, tokens_first: bool
 ) -> Tensor:
     """Of the weights [E, P, Q]: tokens^T rows of each expert, or rows^T tokens."""
-    out = torch.empty(like.shape, **_like(like))
+    out = blank(like)
     experts, p, q = like.shape
     a, b = (tokens, rows) if tokens_first else (rows, tokens)
     wide = a.dtype == torch.float32
     m = max(16, min(64 if wide else 128, power_of_two(p)))
     key = (a.get_device(), a.dtype, m, q, tokens_first)
     tile = _WEIGHT.tile(key, _weight_gradient, tokens, rows, order, like, k, tokens_first)
-    weight_kernel[(experts * triton.cdiv(p, m) * triton.cdiv(q, tile[0]),)](
-        a, b, order.choice, order.first, out, a.stride(0), b.stride(0), out.stride(0),
-        out.stride(1), P=p, Q=q, K=k, TOKENS_A=tokens_first, **_options(m, tile),
+    launch_weight((experts * cdiv(p, m) * cdiv(q, tile[0]),),
+        a, b, order.choice, order.first, out, a.stride(0), b.stride(0), *out.stride()[:2],
+        P=p, Q=q, K=k, TOKENS_A=tokens_first, **_options(m, tile),
     )  # fmt: skip
     return out
 
@@ -201,7 +203,7 @@ def _combine(rows: Tensor, order: Order, weight: Tensor | None, n_tokens: int, k
     out = torch.empty(n_tokens, dim, **_like(rows))
     block = min(1024, power_of_two(dim))
     n_rows = max(1, min(16, 2048 // block))
-    combine_kernel[(triton.cdiv(n_tokens, n_rows), triton.cdiv(dim, block))](
+    launch_combine((cdiv(n_tokens, n_rows), cdiv(dim, block)),
         rows, order.row, weight, out, n_tokens,
         D=dim, K=k, WEIGHTED=weight is not None, ROWS=n_rows, BLOCK=block, num_warps=4,
     )  # fmt: skip

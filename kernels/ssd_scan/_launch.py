@@ -7,26 +7,35 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from kernels._operator import unit_stride
+from kernels._autograd import once_differentiable
+from kernels._column_sum import column_sum
+from kernels._operator import blank, cdiv, unit_stride
 from kernels._triton import (
     INTERPRETED,
     LARGE_BYTES,
-    column_sum,
     on_device,
     power_of_two,
     shared_bytes,
     sm_count,
-    triton,
 )
 from kernels._tuning import Key, Tile, Tunable
 from kernels.ssd_scan._gradient_kernels import (
     head_gradients_kernel,
+    launch_head_gradients,
+    launch_outputs_gradient,
+    launch_states_gradient,
     outputs_gradient_kernel,
     states_gradient_kernel,
 )
-from kernels.ssd_scan._kernels import join_kernel, scan_kernel, steps_kernel, walk_kernel
+from kernels.ssd_scan._kernels import (
+    launch_join,
+    launch_scan,
+    launch_steps,
+    launch_walk,
+    scan_kernel,
+    walk_kernel,
+)
 
 CHUNK = 64  # unless another is asked for; results do not depend on it
 
@@ -43,12 +52,12 @@ def _segments(x: Tensor, n_states: int, asked: int | None) -> tuple[int, int, in
     batch, length, heads, _ = x.shape
     least, most = chunks(x, n_states)
     chunk = max(least, min(asked or most, power_of_two(length)))
-    n_chunks = triton.cdiv(length, chunk)
+    n_chunks = cdiv(length, chunk)
     # Cutting costs a walk more. Eight programs a multiprocessor, measured, then make up for it.
     idle = batch * heads < sm_count(x.device.index)
-    wanted = triton.cdiv(8 * sm_count(x.device.index), batch * heads) if idle else 1
-    per_segment = triton.cdiv(n_chunks, min(wanted, n_chunks))
-    return chunk, per_segment, triton.cdiv(n_chunks, per_segment)
+    wanted = cdiv(8 * sm_count(x.device.index), batch * heads) if idle else 1
+    per_segment = cdiv(n_chunks, min(wanted, n_chunks))
+    return chunk, per_segment, cdiv(n_chunks, per_segment)
 
 
 def held_bytes(
@@ -168,8 +177,8 @@ class _Scan:
         sums = torch.empty_like(step, dtype=torch.float64)
         block = min(16, power_of_two(heads))
         with on_device(x):
-            steps_kernel[(n_chunks, triton.cdiv(heads, block), batch)](
-                dt, a, bias, step, sums, length, heads, dt.stride(0), dt.stride(1), dt.stride(2),
+            launch_steps((n_chunks, cdiv(heads, block), batch),
+                dt, a, bias, step, sums, length, heads, *dt.stride()[:3],
                 SOFTPLUS=softplus, HAS_BIAS=bias is not None, Q=chunk, BLOCK_H=block, num_warps=4,
             )  # fmt: skip
         return cls(
@@ -213,12 +222,12 @@ class _Scan:
         batch, length, heads, _ = x.shape
         tiled = _SCAN.tile(self.key(begin is not None), self.outputs, begin, y, end)
         with on_device(x):
-            scan_kernel[(heads, self.n_segments, batch)](
+            launch_scan((heads, self.n_segments, batch),
                 x, b, c, self.d, self.step, self.sums, begin, y, end,
                 length, self.per_segment, heads // b.shape[2],
-                x.stride(0), x.stride(1), x.stride(2),
-                b.stride(0), b.stride(1), b.stride(2),
-                c.stride(0), c.stride(1), c.stride(2),
+                *x.stride()[:3],
+                *b.stride()[:3],
+                *c.stride()[:3],
                 HAS_D=self.d is not None, HAS_BEGIN=begin is not None, END=end is not None,
                 **_blocks(x, b, self.chunk, tiled),
             )  # fmt: skip
@@ -238,11 +247,11 @@ class _Scan:
         key = self.key(backward, kept is not None)
         tiled = _WALK.tile(key, self.walk, v, w, first, backward, kept, last, total)
         with on_device(v):
-            walk_kernel[(heads, self.n_segments, batch)](
+            launch_walk((heads, self.n_segments, batch),
                 v, w, self.step, self.sums, first, kept, last, total,
                 length, self.per_segment, heads // w.shape[2],
-                v.stride(0), v.stride(1), v.stride(2),
-                w.stride(0), w.stride(1), w.stride(2),
+                *v.stride()[:3],
+                *w.stride()[:3],
                 HAS_FIRST=first is not None, KEEP=kept is not None, LAST=last is not None,
                 TOTAL=total is not None, BACKWARD=backward,
                 **_blocks(self.x, w, self.chunk, tiled),
@@ -259,7 +268,7 @@ class _Scan:
         size = states[0, 0, 0].numel()
         block = min(1024, power_of_two(size))
         with on_device(v):
-            join_kernel[(triton.cdiv(size, block), heads, batch)](
+            launch_join((cdiv(size, block), heads, batch),
                 first, states, total, last, self.n_segments, heads,
                 SIZE=size, HAS_FIRST=first is not None, BACKWARD=backward, BLOCK=block,
                 num_warps=4,
@@ -286,13 +295,13 @@ def _outputs_gradient(
     )
     x, b, c = scan.x, scan.b, scan.c
     batch, length, heads, _ = x.shape
-    outputs_gradient_kernel[(scan.n_chunks, heads // together, batch)](
+    launch_outputs_gradient((scan.n_chunks, heads // together, batch),
         dy, x, b, c, scan.step, scan.sums, starts, db, dc,
         length, heads, heads // b.shape[2],
-        dy.stride(0), dy.stride(1), dy.stride(2),
-        x.stride(0), x.stride(1), x.stride(2),
-        b.stride(0), b.stride(1), b.stride(2),
-        c.stride(0), c.stride(1), c.stride(2),
+        *dy.stride()[:3],
+        *x.stride()[:3],
+        *b.stride()[:3],
+        *c.stride()[:3],
         HEADS=together, **_blocks(x, b, scan.chunk, tiled),
     )  # fmt: skip
 
@@ -302,9 +311,9 @@ def _states_gradient(scan: _Scan, ends: Tensor, db: Tensor, together: int) -> No
     tiled = _STATES_GRADIENT.tile(scan.key(together), _states_gradient, scan, ends, db, together)
     x = scan.x
     batch, length, heads, _ = x.shape
-    states_gradient_kernel[(scan.n_chunks, heads // together, batch)](
+    launch_states_gradient((scan.n_chunks, heads // together, batch),
         x, scan.step, scan.sums, ends, db, length, heads,
-        x.stride(0), x.stride(1), x.stride(2),
+        *x.stride()[:3],
         HEADS=together, **_blocks(x, scan.b, scan.chunk, tiled),
     )  # fmt: skip
 
@@ -325,15 +334,15 @@ def _head_gradients(
     )
     x, b, c = scan.x, scan.b, scan.c
     batch, length, heads, _ = x.shape
-    head_gradients_kernel[(scan.n_chunks, heads, batch)](
+    launch_head_gradients((scan.n_chunks, heads, batch),
         dy, x, dt, scan.a, b, c, scan.d, scan.bias, scan.step, scan.sums, starts, ends,
         dx, ddt, partial,
         length, heads // b.shape[2],
-        dy.stride(0), dy.stride(1), dy.stride(2),
-        x.stride(0), x.stride(1), x.stride(2),
-        dt.stride(0), dt.stride(1), dt.stride(2),
-        b.stride(0), b.stride(1), b.stride(2),
-        c.stride(0), c.stride(1), c.stride(2),
+        *dy.stride()[:3],
+        *x.stride()[:3],
+        *dt.stride()[:3],
+        *b.stride()[:3],
+        *c.stride()[:3],
         SOFTPLUS=scan.softplus, HAS_D=scan.d is not None, HAS_BIAS=scan.bias is not None,
         **_blocks(x, b, scan.chunk, tiled),
     )  # fmt: skip
@@ -357,7 +366,7 @@ class Scan(torch.autograd.Function):
         chunk: int | None,
     ) -> tuple[Tensor, Tensor]:
         scan = _Scan.of(x, dt, a, b, c, d, bias, softplus, chunk)
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        y = blank(x)
         final = scan.new_states(1).squeeze(1)
         begin = None if initial is None else initial.contiguous()
         if scan.n_segments == 1:
@@ -390,8 +399,8 @@ class Scan(torch.autograd.Function):
             dend = scan.begins(dy, scan.c, dfinal, dinitial, backward=True)
             scan.walk(dy, scan.c, dend, backward=True, kept=ends)
 
-        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        ddt = torch.empty(dt.shape, dtype=dt.dtype, device=x.device)
+        dx = blank(x)
+        ddt = blank(dt)
         together = _heads_together(heads, groups, batch * scan.n_chunks * heads, x.device.index)
         parts = heads // together
         n_chunks = scan.n_chunks
