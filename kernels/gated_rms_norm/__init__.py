@@ -24,8 +24,6 @@ from torch import Tensor
 from kernels._autograd import applied, once_differentiable
 from kernels._column_sum import column_sum
 from kernels._dispatch import run
-from kernels._gated import activate
-from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -50,10 +48,14 @@ from kernels._triton import (
     on_device,
     power_of_two,
     sm_count,
-    tl,
-    triton,
 )
 from kernels._tuning import Tile, Tunable, size_class
+from kernels.gated_rms_norm._kernels import (
+    backward_kernel,
+    forward_kernel,
+    launch_backward,
+    launch_forward,
+)
 
 MAX_GROUP = 16384  # the group of one row, of three tensors, is held in the registers of one program
 
@@ -112,101 +114,6 @@ def reference(
     return y.to(x.dtype)
 
 
-@triton.jit
-def _forward_kernel(
-    x_ptr,
-    z_ptr,
-    weight_ptr,
-    y_ptr,
-    r_ptr,
-    n_rows,
-    n_groups,
-    x_stride,
-    z_stride,
-    E: tl.constexpr,
-    EPS: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):
-    i_g = (tl.program_id(0) % n_groups).to(tl.int64)
-    o_n = (tl.program_id(0) // n_groups).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    o_e = tl.arange(0, BLOCK_E)
-    o_c = i_g * E + o_e
-    m_n = o_n < n_rows
-    m = m_n[:, None] & (o_e < E)[None, :]
-    b_x = tl.load(x_ptr + o_n[:, None] * x_stride + o_c[None, :], mask=m, other=0.0)
-    b_z = tl.load(z_ptr + o_n[:, None] * z_stride + o_c[None, :], mask=m, other=0.0)
-    b_s, _ = activate(b_z.to(tl.float32), "silu")
-    b_h = b_x.to(tl.float32) * b_s
-    b_r = tl.rsqrt(tl.sum(b_h * b_h, axis=1) / E + EPS)
-    b_y = b_h * b_r[:, None]
-    if HAS_WEIGHT:
-        b_y *= tl.load(weight_ptr + o_c, mask=o_e < E, other=0.0).to(tl.float32)[None, :]
-    tl.store(r_ptr + o_n * n_groups + i_g, b_r, mask=m_n)
-    tl.store(y_ptr + o_n[:, None] * (E * n_groups) + o_c[None, :], b_y, mask=m)
-
-
-_launch_forward = launcher(_forward_kernel)
-
-
-@triton.jit
-def _backward_kernel(
-    dy_ptr,
-    x_ptr,
-    z_ptr,
-    weight_ptr,
-    r_ptr,
-    dx_ptr,
-    dz_ptr,
-    partial_ptr,
-    n_rows,
-    n_groups,
-    dy_stride,
-    x_stride,
-    z_stride,
-    E: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    # Each program walks over rows of one group with the stride of the grid and keeps its share of
-    # dweight in registers, so that it is written once per program and not once per row.
-    i_p = tl.program_id(0)
-    i_g = tl.program_id(1).to(tl.int64)
-    o_e = tl.arange(0, BLOCK_E)
-    o_c = i_g * E + o_e
-    m_e = o_e < E
-    d_stride = tl.cast(E * n_groups, tl.int64)
-    if HAS_WEIGHT:
-        b_w = tl.load(weight_ptr + o_c, mask=m_e, other=0.0).to(tl.float32)[None, :]
-    b_dw = tl.zeros([ROWS, BLOCK_E], dtype=tl.float32)
-    for start in tl.range(i_p * ROWS, n_rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        o_n = start + tl.arange(0, ROWS).to(tl.int64)
-        m_n = o_n < n_rows
-        m = m_n[:, None] & m_e[None, :]
-        b_x = tl.load(x_ptr + o_n[:, None] * x_stride + o_c[None, :], mask=m, other=0.0)
-        b_z = tl.load(z_ptr + o_n[:, None] * z_stride + o_c[None, :], mask=m, other=0.0)
-        b_g = tl.load(dy_ptr + o_n[:, None] * dy_stride + o_c[None, :], mask=m, other=0.0)
-        b_x, b_g = b_x.to(tl.float32), b_g.to(tl.float32)
-        b_r = tl.load(r_ptr + o_n * n_groups + i_g, mask=m_n, other=0.0)[:, None]
-        b_s, b_slope = activate(b_z.to(tl.float32), "silu")
-        b_n = b_x * b_s * b_r
-        if HAS_WEIGHT:
-            b_dw += b_g * b_n
-            b_g *= b_w
-        b_mean = tl.sum(b_g * b_n, axis=1)[:, None] / E
-        b_dh = (b_g - b_n * b_mean) * b_r
-        tl.store(dx_ptr + o_n[:, None] * d_stride + o_c[None, :], b_dh * b_s, mask=m)
-        tl.store(dz_ptr + o_n[:, None] * d_stride + o_c[None, :], b_dh * b_x * b_slope, mask=m)
-    if HAS_WEIGHT:
-        tl.store(partial_ptr + i_p * d_stride + o_c, tl.sum(b_dw, axis=0), mask=m_e)
-
-
-_launch_backward = launcher(_backward_kernel)
-
-
 def _tile(group: int, elements: int) -> tuple[int, int]:
     """Rows at a time and warps for tiles of about that many elements."""
     block = power_of_two(group)
@@ -236,8 +143,8 @@ def _backward_tiles(device: int, group: int, *_: Any) -> list[Tile]:
     ]
 
 
-_FORWARD = Tunable("gated_rms_norm.forward", (_forward_kernel,), _forward_tiles)
-_BACKWARD = Tunable("gated_rms_norm.backward", (_backward_kernel,), _backward_tiles)
+_FORWARD = Tunable("gated_rms_norm.forward", (forward_kernel,), _forward_tiles)
+_BACKWARD = Tunable("gated_rms_norm.backward", (backward_kernel,), _backward_tiles)
 
 
 def _forward(
@@ -254,7 +161,7 @@ def _forward(
     key = (x.get_device(), group, n_groups, x.dtype, size_class(n_rows))
     rows, warps = _FORWARD.tile(key, _forward, x, z, weight, group, eps)
     with on_device(x):
-        _launch_forward(
+        launch_forward(
             (cdiv(n_rows, rows) * n_groups,),
             x_ND,
             z_ND,
@@ -294,7 +201,7 @@ def _backward(
         weight = unit_stride(weight)
         partial = torch.empty(programs, dim, dtype=torch.float32, device=x.device)
     with on_device(x):
-        _launch_backward(
+        launch_backward(
             (programs, n_groups),
             dy_ND,
             x_ND,
