@@ -32,6 +32,7 @@ from kernels._operator import (
     own_code,
 )
 from kernels._policy import Policy, attention_usage, policies, policy
+from kernels._tuning import Choice, reset_tiles, tiles, tuning
 
 for _module in pkgutil.iter_modules(__path__):
     if not _module.name.startswith("_") and _module.name != "hardware":
@@ -66,6 +67,7 @@ __all__ = [
     "GENERATIONS",
     "OPS",
     "Case",
+    "Choice",
     "Cost",
     "Implementation",
     "Mistake",
@@ -99,6 +101,7 @@ __all__ = [
     "quantize_weight",
     "quantized_matmul",
     "reasons",
+    "reset_tiles",
     "reset_usage",
     "rms_norm",
     "rope",
@@ -106,8 +109,10 @@ __all__ = [
     "ssd_step",
     "status",
     "swiglu",
+    "tiles",
     "token_router",
     "token_scatter",
+    "tuning",
     "usage",
     "using",
 ]

@@ -6,6 +6,7 @@ Each is compared with the reference first: what is wrong is not timed. What was 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import time
 import traceback
@@ -19,10 +20,12 @@ from torch import Tensor
 from kernels._check import Exact, as_tuple
 from kernels._operator import Case, Cost, Inputs, Operator, Work
 from kernels._peers import peers
-from kernels._timing import ceilings, gpu_times_us, host_us, kernel_us
+from kernels._timing import ceilings, gpu_times_us, kernel_us
+from kernels._tuning import Choice, reset_tiles, tiles, tuning
 
 COMPILED = "torch.compile"  # the reference, compiled
 REFERENCE = "reference"
+TUNED, HEURISTIC = "triton", "triton, heuristic"  # where both are timed
 BOTH = "forward and backward"
 _WHOLE_MATRIX = ("manual", "sdpa_math")  # attention backends that hold every weight at once
 _WHOLE_LIMIT = 1 << 25  # queries times keys up to which they are timed
@@ -36,7 +39,8 @@ class Row:
     time in kernels alone, by CUPTI, where it can be had. ``floor_us``: what the mathematics needs
     at the ceilings of this run. ``error``: largest error over what is allowed, of all outputs and
     gradients. ``difference``: largest difference of any output from the exact one. ``first_s``: the
-    first call, its compilation and tuning included. ``problem``: why there are no times.
+    first call, its compilation included. ``tiles`` that were tuned before, which took
+    ``autotune_s``. ``problem``: why there are no times.
     """
 
     op: str
@@ -51,6 +55,8 @@ class Row:
     first_s: float = float("nan")
     times_us: list[float] = field(default_factory=list)
     kernel_us: float | None = None
+    tiles: list[Choice] = field(default_factory=list)
+    autotune_s: float = float("nan")
     problem: str = ""
 
 
@@ -66,12 +72,14 @@ def bench(
     deadline: float = float("inf"),
     only: Collection[str] = (),
     forward_only: bool = False,
+    tune: bool = False,
 ) -> Iterator[Row]:
     """Time one operator: each row once it is timed, and on a GPU the same again once profiled.
 
     ``cases``: by default the operator's large ones on a GPU, its first on the CPU. ``deadline``: of
     ``time.monotonic``; what is not begun by then says so. ``only``: these implementations; all
-    where empty. Profiling comes last: it slows the rest of the process. ``forward_only`` leaves it
+    where empty. ``tune``: each case's Triton kernels first, and time them as tuned and as by
+    heuristic. Profiling comes last: it slows the rest of the process. ``forward_only`` leaves it
     out, as it does gradients.
     """
     from torch._functorch import config  # torch 2.11 does not load it by itself
@@ -80,7 +88,9 @@ def bench(
     config.donated_buffer = False
     profiled: _Profiled = []
     for case in cases if cases is not None else default_cases(op, device.type):
-        yield from _bench_case(op, case, device, dtype, profiled, deadline, only, forward_only)
+        yield from _bench_case(
+            op, case, device, dtype, profiled, deadline, only, forward_only, tune
+        )
     if device.type != "cuda" or forward_only:
         return
     for row, call in profiled:
@@ -98,18 +108,6 @@ def default_cases(op: Operator, device_type: str) -> tuple[Case, ...]:
     return op.cases[:1]
 
 
-def host_times_us(op: Operator, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Host time of the public function a call, on inputs too small to keep a GPU busy."""
-    case = next(c for c in op.cases if not c.bench)
-    inputs = op.inputs(case, device, dtype, 0)
-    leaves = _leaves(op, inputs)
-    with torch.no_grad():
-        found = {"without gradient": host_us(lambda: op.function(**inputs), device.type)}
-    if op.gradients:
-        found["with gradient"] = host_us(lambda: op.function(**leaves), device.type)
-    return found
-
-
 def _bench_case(
     op: Operator,
     case: Case,
@@ -119,6 +117,7 @@ def _bench_case(
     deadline: float,
     only: Collection[str],
     forward_only: bool,
+    tune: bool,
 ) -> Iterator[Row]:
     inputs = op.inputs(case, device, dtype, 0)
     cost = op.cost(**inputs)
@@ -134,7 +133,16 @@ def _bench_case(
         yield row(REFERENCE, "forward", cost.forward, problem="does not fit in memory")
         return
     pristine = {name: x.clone() for name, x in inputs.items() if isinstance(x, Tensor)}
-    for impl, call in _subjects(op, inputs, only):
+    tuned: dict[str, Any] = {}
+    if tune and TUNED in op.implementations and time.monotonic() < deadline:
+        began = time.perf_counter()
+        try:
+            tuned = {"tiles": tune_case(op, inputs)}
+        except Exception:  # noqa: BLE001  the rest is still to be timed
+            problem = f"not tuned: {traceback.format_exc(limit=-4)}"
+            yield row(TUNED, "forward", cost.forward, problem=problem)
+        tuned["autotune_s"] = time.perf_counter() - began
+    for impl, call, mode in _subjects(op, inputs, only, tune):
         for name, value in pristine.items():
             inputs[name].copy_(value)  # some peers write into what they are given
         if time.monotonic() > deadline:
@@ -150,6 +158,7 @@ def _bench_case(
                 "difference": max(
                     (c.error for c in compared if c.what.startswith("output")), default=0.0
                 ),
+                **(tuned if impl == TUNED else {}),
             }
             wrong = [str(c) for c in compared if not c.right]
             if wrong:
@@ -158,6 +167,7 @@ def _bench_case(
             directions = _directions(op, cost, call, inputs)
             for direction, work, timed in itertools.islice(directions, 1 if forward_only else None):
                 new = row(impl, direction, work, **known)
+                timed = _under(mode, timed)
                 new.times_us = gpu_times_us(timed, device=str(device))
                 profiled.append((new, timed))
                 yield new
@@ -168,16 +178,44 @@ def _bench_case(
                 torch.cuda.empty_cache()
 
 
+def tune_case(op: Operator, inputs: Inputs) -> list[Choice]:
+    """Tune the Triton kernels on these inputs, where they take them; the tiles that they have."""
+    call = op.implementations[TUNED]
+    leaves = leaves_of(op, inputs)
+    reset_tiles()
+    if call.refuses is None or call.refuses(*leaves.values()) is None:
+        with tuning("on"):
+            with torch.no_grad():
+                call(*inputs.values())
+            wanted = [x for x in leaves.values() if isinstance(x, Tensor) and x.requires_grad]
+            live = [y for y in as_tuple(call(*leaves.values())) if y.requires_grad]
+            if live:
+                torch.autograd.grad(live, wanted, [torch.randn_like(y) for y in live])
+    return tiles()
+
+
+def _under(mode: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """``call`` under that mode of tuning; under the mode in force where it is empty."""
+    if not mode:
+        return call
+
+    def inside(*args: Any) -> Any:
+        with tuning(mode):
+            return call(*args)
+
+    return inside
+
+
 def _subjects(
-    op: Operator, inputs: Inputs, only: Collection[str]
-) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """What is timed on these inputs: a name, and a function of the inputs by position."""
+    op: Operator, inputs: Inputs, only: Collection[str], tune: bool
+) -> Iterator[tuple[str, Callable[..., Any], str]]:
+    """What is timed on these inputs: a name, a function of the inputs by position, a mode."""
 
     def wanted(name: str) -> bool:
         return not only or name in only
 
     device = next(iter(inputs.values())).device
-    arguments = list(_leaves(op, inputs).values())
+    arguments = list(leaves_of(op, inputs).values())
     whole = 0
     if op.name == "attention":
         whole = inputs["q_BHSD"].shape[2] * inputs["k_BGTD"].shape[2]
@@ -186,17 +224,20 @@ def _subjects(
             continue
         refuses = implementation.refuses
         if implementation.missing(device.type) is None and not (refuses and refuses(*arguments)):
-            yield name, implementation
+            modes = {TUNED: "cached", HEURISTIC: "off"} if tune and name == TUNED else {name: ""}
+            for title, mode in modes.items():
+                call = _under(mode, implementation.call)
+                yield title, dataclasses.replace(implementation, call=call), mode
     for name, peer in peers(op.name).items():
         if not wanted(name):
             continue
         with contextlib.suppress(Exception):  # raised again, and told, where it is compared
             if peer(*arguments) is NotImplemented:
                 continue
-        yield name, peer
+        yield name, peer, ""
     if op.large_reference is None and wanted(COMPILED):
         torch._dynamo.reset()
-        yield COMPILED, torch.compile(op.reference, fullgraph=True, dynamic=False)
+        yield COMPILED, torch.compile(op.reference, fullgraph=True, dynamic=False), ""
 
 
 def _directions(
@@ -209,7 +250,7 @@ def _directions(
             return call(*plain)
 
     yield "forward", cost.forward, forward
-    leaves = _leaves(op, inputs)
+    leaves = leaves_of(op, inputs)
     wanted = [x for x in leaves.values() if isinstance(x, Tensor) and x.requires_grad]
     if cost.backward is None or not wanted:
         return
@@ -235,7 +276,8 @@ def _directions(
     )
 
 
-def _leaves(op: Operator, inputs: Inputs) -> Inputs:
+def leaves_of(op: Operator, inputs: Inputs) -> Inputs:
+    """The inputs with those that get a gradient as leaves that ask for one."""
     return {
         name: x.detach().requires_grad_() if name in op.gradients and x is not None else x
         for name, x in inputs.items()

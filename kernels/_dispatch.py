@@ -80,7 +80,7 @@ def watched(watch: Watch) -> Iterator[None]:
 
 
 def _choose(op: Operator, args: tuple[Any, ...]) -> str:
-    device_type = args[0].device.type
+    device_type = _type_of(args[0])
     candidates, passed = _candidates(op.name, device_type)
     for name in candidates:
         implementation = op.implementations[name]
@@ -95,7 +95,7 @@ def _choose(op: Operator, args: tuple[Any, ...]) -> str:
 
 
 def _checked(op: Operator, name: str, args: tuple[Any, ...]) -> str:
-    reason = _missing(op.name, name, args[0].device.type)
+    reason = _missing(op.name, name, _type_of(args[0]))
     if not reason:
         refuses = op.implementations[name].refuses
         reason = refuses(*args) if refuses is not None else None
@@ -103,6 +103,10 @@ def _checked(op: Operator, name: str, args: tuple[Any, ...]) -> str:
         raise Unavailable(f"{op.name}: {name!r} cannot run: {reason}")
     _count(op.name, name, "asked for")
     return name
+
+
+def _type_of(x: Any) -> str:
+    return "cuda" if x.is_cuda else x.device.type  # the second takes five times as long
 
 
 @contextmanager

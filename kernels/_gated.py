@@ -10,22 +10,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
+from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
     Inputs,
     Mistake,
     Work,
+    blank,
+    cdiv,
     floating,
     random_tensor,
     same_device,
     tensor_bytes,
 )
 from kernels._triton import as_rows, on_device, tl, triton
+from kernels._tuning import Key, Tile, Tunable, size_class
 
-BLOCK, WARPS = 2048, 8
+# Block and warps.
+TILES: list[Tile] = [(2048, 8), (1024, 4), (2048, 4), (4096, 8), (4096, 16), (1024, 8)]
 
 
 def validate(op: str, gate: Tensor, up: Tensor | None) -> None:
@@ -98,6 +103,9 @@ def _forward_kernel(
     tl.store(y_ptr + i_n * n_columns + i_c + o_c, b_s * b_up.to(tl.float32), mask=m_c)
 
 
+_launch_forward = launcher(_forward_kernel)
+
+
 @triton.jit
 def _backward_kernel(
     dy_ptr,
@@ -131,6 +139,9 @@ def _backward_kernel(
     tl.store(dup_ptr + i_n * d_stride + i_c + o_c, b_dy * b_s, mask=m_c)
 
 
+_launch_backward = launcher(_backward_kernel)
+
+
 def _flatten(*tensors: Tensor) -> tuple[Tensor, ...]:
     """As matrices of equal shape; contiguous ones as one long row, which wastes no block end."""
     # Lists and not generators: Dynamo cannot trace these around a function that it inlines.
@@ -140,72 +151,102 @@ def _flatten(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple([as_rows(t) for t in tensors])
 
 
+def _tiles(*_: Any) -> list[Tile]:
+    return TILES
+
+
+_FORWARD = Tunable("gated.forward", (_forward_kernel,), _tiles)
+_BACKWARD = Tunable("gated.backward", (_backward_kernel,), _tiles)
+
+
+def _key(gate: Tensor, packed: bool, act: str, n: int) -> Key:
+    # What is contiguous is one long row; of packed halves the width says how much blocks overlap.
+    width = gate.shape[-1] if packed else None
+    return gate.get_device(), gate.dtype, width, act, size_class(n // 1024)
+
+
+def _forward(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
+    packed = up is None
+    width = gate.shape[-1] // 2 if packed else gate.shape[-1]
+    y = torch.empty((*gate.shape[:-1], width), dtype=gate.dtype, device=gate.device)
+    if not y.numel():
+        return y
+    if up is None:
+        gate_NF = up_NF = as_rows(gate)
+    else:
+        gate_NF, up_NF = _flatten(gate, up)
+        width = gate_NF.shape[1]
+    key = _key(gate, packed, act, y.numel())
+    block, warps = _FORWARD.tile(key, _forward, gate, up, act)
+    with on_device(gate):
+        _launch_forward(
+            (gate_NF.shape[0] * cdiv(width, block),),
+            gate_NF,
+            None if packed else up_NF,
+            y,
+            width,
+            gate_NF.stride(0),
+            up_NF.stride(0),
+            PACKED=packed,
+            ACT=act,
+            BLOCK=block,
+            num_warps=warps,
+        )
+    return y
+
+
+def _backward(
+    dy: Tensor, gate: Tensor, up: Tensor | None, act: str
+) -> tuple[Tensor, Tensor | None]:
+    dgate = blank(gate)
+    dup = None if up is None else blank(up)
+    if not dy.numel():
+        return dgate, dup
+    if up is None:
+        gate_NF = up_NF = as_rows(gate)
+        dy_NF = as_rows(dy)
+    else:
+        gate_NF, up_NF, dy_NF = _flatten(gate, up, dy)
+    width = dy_NF.shape[1]
+    key = _key(gate, up is None, act, dy.numel())
+    block, warps = _BACKWARD.tile(key, _backward, dy, gate, up, act)
+    with on_device(gate):
+        _launch_backward(
+            (dy_NF.shape[0] * cdiv(width, block),),
+            dy_NF,
+            gate_NF,
+            None if up is None else up_NF,
+            dgate,
+            dup,
+            width,
+            dy_NF.stride(0),
+            gate_NF.stride(0),
+            up_NF.stride(0),
+            PACKED=up is None,
+            ACT=act,
+            BLOCK=block,
+            num_warps=warps,
+        )
+    return dgate, dup
+
+
 class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor | None, act: str) -> Tensor:
         ctx.save_for_backward(gate, up)
         ctx.act = act
-        packed = up is None
-        width = gate.shape[-1] // 2 if packed else gate.shape[-1]
-        y = torch.empty((*gate.shape[:-1], width), dtype=gate.dtype, device=gate.device)
-        if not y.numel():
-            return y
-        if up is None:
-            gate_NF = up_NF = as_rows(gate)
-        else:
-            gate_NF, up_NF = _flatten(gate, up)
-            width = gate_NF.shape[1]
-        with on_device(gate):
-            _forward_kernel[(gate_NF.shape[0] * triton.cdiv(width, BLOCK),)](
-                gate_NF,
-                None if packed else up_NF,
-                y,
-                width,
-                gate_NF.stride(0),
-                up_NF.stride(0),
-                PACKED=packed,
-                ACT=act,
-                BLOCK=BLOCK,
-                num_warps=WARPS,
-            )
-        return y
+        return _forward(gate, up, act)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         gate, up = ctx.saved_tensors
-        dgate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-        dup = None if up is None else torch.empty(up.shape, dtype=up.dtype, device=up.device)
-        if not dy.numel():
-            return dgate, dup, None
-        if up is None:
-            gate_NF = up_NF = as_rows(gate)
-            dy_NF = as_rows(dy)
-        else:
-            gate_NF, up_NF, dy_NF = _flatten(gate, up, dy)
-        width = dy_NF.shape[1]
-        with on_device(gate):
-            _backward_kernel[(dy_NF.shape[0] * triton.cdiv(width, BLOCK),)](
-                dy_NF,
-                gate_NF,
-                None if up is None else up_NF,
-                dgate,
-                dup,
-                width,
-                dy_NF.stride(0),
-                gate_NF.stride(0),
-                up_NF.stride(0),
-                PACKED=up is None,
-                ACT=ctx.act,
-                BLOCK=BLOCK,
-                num_warps=WARPS,
-            )
-        return dgate, dup, None
+        return *_backward(dy, gate, up, ctx.act), None
 
 
 def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
     """``act(gate) * up`` by Triton; ``act`` is silu, gelu or gelu_tanh."""
-    return _Gated.apply(gate, up, act)
+    return applied(_Gated, gate, up, act)
 
 
 def inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:

@@ -5,16 +5,19 @@ Launches of the kernels in ``_qk_kernels``, their autograd functions, and the ch
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
+from kernels._column_sum import column_sum
 from kernels._operator import Case, Mistake, floating, random_tensor, same_device, unit_stride
-from kernels._qk_kernels import backward_kernel, forward_kernel
-from kernels._triton import column_sum, on_device, power_of_two, sm_count
+from kernels._qk_kernels import backward_kernel, forward_kernel, launch_backward, launch_forward
+from kernels._triton import on_device, power_of_two, sm_count
+from kernels._tuning import Key, Tile, Tunable, size_class
 
 
 def _table_arguments(
@@ -30,11 +33,22 @@ def _table_arguments(
     return cos, sin, cos.shape[0], cos.stride(0), step
 
 
-def _tile(q: Tensor, k: Tensor, elements: int) -> tuple[int, int]:
-    """Heads and pairs of a tile of about that many pairs."""
-    block_d = power_of_two(q.shape[3] // 2)
-    heads = power_of_two(max(q.shape[1], k.shape[1], 1))
-    return max(1, min(heads, elements // block_d)), block_d
+def _tiles(pairs: int, device: int, dim: int, q_heads: int, k_heads: int, *_: Any) -> list[Tile]:
+    """Heads and warps of tiles of about that many pairs, of half and of twice as many."""
+    heads = power_of_two(max(q_heads, k_heads, 1))
+    block = power_of_two(dim // 2)
+    most, half, twice = (max(1, min(heads, n // block)) for n in (pairs, pairs // 2, 2 * pairs))
+    return [(most, 4), (most, 2), (most, 8), (half, 2), (half, 4), (twice, 4), (twice, 8)]
+
+
+_FORWARD = Tunable("qk.forward", (forward_kernel,), partial(_tiles, 1024))
+_BACKWARD = Tunable("qk.backward", (backward_kernel,), partial(_tiles, 512))
+
+
+def _key(q: Tensor, k: Tensor, cos: Tensor | None, interleaved: bool) -> Key:
+    way = "no table" if cos is None else "interleaved" if interleaved else "halves"
+    device, (batch, q_heads, length, dim) = q.get_device(), q.shape
+    return device, dim, q_heads, k.shape[1], q.dtype, way, size_class(batch * length)
 
 
 def _launch_forward(
@@ -58,20 +72,71 @@ def _launch_forward(
     if not (batch and length and dim):
         return q_out, k_out
     cos, sin, positions, table_stride, step = _table_arguments(cos, sin, interleaved, dim)
-    block_h, block_d = _tile(q, k, 1024)
+    key = (*_key(q, k, cos, interleaved), q_weight is not None)
+    block_h, warps = _FORWARD.tile(
+        key, _launch_forward, q, k, q_weight, k_weight, cos, sin, interleaved, offset, offsets, eps,
+        backward,
+    )  # fmt: skip
     with on_device(q):
-        forward_kernel[(batch * length,)](
+        launch_forward((batch * length,),
             q, k, q_out, k_out, q_weight, k_weight, cos, sin,
             offsets, offset, length, positions, table_stride,
-            q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-            q_out.stride(0), q_out.stride(1), q_out.stride(2),
-            k_out.stride(0), k_out.stride(1), k_out.stride(2),
+            *q.stride()[:3], *k.stride()[:3],
+            *q_out.stride()[:3],
+            *k_out.stride()[:3],
             OFFSETS=0 if offsets is None else 1 if offsets.numel() == 1 else 2,
             Q_HEADS=q_heads, K_HEADS=k.shape[1], HALF=dim // 2, TABLE_STEP=step,
             INTERLEAVED=interleaved, NORM=q_weight is not None, ROPE=cos is not None,
-            BACKWARD=backward, EPS=eps, BLOCK_H=block_h, BLOCK_D=block_d, num_warps=4,
+            BACKWARD=backward, EPS=eps, BLOCK_H=block_h, BLOCK_D=power_of_two(dim // 2),
+            num_warps=warps,
         )  # fmt: skip
     return q_out, k_out
+
+
+def _launch_backward(
+    dq_out: Tensor,
+    dk_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    offset: int,
+    offsets: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, q_heads, length, dim = q.shape
+    q, k = unit_stride(q), unit_stride(k)
+    dq, dk = torch.empty_like(q), torch.empty_like(k)
+    if not (batch and length and dim):
+        return dq, dk, torch.zeros_like(q_weight), torch.zeros_like(k_weight)
+    dq_out, dk_out = unit_stride(dq_out), unit_stride(dk_out)
+    cos, sin, positions, table_stride, step = _table_arguments(cos, sin, interleaved, dim)
+    block_h, warps = _BACKWARD.tile(
+        _key(q, k, cos, interleaved), _launch_backward, dq_out, dk_out, q, k, q_weight, k_weight,
+        cos, sin, interleaved, offset, offsets, eps,
+    )  # fmt: skip
+    n_tokens = batch * length
+    programs = min(n_tokens, 8 * sm_count(q.device.index))
+    partial_sums = torch.empty(programs, 2 * dim, dtype=torch.float32, device=q.device)
+    with on_device(q):
+        launch_backward((programs,),
+            q, k, dq_out, dk_out, dq, dk, q_weight, k_weight, partial_sums, cos, sin,
+            offsets, offset, n_tokens, length, positions, table_stride,
+            *q.stride()[:3], *k.stride()[:3],
+            *dq_out.stride()[:3],
+            *dk_out.stride()[:3],
+            *dq.stride()[:3],
+            *dk.stride()[:3],
+            OFFSETS=0 if offsets is None else 1 if offsets.numel() == 1 else 2,
+            Q_HEADS=q_heads, K_HEADS=k.shape[1], HALF=dim // 2, TABLE_STEP=step,
+            INTERLEAVED=interleaved, ROPE=cos is not None, EPS=eps,
+            BLOCK_H=block_h, BLOCK_D=power_of_two(dim // 2), num_warps=warps,
+        )  # fmt: skip
+        dweights = column_sum(partial_sums, q_weight.dtype)
+    return dq, dk, dweights[:dim], dweights[dim:]
 
 
 class _Rotate(torch.autograd.Function):
@@ -126,34 +191,11 @@ class _Normalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dq_out: Tensor, dk_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, q_weight, k_weight, cos, sin, offsets = ctx.saved_tensors
-        batch, q_heads, length, dim = q.shape
-        q, k = unit_stride(q), unit_stride(k)
-        dq, dk = torch.empty_like(q), torch.empty_like(k)
-        if not (batch and length and dim):
-            zeros = torch.zeros_like(q_weight), torch.zeros_like(k_weight)
-            return dq, dk, *zeros, None, None, None, None, None, None
-        dq_out, dk_out = unit_stride(dq_out), unit_stride(dk_out)
-        cos, sin, positions, table_stride, step = _table_arguments(cos, sin, ctx.interleaved, dim)
-        block_h, block_d = _tile(q, k, 512)
-        n_tokens = batch * length
-        programs = min(n_tokens, 8 * sm_count(q.device.index))
-        partial = torch.empty(programs, 2 * dim, dtype=torch.float32, device=q.device)
-        with on_device(q):
-            backward_kernel[(programs,)](
-                q, k, dq_out, dk_out, dq, dk, q_weight, k_weight, partial, cos, sin,
-                offsets, ctx.offset, n_tokens, length, positions, table_stride,
-                q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-                dq_out.stride(0), dq_out.stride(1), dq_out.stride(2),
-                dk_out.stride(0), dk_out.stride(1), dk_out.stride(2),
-                dq.stride(0), dq.stride(1), dq.stride(2),
-                dk.stride(0), dk.stride(1), dk.stride(2),
-                OFFSETS=0 if offsets is None else 1 if offsets.numel() == 1 else 2,
-                Q_HEADS=q_heads, K_HEADS=k.shape[1], HALF=dim // 2, TABLE_STEP=step,
-                INTERLEAVED=ctx.interleaved, ROPE=cos is not None, EPS=ctx.eps,
-                BLOCK_H=block_h, BLOCK_D=block_d, num_warps=4,
-            )  # fmt: skip
-            dweights = column_sum(partial, q_weight.dtype)
-        return dq, dk, dweights[:dim], dweights[dim:], None, None, None, None, None, None
+        grads = _launch_backward(
+            dq_out, dk_out, q, k, q_weight, k_weight, cos, sin, ctx.interleaved, ctx.offset,
+            offsets, ctx.eps,
+        )  # fmt: skip
+        return *grads, None, None, None, None, None, None
 
 
 def rotate(
@@ -161,7 +203,7 @@ def rotate(
 ) -> tuple[Tensor, Tensor]:
     """Rotated q and k, by Triton."""
     number, tensor = _split(offset)
-    return _Rotate.apply(q, k, cos, sin, interleaved, number, tensor)
+    return applied(_Rotate, q, k, cos, sin, interleaved, number, tensor)
 
 
 def normalise(
@@ -177,7 +219,7 @@ def normalise(
 ) -> tuple[Tensor, Tensor]:
     """Normalised and, given a table, then rotated q and k, by Triton."""
     number, tensor = _split(offset)
-    return _Normalise.apply(q, k, q_weight, k_weight, cos, sin, interleaved, number, tensor, eps)
+    return applied(_Normalise, q, k, q_weight, k_weight, cos, sin, interleaved, number, tensor, eps)
 
 
 def _split(offset: int | Tensor) -> tuple[int, Tensor | None]:

@@ -5,6 +5,7 @@ head of q and of k. A head's elements are handled as pairs (a, b): (i, i + D/2),
 ``INTERLEAVED``. The launches are in ``_qk``.
 """
 
+from kernels._launch import launcher
 from kernels._triton import tl, triton
 
 
@@ -174,6 +175,9 @@ def forward_kernel(
     )  # fmt: skip
 
 
+launch_forward = launcher(forward_kernel)
+
+
 @triton.jit
 def _store_partial(
     p_ptr, b_dwa, b_dwb, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_D: tl.constexpr
@@ -232,3 +236,6 @@ def backward_kernel(
     p_ptr = partial_ptr + tl.program_id(0).to(tl.int64) * (4 * HALF)
     _store_partial(p_ptr, b_dqa, b_dqb, HALF, INTERLEAVED, BLOCK_D)
     _store_partial(p_ptr + 2 * HALF, b_dka, b_dkb, HALF, INTERLEAVED, BLOCK_D)
+
+
+launch_backward = launcher(backward_kernel)

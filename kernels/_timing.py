@@ -1,4 +1,4 @@
-"""Kernel timing on a GPU: cold caches, GPU time apart from host time, ceilings of the same run."""
+"""Kernel timing on a GPU: cold caches, ceilings of the same run."""
 
 from __future__ import annotations
 
@@ -63,6 +63,11 @@ def _evictor(device: str) -> Tensor:
     return torch.zeros(size // 4, dtype=torch.int32, device=device)
 
 
+def forget_evictor() -> None:
+    """Free what overwrites the L2, until it is needed again."""
+    _evictor.cache_clear()
+
+
 def gpu_us(call: Callable[[], Any], *, repeats: int = 30, device: str = "cuda") -> float:
     """Median of ``gpu_times_us``."""
     return statistics.median(gpu_times_us(call, repeats=repeats, device=device))
@@ -118,19 +123,3 @@ def kernel_us(call: Callable[[], Any], *, repeats: int = 20, device: str = "cuda
         if "bitwise_not" not in event.key
     )
     return total / repeats
-
-
-def host_us(call: Callable[[], Any], device: str = "cuda", *, calls: int = 300) -> float:
-    """Median microseconds that the host spends in one call; for inputs small enough for the GPU."""
-    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
-    for _ in range(10):
-        call()
-    synchronize()
-    spent = []
-    for _ in range(5):
-        start = time.perf_counter_ns()
-        for _ in range(calls // 5):
-            call()
-        spent.append((time.perf_counter_ns() - start) / (calls // 5) / 1e3)
-        synchronize()
-    return statistics.median(spent)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels import hardware
-from kernels._operator import traced_as_constant
+from kernels._operator import traced_as_constant, unit_stride
 
 __all__ = [
     "DISABLED",
@@ -23,7 +23,6 @@ __all__ = [
     "INTERPRETED",
     "MAX_GRID",
     "as_rows",
-    "column_sum",
     "dot_precision",
     "missing",
     "no_fp64",
@@ -104,17 +103,21 @@ _nothing = contextlib.nullcontext()
 @traced_as_constant
 def sm_count(device_index: int | None) -> int:
     """Multiprocessors of a GPU (None: the current one); CPU cores where kernels are interpreted."""
-    if INTERPRETED or not torch.cuda.is_available():
-        return hardware.of("cpu").sm_count
-    return hardware.of(torch.device("cuda", device_index)).sm_count
+    gpu = _gpu(device_index)
+    return hardware.of("cpu").sm_count if gpu is None else gpu.sm_count
 
 
 @traced_as_constant
 def shared_bytes(device_index: int | None) -> int:
     """Shared memory that one block of a GPU can have (None: the current one); plenty elsewhere."""
-    if INTERPRETED or not torch.cuda.is_available():
-        return 227 << 10
-    return hardware.of(torch.device("cuda", device_index)).shared_bytes
+    gpu = _gpu(device_index)
+    return 227 << 10 if gpu is None else gpu.shared_bytes
+
+
+def _gpu(index: int | None) -> hardware.Hardware | None:
+    if INTERPRETED or not hardware.any_cuda():
+        return None
+    return hardware.of_gpu(torch.cuda.current_device() if index is None else index)
 
 
 def has_large_memory(x: Tensor) -> bool:
@@ -131,38 +134,11 @@ def dot_precision(exact: bool = False) -> str:
     """
     if not exact and torch.get_float32_matmul_precision() != "highest":
         return "tf32"
-    on_gpu = torch.cuda.is_available() and not INTERPRETED
-    return "tf32x3" if not on_gpu or hardware.of("cuda").tf32 else "ieee"
+    gpu = _gpu(None)
+    return "tf32x3" if gpu is None or gpu.tf32 else "ieee"
 
 
 def as_rows(x: Tensor) -> Tensor:
     """``x`` as a matrix of its last dimension's rows, each contiguous; copies only if it must."""
-    rows = x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(1) == 1 else rows.contiguous()
-
-
-@triton.jit
-def _column_sum_kernel(
-    x_ptr, out_ptr, n_rows, n_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    o_c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    m_c = o_c < n_columns
-    b_sum = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-    for start in range(0, n_rows, ROWS):
-        o_r = start + tl.arange(0, ROWS)
-        m = (o_r < n_rows)[:, None] & m_c[None, :]
-        p_x = x_ptr + o_r.to(tl.int64)[:, None] * n_columns + o_c[None, :]
-        b_sum += tl.load(p_x, mask=m, other=0.0).to(tl.float32)
-    tl.store(out_ptr + o_c, tl.sum(b_sum, axis=0), mask=m_c)
-
-
-def column_sum(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sum of the rows of a contiguous matrix [N, D], accumulated in FP32: [D] in ``dtype``.
-
-    For the partial sums that the programs of a backward kernel leave: many columns, few rows.
-    """
-    n_rows, n_columns = x.shape
-    out = torch.empty(n_columns, dtype=dtype, device=x.device)
-    grid = (triton.cdiv(n_columns, 32),)
-    _column_sum_kernel[grid](x, out, n_rows, n_columns, ROWS=128, COLUMNS=32, num_warps=4)
-    return out
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    return unit_stride(rows)

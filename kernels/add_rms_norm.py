@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
 from kernels._dispatch import run
 from kernels._operator import (
     Case,
@@ -102,7 +102,7 @@ class _AddRMSNorm(torch.autograd.Function):
 def _triton(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    return _AddRMSNorm.apply(x, residual, weight, eps)
+    return applied(_AddRMSNorm, x, residual, weight, eps)
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:

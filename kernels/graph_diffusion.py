@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
 from kernels._dispatch import run
+from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -31,6 +32,8 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    blank,
+    cdiv,
     floating,
     random_tensor,
     same_device,
@@ -46,6 +49,7 @@ from kernels._triton import (
     tl,
     triton,
 )
+from kernels._tuning import Tile, Tunable, size_class
 
 MAX_SLOTS = 128  # the whole graph is held on the chip
 NEEDED_BYTES = 150 << 10  # of shared memory, for so many
@@ -136,28 +140,41 @@ def _diffuse_kernel(
     tl.store(end_ptr + o_n[:, None] * SLOTS + o_m[None, :], b_h, mask=m)
 
 
+_launch_diffuse = launcher(_diffuse_kernel)
+
+
+def _tiles(device: int, block: int, *_: Any) -> list[Tile]:
+    """Rows of a program and warps."""
+    first = (16, 8) if block > 64 else (32, 4)
+    return list(dict.fromkeys([first, (16, 4), (16, 8), (32, 8), (32, 4), (64, 8)]))
+
+
+_DIFFUSE = Tunable("graph_diffusion", (_diffuse_kernel,), _tiles)
+
+
 def _launch(
     start: Tensor, p: Tensor, steps: int, alpha: float, backward: bool, keep: bool
 ) -> tuple[Tensor, Tensor | None]:
     slots = p.shape[0]
     n_rows = start.numel() // slots
     rows = unit_stride(start.reshape(n_rows, slots))
-    end = torch.empty(start.shape, dtype=start.dtype, device=start.device)
+    end = blank(start)
     states = None
     if keep:
         states = torch.empty(steps, n_rows, slots, dtype=torch.float32, device=start.device)
     block = max(16, power_of_two(slots))
-    tile = 16 if block > 64 else 32
+    key = (start.get_device(), block, start.dtype, steps, backward, keep, size_class(n_rows))
+    tile, warps = _DIFFUSE.tile(key, _launch, start, p, steps, alpha, backward, keep)
     with on_device(start):
-        _diffuse_kernel[(triton.cdiv(n_rows, tile),)](
+        _launch_diffuse(
+            (cdiv(n_rows, tile),),
             rows,
             p,
             end,
             states,
             n_rows,
             rows.stride(0),
-            p.stride(0),
-            p.stride(1),
+            *p.stride()[:2],
             SLOTS=slots,
             STEPS=steps,
             ALPHA=alpha,
@@ -165,7 +182,7 @@ def _launch(
             KEEP=keep,
             ROWS=tile,
             BLOCK=block,
-            num_warps=8 if block > 64 else 4,
+            num_warps=warps,
         )
     return end, states
 
@@ -193,7 +210,7 @@ class _Diffuse(torch.autograd.Function):
 
 
 def _triton(h: Tensor, p: Tensor, steps: int, alpha: float) -> Tensor:
-    return _Diffuse.apply(h, p, steps, alpha, torch.is_grad_enabled() and p.requires_grad)
+    return applied(_Diffuse, h, p, steps, alpha, torch.is_grad_enabled() and p.requires_grad)
 
 
 def _refuses(h: Tensor, p: Tensor, steps: int, alpha: float) -> str | None:

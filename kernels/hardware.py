@@ -58,9 +58,20 @@ def of(device: torch.device | str | int) -> Hardware:
     return _cpu()
 
 
+def of_gpu(index: int) -> Hardware:
+    """The facts about the GPU of that index, for what asks at every launch."""
+    return _imagined[-1] if _imagined else _gpu(index)
+
+
 def has_gpu() -> bool:
     """Whether there is a CUDA GPU."""
-    return bool(_imagined) or torch.cuda.is_available()
+    return bool(_imagined) or any_cuda()
+
+
+@functools.cache
+def any_cuda() -> bool:
+    """Whether torch finds a CUDA GPU; asked once, as torch asks the driver every time."""
+    return torch.cuda.is_available()
 
 
 _imagined: list[Hardware] = []

@@ -20,9 +20,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
 from kernels._dispatch import run
+from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -38,6 +39,7 @@ from kernels._operator import (
     tensor_bytes,
 )
 from kernels._triton import missing, no_fp64, on_device, power_of_two, tl, triton
+from kernels._tuning import Tile, Tunable
 
 CHUNK_BYTES = 512 << 20  # of logits at a time: few enough to save memory, enough for a fast product
 REDUCTIONS = ("mean", "sum")
@@ -141,13 +143,32 @@ def _row_kernel(
             tl.store(logits_ptr + start + o_v, tl.where(counts, b_d, 0.0), mask=m)
 
 
+_launch_row = launcher(_row_kernel)
+
+
+def _row_tiles(device: int, n_words: int, *_: Any) -> list[Tile]:
+    """Words of a step, and warps."""
+    most = power_of_two(n_words)
+    block = min(65536, most)
+    tiles: list[Tile] = [(block, max(4, min(32, block // 2048)))]
+    for other in (4096, 8192, 16384, 32768):
+        if other < most:
+            tiles += [(other, max(4, min(32, other // 1024)))]
+    return tiles
+
+
+_ROWS = Tunable("linear_cross_entropy.rows", (_row_kernel,), _row_tiles, in_place=True)
+
+
 def _rows_triton(
     logits: Tensor, target_N: Tensor, losses_N: Tensor, ignore_index: int, gradient: bool
 ) -> None:
     n_words = logits.shape[1]
-    block = min(65536, power_of_two(n_words))
+    key = (logits.get_device(), n_words, logits.dtype, gradient)
+    block, warps = _ROWS.tile(key, _rows_triton, logits, target_N, losses_N, ignore_index, gradient)
     with on_device(logits):
-        _row_kernel[(logits.shape[0],)](
+        _launch_row(
+            (logits.shape[0],),
             logits,
             target_N,
             losses_N,
@@ -156,7 +177,7 @@ def _rows_triton(
             V=n_words,
             GRADIENT=gradient,
             BLOCK=block,
-            num_warps=max(4, min(32, block // 2048)),
+            num_warps=warps,
         )
 
 
@@ -230,7 +251,8 @@ def _by(rows: Callable[..., None]) -> Callable[..., Tensor]:
         x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str
     ) -> Tensor:
         enabled = torch.is_grad_enabled()
-        return _LinearCrossEntropy.apply(
+        return applied(
+            _LinearCrossEntropy,
             x,
             weight,
             target,

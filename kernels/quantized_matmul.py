@@ -29,10 +29,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from kernels import hardware
+from kernels._autograd import applied, once_differentiable
 from kernels._dispatch import run
 from kernels._operator import (
     Case,
@@ -214,7 +214,7 @@ def _scaled_mm(x: Tensor, weight: Tensor, scale: Tensor, scheme: str) -> Tensor:
 
 def _by(kernel: str) -> Any:
     def call(x: Tensor, weight: Tensor, scale: Tensor, scheme: str) -> Tensor:
-        return _Product.apply(x, weight, scale, scheme, kernel)
+        return applied(_Product, x, weight, scale, scheme, kernel)
 
     return call
 

@@ -17,9 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
+from kernels._column_sum import column_sum
 from kernels._dispatch import run
+from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -29,6 +31,8 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    blank,
+    cdiv,
     floating,
     random_tensor,
     same_device,
@@ -37,7 +41,6 @@ from kernels._operator import (
 )
 from kernels._triton import (
     as_rows,
-    column_sum,
     missing,
     no_fp64,
     on_device,
@@ -47,6 +50,7 @@ from kernels._triton import (
     tl,
     triton,
 )
+from kernels._tuning import Tile, Tunable, size_class
 
 MAX_DIM = 65536  # one row is held in the registers of one program
 
@@ -124,6 +128,9 @@ def _forward_kernel(
     tl.store(y_ptr + o_n[:, None] * D + o_d[None, :], b_y, mask=m)
 
 
+_launch_forward = launcher(_forward_kernel)
+
+
 @triton.jit
 def _backward_kernel(
     dy_ptr,
@@ -174,37 +181,60 @@ def _backward_kernel(
         tl.store(partial_ptr + i_p.to(tl.int64) * D + o_d, tl.sum(b_dw, axis=0), mask=m_d)
 
 
-def _tile(dim: int) -> tuple[int, int, int]:
-    """Rows per program, block and warps of the forward kernel; measured on an H200."""
+_launch_backward = launcher(_backward_kernel)
+
+
+def _forward_tiles(device: int, dim: int, *_: Any) -> list[Tile]:
+    """Rows per program and warps; the first measured on an H200."""
     block = power_of_two(dim)
     rows = max(1, min(16, 2048 // block))
-    return rows, block, max(4, min(32, rows * block // 1024))
+    warps = max(4, min(32, rows * block // 1024))
+    tiles = [(rows, warps), (rows, max(1, warps // 2)), (rows, min(32, 2 * warps))]
+    tiles += [(2 * rows, warps), (2 * rows, min(32, 2 * warps))] if block <= 4096 else []
+    return [*tiles, *([(rows // 2, warps)] if rows > 1 else [])]
 
 
-def _backward_tile(dim: int, row_bytes: int, shared: int) -> tuple[int, int, int, int, int]:
-    """Rows per step, block, warps, programs per multiprocessor and pipeline stages.
+def _backward_tiles(
+    device: int, dim: int, x: torch.dtype, dy: torch.dtype, dsum: torch.dtype | None, *_: Any
+) -> list[Tile]:
+    """Rows per step, warps, programs per multiprocessor and pipeline stages.
 
-    ``row_bytes``: what is loaded for one element of every input. Three stages hold two steps' rows
-    in shared memory: measured on an H200 that is worth a third of the time. What does not fit has
-    fewer rows, then fewer stages.
+    Three stages hold two steps' rows in shared memory: measured on an H200 that is worth a third of
+    the time. What does not fit has fewer rows, then fewer stages.
     """
-    block = power_of_two(dim)
+    block, shared = power_of_two(dim), shared_bytes(device)
+    row_bytes = block * sum(dtype.itemsize for dtype in (x, dy, dsum) if dtype is not None)
     most = max(1, min(32, (8192 if block <= 1024 else 16384) // block))
     rows, stages = most, 1
     for buffers in (2, 1):
-        fitting = int(0.6 * shared) // (buffers * block * row_bytes)
+        fitting = int(0.6 * shared) // (buffers * row_bytes)
         if fitting >= 1:
             rows, stages = min(most, power_of_two(fitting + 1) // 2), buffers + 1
             break
     warps = max(4, min(32, rows * block // (2048 if block <= 8192 else 1024)))
-    return rows, block, warps, 2 if block <= 1024 else 1, stages
+    per_sm = 2 if block <= 1024 else 1
+    half = max(1, rows // 2)
+    tiles = [
+        (rows, warps, per_sm, stages),
+        (rows, min(32, 2 * warps), per_sm, stages),
+        (half, warps, 2 * per_sm, stages),
+        (half, max(4, warps // 2), 2 * per_sm, stages),
+        (half, warps, per_sm, stages + 1),
+        (rows, warps, 2 * per_sm, max(1, stages - 1)),
+    ]
+    first, *others = tiles
+    return [first, *(t for t in others if t[0] * (t[3] - 1) * row_bytes <= shared)]
+
+
+_FORWARD = Tunable("rms_norm.forward", (_forward_kernel,), _forward_tiles)
+_BACKWARD = Tunable("rms_norm.backward", (_backward_kernel,), _backward_tiles)
 
 
 def forward(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """By Triton: y of x's dtype, the sum ``x + residual`` of residual's, and r [rows] in FP32."""
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = blank(x)
     total = residual_ND = None
     if residual is not None:
         total = torch.empty(x.shape, dtype=residual.dtype, device=x.device)
@@ -215,9 +245,12 @@ def forward(
         x_ND = as_rows(x)
         if residual is not None:
             residual_ND = as_rows(residual)
-        rows, block, warps = _tile(dim)
+        other = None if residual is None else residual.dtype
+        key = (x.get_device(), dim, x.dtype, other, size_class(n_rows))
+        rows, warps = _FORWARD.tile(key, forward, x, residual, weight, eps)
         with on_device(x):
-            _forward_kernel[(triton.cdiv(n_rows, rows),)](
+            _launch_forward(
+                (cdiv(n_rows, rows),),
                 x_ND,
                 residual_ND,
                 weight if weight is None else unit_stride(weight),
@@ -232,7 +265,7 @@ def forward(
                 HAS_WEIGHT=weight is not None,
                 HAS_RESIDUAL=residual is not None,
                 ROWS=rows,
-                BLOCK_D=block,
+                BLOCK_D=power_of_two(dim),
                 num_warps=warps,
             )
     return y, total, r
@@ -242,23 +275,24 @@ def backward(
     dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, r: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """By Triton: the gradients of x, to which ``dsum`` is added if given, and of weight."""
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dx = blank(x)
     if not x.numel():
         return dx, None if weight is None else torch.zeros_like(weight)
     dim = x.shape[-1]
     x_ND, dy_ND = as_rows(x), as_rows(dy)
     dsum_ND = None if dsum is None else as_rows(dsum)
     n_rows = x_ND.shape[0]
-    row_bytes = sum(t.element_size() for t in (x_ND, dy_ND, dsum_ND) if t is not None)
-    shared = shared_bytes(x.device.index)
-    rows, block, warps, per_sm, stages = _backward_tile(dim, row_bytes, shared)
-    programs = min(triton.cdiv(n_rows, rows), per_sm * sm_count(x.device.index))
+    other = None if dsum is None else dsum.dtype
+    key = (x.get_device(), dim, x.dtype, dy.dtype, other, weight is not None, size_class(n_rows))
+    rows, warps, per_sm, stages = _BACKWARD.tile(key, backward, dy, dsum, x, weight, r)
+    programs = min(cdiv(n_rows, rows), per_sm * sm_count(x.device.index))
     partial = dweight = None
     if weight is not None:
         weight = unit_stride(weight)
         partial = torch.empty(programs, dim, dtype=torch.float32, device=x.device)
     with on_device(x):
-        _backward_kernel[(programs,)](
+        _launch_backward(
+            (programs,),
             dy_ND,
             dsum_ND,
             x_ND,
@@ -274,7 +308,7 @@ def backward(
             HAS_WEIGHT=weight is not None,
             HAS_RESIDUAL=dsum is not None,
             ROWS=rows,
-            BLOCK_D=block,
+            BLOCK_D=power_of_two(dim),
             STAGES=stages,
             num_warps=warps,
         )
@@ -298,7 +332,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def _triton(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    return _RMSNorm.apply(x, weight, eps)
+    return applied(_RMSNorm, x, weight, eps)
 
 
 def refuses(x: Tensor, *_: Any) -> str | None:

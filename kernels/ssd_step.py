@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels._dispatch import run
+from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -24,10 +25,13 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    blank,
+    cdiv,
     tensor_bytes,
     unit_stride,
 )
 from kernels._triton import MAX_GRID, missing, no_fp64, on_device, power_of_two, tl, triton
+from kernels._tuning import Tile, Tunable, size_class
 from kernels.ssd_scan import random_inputs, step_sizes, validate
 from kernels.ssd_scan._kernels import soft_step
 
@@ -139,6 +143,20 @@ def _step_kernel(
     tl.store(y_ptr + i_head * P + o_p, b_y, mask=m_p)
 
 
+_launch_step = launcher(_step_kernel)
+
+
+def _tiles(device: int, dim: int, n_states: int, *_: Any) -> list[Tile]:
+    """Rows of the state of a program, and warps."""
+    most, block = power_of_two(dim), power_of_two(n_states)
+    rows = max(1, min(most, TILE // block))
+    half, twice = max(1, rows // 2), min(most, 2 * rows)
+    return [(rows, 4), (rows, 2), (rows, 8), (half, 2), (half, 4), (half, 1), (twice, 8)]
+
+
+_STEP = Tunable("ssd_step", (_step_kernel,), _tiles)
+
+
 def _triton(
     x: Tensor,
     dt: Tensor,
@@ -151,13 +169,15 @@ def _triton(
     softplus: bool,
 ) -> tuple[Tensor, Tensor]:
     (batch, heads, dim), (groups, n_states) = x.shape, b.shape[1:]
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    new = torch.empty(state.shape, dtype=state.dtype, device=x.device)
+    y = blank(x)
+    new = blank(state)
     x, b, c = unit_stride(x), unit_stride(b), unit_stride(c)
     block_n = power_of_two(n_states)
-    block_p = max(1, min(power_of_two(dim), TILE // block_n))
+    key = (x.get_device(), dim, n_states, x.dtype, state.dtype, size_class(batch * heads))
+    block_p, warps = _STEP.tile(key, _triton, x, dt, a, b, c, state, d, bias, softplus)
     with on_device(x):
-        _step_kernel[(triton.cdiv(dim, block_p), heads, batch)](
+        _launch_step(
+            (cdiv(dim, block_p), heads, batch),
             x,
             dt,
             a.contiguous(),
@@ -169,14 +189,10 @@ def _triton(
             y,
             new,
             heads // groups,
-            x.stride(0),
-            x.stride(1),
-            dt.stride(0),
-            dt.stride(1),
-            b.stride(0),
-            b.stride(1),
-            c.stride(0),
-            c.stride(1),
+            *x.stride()[:2],
+            *dt.stride()[:2],
+            *b.stride()[:2],
+            *c.stride()[:2],
             P=dim,
             N=n_states,
             SOFTPLUS=softplus,
@@ -184,7 +200,7 @@ def _triton(
             HAS_BIAS=bias is not None,
             BLOCK_P=block_p,
             BLOCK_N=block_n,
-            num_warps=4,
+            num_warps=warps,
         )
     return y, new
 

@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
 from kernels._dispatch import run
+from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -29,6 +30,7 @@ from kernels._operator import (
     Mistake,
     Operator,
     Work,
+    cdiv,
     floating,
     random_tensor,
     same_device,
@@ -36,6 +38,7 @@ from kernels._operator import (
     unit_stride,
 )
 from kernels._triton import missing, no_fp64, on_device, power_of_two, tl, triton
+from kernels._tuning import Tile, Tunable, size_class
 
 MAX_LENGTH = 65536  # the scores of one sequence are held in the registers of one program
 
@@ -113,6 +116,9 @@ def _select_kernel(
     tl.store(slot_ptr + i_b * length + o_s, tl.where(m, b_slot, -1), mask=m_s)
 
 
+_launch_select = launcher(_select_kernel)
+
+
 @triton.jit
 def _pull_kernel(
     source_ptr,
@@ -155,10 +161,24 @@ def _pull_kernel(
     tl.store(out_ptr + o_n[:, None] * D + o_d[None, :], b_x, mask=m)
 
 
-def tile(dim: int) -> tuple[int, int]:
-    """Rows and columns of the tile that one program moves."""
+_launch_pull = launcher(_pull_kernel)
+
+
+def row_tiles(device: int, dim: int, *_: Any) -> list[Tile]:
+    """Rows, columns and warps of the tile that one program moves."""
     block = min(1024, power_of_two(dim))
-    return max(1, min(16, 4096 // block)), block
+    rows = max(1, min(16, 4096 // block))
+    half = max(1, rows // 2)
+    return [
+        (rows, block, 4),
+        (rows, block, 8),
+        (rows, block, 2),
+        (half, block, 4),
+        (half, block, 2),
+    ]
+
+
+_PULL = Tunable("token_router.pull", (_pull_kernel,), row_tiles)
 
 
 def pull(
@@ -174,9 +194,11 @@ def pull(
     base = base if base is None else unit_stride(base)
     dtype = source.dtype if base is None else base.dtype
     out = torch.empty(batch, length, dim, dtype=dtype, device=source.device)
-    rows, block = tile(dim)
+    key = (source.get_device(), dim, dtype, base is not None, size_class(batch * length))
+    rows, block, warps = _PULL.tile(key, pull, source, place, weight, base)
     with on_device(source):
-        _pull_kernel[(triton.cdiv(batch * length, rows), triton.cdiv(dim, block))](
+        _launch_pull(
+            (cdiv(batch * length, rows), cdiv(dim, block)),
             source,
             place.contiguous(),
             weight if weight is None else weight.contiguous(),
@@ -185,8 +207,7 @@ def pull(
             batch * length,
             length,
             source.shape[1],
-            source.stride(0),
-            source.stride(1),
+            *source.stride()[:2],
             0 if base is None else base.stride(0),
             0 if base is None else base.stride(1),
             D=dim,
@@ -194,7 +215,7 @@ def pull(
             BASED=base is not None,
             ROWS=rows,
             BLOCK_D=block,
-            num_warps=4,
+            num_warps=warps,
         )
     return out
 
@@ -209,14 +230,14 @@ class _Route(torch.autograd.Function):
         block = power_of_two(length)
         wide = score.float()  # in halves the kernel would need twice the shared memory
         with on_device(x):
-            _select_kernel[(batch,)](
+            _launch_select(
+                (batch,),
                 wide,
                 index,
                 chosen,
                 slot,
                 length,
-                wide.stride(0),
-                wide.stride(1),
+                *wide.stride()[:2],
                 K=k,
                 BLOCK=block,
                 num_warps=max(4, min(32, block // 256)),
@@ -236,7 +257,7 @@ class _Route(torch.autograd.Function):
 
 
 def _triton(x: Tensor, score: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    return _Route.apply(x, score, k)
+    return applied(_Route, x, score, k)
 
 
 def _refuses(x: Tensor, score: Tensor, k: int) -> str | None:

@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
 from kernels._dispatch import run
+from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -30,6 +31,8 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    blank,
+    cdiv,
     floating,
     random_tensor,
     same_device,
@@ -37,8 +40,9 @@ from kernels._operator import (
     unit_stride,
 )
 from kernels._triton import missing, no_fp64, on_device, tl, triton
+from kernels._tuning import Tile, Tunable, size_class
 from kernels.token_router import OP as TOKEN_ROUTER
-from kernels.token_router import pull, shuffled_scores, tile
+from kernels.token_router import pull, row_tiles, shuffled_scores
 
 
 def token_scatter(
@@ -122,6 +126,45 @@ def _backward_kernel(
     tl.store(dweight_ptr + o_n, tl.sum(b_sum, axis=1), mask=m_n)
 
 
+_launch_backward = launcher(_backward_kernel)
+
+
+def _backward_tiles(device: int, dim: int, *_: Any) -> list[Tile]:
+    """Rows, columns and warps: each program walks along its rows."""
+    return row_tiles(device, dim)
+
+
+_BACKWARD = Tunable("token_scatter.backward", (_backward_kernel,), _backward_tiles)
+
+
+def _backward(dy: Tensor, update: Tensor, weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    update, dy = unit_stride(update), unit_stride(dy)
+    batch, chosen, dim = update.shape
+    dupdate = blank(update)
+    dweight = blank(weight)
+    key = (dy.get_device(), dim, dy.dtype, update.dtype, size_class(batch * chosen))
+    rows, block, warps = _BACKWARD.tile(key, _backward, dy, update, weight, index)
+    with on_device(dy):
+        _launch_backward(
+            (cdiv(batch * chosen, rows),),
+            dy,
+            update,
+            weight.contiguous(),
+            index.contiguous(),
+            dupdate,
+            dweight,
+            batch * chosen,
+            chosen,
+            *dy.stride()[:2],
+            *update.stride()[:2],
+            D=dim,
+            ROWS=rows,
+            BLOCK_D=block,
+            num_warps=warps,
+        )
+    return dupdate, dweight
+
+
 class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, update: Tensor, weight: Tensor, index: Tensor) -> Tensor:
@@ -135,36 +178,11 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        update, weight, index = ctx.saved_tensors
-        update, dy = unit_stride(update), unit_stride(dy)
-        batch, chosen, dim = update.shape
-        dupdate = torch.empty(update.shape, dtype=update.dtype, device=dy.device)
-        dweight = torch.empty(weight.shape, dtype=weight.dtype, device=dy.device)
-        rows, block = tile(dim)
-        with on_device(dy):
-            _backward_kernel[(triton.cdiv(batch * chosen, rows),)](
-                dy,
-                update,
-                weight.contiguous(),
-                index.contiguous(),
-                dupdate,
-                dweight,
-                batch * chosen,
-                chosen,
-                dy.stride(0),
-                dy.stride(1),
-                update.stride(0),
-                update.stride(1),
-                D=dim,
-                ROWS=rows,
-                BLOCK_D=block,
-                num_warps=4,
-            )
-        return dy, dupdate, dweight, None
+        return dy, *_backward(dy, *ctx.saved_tensors), None
 
 
 def _triton(x: Tensor, update: Tensor, weight: Tensor, index: Tensor) -> Tensor:
-    return _Scatter.apply(x, update, weight, index)
+    return applied(_Scatter, x, update, weight, index)
 
 
 def _refuses(x: Tensor, update: Tensor, weight: Tensor, index: Tensor) -> str | None:

@@ -26,6 +26,8 @@ _COLUMNS = [
     Column("implementation"),
     Column("median", "us"),
     Column("in kernels", "us"),
+    Column("host", "us"),
+    Column("outside launches", "us"),
     Column("of the limit", "%"),
     Column("memory", "GB/s"),
     Column("arithmetic", "TFLOP/s"),
@@ -42,10 +44,23 @@ def kernels_table(session: Session) -> Table:
 
     "Of the limit" is the time that the bytes and FLOPs of the mathematics need at the rates of a
     large copy and a large matrix product, measured in the same run, over the time taken. Speed-ups
-    above 1 are faster.
+    above 1 are faster. "Host" is the wall time of a call on small inputs, the GPU not waited for,
+    "outside launches" what of it is not spent in Triton's launcher and the driver.
     """
     segments = [s for s in session.segments if s.configuration.family == KERNELS]
     return Table(session.title, _COLUMNS, [_row(segment, segments) for segment in segments])
+
+
+def tuned_tiles(session: Session) -> str:
+    """Each tile that was tuned, with its time and the heuristic's, and how long tuning took."""
+    lines: dict[str, None] = {}
+    took_s: dict[tuple[str, str], float] = {}  # each direction of a case tells the same
+    for segment in session.segments:
+        if "autotune_s" in segment.ledger:
+            case = (segment.configuration.preset, str(segment.configuration.settings["case"]))
+            took_s[case] = float(segment.ledger["autotune_s"])
+        lines |= dict.fromkeys(str(segment.ledger.get("tiles", "")).splitlines())
+    return "\n".join([*lines, f"tuning took {sum(took_s.values()):.1f} s"])
 
 
 @dataclass(frozen=True)
@@ -148,13 +163,15 @@ def _row(segment: Segment, segments: Sequence[Segment]) -> list[Cell]:
     ]
     if us is None:
         note = str(ledger.get("failure", "not timed")).strip().splitlines()[-1]
-        return [*row, *[None] * 7, _percent(ledger.get("error")), ledger.get("first_s"), note]
+        return [*row, *[None] * 9, _percent(ledger.get("error")), ledger.get("first_s"), note]
     summary = statistics.summarize(statistics.steady_ms(segment))
     error_us = None if summary.error is None else 1e3 * summary.error
     return [
         *row,
         Measured(us, error_us),
         ledger.get("kernel_us"),
+        ledger.get("host_us"),
+        ledger.get("host_outside_us"),
         _percent(ledger["floor_us"] / us),
         ledger["bytes"] / us / 1e3,
         ledger["flops"] / us / 1e6,

@@ -40,7 +40,8 @@ class Bench(Command, tag="bench"):
     ``operators``: their names, all where empty. ``dtype``: "bfloat16" and the like; the fastest one
     that the device computes well in where empty. ``every_case``: the small sizes too. ``cases`` and
     ``implementations``: these alone, by name, of whichever operator has them. ``forward_only``: no
-    gradients, and nothing under the profiler, which slows what is timed after it.
+    gradients, and nothing under the profiler, which slows what is timed after it. ``tune``: the
+    Triton kernels first, which are then timed with their heuristics' tiles as well.
     """
 
     operators: list[str] = []
@@ -49,6 +50,7 @@ class Bench(Command, tag="bench"):
     cases: list[str] = []
     implementations: list[str] = []
     forward_only: bool = False
+    tune: bool = False
 
 
 class Compare(Command, tag="compare"):

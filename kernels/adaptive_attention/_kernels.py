@@ -5,6 +5,7 @@ its head's rank and branches once to the loop whose tiles of queries and keys ar
 rank needs: the padded head dimension shifted right by 0 ... WIDTHS - 1. ``_launch`` launches.
 """
 
+from kernels._launch import launcher
 from kernels._triton import tl, triton
 from kernels.attention._flash_kernels import (
     add_to_dkdv,
@@ -56,6 +57,9 @@ def narrow_kernel(
     tl.store(near_ptr + o_near[:, None] + o_d[None, :], b_near, mask=m)
     tl.store(low_ptr + o_n[:, None] * D + o_d[None, :], b_low, mask=m)
     tl.store(unit_ptr + o_n, b_unit, mask=m_n)
+
+
+launch_narrow = launcher(narrow_kernel)
 
 
 @triton.jit
@@ -189,6 +193,9 @@ def forward_kernel(
     tl.store(p_lse, b_m + tl.log2(b_l), mask=m_s)
 
 
+launch_forward = launcher(forward_kernel)
+
+
 @triton.jit
 def _dkdv(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
@@ -259,6 +266,9 @@ def dkdv_kernel(
                 i_n, length, keys, rank, scale,
                 R, D, CAUSAL, M, N, BLOCK_D >> i, BLOCK_D, PRECISION,
             )  # fmt: skip
+
+
+launch_dkdv = launcher(dkdv_kernel)
 
 
 @triton.jit
@@ -335,3 +345,6 @@ def dq_kernel(
                 i_m, length, keys, rank, scale,
                 R, D, CAUSAL, M, N, BLOCK_D >> i, BLOCK_D, PRECISION,
             )  # fmt: skip
+
+
+launch_dq = launcher(dq_kernel)

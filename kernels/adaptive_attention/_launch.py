@@ -6,38 +6,59 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from kernels import hardware
-from kernels._operator import Implementation, unit_stride
+from kernels._autograd import applied, once_differentiable
+from kernels._operator import Implementation, cdiv, unit_stride
 from kernels._triton import (
+    LARGE_BYTES,
     dot_precision,
-    has_large_memory,
     missing,
     on_device,
     power_of_two,
-    triton,
+    shared_bytes,
 )
+from kernels._tuning import Tile, Tunable
 from kernels.adaptive_attention._kernels import (
     dkdv_kernel,
     dq_kernel,
     forward_kernel,
-    narrow_kernel,
+    launch_dkdv,
+    launch_dq,
+    launch_forward,
+    launch_narrow,
 )
 from kernels.attention._flash import (
-    backward_tile,
-    forward_tile,
+    MANY_ROWS,
+    backward_tiles,
+    forward_tiles,
+    head_strides,
+    key_of,
     refuses,
 )
-from kernels.attention._flash_kernels import delta_kernel
+from kernels.attention._flash_kernels import launch_delta
 
 _FP8_UNITS = hardware.needs("FP8", (8, 9))
 
 
-def _fitting(tile: tuple[int, int, int, int], q: Tensor) -> tuple[int, int, int, int]:
-    """Attention's tile, or a smaller one: branches take more shared memory than one loop."""
-    m, n, warps, _ = tile
-    return tile if has_large_memory(q) else (m, max(16, n // 2), warps, 1)
+def _smaller(tiles: list[Tile], device: int) -> list[Tile]:
+    """Attention's tiles, or smaller ones: branches take more shared memory than one loop."""
+    if shared_bytes(device) >= LARGE_BYTES:
+        return tiles
+    return [(m, max(16, n // 2), warps, 1) for m, n, warps, _ in tiles]
+
+
+def _forward_tiles(device: int, *key: Any) -> list[Tile]:
+    return _smaller(forward_tiles(device, *key), device)
+
+
+def _backward_tiles(device: int, *key: Any) -> list[Tile]:
+    return _smaller(backward_tiles(device, *key), device)
+
+
+_FORWARD = Tunable("adaptive_attention.forward", (forward_kernel,), _forward_tiles, dots=True)
+_DKDV = Tunable("adaptive_attention.dkdv", (dkdv_kernel,), _backward_tiles, dots=True)
+_DQ = Tunable("adaptive_attention.dq", (dq_kernel,), _backward_tiles, dots=True)
 
 
 def _narrowed(
@@ -50,13 +71,93 @@ def _narrowed(
     low = torch.empty(batch, heads, tokens, dim, dtype=dtype, device=x.device)
     unit = torch.empty(batch, heads, tokens, dtype=torch.float32, device=x.device)
     n_rows = batch * heads * tokens
-    narrow_kernel[(triton.cdiv(n_rows, 32),)](
-        x, near, low, unit, bits, n_rows, tokens, x.stride(0), x.stride(1), x.stride(2),
-        near.stride(0), near.stride(1), near.stride(2),
+    launch_narrow((cdiv(n_rows, 32),),
+        x, near, low, unit, bits, n_rows, tokens, *x.stride()[:3],
+        *near.stride()[:3],
         HEADS=heads, R=heads // bits.shape[0], D=dim, BITS=threshold, ROWS=32, BLOCK_D=block_d,
         num_warps=4,
     )  # fmt: skip
     return near, low, unit
+
+
+def _forward(
+    q: Tensor,
+    q_low: Tensor | None,
+    q_unit: Tensor | None,
+    k: Tensor,
+    k_low: Tensor | None,
+    k_unit: Tensor | None,
+    v: Tensor,
+    rank: Tensor | None,
+    bits: Tensor | None,
+    threshold: int,
+    options: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
+    (batch, groups, keys, _), (heads, length) = k.shape, q.shape[1:3]
+    rows = length * (heads // groups)
+    out = torch.empty_like(q)
+    lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
+    m, n, warps, stages = _FORWARD.tile(
+        key_of(q, rows, options["CAUSAL"], options["WIDTHS"], threshold if bits is not None else 0),
+        _forward, q, q_low, q_unit, k, k_low, k_unit, v, rank, bits, threshold, options,
+    )  # fmt: skip
+    launch_forward((batch * groups * cdiv(rows, m),),
+        q, q_low, q_unit, k, k_low, k_unit, v, out, lse, rank, bits, length, keys,
+        *q.stride()[:3], *k.stride()[:3],
+        *v.stride()[:3], *out.stride()[:3],
+        BITS=threshold if bits is not None else 0, M=m, N=n,
+        num_warps=warps, num_stages=stages, **options,
+    )  # fmt: skip
+    return out, lse
+
+
+def _dkdv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    rank: Tensor | None,
+    options: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
+    # What lies past a head's rank has no gradient, and the kernels do not write it.
+    dk = torch.empty_like(k) if rank is None else torch.zeros_like(k)
+    dv = torch.empty_like(v)
+    m, n, warps, stages = _DKDV.tile(
+        key_of(q, MANY_ROWS, options["CAUSAL"], options["WIDTHS"]),
+        _dkdv, q, k, v, dout, lse, delta, rank, options,
+    )  # fmt: skip
+    batch, groups, keys, _ = k.shape
+    launch_dkdv((batch * groups * cdiv(keys, n),),
+        q, k, v, dout, lse, delta, dk, dv, rank, q.shape[2], keys,
+        *head_strides(q, k, v, dout, dk, dv),
+        M=m, N=n, num_warps=warps, num_stages=stages, **options,
+    )  # fmt: skip
+    return dk, dv
+
+
+def _dq(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    rank: Tensor | None,
+    options: dict[str, Any],
+) -> Tensor:
+    dq = torch.empty_like(q) if rank is None else torch.zeros_like(q)
+    m, n, warps, stages = _DQ.tile(
+        key_of(q, MANY_ROWS, options["CAUSAL"], options["WIDTHS"]),
+        _dq, q, k, v, dout, lse, delta, rank, options,
+    )  # fmt: skip
+    (batch, groups, keys, _), length = k.shape, q.shape[2]
+    launch_dq((batch * groups * cdiv(length * options["R"], n),),
+        q, k, v, dout, lse, delta, dq, rank, length, keys, *head_strides(q, k, v, dout, dq),
+        M=n, N=m, num_warps=warps, num_stages=stages, **options,
+    )  # fmt: skip
+    return dq
 
 
 class _Adaptive(torch.autograd.Function):
@@ -73,9 +174,7 @@ class _Adaptive(torch.autograd.Function):
         threshold: int,
     ) -> Tensor:
         q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
-        batch, heads, length, dim = q.shape
-        groups, keys = k.shape[1:3]
-        rows = length * (heads // groups)
+        heads, groups, dim = q.shape[1], k.shape[1], q.shape[3]
         # FP8 units take products of at least 32 columns, others of 16.
         least = 32 if threshold == 8 else 16
         block_d = max(least, power_of_two(dim))
@@ -87,22 +186,14 @@ class _Adaptive(torch.autograd.Function):
             "RANKED": rank is not None, "WIDTHS": widths, "BLOCK_D": block_d,
             "PRECISION": dot_precision(),
         }  # fmt: skip
-        out = torch.empty_like(q)
-        lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
-        m, n, warps, stages = _fitting(forward_tile(q, rows), q)
         q_low = q_unit = k_low = k_unit = None
         with on_device(q):
             if bits is not None:
                 q, q_low, q_unit = _narrowed(q, bits, threshold, block_d)
                 k, k_low, k_unit = _narrowed(k, bits, threshold, block_d)
-            forward_kernel[(batch * groups * triton.cdiv(rows, m),)](
-                q, q_low, q_unit, k, k_low, k_unit, v, out, lse, rank, bits, length, keys,
-                q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-                v.stride(0), v.stride(1), v.stride(2),
-                out.stride(0), out.stride(1), out.stride(2),
-                BITS=threshold if bits is not None else 0, M=m, N=n,
-                num_warps=warps, num_stages=stages, **ctx.options,
-            )  # fmt: skip
+            out, lse = _forward(
+                q, q_low, q_unit, k, k_low, k_unit, v, rank, bits, threshold, ctx.options
+            )
         ctx.save_for_backward(q, k, v, out, lse, rank)
         return out
 
@@ -112,36 +203,15 @@ class _Adaptive(torch.autograd.Function):
         q, k, v, out, lse, rank = ctx.saved_tensors
         dout = unit_stride(dout)
         batch, heads, length, dim = q.shape
-        groups, keys = k.shape[1:3]
-        # What lies past a head's rank has no gradient, and the kernels do not write it.
-        new = torch.empty_like if rank is None else torch.zeros_like
-        dq, dk, dv = new(q), new(k), torch.empty_like(v)
         delta = torch.empty_like(lse)
         n_rows = batch * heads * length
-        m, n, warps, stages = _fitting(backward_tile(q), q)
-        strides = (
-            q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-            v.stride(0), v.stride(1), v.stride(2),
-            dout.stride(0), dout.stride(1), dout.stride(2),
-        )  # fmt: skip
-        options = ctx.options | {"num_warps": warps, "num_stages": stages}
         with on_device(q):
-            delta_kernel[(triton.cdiv(n_rows, 32),)](
-                out, dout, delta, n_rows, length, heads,
-                out.stride(0), out.stride(1), out.stride(2),
-                dout.stride(0), dout.stride(1), dout.stride(2),
-                D=dim, ROWS=32, BLOCK_D=options["BLOCK_D"], num_warps=4,
+            launch_delta((cdiv(n_rows, 32),),
+                out, dout, delta, n_rows, length, heads, *head_strides(out, dout),
+                D=dim, ROWS=32, BLOCK_D=ctx.options["BLOCK_D"], num_warps=4,
             )  # fmt: skip
-            dkdv_kernel[(batch * groups * triton.cdiv(keys, n),)](
-                q, k, v, dout, lse, delta, dk, dv, rank, length, keys, *strides,
-                dk.stride(0), dk.stride(1), dk.stride(2), dv.stride(0), dv.stride(1), dv.stride(2),
-                M=m, N=n, **options,
-            )  # fmt: skip
-            dq_kernel[(batch * groups * triton.cdiv(length * (heads // groups), n),)](
-                q, k, v, dout, lse, delta, dq, rank, length, keys, *strides,
-                dq.stride(0), dq.stride(1), dq.stride(2),
-                M=n, N=m, **options,
-            )  # fmt: skip
+            dk, dv = _dkdv(q, k, v, dout, lse, delta, rank, ctx.options)
+            dq = _dq(q, k, v, dout, lse, delta, rank, ctx.options)
         return dq, dk, dv, None, None, None, None, None
 
 
@@ -167,7 +237,7 @@ def _call(
     threshold = _threshold(q, allow_fp8)
     rank = None if rank is None else rank.contiguous()
     bits = None if bits is None or threshold == 0 else bits.contiguous()
-    return _Adaptive.apply(q, k, v, rank, bits, causal, scale, threshold)
+    return applied(_Adaptive, q, k, v, rank, bits, causal, scale, threshold)
 
 
 def _refuses(

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
 from kernels._operator import accumulator
 from kernels.attention._masks import bounds, reference, visible
 from kernels.attention._memory import chunk_of
@@ -186,4 +186,4 @@ def chunked(
     if not (q.numel() and k.numel()):
         return reference(q, k, v, causal, window, scale, kv_length)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return _Chunked.apply(q, k, v, causal, window, scale, kv_length)
+    return applied(_Chunked, q, k, v, causal, window, scale, kv_length)

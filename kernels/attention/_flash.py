@@ -8,43 +8,47 @@ decoding) split their keys over programs and merge the shares (flash decoding).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from kernels._operator import Implementation, unit_stride
+from kernels._autograd import applied, once_differentiable
+from kernels._operator import Implementation, cdiv, unit_stride
 from kernels._triton import (
+    LARGE_BYTES,
     dot_precision,
-    has_large_memory,
     missing,
     no_fp64,
     on_device,
     power_of_two,
+    shared_bytes,
     sm_count,
-    triton,
 )
+from kernels._tuning import Key, Tile, Tunable
 from kernels.attention._flash_kernels import (
-    delta_kernel,
     dkdv_kernel,
     dq_kernel,
     forward_kernel,
-    merge_kernel,
+    launch_delta,
+    launch_dkdv,
+    launch_dq,
+    launch_forward,
+    launch_merge,
 )
 from kernels.attention._masks import RECOMPUTED_ULPS
 
+MANY_ROWS = 128  # or more: the forward kernel's tiles are not those of decoding
 MAX_DIM = 256
 MAX_DIM_FP32 = 128
 
 
-def forward_tile(q: Tensor, rows: int) -> tuple[int, int, int, int]:
-    """Rows, keys, warps and stages of the forward kernel."""
-    return tile(q.shape[-1], q.dtype == torch.float32, has_large_memory(q), rows)
-
-
 def tile(dim: int, wide: bool, large: bool, rows: int) -> tuple[int, int, int, int]:
-    """The forward kernel's tile for a head dimension, FP32 (``wide``) or not, and the memory."""
+    """Rows, keys, warps and stages of the forward kernel, by measurements on an H200.
+
+    For a head dimension, FP32 (``wide``) or not, and the memory; ``rows`` may be a size class's.
+    """
     if rows <= 64:
         return max(16, power_of_two(rows)), 64 if dim <= 128 and large else 32, 4, 2
     if wide:
@@ -56,9 +60,40 @@ def tile(dim: int, wide: bool, large: bool, rows: int) -> tuple[int, int, int, i
     return (128, 64, 8, 2) if dim <= 128 else (64, 32, 4, 2)
 
 
-def backward_tile(q: Tensor) -> tuple[int, int, int, int]:
-    """Rows, keys, warps and stages of the backward kernels."""
-    dim, wide, large = q.shape[-1], q.dtype == torch.float32, has_large_memory(q)
+def forward_tiles(device: int, dtype: torch.dtype, dim: int, rows: int, *_: Any) -> list[Tile]:
+    """Candidates of the forward kernel."""
+    wide, large = dtype == torch.float32, shared_bytes(device) >= LARGE_BYTES
+    first = m, n, warps, stages = tile(dim, wide, large, rows)
+    others = [
+        (m, n, warps, stages + 1),
+        (m, n, 12 - warps, stages),
+        (m, 128 if n <= 64 else 64, warps, stages),
+    ]
+    if rows > 64:
+        others += [(64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 8, 3), (64, 128, 4, 2)]
+    return _fitting([first, *others], dim, 2, dtype, shared_bytes(device))
+
+
+def backward_tiles(device: int, dtype: torch.dtype, dim: int, *_: Any) -> list[Tile]:
+    """Candidates of the backward kernels: rows, keys, warps and stages."""
+    large = shared_bytes(device) >= LARGE_BYTES
+    first = m, n, warps, stages = _backward_tile(dim, dtype == torch.float32, large)
+    others = [(m, n, warps, stages + 1), (m, n, 12 - warps, stages), (m, n, warps, 1)]
+    others += [(64, 64, 4, 2), (64, 64, 8, 2), (64, 128, 8, 3)]
+    return _fitting([first, *others], dim, 2, dtype, shared_bytes(device))
+
+
+def _fitting(
+    tiles: Sequence[Tile], dim: int, operands: int, dtype: torch.dtype, shared: int
+) -> list[Tile]:
+    """Of the candidates, the first, and those whose blocks of keys and values fit the memory."""
+    width = max(16, power_of_two(dim)) * dtype.itemsize
+    first, *others = tiles
+    fits = [t for t in others if width * (t[0] + operands * t[1] * t[3]) <= shared and t[1] >= 16]
+    return list(dict.fromkeys([first, *fits]))
+
+
+def _backward_tile(dim: int, wide: bool, large: bool) -> tuple[int, int, int, int]:
     if wide:
         return 32, 32, 4, 1
     if dim <= 64:
@@ -68,13 +103,130 @@ def backward_tile(q: Tensor) -> tuple[int, int, int, int]:
     return (32, 64, 4, 1) if dim <= 128 else (32, 32, 4, 1)
 
 
+_FORWARD = Tunable("attention.forward", (forward_kernel,), forward_tiles, dots=True)
+_DKDV = Tunable("attention.dkdv", (dkdv_kernel,), backward_tiles, dots=True)
+_DQ = Tunable("attention.dq", (dq_kernel,), backward_tiles, dots=True)
+
+
+def key_of(q: Tensor, rows: int, *others: Any) -> Key:
+    """What attention's tiles depend on; few ``rows`` are those of decoding."""
+    few = power_of_two(rows) if rows <= 64 else MANY_ROWS
+    return q.get_device(), q.dtype, q.shape[3], few, *others
+
+
 def _splits(q: Tensor, k: Tensor, rows: int, m: int, n: int) -> int:
     """Over how many programs the keys of one block of rows are split."""
-    programs = q.shape[0] * k.shape[1] * triton.cdiv(rows, m)
+    programs = q.shape[0] * k.shape[1] * cdiv(rows, m)
     if rows > 64:
         return 1
-    wanted = triton.cdiv(2 * sm_count(q.device.index), programs)
-    return max(1, min(wanted, 64, triton.cdiv(k.shape[2], 2 * n)))
+    wanted = cdiv(2 * sm_count(q.device.index), programs)
+    return max(1, min(wanted, 64, cdiv(k.shape[2], 2 * n)))
+
+
+def _lengths(kv_length: Tensor | None) -> int:
+    """How many lengths there are: none, one, or one for each sample (2)."""
+    return 0 if kv_length is None else 1 if kv_length.numel() == 1 else 2
+
+
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    kv_length: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The output, and each row's log of the sum of exponentials."""
+    q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
+    batch, heads, length, dim = q.shape
+    groups, keys = k.shape[1:3]
+    rows = length * (heads // groups)
+    m, n, warps, stages = _FORWARD.tile(
+        key_of(q, rows, causal, window is not None),
+        _forward, q, k, v, causal, window, scale, kv_length,
+    )  # fmt: skip
+    splits = _splits(q, k, rows, m, n)
+    out = torch.empty_like(q)
+    lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
+    target, target_lse, strides = out, lse, (0, *out.stride()[:3])
+    if splits > 1:
+        shape = (splits, batch, heads, length)
+        target = torch.empty(*shape, dim, dtype=torch.float32, device=q.device)
+        target_lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+        strides = target.stride()[:4]
+    lengths = _lengths(kv_length)
+    with on_device(q):
+        launch_forward((batch * groups * splits * cdiv(rows, m),),
+            q, k, v, target, target_lse, kv_length, length, keys, window or 0, splits,
+            *q.stride()[:3], *k.stride()[:3],
+            *v.stride()[:3],
+            strides[0], strides[1], strides[2], strides[3],
+            GROUPS=groups, R=heads // groups, D=dim, SCALE=scale, CAUSAL=causal,
+            WINDOW=window is not None, LENGTHS=lengths, SPLIT=splits > 1, M=m, N=n,
+            BLOCK_D=max(16, power_of_two(dim)), PRECISION=dot_precision(),
+            num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+        if splits > 1:
+            launch_merge((batch * heads * length,),
+                target, target_lse, out, lse, batch * heads * length, splits, length, heads,
+                *out.stride()[:3],
+                D=dim, BLOCK_D=power_of_two(dim), SPLITS=power_of_two(splits), num_warps=4,
+            )  # fmt: skip
+    return out, lse
+
+
+def head_strides(*tensors: Tensor) -> list[int]:
+    """Of samples, heads and tokens."""
+    return [stride for x in tensors for stride in x.stride()[:3]]
+
+
+def _dkdv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    kv_length: Tensor | None,
+    window: int | None,
+    options: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
+    key = key_of(q, MANY_ROWS, options["CAUSAL"], window is not None)
+    m, n, warps, stages = _DKDV.tile(
+        key, _dkdv, q, k, v, dout, lse, delta, kv_length, window, options
+    )
+    batch, groups, keys, _ = k.shape
+    launch_dkdv((batch * groups * cdiv(keys, n),),
+        q, k, v, dout, lse, delta, dk, dv, kv_length, q.shape[2], keys, window or 0,
+        *head_strides(q, k, v, dout, dk, dv),
+        M=m, N=n, num_warps=warps, num_stages=stages, **options,
+    )  # fmt: skip
+    return dk, dv
+
+
+def _dq(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    kv_length: Tensor | None,
+    window: int | None,
+    options: dict[str, Any],
+) -> Tensor:
+    dq = torch.empty_like(q)
+    key = key_of(q, MANY_ROWS, options["CAUSAL"], window is not None)
+    m, n, warps, stages = _DQ.tile(key, _dq, q, k, v, dout, lse, delta, kv_length, window, options)
+    (batch, groups, keys, _), length = k.shape, q.shape[2]
+    launch_dq((batch * groups * cdiv(length * options["R"], n),),
+        q, k, v, dout, lse, delta, dq, kv_length, length, keys, window or 0,
+        *head_strides(q, k, v, dout, dq),
+        M=n, N=m, num_warps=warps, num_stages=stages, **options,
+    )  # fmt: skip
+    return dq
 
 
 class _Flash(torch.autograd.Function):
@@ -90,39 +242,9 @@ class _Flash(torch.autograd.Function):
         kv_length: Tensor | None,
     ) -> Tensor:
         q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
-        batch, heads, length, dim = q.shape
-        groups, keys = k.shape[1:3]
-        rows = length * (heads // groups)
-        m, n, warps, stages = forward_tile(q, rows)
-        splits = _splits(q, k, rows, m, n)
-        out = torch.empty_like(q)
-        lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
-        target, target_lse, strides = out, lse, (0, *out.stride()[:3])
-        if splits > 1:
-            shape = (splits, batch, heads, length)
-            target = torch.empty(*shape, dim, dtype=torch.float32, device=q.device)
-            target_lse = torch.empty(shape, dtype=torch.float32, device=q.device)
-            strides = target.stride()[:4]
-        lengths = 0 if kv_length is None else 1 if kv_length.numel() == 1 else 2
-        with on_device(q):
-            forward_kernel[(batch * groups * splits * triton.cdiv(rows, m),)](
-                q, k, v, target, target_lse, kv_length, length, keys, window or 0, splits,
-                q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-                v.stride(0), v.stride(1), v.stride(2),
-                strides[0], strides[1], strides[2], strides[3],
-                GROUPS=groups, R=heads // groups, D=dim, SCALE=scale, CAUSAL=causal,
-                WINDOW=window is not None, LENGTHS=lengths, SPLIT=splits > 1, M=m, N=n,
-                BLOCK_D=max(16, power_of_two(dim)), PRECISION=dot_precision(),
-                num_warps=warps, num_stages=stages,
-            )  # fmt: skip
-            if splits > 1:
-                merge_kernel[(batch * heads * length,)](
-                    target, target_lse, out, lse, batch * heads * length, splits, length, heads,
-                    out.stride(0), out.stride(1), out.stride(2),
-                    D=dim, BLOCK_D=power_of_two(dim), SPLITS=power_of_two(splits), num_warps=4,
-                )  # fmt: skip
+        out, lse = _forward(q, k, v, causal, window, scale, kv_length)
         ctx.save_for_backward(q, k, v, out, lse, kv_length)
-        ctx.mask = causal, window, scale, lengths
+        ctx.mask = causal, window, scale, _lengths(kv_length)
         return out
 
     @staticmethod
@@ -132,39 +254,21 @@ class _Flash(torch.autograd.Function):
         causal, window, scale, lengths = ctx.mask
         dout = unit_stride(dout)
         batch, heads, length, dim = q.shape
-        groups, keys = k.shape[1:3]
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         delta = torch.empty_like(lse)
         n_rows, block_d = batch * heads * length, max(16, power_of_two(dim))
-        m, n, warps, stages = backward_tile(q)
+        groups = k.shape[1]
         options = {
             "GROUPS": groups, "R": heads // groups, "D": dim, "SCALE": scale, "CAUSAL": causal,
             "WINDOW": window is not None, "LENGTHS": lengths, "BLOCK_D": block_d,
-            "PRECISION": dot_precision(), "num_warps": warps, "num_stages": stages,
+            "PRECISION": dot_precision(),
         }  # fmt: skip
         with on_device(q):
-            delta_kernel[(triton.cdiv(n_rows, 32),)](
-                out, dout, delta, n_rows, length, heads,
-                out.stride(0), out.stride(1), out.stride(2),
-                dout.stride(0), dout.stride(1), dout.stride(2),
+            launch_delta((cdiv(n_rows, 32),),
+                out, dout, delta, n_rows, length, heads, *head_strides(out, dout),
                 D=dim, ROWS=32, BLOCK_D=block_d, num_warps=4,
             )  # fmt: skip
-            dkdv_kernel[(batch * groups * triton.cdiv(keys, n),)](
-                q, k, v, dout, lse, delta, dk, dv, kv_length, length, keys, window or 0,
-                q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-                v.stride(0), v.stride(1), v.stride(2),
-                dout.stride(0), dout.stride(1), dout.stride(2),
-                dk.stride(0), dk.stride(1), dk.stride(2), dv.stride(0), dv.stride(1), dv.stride(2),
-                M=m, N=n, **options,
-            )  # fmt: skip
-            dq_kernel[(batch * groups * triton.cdiv(length * (heads // groups), n),)](
-                q, k, v, dout, lse, delta, dq, kv_length, length, keys, window or 0,
-                q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-                v.stride(0), v.stride(1), v.stride(2),
-                dout.stride(0), dout.stride(1), dout.stride(2),
-                dq.stride(0), dq.stride(1), dq.stride(2),
-                M=n, N=m, **options,
-            )  # fmt: skip
+            dk, dv = _dkdv(q, k, v, dout, lse, delta, kv_length, window, options)
+            dq = _dq(q, k, v, dout, lse, delta, kv_length, window, options)
         return dq, dk, dv, None, None, None, None
 
 
@@ -180,7 +284,7 @@ def _call(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if kv_length is not None:
         kv_length = kv_length.contiguous()
-    return _Flash.apply(q, k, v, causal, window, scale, kv_length)
+    return applied(_Flash, q, k, v, causal, window, scale, kv_length)
 
 
 def refuses(q: Tensor, k: Tensor, *_: Any) -> str | None:

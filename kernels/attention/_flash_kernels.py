@@ -5,6 +5,7 @@ of its head m % R, so keys and values are read once for all of them, also in dec
 at position ``shift + m // R``, shift = keys - S. Exponents are to base 2. ``_flash`` launches.
 """
 
+from kernels._launch import launcher
 from kernels._triton import tl, triton
 
 
@@ -166,6 +167,9 @@ def forward_kernel(
     tl.store(p_lse, b_lse, mask=o_s < length)
 
 
+launch_forward = launcher(forward_kernel)
+
+
 @triton.jit
 def merge_kernel(
     part_ptr, lse_part_ptr, out_ptr, lse_ptr, n_rows, splits, length, heads,
@@ -190,6 +194,9 @@ def merge_kernel(
     tl.store(lse_ptr + i_n, tl.where(total > 0, top + tl.log2(total), float("inf")))
 
 
+launch_merge = launcher(merge_kernel)
+
+
 @triton.jit
 def delta_kernel(
     out_ptr, dout_ptr, delta_ptr, n_rows, length, heads,
@@ -207,6 +214,9 @@ def delta_kernel(
     b_dout = tl.load(dout_ptr + o_dout[:, None] + o_d[None, :], mask=m, other=0.0)
     b_delta = tl.sum(b_out.to(tl.float32) * b_dout.to(tl.float32), axis=1)
     tl.store(delta_ptr + o_n, b_delta, mask=o_n < n_rows)
+
+
+launch_delta = launcher(delta_kernel)
 
 
 @triton.jit
@@ -332,6 +342,9 @@ def dkdv_kernel(
     tl.store(p_dv, b_dv, mask=m_kd)
 
 
+launch_dkdv = launcher(dkdv_kernel)
+
+
 @triton.jit
 def add_to_dq(
     b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, k_token, v_token, o_p, o_c, o_d, low, high, end,
@@ -413,3 +426,6 @@ def dq_kernel(
     )  # fmt: skip
     p_dq = dq_ptr + i_b * dq_batch + o_h[:, None] * dq_head + o_st[:, None] * dq_token
     tl.store(p_dq + o_d[None, :], b_dq * SCALE, mask=m_md)
+
+
+launch_dq = launcher(dq_kernel)

@@ -19,13 +19,15 @@ is read once, and p is computed anew in the backward pass. Arithmetic is in FP32
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
+from kernels._column_sum import column_sum
 from kernels._dispatch import run
 from kernels._operator import (
     Case,
@@ -36,6 +38,8 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    blank,
+    cdiv,
     floating,
     random_tensor,
     same_device,
@@ -44,15 +48,19 @@ from kernels._operator import (
 )
 from kernels._triton import (
     MAX_GRID,
-    column_sum,
     missing,
     no_fp64,
     on_device,
     power_of_two,
     sm_count,
-    triton,
 )
-from kernels.causal_conv1d._kernels import backward_kernel, forward_kernel
+from kernels._tuning import Key, Tile, Tunable
+from kernels.causal_conv1d._kernels import (
+    backward_kernel,
+    forward_kernel,
+    launch_backward,
+    launch_forward,
+)
 
 ACTIVATIONS = (None, "silu")
 WIDTHS = (2, 3, 4)
@@ -123,19 +131,130 @@ def reference(
     return y.to(x_BLD.dtype), state.to(x_BLD.dtype)
 
 
-def _grid(x: Tensor, thread_bytes: int) -> tuple[int, int, tuple[int, int, int]]:
-    """Rows and channels of a program, and the grid.
+def _tiles(thread_bytes: int, device: int, dtype: torch.dtype, stretch: int, *_: Any) -> list[Tile]:
+    """Rows of a program, bytes of a row that each of its threads takes, and its warps.
 
-    A program is one warp, of whose threads each takes that many bytes of a row. A stretch is short,
-    although that reads more rows twice, until there are programs enough for every multiprocessor to
-    hide its loads.
+    With one warp a program is done soonest with its loads, measured on an H200.
+    """
+    other = 24 - thread_bytes  # 8 or 16
+    return [
+        (stretch, thread_bytes, 1),
+        (max(4, stretch // 2), thread_bytes, 1),
+        (min(STRETCH, 2 * stretch), thread_bytes, 1),
+        (stretch, other, 1),
+        (stretch, thread_bytes, 2),
+    ]
+
+
+_FORWARD = Tunable("causal_conv1d.forward", (forward_kernel,), partial(_tiles, 16))
+_BACKWARD = Tunable("causal_conv1d.backward", (backward_kernel,), partial(_tiles, 8))
+
+
+def _key(x: Tensor, width: int, silu: bool, thread_bytes: int) -> Key:
+    """Of the sizes, only the stretch that they ask for.
+
+    A stretch is short, although that reads more rows twice, until there are programs enough for
+    every multiprocessor to hide its loads.
     """
     block = 32 * thread_bytes // x.element_size()
     batch, length, dim = x.shape
-    columns = triton.cdiv(dim, block)
-    long = batch * columns * triton.cdiv(length, STRETCH) >= 16 * sm_count(x.device.index)
+    columns = cdiv(dim, block)
+    long = batch * columns * cdiv(length, STRETCH) >= 16 * sm_count(x.device.index)
     stretch = STRETCH if long else max(4, min(STRETCH // 4, power_of_two(length)))
-    return stretch, block, (columns, triton.cdiv(length, stretch), batch)
+    return x.get_device(), x.dtype, stretch, width, silu
+
+
+def _grid(x: Tensor, tile: Tile) -> tuple[int, int, int, tuple[int, int, int]]:
+    """Rows, channels and warps of a program, and the grid."""
+    stretch, thread_bytes, warps = tile
+    block = 32 * warps * thread_bytes // x.element_size()
+    batch, length, dim = x.shape
+    if length > MAX_GRID * stretch:
+        stretch = STRETCH
+    return stretch, block, warps, (cdiv(dim, block), cdiv(length, stretch), batch)
+
+
+def _forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, silu: bool
+) -> tuple[Tensor, Tensor]:
+    (batch, length, dim), width = x.shape, weight.shape[1]
+    y = blank(x)
+    final = torch.empty(batch, dim, width, dtype=x.dtype, device=x.device)
+    x, weight = unit_stride(x), unit_stride(weight)
+    key = _key(x, width, silu, 16)
+    tile = _FORWARD.tile(key, _forward, x, weight, bias, state, silu)
+    stretch, block, warps, grid = _grid(x, tile)
+    with on_device(x):
+        launch_forward(
+            grid,
+            x,
+            weight,
+            bias if bias is None else bias.contiguous(),
+            state if state is None else state.contiguous(),
+            y,
+            final,
+            length,
+            dim,
+            *x.stride()[:2],
+            weight.stride(0),
+            W=width,
+            SILU=silu,
+            HAS_BIAS=bias is not None,
+            HAS_STATE=state is not None,
+            STRETCH=stretch,
+            BLOCK_D=block,
+            num_warps=warps,
+        )
+    return y, final
+
+
+def _backward(
+    dy: Tensor,
+    dfinal: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor | None,
+    silu: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The gradients of x; of weight [D, W], then bias [D], in one vector of FP32; of state."""
+    (batch, length, dim), width = x.shape, weight.shape[1]
+    dx = blank(x)
+    dstate = None
+    if state is not None:
+        dstate = torch.empty(batch, dim, width, dtype=state.dtype, device=x.device)
+    x, dy, weight = unit_stride(x), unit_stride(dy), unit_stride(weight)
+    key = _key(x, width, silu, 8)  # it needs twice the registers
+    tile = _BACKWARD.tile(key, _backward, dy, dfinal, x, weight, bias, state, silu)
+    stretch, block, warps, grid = _grid(x, tile)
+    shares = torch.empty(grid[1] * batch, (width + 1) * dim, dtype=torch.float32, device=x.device)
+    with on_device(x):
+        launch_backward(
+            grid,
+            dy,
+            dfinal.contiguous(),
+            x,
+            weight,
+            bias if bias is None else bias.contiguous(),
+            state if state is None else state.contiguous(),
+            dx,
+            dstate,
+            shares,
+            length,
+            dim,
+            *dy.stride()[:2],
+            *x.stride()[:2],
+            weight.stride(0),
+            W=width,
+            SILU=silu,
+            HAS_BIAS=bias is not None,
+            HAS_STATE=state is not None,
+            STRETCH=stretch,
+            BLOCK_D=block,
+            num_warps=warps,
+        )
+        sums = column_sum(shares, torch.float32)
+    return dx, sums, dstate
 
 
 class _CausalConv(torch.autograd.Function):
@@ -150,75 +269,14 @@ class _CausalConv(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, weight, bias, state)
         ctx.silu = silu
-        (batch, length, dim), width = x.shape, weight.shape[1]
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        final = torch.empty(batch, dim, width, dtype=x.dtype, device=x.device)
-        x, weight = unit_stride(x), unit_stride(weight)
-        stretch, block, grid = _grid(x, 16)
-        with on_device(x):
-            forward_kernel[grid](
-                x,
-                weight,
-                bias if bias is None else bias.contiguous(),
-                state if state is None else state.contiguous(),
-                y,
-                final,
-                length,
-                dim,
-                x.stride(0),
-                x.stride(1),
-                weight.stride(0),
-                W=width,
-                SILU=silu,
-                HAS_BIAS=bias is not None,
-                HAS_STATE=state is not None,
-                STRETCH=stretch,
-                BLOCK_D=block,
-                num_warps=1,
-            )
-        return y, final
+        return _forward(x, weight, bias, state, silu)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, state = ctx.saved_tensors
-        (batch, length, dim), width = x.shape, weight.shape[1]
-        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        dstate = None
-        if state is not None:
-            dstate = torch.empty(batch, dim, width, dtype=state.dtype, device=x.device)
-        x, dy, weight = unit_stride(x), unit_stride(dy), unit_stride(weight)
-        stretch, block, grid = _grid(x, 8)  # it needs twice the registers
-        partial = torch.empty(
-            grid[1] * batch, (width + 1) * dim, dtype=torch.float32, device=x.device
-        )
-        with on_device(x):
-            backward_kernel[grid](
-                dy,
-                dfinal.contiguous(),
-                x,
-                weight,
-                bias if bias is None else bias.contiguous(),
-                state if state is None else state.contiguous(),
-                dx,
-                dstate,
-                partial,
-                length,
-                dim,
-                dy.stride(0),
-                dy.stride(1),
-                x.stride(0),
-                x.stride(1),
-                weight.stride(0),
-                W=width,
-                SILU=ctx.silu,
-                HAS_BIAS=bias is not None,
-                HAS_STATE=state is not None,
-                STRETCH=stretch,
-                BLOCK_D=block,
-                num_warps=1,
-            )
-            sums = column_sum(partial, torch.float32)
+        dim, width = weight.shape
+        dx, sums, dstate = _backward(dy, dfinal, x, weight, bias, state, ctx.silu)
         dweight = sums[: width * dim].view(dim, width).to(weight.dtype)
         dbias = None if bias is None else sums[width * dim :].to(bias.dtype)
         return dx, dweight, dbias, dstate, None
@@ -227,12 +285,12 @@ class _CausalConv(torch.autograd.Function):
 def _triton(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, activation: str | None
 ) -> tuple[Tensor, Tensor]:
-    return _CausalConv.apply(x, weight, bias, state, activation == "silu")
+    return applied(_CausalConv, x, weight, bias, state, activation == "silu")
 
 
 def _refuses(x: Tensor, *_: Any) -> str | None:
     batch, length, _ = x.shape
-    if max(batch, triton.cdiv(length, STRETCH)) > MAX_GRID:
+    if max(batch, cdiv(length, STRETCH)) > MAX_GRID:
         return (
             f"takes up to {MAX_GRID} samples of {MAX_GRID * STRETCH} rows, not {batch} of {length}"
         )

@@ -8,6 +8,7 @@ above a store; the three rows before them stay in registers.
 from __future__ import annotations
 
 from kernels._gated import activate
+from kernels._launch import launcher
 from kernels._triton import tl, triton
 
 
@@ -100,6 +101,9 @@ def forward_kernel(
         for w in range(0, W):
             b_x = _row(x_ptr, state_ptr, length - W + w, length, x_row, o_d, dim, W, HAS_STATE)
             tl.store(final_ptr + (i_b * dim + o_d) * W + w, b_x, mask=m_d)
+
+
+launch_forward = launcher(forward_kernel)
 
 
 @triton.jit
@@ -251,3 +255,6 @@ def backward_kernel(
             tl.zeros([BLOCK_D], tl.float32),
             mask=o_d < tl.where(begin == 0, dim, 0),
         )
+
+
+launch_backward = launcher(backward_kernel)

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels._autograd import applied
 from kernels._dispatch import run
 from kernels._operator import (
     Case,
@@ -177,7 +178,7 @@ def _torch(x: Tensor, *rest: Any) -> Tensor:
 
 def _triton(x: Tensor, index: Tensor, weight: Tensor, *experts: Tensor | None) -> Tensor:
     learned = [t.requires_grad for t in (x, weight, *experts) if t is not None]
-    return Experts.apply(x, index, weight, *experts, torch.is_grad_enabled() and any(learned))
+    return applied(Experts, x, index, weight, *experts, torch.is_grad_enabled() and any(learned))
 
 
 def _refuses(

@@ -2,46 +2,33 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from kernels._operator import unit_stride
+from kernels._autograd import once_differentiable
+from kernels._operator import blank, cdiv, unit_stride
 from kernels._triton import (
     as_rows,
     dot_precision,
     on_device,
     power_of_two,
     shared_bytes,
-    triton,
 )
+from kernels._tuning import Tile, Tunable
 from kernels.moe_experts._order import Order, by_expert
 from kernels.moe_experts._products import (
-    combine_kernel,
     hidden_kernel,
+    launch_combine,
+    launch_hidden,
+    launch_product,
+    launch_slope,
+    launch_weight,
     product_kernel,
-    slope_kernel,
     weight_kernel,
 )
-
-
-class _Tile(NamedTuple):
-    """What one program of a product computes (m x n) in steps of ``block``, with how much."""
-
-    m: int
-    n: int
-    block: int
-    warps: int
-    stages: int
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {
-            "M": self.m, "N": self.n, "BLOCK": self.block, "PRECISION": dot_precision(),
-            "num_warps": self.warps, "num_stages": self.stages,
-        }  # fmt: skip
 
 
 def _rows_per_block(n_choices: int, n_experts: int, wide: bool) -> int:
@@ -50,13 +37,57 @@ def _rows_per_block(n_choices: int, n_experts: int, wide: bool) -> int:
     return max(16, min(64 if wide else 128, average))
 
 
-def _tile(like: Tensor, m: int, n: int, columns: int, operands: int = 1) -> _Tile:
-    """For ``operands`` right sides of ``n`` columns each, but no more than there are."""
-    n = max(16, min(n, power_of_two(columns)))
-    block = 32 if like.dtype == torch.float32 else 64
-    step_bytes = (m + operands * n) * block * like.element_size()
-    stages = max(1, min(4, (shared_bytes(like.device.index) - 2048) // step_bytes))
-    return _Tile(m, n, block, 8 if m * n * operands > 8192 else 4, stages)
+def _tiles(
+    n: int,
+    n_wide: int,
+    operands: int,
+    extra: int,
+    device: int,
+    dtype: torch.dtype,
+    m: int,
+    columns: int,
+    *_: Any,
+) -> list[Tile]:
+    """Columns of a program, depth of a step, warps and stages; the rows are ``m``.
+
+    The first for ``operands`` right sides of ``n`` columns each, or ``n_wide`` in FP32, but no more
+    than there are; ``extra`` stages beyond those that the memory holds.
+    """
+    wide, memory = dtype == torch.float32, shared_bytes(device) - 2048
+    most = max(16, power_of_two(columns))
+    widest = min(n_wide if wide else n, most)
+    block = 32 if wide else 64
+
+    def fitting(n: int, block: int) -> int:
+        return max(1, min(4, memory // ((m + operands * n) * block * dtype.itemsize)))
+
+    warps = 8 if m * widest * operands > 8192 else 4
+    stages = fitting(widest, block)
+    # In 16 bits tiles narrower than 64 may read out of bounds on Hopper (see ssd_scan), which would
+    # end the process.
+    least = 16 if wide else 64
+    half = max(min(least, widest), widest // 2)
+    tiles = [(widest, block, warps, stages), (widest, block, 12 - warps, stages)]
+    tiles += [(widest, block, warps, stages - 1)] if stages > 1 else []
+    tiles += [(half, block, warps, fitting(half, block)), (half, block, 4, fitting(half, block))]
+    tiles += [(widest, 16, warps, fitting(widest, 16))] if wide else []
+    return [(n, block, warps, stages + extra) for n, block, warps, stages in tiles]
+
+
+_hidden_tiles = partial(_tiles, 128, 32, 2, 0)
+_product_tiles = partial(_tiles, 256, 64, 1, 0)
+_weight_tiles = partial(_tiles, 256, 64, 1, 2)  # it is loaded ahead which tokens the rows are of
+_HIDDEN = Tunable("moe_experts.hidden", (hidden_kernel,), _hidden_tiles, dots=True)
+_PRODUCT = Tunable("moe_experts.product", (product_kernel,), _product_tiles, dots=True)
+_WEIGHT = Tunable("moe_experts.weight", (weight_kernel,), _weight_tiles, dots=True)
+
+
+def _options(m: int, tile: Tile) -> dict[str, Any]:
+    n, block, warps, stages = tile
+    return {
+        "M": m, "N": n, "BLOCK": block, "PRECISION": dot_precision(),
+        "num_warps": warps, "num_stages": stages,
+    }  # fmt: skip
 
 
 class _Sizes(NamedTuple):
@@ -88,12 +119,13 @@ def _hidden(
 ) -> tuple[Tensor, Tensor | None]:
     hidden = torch.empty(len(order.choice), sizes.width, dtype=x.dtype, device=x.device)
     both = torch.empty(len(hidden), 2 * sizes.width, **_like(x)) if keep else None
-    tile = _tile(x, m, 32 if x.dtype == torch.float32 else 128, sizes.width, operands=2)
+    key = (x.get_device(), x.dtype, m, sizes.width, sizes.dim, keep)
+    tile = _HIDDEN.tile(key, _hidden, x, order, gate, up, sizes, m, keep)
     n_blocks = order.block.shape[1]
-    hidden_kernel[(n_blocks * triton.cdiv(sizes.width, tile.n),)](
+    launch_hidden((n_blocks * cdiv(sizes.width, tile[0]),),
         x, order.choice, order.block, gate, up, hidden, both, n_blocks,
-        x.stride(0), gate.stride(0), gate.stride(1), up.stride(0), up.stride(1),
-        D=sizes.dim, F=sizes.width, K=sizes.k, KEEP=keep, **tile.options,
+        x.stride(0), *gate.stride()[:2], *up.stride()[:2],
+        D=sizes.dim, F=sizes.width, K=sizes.k, KEEP=keep, **_options(m, tile),
     )  # fmt: skip
     return hidden, both
 
@@ -107,7 +139,6 @@ def _product(
     order: Order,
     b: Tensor,
     m: int,
-    *,
     second: Tensor | None = None,
     transposed: bool = False,
     k: int = 0,
@@ -118,14 +149,17 @@ def _product(
     """
     depth, columns = (b.shape[2], b.shape[1]) if transposed else (b.shape[1], b.shape[2])
     out = torch.empty(len(order.choice), columns, **_like(a))
-    tile = _tile(a, m, 64 if a.dtype == torch.float32 else 256, columns)
+    key = (
+        a.get_device(), a.dtype, m, columns, depth, second is not None, transposed, k > 0,
+    )  # fmt: skip
+    tile = _PRODUCT.tile(key, _product, a, order, b, m, second, transposed, k)
     n_blocks = order.block.shape[1]
     other = b if second is None else second
-    product_kernel[(n_blocks * triton.cdiv(columns, tile.n),)](
+    launch_product((n_blocks * cdiv(columns, tile[0]),),
         a, b, second, order.choice, order.block, out, n_blocks, a.stride(0),
-        b.stride(0), b.stride(1), other.stride(0), other.stride(1),
+        *b.stride()[:2], *other.stride()[:2],
         J=columns, R=depth, K=k, TRANSPOSED=transposed, TOKENS=k > 0, TWO=second is not None,
-        **tile.options,
+        **_options(m, tile),
     )  # fmt: skip
     return out
 
@@ -135,11 +169,11 @@ def _slope(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of both halves before the activation and of the routing weights."""
     n_rows, width = dhidden.shape
-    dboth = torch.empty(both.shape, **_like(both))
+    dboth = blank(both)
     dweight = torch.zeros(weight.shape, **_like(weight))  # of a dropped choice it stays zero
     block = min(1024, power_of_two(width))
     rows = max(1, min(16, 2048 // block))
-    slope_kernel[(triton.cdiv(n_rows, rows),)](
+    launch_slope((cdiv(n_rows, rows),),
         dhidden, both, order.choice, order.first, weight, dboth, dweight,
         E=experts, F=width, ROWS=rows, BLOCK=block, num_warps=4,
     )  # fmt: skip
@@ -150,16 +184,16 @@ def _weight_gradient(
     tokens: Tensor, rows: Tensor, order: Order, like: Tensor, k: int, tokens_first: bool
 ) -> Tensor:
     """Of the weights [E, P, Q]: tokens^T rows of each expert, or rows^T tokens."""
-    out = torch.empty(like.shape, **_like(like))
+    out = blank(like)
     experts, p, q = like.shape
     a, b = (tokens, rows) if tokens_first else (rows, tokens)
     wide = a.dtype == torch.float32
-    tile = _tile(a, max(16, min(64 if wide else 128, power_of_two(p))), 64 if wide else 256, q)
-    # Two stages more, in which it is loaded which tokens the next rows are of.
-    tile = tile._replace(stages=tile.stages + 2)
-    weight_kernel[(experts * triton.cdiv(p, tile.m) * triton.cdiv(q, tile.n),)](
-        a, b, order.choice, order.first, out, a.stride(0), b.stride(0), out.stride(0),
-        out.stride(1), P=p, Q=q, K=k, TOKENS_A=tokens_first, **tile.options,
+    m = max(16, min(64 if wide else 128, power_of_two(p)))
+    key = (a.get_device(), a.dtype, m, q, tokens_first)
+    tile = _WEIGHT.tile(key, _weight_gradient, tokens, rows, order, like, k, tokens_first)
+    launch_weight((experts * cdiv(p, m) * cdiv(q, tile[0]),),
+        a, b, order.choice, order.first, out, a.stride(0), b.stride(0), *out.stride()[:2],
+        P=p, Q=q, K=k, TOKENS_A=tokens_first, **_options(m, tile),
     )  # fmt: skip
     return out
 
@@ -169,7 +203,7 @@ def _combine(rows: Tensor, order: Order, weight: Tensor | None, n_tokens: int, k
     out = torch.empty(n_tokens, dim, **_like(rows))
     block = min(1024, power_of_two(dim))
     n_rows = max(1, min(16, 2048 // block))
-    combine_kernel[(triton.cdiv(n_tokens, n_rows), triton.cdiv(dim, block))](
+    launch_combine((cdiv(n_tokens, n_rows), cdiv(dim, block)),
         rows, order.row, weight, out, n_tokens,
         D=dim, K=k, WEIGHTED=weight is not None, ROWS=n_rows, BLOCK=block, num_warps=4,
     )  # fmt: skip

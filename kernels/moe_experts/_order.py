@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels._launch import launcher
+from kernels._operator import cdiv
 from kernels._triton import on_device, power_of_two, tl, triton
 
 
@@ -50,6 +52,9 @@ def _count_kernel(
         o_a = i_p * chunk + start + tl.arange(0, SUB)
         b_count += tl.sum(_one_hot(index_ptr, o_a, n_choices, o_e, E), axis=0)
     tl.store(count_ptr + i_p * E + o_e, b_count, mask=o_e < E)
+
+
+_launch_count = launcher(_count_kernel)
 
 
 @triton.jit
@@ -93,6 +98,9 @@ def _table_kernel(
         tl.store(block_ptr + 2 * n_blocks + o_b, b_until, mask=m_b)
 
 
+_launch_table = launcher(_table_kernel)
+
+
 @triton.jit
 def _place_kernel(
     index_ptr, next_ptr, choice_ptr, row_ptr, n_choices, chunk,
@@ -112,13 +120,16 @@ def _place_kernel(
         b_next += tl.sum(b_is, axis=0)
 
 
+_launch_place = launcher(_place_kernel)
+
+
 def by_expert(index: Tensor, n_experts: int, m: int) -> Order:
     """The order of the choices ``index`` (any shape), in blocks of ``m`` rows."""
     n_choices, device = index.numel(), index.device
     block_e = max(16, power_of_two(n_experts))
     sub = max(16, 4096 // block_e)
-    chunk = sub * triton.cdiv(n_choices, 256 * sub)
-    n_chunks = triton.cdiv(n_choices, chunk)
+    chunk = sub * cdiv(n_choices, 256 * sub)
+    n_chunks = cdiv(n_choices, chunk)
     n_blocks = (n_choices + min(n_experts, n_choices) * (m - 1)) // m
     make = {"dtype": torch.int32, "device": device}
     count = torch.empty(n_chunks, n_experts, **make)
@@ -131,11 +142,11 @@ def by_expert(index: Tensor, n_experts: int, m: int) -> Order:
     index = index.contiguous()
     tile = {"E": n_experts, "BLOCK_E": block_e, "num_warps": 4}
     with on_device(index):
-        _count_kernel[(n_chunks,)](index, count, n_choices, chunk, SUB=sub, **tile)
-        _table_kernel[(1,)](
-            count, order.first, order.block, n_chunks, n_blocks, M=m, ROWS=sub, **tile
+        _launch_count((n_chunks,), index, count, n_choices, chunk, SUB=sub, **tile)
+        _launch_table(
+            (1,), count, order.first, order.block, n_chunks, n_blocks, M=m, ROWS=sub, **tile
         )
-        _place_kernel[(n_chunks,)](
-            index, count, order.choice, order.row, n_choices, chunk, SUB=sub, **tile
+        _launch_place(
+            (n_chunks,), index, count, order.choice, order.row, n_choices, chunk, SUB=sub, **tile
         )
     return order

@@ -5,6 +5,7 @@ rows of one expert; the blocks of one expert run together and share its weights 
 that a block does not have is read as its first one, and what comes of it is not stored.
 """
 
+from kernels._launch import launcher
 from kernels._triton import tl, triton
 
 
@@ -57,6 +58,9 @@ def hidden_kernel(
             tl.store(p_both + F, b_up, mask=m)
 
 
+launch_hidden = launcher(hidden_kernel)
+
+
 @triton.jit
 def product_kernel(
     a_ptr, b_ptr, second_ptr, choice_ptr, block_ptr, out_ptr, n_blocks, a_row,
@@ -101,6 +105,9 @@ def product_kernel(
         tl.store(out_ptr + o_m[:, None] * J + o_j[None, :], b_acc, mask=m)
 
 
+launch_product = launcher(product_kernel)
+
+
 @triton.jit
 def slope_kernel(
     dhidden_ptr, both_ptr, choice_ptr, first_ptr, weight_ptr, dboth_ptr, dweight_ptr,
@@ -132,6 +139,9 @@ def slope_kernel(
         tl.store(dboth_ptr + o_both, b_dh * b_up * (b_s + b_y * (1 - b_s)), mask=m)
         tl.store(dboth_ptr + o_both + F, b_dh * b_y, mask=m)
     tl.store(dweight_ptr + b_choice, tl.sum(b_sum, axis=1), mask=m_m)
+
+
+launch_slope = launcher(slope_kernel)
 
 
 @triton.jit
@@ -167,6 +177,9 @@ def weight_kernel(
     tl.store(p_out + o_q[None, :], b_acc, mask=m_p[:, None] & m_q[None, :])
 
 
+launch_weight = launcher(weight_kernel)
+
+
 @triton.jit
 def combine_kernel(
     rows_ptr, row_ptr, weight_ptr, out_ptr, n_tokens,
@@ -189,3 +202,6 @@ def combine_kernel(
             b_sum += b_here.to(tl.float32)
     p_out = out_ptr + o_n[:, None] * D + o_d[None, :]
     tl.store(p_out, b_sum, mask=m_n[:, None] & m_d[None, :])
+
+
+launch_combine = launcher(combine_kernel)

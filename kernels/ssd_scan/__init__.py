@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels._autograd import applied
 from kernels._dispatch import run
 from kernels._operator import (
     Case,
@@ -191,7 +192,7 @@ def reference(
 
 
 def _triton(*arguments: Any) -> tuple[Tensor, Tensor]:
-    return Scan.apply(*arguments)
+    return applied(Scan, *arguments)
 
 
 def _refuses(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *rest: Any) -> str | None:

@@ -8,6 +8,7 @@ than there are.
 
 from __future__ import annotations
 
+from kernels._launch import launcher
 from kernels._triton import tl, triton
 from kernels.ssd_scan._kernels import add_dot, decays, dot
 
@@ -96,6 +97,9 @@ def outputs_gradient_kernel(
     tl.store(db_ptr + o_part, dot(tl.trans(b_u), b_c, PRECISE), mask=m_b)
 
 
+launch_outputs_gradient = launcher(outputs_gradient_kernel)
+
+
 @triton.jit
 def states_gradient_kernel(
     x_ptr,
@@ -150,6 +154,9 @@ def states_gradient_kernel(
         b_late = (b_x.to(tl.float32) * b_left[:, None]).to(b_x.dtype)
         b_db = add_dot(b_db, b_late, b_end, PRECISE)
     tl.store(db_ptr + o_part, b_db, mask=m_b)
+
+
+launch_states_gradient = launcher(states_gradient_kernel)
 
 
 @triton.jit
@@ -273,3 +280,6 @@ def head_gradients_kernel(
     tl.store(p_partial, tl.sum(b_fall * b_dt, axis=0))
     tl.store(p_partial + n_heads, dd)
     tl.store(p_partial + 2 * n_heads, tl.sum(tl.where(m_t, b_ddt, 0.0), axis=0))
+
+
+launch_head_gradients = launcher(head_gradients_kernel)

@@ -15,6 +15,7 @@ dA and ddt are summed from is in FP64: these sums cancel.
 
 from __future__ import annotations
 
+from kernels._launch import launcher
 from kernels._triton import tl, triton
 
 
@@ -63,6 +64,9 @@ def steps_kernel(
     tl.store(step_ptr + o_step, b_dt, mask=m_h[None, :])
     b_sum = tl.cumsum(b_dt.to(tl.float64) * b_a[None, :], axis=0)
     tl.store(sum_ptr + o_step, b_sum, mask=m_h[None, :])
+
+
+launch_steps = launcher(steps_kernel)
 
 
 @triton.jit
@@ -173,6 +177,9 @@ def walk_kernel(
         tl.store(total_ptr + i_state, fallen)
 
 
+launch_walk = launcher(walk_kernel)
+
+
 @triton.jit
 def scan_kernel(
     x_ptr,
@@ -259,6 +266,9 @@ def scan_kernel(
         tl.store(end_ptr + i_state * (P * N) + o_state, b_state, mask=m_state)
 
 
+launch_scan = launcher(scan_kernel)
+
+
 @triton.jit
 def join_kernel(
     first_ptr,
@@ -291,3 +301,6 @@ def join_kernel(
         tl.store(states_ptr + i_state * SIZE + o_e, b_state, mask=m_e)
         b_state = b_state * tl.exp(tl.load(total_ptr + i_state)).to(tl.float32) + b_add
     tl.store(last_ptr + o_first, b_state, mask=m_e)
+
+
+launch_join = launcher(join_kernel)

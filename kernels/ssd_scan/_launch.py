@@ -7,24 +7,35 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from kernels._operator import unit_stride
+from kernels._autograd import once_differentiable
+from kernels._column_sum import column_sum
+from kernels._operator import blank, cdiv, unit_stride
 from kernels._triton import (
     INTERPRETED,
-    column_sum,
-    has_large_memory,
+    LARGE_BYTES,
     on_device,
     power_of_two,
+    shared_bytes,
     sm_count,
-    triton,
 )
+from kernels._tuning import Key, Tile, Tunable
 from kernels.ssd_scan._gradient_kernels import (
     head_gradients_kernel,
+    launch_head_gradients,
+    launch_outputs_gradient,
+    launch_states_gradient,
     outputs_gradient_kernel,
     states_gradient_kernel,
 )
-from kernels.ssd_scan._kernels import join_kernel, scan_kernel, steps_kernel, walk_kernel
+from kernels.ssd_scan._kernels import (
+    launch_join,
+    launch_scan,
+    launch_steps,
+    launch_walk,
+    scan_kernel,
+    walk_kernel,
+)
 
 CHUNK = 64  # unless another is asked for; results do not depend on it
 
@@ -41,12 +52,12 @@ def _segments(x: Tensor, n_states: int, asked: int | None) -> tuple[int, int, in
     batch, length, heads, _ = x.shape
     least, most = chunks(x, n_states)
     chunk = max(least, min(asked or most, power_of_two(length)))
-    n_chunks = triton.cdiv(length, chunk)
+    n_chunks = cdiv(length, chunk)
     # Cutting costs a walk more. Eight programs a multiprocessor, measured, then make up for it.
     idle = batch * heads < sm_count(x.device.index)
-    wanted = triton.cdiv(8 * sm_count(x.device.index), batch * heads) if idle else 1
-    per_segment = triton.cdiv(n_chunks, min(wanted, n_chunks))
-    return chunk, per_segment, triton.cdiv(n_chunks, per_segment)
+    wanted = cdiv(8 * sm_count(x.device.index), batch * heads) if idle else 1
+    per_segment = cdiv(n_chunks, min(wanted, n_chunks))
+    return chunk, per_segment, cdiv(n_chunks, per_segment)
 
 
 def held_bytes(
@@ -81,11 +92,38 @@ def tile(dim: int, n_states: int, element_size: int) -> tuple[int, int]:
     return max(least, power_of_two(dim)), max(least, power_of_two(n_states))
 
 
-def _blocks(x: Tensor, b: Tensor, chunk: int) -> dict[str, Any]:
-    """Constants of a launch that follow from the sizes."""
+def _tiles(device: int, dtype: torch.dtype, dim: int, n_states: int, *_: Any) -> list[Tile]:
+    """Warps and stages.
+
+    On an H200 with P = 64 and N = 128, 8 warps make every kernel 1.1 to 1.9 times slower. But with
+    larger tiles, or before Hopper, where operands stand in registers, 4 of them spill.
+    """
+    block_p, block_n = tile(dim, n_states, dtype.itemsize)
+    state_bytes = block_p * block_n * dtype.itemsize
+    large = shared_bytes(device) >= LARGE_BYTES
+    warps = 4 if state_bytes <= (16384 if large else 8192) else 8
+    stages = 2 if dtype.itemsize == 2 else 1
+    return [(warps, stages), (warps, 3 - stages), (warps, 3), (12 - warps, stages), (12 - warps, 1)]
+
+
+_SCAN = Tunable("ssd_scan.outputs", (scan_kernel,), _tiles, in_place=True)
+_WALK = Tunable("ssd_scan.states", (walk_kernel,), _tiles, in_place=True)
+_OUTPUTS_GRADIENT = Tunable(
+    "ssd_scan.outputs_gradient", (outputs_gradient_kernel,), _tiles, in_place=True
+)
+_STATES_GRADIENT = Tunable(
+    "ssd_scan.states_gradient", (states_gradient_kernel,), _tiles, in_place=True
+)
+_HEAD_GRADIENTS = Tunable(
+    "ssd_scan.head_gradients", (head_gradients_kernel,), _tiles, in_place=True
+)
+
+
+def _blocks(x: Tensor, b: Tensor, chunk: int, tiled: Tile) -> dict[str, Any]:
+    """Constants of a launch that follow from the sizes, and its tile."""
     dim, n_states = x.shape[3], b.shape[3]
     block_p, block_n = tile(dim, n_states, x.element_size())
-    state_bytes = block_p * block_n * x.element_size()
+    warps, stages = tiled
     return {
         "P": dim,
         "N": n_states,
@@ -93,10 +131,8 @@ def _blocks(x: Tensor, b: Tensor, chunk: int) -> dict[str, Any]:
         "Q": chunk,
         "BLOCK_P": block_p,
         "BLOCK_N": block_n,
-        # On an H200 with P = 64 and N = 128, 8 warps make every kernel 1.1 to 1.9 times slower. But
-        # with larger tiles, or before Hopper, where operands stand in registers, 4 of them spill.
-        "num_warps": 4 if state_bytes <= (16384 if has_large_memory(x) else 8192) else 8,
-        "num_stages": 2 if x.element_size() == 2 else 1,
+        "num_warps": warps,
+        "num_stages": stages,
     }
 
 
@@ -141,8 +177,8 @@ class _Scan:
         sums = torch.empty_like(step, dtype=torch.float64)
         block = min(16, power_of_two(heads))
         with on_device(x):
-            steps_kernel[(n_chunks, triton.cdiv(heads, block), batch)](
-                dt, a, bias, step, sums, length, heads, dt.stride(0), dt.stride(1), dt.stride(2),
+            launch_steps((n_chunks, cdiv(heads, block), batch),
+                dt, a, bias, step, sums, length, heads, *dt.stride()[:3],
                 SOFTPLUS=softplus, HAS_BIAS=bias is not None, Q=chunk, BLOCK_H=block, num_warps=4,
             )  # fmt: skip
         return cls(
@@ -166,6 +202,11 @@ class _Scan:
         """Chunks of all segments; the last ones may lie past the end."""
         return self.per_segment * self.n_segments
 
+    def key(self, *others: Any) -> Key:
+        """What the kernels' tiles depend on."""
+        x = self.x
+        return x.get_device(), x.dtype, x.shape[3], self.b.shape[3], self.chunk, *others
+
     def new(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """An uninitialised tensor beside x."""
         return torch.empty(shape, dtype=dtype, device=self.x.device)
@@ -179,15 +220,16 @@ class _Scan:
         """Fill y, and the states at the segments' ends, from the states at their begins."""
         x, b, c = self.x, self.b, self.c
         batch, length, heads, _ = x.shape
+        tiled = _SCAN.tile(self.key(begin is not None), self.outputs, begin, y, end)
         with on_device(x):
-            scan_kernel[(heads, self.n_segments, batch)](
+            launch_scan((heads, self.n_segments, batch),
                 x, b, c, self.d, self.step, self.sums, begin, y, end,
                 length, self.per_segment, heads // b.shape[2],
-                x.stride(0), x.stride(1), x.stride(2),
-                b.stride(0), b.stride(1), b.stride(2),
-                c.stride(0), c.stride(1), c.stride(2),
+                *x.stride()[:3],
+                *b.stride()[:3],
+                *c.stride()[:3],
                 HAS_D=self.d is not None, HAS_BEGIN=begin is not None, END=end is not None,
-                **_blocks(x, b, self.chunk),
+                **_blocks(x, b, self.chunk, tiled),
             )  # fmt: skip
 
     def walk(
@@ -195,7 +237,6 @@ class _Scan:
         v: Tensor,
         w: Tensor,
         first: Tensor | None,
-        *,
         backward: bool,
         kept: Tensor | None = None,
         last: Tensor | None = None,
@@ -203,14 +244,17 @@ class _Scan:
     ) -> None:
         """The states along all segments, of x and B, or backward their gradients, of dy and C."""
         batch, length, heads, _ = self.x.shape
+        key = self.key(backward, kept is not None)
+        tiled = _WALK.tile(key, self.walk, v, w, first, backward, kept, last, total)
         with on_device(v):
-            walk_kernel[(heads, self.n_segments, batch)](
+            launch_walk((heads, self.n_segments, batch),
                 v, w, self.step, self.sums, first, kept, last, total,
                 length, self.per_segment, heads // w.shape[2],
-                v.stride(0), v.stride(1), v.stride(2),
-                w.stride(0), w.stride(1), w.stride(2),
+                *v.stride()[:3],
+                *w.stride()[:3],
                 HAS_FIRST=first is not None, KEEP=kept is not None, LAST=last is not None,
-                TOTAL=total is not None, BACKWARD=backward, **_blocks(self.x, w, self.chunk),
+                TOTAL=total is not None, BACKWARD=backward,
+                **_blocks(self.x, w, self.chunk, tiled),
             )  # fmt: skip
 
     def begins(
@@ -224,7 +268,7 @@ class _Scan:
         size = states[0, 0, 0].numel()
         block = min(1024, power_of_two(size))
         with on_device(v):
-            join_kernel[(triton.cdiv(size, block), heads, batch)](
+            launch_join((cdiv(size, block), heads, batch),
                 first, states, total, last, self.n_segments, heads,
                 SIZE=size, HAS_FIRST=first is not None, BACKWARD=backward, BLOCK=block,
                 num_warps=4,
@@ -240,6 +284,68 @@ def _heads_together(heads: int, groups: int, programs: int, device: int | None) 
             break
         together *= 2
     return together
+
+
+def _outputs_gradient(
+    scan: _Scan, dy: Tensor, starts: Tensor, db: Tensor, dc: Tensor, together: int
+) -> None:
+    """Through the outputs of a chunk: dC, and that part of dB."""
+    tiled = _OUTPUTS_GRADIENT.tile(
+        scan.key(together), _outputs_gradient, scan, dy, starts, db, dc, together
+    )
+    x, b, c = scan.x, scan.b, scan.c
+    batch, length, heads, _ = x.shape
+    launch_outputs_gradient((scan.n_chunks, heads // together, batch),
+        dy, x, b, c, scan.step, scan.sums, starts, db, dc,
+        length, heads, heads // b.shape[2],
+        *dy.stride()[:3],
+        *x.stride()[:3],
+        *b.stride()[:3],
+        *c.stride()[:3],
+        HEADS=together, **_blocks(x, b, scan.chunk, tiled),
+    )  # fmt: skip
+
+
+def _states_gradient(scan: _Scan, ends: Tensor, db: Tensor, together: int) -> None:
+    """Through the state at the end of a chunk: what that adds to dB."""
+    tiled = _STATES_GRADIENT.tile(scan.key(together), _states_gradient, scan, ends, db, together)
+    x = scan.x
+    batch, length, heads, _ = x.shape
+    launch_states_gradient((scan.n_chunks, heads // together, batch),
+        x, scan.step, scan.sums, ends, db, length, heads,
+        *x.stride()[:3],
+        HEADS=together, **_blocks(x, scan.b, scan.chunk, tiled),
+    )  # fmt: skip
+
+
+def _head_gradients(
+    scan: _Scan,
+    dy: Tensor,
+    dt: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    dx: Tensor,
+    ddt: Tensor,
+    partial: Tensor,
+) -> None:
+    """What each head has for itself: dx, ddt, and a chunk's share of dA, dD and the bias's."""
+    tiled = _HEAD_GRADIENTS.tile(
+        scan.key(), _head_gradients, scan, dy, dt, starts, ends, dx, ddt, partial
+    )
+    x, b, c = scan.x, scan.b, scan.c
+    batch, length, heads, _ = x.shape
+    launch_head_gradients((scan.n_chunks, heads, batch),
+        dy, x, dt, scan.a, b, c, scan.d, scan.bias, scan.step, scan.sums, starts, ends,
+        dx, ddt, partial,
+        length, heads // b.shape[2],
+        *dy.stride()[:3],
+        *x.stride()[:3],
+        *dt.stride()[:3],
+        *b.stride()[:3],
+        *c.stride()[:3],
+        SOFTPLUS=scan.softplus, HAS_D=scan.d is not None, HAS_BIAS=scan.bias is not None,
+        **_blocks(x, b, scan.chunk, tiled),
+    )  # fmt: skip
 
 
 class Scan(torch.autograd.Function):
@@ -260,7 +366,7 @@ class Scan(torch.autograd.Function):
         chunk: int | None,
     ) -> tuple[Tensor, Tensor]:
         scan = _Scan.of(x, dt, a, b, c, d, bias, softplus, chunk)
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        y = blank(x)
         final = scan.new_states(1).squeeze(1)
         begin = None if initial is None else initial.contiguous()
         if scan.n_segments == 1:
@@ -293,40 +399,17 @@ class Scan(torch.autograd.Function):
             dend = scan.begins(dy, scan.c, dfinal, dinitial, backward=True)
             scan.walk(dy, scan.c, dend, backward=True, kept=ends)
 
-        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        ddt = torch.empty(dt.shape, dtype=dt.dtype, device=x.device)
+        dx = blank(x)
+        ddt = blank(dt)
         together = _heads_together(heads, groups, batch * scan.n_chunks * heads, x.device.index)
         parts = heads // together
         n_chunks = scan.n_chunks
         db, dc = (scan.new(batch, length, parts, n_states, dtype=x.dtype) for _ in range(2))
         partial = scan.new(batch * n_chunks, 3 * heads)
-        x, b, c = scan.x, scan.b, scan.c
-        blocks = _blocks(x, b, scan.chunk)
         with on_device(x):
-            outputs_gradient_kernel[(n_chunks, parts, batch)](
-                dy, x, b, c, scan.step, scan.sums, starts, db, dc,
-                length, heads, heads // groups,
-                dy.stride(0), dy.stride(1), dy.stride(2),
-                x.stride(0), x.stride(1), x.stride(2),
-                b.stride(0), b.stride(1), b.stride(2),
-                c.stride(0), c.stride(1), c.stride(2),
-                HEADS=together, **blocks,
-            )  # fmt: skip
-            states_gradient_kernel[(n_chunks, parts, batch)](
-                x, scan.step, scan.sums, ends, db, length, heads,
-                x.stride(0), x.stride(1), x.stride(2), HEADS=together, **blocks,
-            )  # fmt: skip
-            head_gradients_kernel[(n_chunks, heads, batch)](
-                dy, x, dt, scan.a, b, c, scan.d, scan.bias, scan.step, scan.sums, starts, ends,
-                dx, ddt, partial,
-                length, heads // groups,
-                dy.stride(0), dy.stride(1), dy.stride(2),
-                x.stride(0), x.stride(1), x.stride(2),
-                dt.stride(0), dt.stride(1), dt.stride(2),
-                b.stride(0), b.stride(1), b.stride(2),
-                c.stride(0), c.stride(1), c.stride(2),
-                SOFTPLUS=ctx.softplus, HAS_D=d is not None, HAS_BIAS=bias is not None, **blocks,
-            )  # fmt: skip
+            _outputs_gradient(scan, dy, starts, db, dc, together)
+            _states_gradient(scan, ends, db, together)
+            _head_gradients(scan, dy, dt, starts, ends, dx, ddt, partial)
             sums = column_sum(partial, torch.float32).view(3, heads)
         return (
             dx,

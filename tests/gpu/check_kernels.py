@@ -34,8 +34,9 @@ import torch  # noqa: E402
 
 import kernels  # noqa: E402
 from kernels import OPS, Case, Operator, hardware  # noqa: E402
-from kernels._bench import Row, bench, host_times_us  # noqa: E402
+from kernels._bench import Row, bench  # noqa: E402
 from kernels._check import Exact, as_tuple, stretched, tail_of_huge  # noqa: E402
+from kernels._host_cost import host_costs  # noqa: E402
 from kernels._timing import ceilings  # noqa: E402
 
 DEVICE = torch.device("cuda", 0)
@@ -50,11 +51,20 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, default=Path("kernels.json"))
     parser.add_argument("--only", nargs="*", choices=sorted(OPS), default=sorted(OPS))
     parser.add_argument("--minutes", type=float, default=6.0)
+    parser.add_argument(
+        "--host-cost", action="store_true", help="print this only, as JSON: microseconds a call"
+    )
     parser.add_argument("--part", choices=["right", "fast"], help="only this, in this process")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("check_kernels needs a CUDA GPU, and torch finds none", file=sys.stderr)
         return 2
+    if options.host_cost:
+        only = {
+            n: (["triton"] if "triton" in OPS[n].implementations else None) for n in options.only
+        }
+        print(json.dumps({name: _host(OPS[name], names) for name, names in only.items()}, indent=1))
+        return 0
     if options.part:
         (name,) = options.only
         write = functools.partial(_write, options.output)
@@ -338,7 +348,7 @@ def measure(op: Operator, deadline: float, write: Callable[[dict[str, Any]], Non
     limits = ceilings(str(DEVICE))
     part["copy_gb_per_s"] = limits.bytes_per_s / 1e9
     part["matmul_tflop_per_s"] = limits.flops_per_s / 1e12
-    part["host_us"] = host_times_us(op, DEVICE, torch.bfloat16)
+    part["host_us"] = _host(op)
     rows: list[Row] = []
     for row in bench(op, DEVICE, torch.bfloat16, deadline=deadline):
         if not any(row is known for known in rows):
@@ -348,13 +358,21 @@ def measure(op: Operator, deadline: float, write: Callable[[dict[str, Any]], Non
         write(part)
 
 
+def _host(op: Operator, only: list[str] | None = None) -> dict[str, dict[str, dict[str, float]]]:
+    costs = host_costs(op, DEVICE, torch.bfloat16, only)
+    return {impl: {way: asdict(cost) for way, cost in ways.items()} for impl, ways in costs.items()}
+
+
 def _ours(op: Operator, row: Row) -> bool:
     return bool(row.problem) and row.impl in op.implementations
 
 
 def _table(name: str, part: dict[str, Any]) -> list[str]:
     lines = [f"\n{name}"]
-    lines += [f"    host {key}: {us:.1f} us a call" for key, us in part.get("host_us", {}).items()]
+    for impl, ways in part.get("host_us", {}).items():
+        for way, cost in ways.items():
+            us, outside = cost["call_us"], cost["outside_us"]
+            lines.append(f"    host {impl} {way}: {us:.1f} us, {outside:.1f} outside launches")
     for row in sorted(part.get("rows", []), key=lambda r: (r["case"], r["direction"])):
         head = f"    {row['case']:34} {row['direction']:9} {row['impl']:15}"
         if not row["times_us"]:

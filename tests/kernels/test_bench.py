@@ -6,7 +6,7 @@ import math
 import torch
 
 from kernels import OPS, Implementation
-from kernels._bench import bench, host_times_us
+from kernels._bench import bench
 
 CPU = torch.device("cpu")
 
@@ -70,9 +70,3 @@ def test_one_that_writes_into_its_inputs_spoils_nothing_for_the_next():
 def test_what_is_not_begun_by_the_deadline_says_so():
     rows = timed(with_implementations(plain=OPS["swiglu"].reference), deadline=0.0)
     assert [row.problem for row in rows] == ["not timed: out of time"]
-
-
-def test_host_time_is_that_of_the_public_function_with_and_without_gradients():
-    found = host_times_us(OPS["swiglu"], CPU, torch.float32)
-    assert found.keys() == {"without gradient", "with gradient"}
-    assert all(0 < us < 1e6 for us in found.values())

@@ -15,7 +15,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException, unset_fake_temporarily
 
-from kernels import OPS, Case, Operator, _dispatch, _triton
+from kernels import OPS, Case, Operator, _dispatch, _triton, _tuning
 from kernels._check import as_tuple
 from kernels._operator import Inputs
 
@@ -192,3 +192,30 @@ def test_a_graph_of_as_many_slots_as_are_taken_fits(compiled):
     for capability, slots in ((HOPPER, 128), (ADA, 64)):
         case = Case("large", {"rows": 512, "slots": slots, "steps": 4})
         assert_fit(compiled(capability, OPS["graph_diffusion"], case, torch.float32), capability)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("capability", [HOPPER, ADA])
+@pytest.mark.parametrize("name", WITH_TRITON)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def test_every_tile_that_is_tuned_over_compiles_and_most_fit(
+    compiled, monkeypatch, capability, name, dtype
+):
+    op, tried = OPS[name], [0]
+    case, number = largest(op, dtype), 0
+
+    def tile(self, key, launch, *args):
+        found = list(dict.fromkeys(self.candidates(*key, "highest")))
+        assert len(found) <= 8, f"{self.name} has {len(found)} candidates"
+        tried[0] = max(tried[0], len(found))
+        return found[min(number, len(found) - 1)]
+
+    monkeypatch.setattr(_tuning.Tunable, "tile", tile)
+    greedy = []
+    while number == 0 or number < tried[0]:
+        launches = compiled(capability, op, case, dtype)
+        assert launches, "nothing was launched"
+        greedy.append(any(shared > SHARED_BYTES[capability] for _, shared, _ in launches))
+        number += 1
+    assert not greedy[0] and sum(greedy) <= number // 2, greedy

@@ -166,8 +166,8 @@ BUGS = {
     ),
     "adaptive_attention: gradients past the rank are what memory held": (
         "kernels.adaptive_attention._launch",
-        "new = torch.empty_like if rank is None else torch.zeros_like", "new = torch.empty_like",
-        RANKS,
+        "dq = torch.empty_like(q) if rank is None else torch.zeros_like(q)",
+        "dq = torch.empty_like(q)", RANKS,
     ),
     "linear_cross_entropy: the target is not subtracted": (
         "kernels.linear_cross_entropy", "tl.where(start + o_v == target, 1.0, 0.0)", "0.0", None,

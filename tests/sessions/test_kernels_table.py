@@ -40,7 +40,7 @@ def segment(implementation, us, direction="forward", case="3x5", **ledger):
 def session():
     return Session(
         segments=[
-            segment("triton", 10.0, kernel_us=9.0),
+            segment("triton", 10.0, kernel_us=9.0, host_us=14.0, host_outside_us=11.0),
             segment("torch", 25.0),
             segment("torch.compile", 12.5),
             segment("triton", 20.0, "backward"),
@@ -61,6 +61,7 @@ def test_rates_and_shares_follow_from_time_and_work(session):
     first = rows(session)[0]
     assert first["median"].value == pytest.approx(10.0, rel=1e-5)
     assert first["in kernels"] == 9.0
+    assert (first["host"], first["outside launches"]) == (14.0, 11.0)
     assert first["of the limit"] == pytest.approx(80.0, rel=1e-5)
     assert first["memory"] == pytest.approx(4.0, rel=1e-5)  # 40 kB in 10 us
     assert first["arithmetic"] == pytest.approx(0.2, rel=1e-5)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from sessions.kernels import kernels_table
+from sessions.kernels import kernels_table, tuned_tiles
 from workbench import headless, protocol
 from workbench.commands._command import Command, Mistaken, answer, answer_json, check_output
 from workbench.commands._headless import Bar, exit_code, settle
@@ -26,6 +26,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the small odd sizes too, and not only those that are worth timing",
     )
+    parser.add_argument(
+        "--tune",
+        action="store_true",
+        help="first time each Triton kernel's tiles on this GPU and store the fastest; the table "
+        "then has the tuned kernels beside those of the heuristics",
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -40,7 +46,10 @@ def _run(arguments: argparse.Namespace) -> int:
                 allowed = ", ".join(catalogue.operators)
                 raise Mistaken(f"unknown operator {name!r}; expected one of {allowed}")
         return protocol.Bench(
-            operators=arguments.operators, dtype=arguments.dtype, every_case=arguments.every_case
+            operators=arguments.operators,
+            dtype=arguments.dtype,
+            every_case=arguments.every_case,
+            tune=arguments.tune,
         )
 
     with Bar() as bar:
@@ -60,6 +69,8 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     else:
         answer(kernels_table(session).to_markdown())
+        if arguments.tune:
+            answer(tuned_tiles(session))
         if saved:
             answer(f"saved {saved}")
     return exit_code(outcome)

@@ -203,8 +203,10 @@ class Alternation:
         rig.watchdog.active = True
         with rig.phases.during(Phase.BUILD):
             arm = rig.arms.get(contender.situation, rig.phases, contender.copy)
-        rig.phases.restart()
         with arm.entered():
+            if not reused and arm.prepare():
+                self.check_cancelled()
+            rig.phases.restart()
             if not reused:
                 with arm.watched():
                     arm.restart()

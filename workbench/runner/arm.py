@@ -58,6 +58,7 @@ class Build:
     compiles_blocks: bool = False  # each block by itself, and not the whole computation
     model: Model | None = None  # once it is built
     flags: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
+    preparations: list[Callable[[Arm], None]] = field(default_factory=list)  # before a first step
     transforms: list[Callable[[Model], None]] = field(default_factory=list)
     compute_wrappers: list[Callable[[Compute], Compute]] = field(default_factory=list)
     step_wrappers: list[Callable[[Step], Step]] = field(default_factory=list)
@@ -93,8 +94,10 @@ class Arm:
     weights_dtype: torch.dtype
     quantization: str
     flags: list[Callable[[], AbstractContextManager[Any]]]
+    preparations: list[Callable[[Arm], None]]
     probe: Probe
     ledger: dict[str, Scalar]
+    tiles: list[kernels.Choice] = field(default_factory=list)  # of the kernels of the first step
     usage: dict[str, dict[str, int]] = field(default_factory=dict)
     kept_operators: dict[str, int] = field(default_factory=dict)  # by a checkpoint's policy
     compiles: Compiles = field(default_factory=Compiles)
@@ -132,14 +135,22 @@ class Arm:
         adapts = self.situation.workload.name in ("forward", "train")  # the others have a cache
         return self.model.calls_to_settle() if adapts else 0
 
+    def prepare(self) -> bool:
+        """What is to come before the first step; False where nothing is. The arm is entered."""
+        for prepare in self.preparations:
+            prepare(self)
+        return bool(self.preparations)
+
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Record which kernels the first step calls, and what it keeps, for the evidence."""
         kernels.reset_usage()
+        kernels.reset_tiles()
         reset_kept_operators()
         with counting_flops(self):
             yield
         self.usage = kernels.usage()
+        self.tiles = kernels.tiles()
         self.kept_operators = kept_operators()
 
     def find_evidence(self) -> list[Evidence]:
@@ -268,6 +279,7 @@ class Arms:
             weights_dtype=build.weights_dtype,
             quantization=build.quantization,
             flags=build.flags,
+            preparations=build.preparations,
             probe=found,
             ledger={
                 "parameters": sum(p.numel() for p in model.parameters()),

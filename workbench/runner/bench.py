@@ -8,7 +8,8 @@ import torch
 
 import kernels
 from kernels import hardware
-from kernels._bench import Row, bench, default_cases, host_times_us
+from kernels._bench import Row, bench, default_cases
+from kernels._host_cost import RECORDED, HostCost, host_costs
 from kernels._operator import Case
 from kernels._timing import Ceilings, ceilings
 from sessions.model import KERNELS, Configuration, Phase, Scalar
@@ -38,6 +39,10 @@ class BenchRun:
                 raise Mistake(f"unknown operator {name!r}; expected one of {sorted(kernels.OPS)}")
         dtype = self._dtype()
         chosen = {name: self._cases(name) for name in names}
+        if self._command.tune and (
+            missing := kernels.OPS["rms_norm"].unavailable("triton", self._rig.device.type)
+        ):
+            raise Mistake(f"tune: there is nothing to tune: {missing}")
         self._rig.state("running", "Timing kernels")
         for done, name in enumerate(names):
             self._tell(done / len(names), name)
@@ -64,8 +69,9 @@ class BenchRun:
 
     def _bench(self, name: str, dtype: torch.dtype, cases: tuple[Case, ...]) -> None:
         op, device, command = kernels.OPS[name], self._rig.device, self._command
-        host = {} if command.forward_only else host_times_us(op, device, dtype)
-        facts = {f"host_us_{key.replace(' ', '_')}": us for key, us in host.items()}
+        asked = command.implementations or op.implementations
+        ours = [name for name in asked if name in op.implementations]
+        host = {} if command.forward_only else host_costs(op, device, dtype, ours)
         kept: list[Row] = []
         self._limits = ceilings(str(device), dtype)
         rows = bench(
@@ -75,17 +81,18 @@ class BenchRun:
             cases=cases,
             only=command.implementations,
             forward_only=command.forward_only,
+            tune=command.tune,
         )
         for row in rows:
             if any(row is known for known in kept):
                 self._facts(row)
             else:
                 kept.append(row)
-                self._segment(row, facts)
+                self._segment(row, _host_facts(host.get(row.impl, {}), row.direction))
             self._take_commands()
         self._segments.clear()
 
-    def _segment(self, row: Row, facts: dict[str, float]) -> None:
+    def _segment(self, row: Row, facts: dict[str, Scalar]) -> None:
         rig = self._rig
         index = rig.begin_segment()
         self._segments[id(row)] = index
@@ -130,8 +137,11 @@ class BenchRun:
             "max_difference": row.difference,
             "first_s": row.first_s,
             "kernel_us": row.kernel_us,
+            "autotune_s": row.autotune_s,
         }
         ledger |= {k: v for k, v in measured.items() if v is not None and math.isfinite(v)}
+        if row.tiles:
+            ledger["tiles"] = "\n".join(map(str, row.tiles))
         if row.problem:
             ledger["failure"] = row.problem
         index = self._segments[id(row)]
@@ -152,3 +162,13 @@ class BenchRun:
                 case _:
                     passed_on = None if isinstance(command, protocol.Stop) else command
                     raise RunEnded("stopped", passed_on)
+
+
+def _host_facts(costs: dict[str, HostCost], direction: str) -> dict[str, Scalar]:
+    facts: dict[str, Scalar] = {}
+    ways = {"": direction} | ({"_recorded": RECORDED} if direction == "forward" else {})
+    for suffix, way in ways.items():
+        if way in costs:
+            facts[f"host_us{suffix}"] = costs[way].call_us
+            facts[f"host_outside_us{suffix}"] = costs[way].outside_us
+    return facts

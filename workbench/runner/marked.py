@@ -25,8 +25,11 @@ _CONVOLUTIONS = frozenset(
 )
 
 
-def call(arm: Arm) -> None:
-    """Compute what a step does, uncompiled, up to its loss; the arm must be entered."""
+def call(arm: Arm, *, backward: bool = False) -> None:
+    """Compute what a step does, uncompiled, up to its loss; the arm must be entered.
+
+    ``backward``: and in training its gradients, which are not kept.
+    """
     workload, batch = arm.situation.workload, arm.batches.inputs
     with eager(), torch.set_grad_enabled(workload.trains):
         if workload.decodes:
@@ -35,7 +38,10 @@ def call(arm: Arm) -> None:
             arm.compute(tokens[:, -1:].clone(), position)
             arm.restart()  # the cache was left one token further than the steps were
         elif workload.trains:
-            arm.compute(*batch, *arm.batches.targets)
+            loss = arm.compute(*batch, *arm.batches.targets)
+            if backward:
+                learned = [p for p in arm.model.parameters() if p.requires_grad]
+                torch.autograd.grad(loss, learned, allow_unused=True)
         else:
             arm.compute(*batch)
 

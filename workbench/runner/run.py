@@ -26,6 +26,7 @@ from workbench.runner.resolve import check_limits, demand
 from workbench.runner.rig import Rig
 from workbench.runner.text import TextReader
 from workbench.runner.toggles import Situation, all_toggles
+from workbench.runner.toggles.kernel_tuning import origins
 
 FLUSH_NS = 33_000_000
 STEADY_STEPS = 3  # after as many an option has had its chance to show an effect
@@ -146,6 +147,9 @@ class Run:
             self._check_cancelled()
             self._facts(**rig.facts_of(arm))
             self._entered.enter_context(arm.entered())
+            if not reused and arm.prepare():
+                self._facts(**arm.ledger)
+                self._check_cancelled()
             rig.phases.restart()
             if not reused:
                 self._first_step(arm)
@@ -173,6 +177,8 @@ class Run:
         rig.send_steps(rig.clock.drain(wait=True))
         self.steps += 1
         self._facts(first_step_s=round(time.perf_counter() - began, 4), **arm.counted)
+        if arm.tiles:
+            self._facts(tiles=origins(arm.tiles))
         self._check_cancelled()
 
     def _leave(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import wire_samples
 
 from sessions import hdf5
@@ -59,6 +60,19 @@ def test_the_session_is_saved_and_the_rows_are_json(sent, tmp_path, capsys):
     session = hdf5.load(path)
     assert session.title == "kernels"
     assert session.segments[0].configuration.family == KERNELS
+
+
+def test_what_was_tuned_is_told_once_with_its_times(sent, capsys):
+    said = answers()
+    tiles = "gated.forward [bfloat16]: (1024, 4) (tuned), 50.0 us by heuristic, 40.0 us"
+    said[3].ledger |= {"tiles": tiles, "autotune_s": 2.5}
+    both = [msgspec.structs.replace(m, index=1) if isinstance(m, protocol.SegmentStarted)
+            else msgspec.structs.replace(m, segment=1) for m in said[2:5]]  # fmt: skip
+    told = sent(*said[:5], *both, said[5])
+    assert main(["bench", "swiglu", "--tune"]) == 0
+    assert told[0].tune
+    printed = capsys.readouterr().out
+    assert printed.count(tiles) == 1 and printed.rstrip().endswith("tuning took 2.5 s")
 
 
 def test_an_unknown_operator_is_a_mistake_that_names_what_there_is(sent, capsys):

@@ -34,7 +34,10 @@ def test_every_contender_and_direction_of_an_operator_is_a_segment(runner):
         needed_s = [segment.ledger[name] for name in ("bytes", "flops")]
         floor_s = max(need / limit for need, limit in zip(needed_s, limits, strict=True))
         assert segment.ledger["floor_us"] == pytest.approx(1e6 * floor_s)
-        assert segment.ledger["host_us_without_gradient"] > 0
+        if configuration.toggles["implementation"] == "torch":
+            assert segment.ledger["host_outside_us"] > 0 and segment.ledger["host_us"] > 0
+            recorded = "host_us_recorded" in segment.ledger
+            assert recorded == (configuration.workload == "forward")
     assert finished.steps == 30 * len(segments)
     told = [m for m in runner.messages if isinstance(m, protocol.Progress)]
     assert told[-1].fraction == 1.0

@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
 from kernels._dispatch import run
 from kernels._operator import (
     Case,
@@ -39,6 +39,7 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    cdiv,
     floating,
     random_tensor,
     same_device,
@@ -52,8 +53,14 @@ from kernels._triton import (
     no_fp64,
     on_device,
     power_of_two,
-    tl,
-    triton,
+)
+from kernels._tuning import Tile, Tunable, size_class
+from kernels.moe_gating._kernels import (
+    backward_kernel,
+    forward_kernel,
+    launch_backward,
+    launch_forward,
+    launch_statistics,
 )
 
 MAX_EXPERTS = 512  # the logits of some tokens are held in the registers of one program
@@ -116,134 +123,117 @@ def reference(
     return weight.view(shape), index.view(shape), counts, p_NE.sum(0) / max(p_NE.shape[0], 1)
 
 
-@triton.jit
-def _add_product(
-    b_acc, x_ptr, w_ptr, o_n, o_e, m_n, m_e, start, x_stride, w_stride,
-    H: tl.constexpr, WIDE: tl.constexpr, BLOCK_H: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    o_h = start + tl.arange(0, BLOCK_H)
-    m_h = (o_h < H)[None, :]
-    p_x = x_ptr + o_n[:, None] * x_stride + o_h[None, :]
-    p_w = w_ptr + o_e[:, None] * w_stride + o_h[None, :]
-    b_x = tl.load(p_x, mask=m_n[:, None] & m_h, other=0.0)
-    b_w = tl.load(p_w, mask=m_e[:, None] & m_h, other=0.0)
-    if WIDE:
-        b_x, b_w = b_x.to(tl.float32), b_w.to(tl.float32)
-    return tl.dot(b_x, tl.trans(b_w), acc=b_acc, input_precision=PRECISION)
+def _forward_tiles(
+    device: int, block: int, rows: int, x: torch.dtype, weight: torch.dtype, *_: Any
+) -> list[Tile]:
+    """Tokens of a program, columns of a step, warps and stages.
+
+    The steps stay as they are: other sums could choose other experts where two are nearly equal.
+    """
+    block_h = 64 if x.itemsize == 2 and x == weight else 32
+    block_h = block_h if block <= 256 else block_h // 2
+    rows = max(16, min(rows, 4096 // block))
+    warps = 4 if rows * block <= 4096 else 8
+    stages = 3 if block <= 64 else 2
+    tiles: list[Tile] = [(rows, block_h, warps, stages), (rows, block_h, 12 - warps, stages)]
+    tiles += [(rows, block_h, warps, stages + 1), (rows, block_h, warps, stages - 1)]
+    if rows > 16:
+        tiles += [(rows // 2, block_h, warps, stages), (rows // 2, block_h, 4, stages + 1)]
+    return tiles
 
 
-@triton.jit
-def _forward_kernel(
-    x_ptr, w_ptr, noise_ptr, weight_ptr, index_ptr, p_ptr, share_ptr, count_ptr, n_rows,
-    x_stride, w_stride,
-    H: tl.constexpr, E: tl.constexpr, K: tl.constexpr, RENORMALISE: tl.constexpr,
-    NOISY: tl.constexpr, KEEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Some tokens: their weights and experts, and their share [programs, E] of the statistics."""
-    i_p = tl.program_id(0).to(tl.int64)
-    o_n = i_p * ROWS + tl.arange(0, ROWS)
-    o_e = tl.arange(0, BLOCK_E)
-    o_k = tl.arange(0, BLOCK_K)
-    m_n, m_e = o_n < n_rows, o_e < E
-    b_logits = tl.zeros([ROWS, BLOCK_E], dtype=tl.float32)
-    for start in range(0, H, 2 * BLOCK_H):
-        # Matrix units truncate as they accumulate: no more than two products before a true sum.
-        b_part = tl.zeros([ROWS, BLOCK_E], dtype=tl.float32)
-        for half in tl.static_range(2):
-            b_part = _add_product(
-                b_part, x_ptr, w_ptr, o_n, o_e, m_n, m_e, start + half * BLOCK_H, x_stride,
-                w_stride, H, WIDE, BLOCK_H, PRECISION,
-            )  # fmt: skip
-        b_logits += b_part
-    if NOISY:
-        p_noise = noise_ptr + o_n[:, None] * E + o_e[None, :]
-        b_noise = tl.load(p_noise, mask=m_n[:, None] & m_e[None, :], other=0.0)
-        b_logits += b_noise.to(tl.float32)
-    b_left = tl.where(m_e[None, :], b_logits, float("-inf"))
-    b_top = tl.max(b_left, axis=1)
-    b_p = tl.exp(b_left - b_top[:, None])
-    b_sum = tl.sum(b_p, axis=1)
-    b_weight = tl.zeros([ROWS, BLOCK_K], dtype=tl.float32)
-    b_index = tl.zeros([ROWS, BLOCK_K], dtype=tl.int32)
-    for j in range(K):
-        b_high, b_at = tl.max(b_left, axis=1, return_indices=True)
-        b_at = tl.minimum(b_at, E - 1)  # also where nothing compares, as with NaN
-        b_weight = tl.where(o_k[None, :] == j, tl.exp(b_high - b_top)[:, None], b_weight)
-        b_index = tl.where(o_k[None, :] == j, b_at[:, None], b_index)
-        b_left = tl.where(o_e[None, :] == b_at[:, None], float("-inf"), b_left)
-    if RENORMALISE:
-        b_weight = b_weight / tl.sum(b_weight, axis=1)[:, None]
-    else:
-        b_weight = b_weight / b_sum[:, None]
-    m_nk = m_n[:, None] & (o_k < K)[None, :]
-    tl.store(weight_ptr + o_n[:, None] * K + o_k[None, :], b_weight, mask=m_nk)
-    tl.store(index_ptr + o_n[:, None] * K + o_k[None, :], b_index.to(tl.int64), mask=m_nk)
-    m = m_n[:, None] & m_e[None, :]
-    b_p = tl.where(m, b_p / b_sum[:, None], 0.0)
-    if KEEP:
-        tl.store(p_ptr + o_n[:, None] * E + o_e[None, :], b_p, mask=m)
-    tl.store(share_ptr + i_p * E + o_e, tl.sum(b_p, axis=0), mask=m_e)
-    b_taken = ((b_left == float("-inf")) & m).to(tl.int32)
-    tl.store(count_ptr + i_p * E + o_e, tl.sum(b_taken, axis=0), mask=m_e)
+def _backward_tiles(device: int, block: int, *_: Any) -> list[Tile]:
+    """Tokens of a program and warps."""
+    rows = max(1, 2048 // block)
+    return [(rows, 4), (rows, 2), (rows, 8), (2 * rows, 4), (2 * rows, 8), (max(1, rows // 2), 4)]
 
 
-@triton.jit
-def _statistics_kernel(
-    share_ptr, count_ptr, mean_ptr, total_ptr, n_shares, n_rows,
-    E: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    o_e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m_e = o_e < E
-    b_sum = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
-    b_total = tl.zeros([ROWS, BLOCK], dtype=tl.int32)
-    for start in range(0, n_shares, ROWS):
-        o_r = start + tl.arange(0, ROWS)
-        m = (o_r < n_shares)[:, None] & m_e[None, :]
-        o = o_r.to(tl.int64)[:, None] * E + o_e[None, :]
-        b_sum += tl.load(share_ptr + o, mask=m, other=0.0)
-        b_total += tl.load(count_ptr + o, mask=m, other=0)
-    tl.store(mean_ptr + o_e, tl.sum(b_sum, axis=0) / n_rows, mask=m_e)
-    tl.store(total_ptr + o_e, tl.sum(b_total, axis=0).to(tl.int64), mask=m_e)
+_FORWARD = Tunable("moe_gating.forward", (forward_kernel,), _forward_tiles, dots=True)
+_BACKWARD = Tunable("moe_gating.backward", (backward_kernel,), _backward_tiles)
 
 
-@triton.jit
-def _backward_kernel(
-    p_ptr, weight_ptr, index_ptr, dweight_ptr, dmean_ptr, dlogits_ptr, n_rows,
-    E: tl.constexpr, K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):  # fmt: skip
-    o_n = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    o_e = tl.arange(0, BLOCK_E)
-    m_n, m_e = o_n < n_rows, o_e < E
-    m = m_n[:, None] & m_e[None, :]
-    b_dot = tl.zeros([ROWS], dtype=tl.float32)
-    b_total = tl.zeros([ROWS], dtype=tl.float32)
-    if RENORMALISE:
-        for j in range(K):
-            b_at = tl.load(index_ptr + o_n * K + j, mask=m_n, other=0)
-            b_total += tl.load(p_ptr + o_n * E + b_at, mask=m_n, other=1.0)
-            b_w = tl.load(weight_ptr + o_n * K + j, mask=m_n, other=0.0)
-            b_dot += b_w * tl.load(dweight_ptr + o_n * K + j, mask=m_n, other=0.0)
-    else:
-        b_total += 1.0
-    b_dmean = tl.load(dmean_ptr + o_e, mask=m_e, other=0.0) / n_rows
-    b_dp = tl.zeros([ROWS, BLOCK_E], dtype=tl.float32) + b_dmean[None, :]
-    for j in range(K):
-        b_at = tl.load(index_ptr + o_n * K + j, mask=m_n, other=0)
-        b_dw = tl.load(dweight_ptr + o_n * K + j, mask=m_n, other=0.0)
-        b_ds = (b_dw - b_dot) / b_total
-        b_dp += tl.where(o_e[None, :] == b_at[:, None], b_ds[:, None], 0.0)
-    b_p = tl.load(p_ptr + o_n[:, None] * E + o_e[None, :], mask=m, other=0.0)
-    b_dlogits = b_p * (b_dp - tl.sum(b_p * b_dp, axis=1)[:, None])
-    tl.store(dlogits_ptr + o_n[:, None] * E + o_e[None, :], b_dlogits, mask=m)
+def _forward(
+    x: Tensor, weight_EH: Tensor, k: int, renormalise: bool, noise: Tensor | None, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Weights, experts, the two statistics, and with ``keep`` all probabilities."""
+    x_NH, matrix = as_rows(x), unit_stride(weight_EH)
+    n_rows, dim = x_NH.shape
+    n_experts = matrix.shape[0]
+    shape = (*x.shape[:-1], k)
+    make = {"dtype": torch.float32, "device": x.device}
+    weight = torch.empty(shape, **make)
+    index = torch.empty(shape, dtype=torch.int64, device=x.device)
+    p_NE = torch.empty(n_rows, n_experts, **make) if keep else None
+    mixed = x.dtype != matrix.dtype
+    precision, block = dot_precision(mixed), max(16, power_of_two(n_experts))
+    rows, block_h, warps, stages = _FORWARD.tile(
+        (
+            x.get_device(), block, 64 if n_rows > 32 else power_of_two(n_rows), x.dtype,
+            matrix.dtype, dim, k, size_class(n_rows),
+        ),
+        _forward, x, weight_EH, k, renormalise, noise, keep,
+    )  # fmt: skip
+    programs = cdiv(n_rows, rows)
+    share, mean = torch.empty(programs, n_experts, **make), torch.empty(n_experts, **make)
+    count = torch.empty(programs, n_experts, dtype=torch.int32, device=x.device)
+    total = torch.empty(n_experts, dtype=torch.int64, device=x.device)
+    with on_device(x):
+        launch_forward((programs,),
+            x_NH, matrix, noise, weight, index, p_NE, share, count,
+            n_rows, x_NH.stride(0), matrix.stride(0),
+            H=dim, E=n_experts, K=k, RENORMALISE=renormalise, NOISY=noise is not None,
+            KEEP=keep, WIDE=mixed, ROWS=rows, BLOCK_H=block_h, BLOCK_E=block,
+            BLOCK_K=power_of_two(k), PRECISION=precision, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+        launch_statistics(
+            (cdiv(n_experts, 32),),
+            share,
+            count,
+            mean,
+            total,
+            programs,
+            n_rows,
+            E=n_experts,
+            ROWS=64,
+            BLOCK=32,
+        )
+    return weight, index, total, mean, p_NE
 
 
-def _tile(n_rows: int, n_experts: int) -> tuple[int, int, int]:
-    """Tokens and experts of a program's tile, and its warps."""
+def _logits_gradient(
+    p_NE: Tensor,
+    weight: Tensor,
+    index: Tensor,
+    dweight: Tensor,
+    dmean: Tensor,
+    renormalise: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    n_rows, n_experts = p_NE.shape
+    dlogits = torch.empty(n_rows, n_experts, dtype=dtype, device=p_NE.device)
     block = max(16, power_of_two(n_experts))
-    rows = max(16, min(64, 4096 // block, power_of_two(n_rows)))
-    return rows, block, 4 if rows * block <= 4096 else 8
+    key = (p_NE.get_device(), block, weight.shape[-1], dtype, size_class(n_rows))
+    rows, warps = _BACKWARD.tile(
+        key, _logits_gradient, p_NE, weight, index, dweight, dmean, renormalise, dtype
+    )
+    with on_device(p_NE):
+        launch_backward(
+            (cdiv(n_rows, rows),),
+            p_NE,
+            weight,
+            index,
+            dweight,
+            dmean,
+            dlogits,
+            n_rows,
+            E=n_experts,
+            K=weight.shape[-1],
+            RENORMALISE=renormalise,
+            ROWS=rows,
+            BLOCK_E=block,
+            num_warps=warps,
+        )
+    return dlogits
 
 
 class _Gate(torch.autograd.Function):
@@ -257,35 +247,8 @@ class _Gate(torch.autograd.Function):
         noise: Tensor | None,
         keep: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        x_NH, matrix = as_rows(x), unit_stride(weight_EH)
         noise = noise if noise is None else noise.contiguous()
-        n_rows, dim = x_NH.shape
-        n_experts = matrix.shape[0]
-        shape = (*x.shape[:-1], k)
-        make = {"dtype": torch.float32, "device": x.device}
-        weight = torch.empty(shape, **make)
-        index = torch.empty(shape, dtype=torch.int64, device=x.device)
-        p_NE = torch.empty(n_rows, n_experts, **make) if keep else None
-        rows, block, warps = _tile(n_rows, n_experts)
-        programs = triton.cdiv(n_rows, rows)
-        share, mean = torch.empty(programs, n_experts, **make), torch.empty(n_experts, **make)
-        count = torch.empty(programs, n_experts, dtype=torch.int32, device=x.device)
-        total = torch.empty(n_experts, dtype=torch.int64, device=x.device)
-        mixed = x.dtype != matrix.dtype
-        block_h = 64 if x.element_size() == 2 and not mixed else 32
-        with on_device(x):
-            _forward_kernel[(programs,)](
-                x_NH, matrix, noise, weight, index, p_NE, share, count,
-                n_rows, x_NH.stride(0), matrix.stride(0),
-                H=dim, E=n_experts, K=k, RENORMALISE=renormalise, NOISY=noise is not None,
-                KEEP=keep, WIDE=mixed,
-                ROWS=rows, BLOCK_H=block_h if block <= 256 else block_h // 2, BLOCK_E=block,
-                BLOCK_K=power_of_two(k), PRECISION=dot_precision(mixed),
-                num_warps=warps, num_stages=3 if block <= 64 else 2,
-            )  # fmt: skip
-            _statistics_kernel[(triton.cdiv(n_experts, 32),)](
-                share, count, mean, total, programs, n_rows, E=n_experts, ROWS=64, BLOCK=32
-            )
+        weight, index, total, mean, p_NE = _forward(x, weight_EH, k, renormalise, noise, keep)
         ctx.save_for_backward(x, weight_EH, p_NE, weight, index)
         ctx.renormalise = renormalise
         ctx.noise_like = None if noise is None else (noise.shape, noise.dtype)
@@ -298,30 +261,14 @@ class _Gate(torch.autograd.Function):
         ctx: Any, dweight: Tensor, dindex: Tensor, dtotal: Tensor, dmean: Tensor
     ) -> tuple[Tensor | None, ...]:
         x, weight_EH, p_NE, weight, index = ctx.saved_tensors
-        n_rows, n_experts = p_NE.shape
+        n_rows = p_NE.shape[0]
         # FP16 has too small a range for a gradient of this size before it is scaled.
         need_noise = ctx.needs_input_grad[4]
         narrow = x.dtype == weight_EH.dtype == torch.bfloat16 and not need_noise
         dtype = torch.bfloat16 if narrow else torch.float32
-        dlogits = torch.empty(n_rows, n_experts, dtype=dtype, device=x.device)
-        block = max(16, power_of_two(n_experts))
-        rows = max(1, 2048 // block)
-        with on_device(x):
-            _backward_kernel[(triton.cdiv(n_rows, rows),)](
-                p_NE,
-                weight,
-                index,
-                dweight.contiguous(),
-                dmean.contiguous(),
-                dlogits,
-                n_rows,
-                E=n_experts,
-                K=weight.shape[-1],
-                RENORMALISE=ctx.renormalise,
-                ROWS=rows,
-                BLOCK_E=block,
-                num_warps=4,
-            )
+        dlogits = _logits_gradient(
+            p_NE, weight, index, dweight.contiguous(), dmean.contiguous(), ctx.renormalise, dtype
+        )
         with torch.autocast(x.device.type, enabled=False):
             dx = (dlogits @ weight_EH.to(dtype)).to(x.dtype).view(x.shape)
             x_NH = x.reshape(n_rows, x.shape[-1]).to(dtype)
@@ -338,7 +285,7 @@ def _triton(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     learned = [t.requires_grad for t in (x, weight_EH, noise) if t is not None]
     keep = torch.is_grad_enabled() and any(learned)
-    return _Gate.apply(x, weight_EH, k, renormalise, noise, keep)
+    return applied(_Gate, x, weight_EH, k, renormalise, noise, keep)
 
 
 def _refuses(

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels._autograd import applied, once_differentiable
+from kernels._column_sum import column_sum
 from kernels._dispatch import run
-from kernels._gated import activate
 from kernels._operator import (
     Case,
     Cost,
@@ -33,6 +33,8 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    blank,
+    cdiv,
     floating,
     random_tensor,
     same_device,
@@ -41,14 +43,18 @@ from kernels._operator import (
 )
 from kernels._triton import (
     as_rows,
-    column_sum,
     missing,
     no_fp64,
     on_device,
     power_of_two,
     sm_count,
-    tl,
-    triton,
+)
+from kernels._tuning import Tile, Tunable, size_class
+from kernels.gated_rms_norm._kernels import (
+    backward_kernel,
+    forward_kernel,
+    launch_backward,
+    launch_forward,
 )
 
 MAX_GROUP = 16384  # the group of one row, of three tensors, is held in the registers of one program
@@ -108,100 +114,118 @@ def reference(
     return y.to(x.dtype)
 
 
-@triton.jit
-def _forward_kernel(
-    x_ptr,
-    z_ptr,
-    weight_ptr,
-    y_ptr,
-    r_ptr,
-    n_rows,
-    n_groups,
-    x_stride,
-    z_stride,
-    E: tl.constexpr,
-    EPS: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):
-    i_g = (tl.program_id(0) % n_groups).to(tl.int64)
-    o_n = (tl.program_id(0) // n_groups).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    o_e = tl.arange(0, BLOCK_E)
-    o_c = i_g * E + o_e
-    m_n = o_n < n_rows
-    m = m_n[:, None] & (o_e < E)[None, :]
-    b_x = tl.load(x_ptr + o_n[:, None] * x_stride + o_c[None, :], mask=m, other=0.0)
-    b_z = tl.load(z_ptr + o_n[:, None] * z_stride + o_c[None, :], mask=m, other=0.0)
-    b_s, _ = activate(b_z.to(tl.float32), "silu")
-    b_h = b_x.to(tl.float32) * b_s
-    b_r = tl.rsqrt(tl.sum(b_h * b_h, axis=1) / E + EPS)
-    b_y = b_h * b_r[:, None]
-    if HAS_WEIGHT:
-        b_y *= tl.load(weight_ptr + o_c, mask=o_e < E, other=0.0).to(tl.float32)[None, :]
-    tl.store(r_ptr + o_n * n_groups + i_g, b_r, mask=m_n)
-    tl.store(y_ptr + o_n[:, None] * (E * n_groups) + o_c[None, :], b_y, mask=m)
-
-
-@triton.jit
-def _backward_kernel(
-    dy_ptr,
-    x_ptr,
-    z_ptr,
-    weight_ptr,
-    r_ptr,
-    dx_ptr,
-    dz_ptr,
-    partial_ptr,
-    n_rows,
-    n_groups,
-    dy_stride,
-    x_stride,
-    z_stride,
-    E: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    # Each program walks over rows of one group with the stride of the grid and keeps its share of
-    # dweight in registers, so that it is written once per program and not once per row.
-    i_p = tl.program_id(0)
-    i_g = tl.program_id(1).to(tl.int64)
-    o_e = tl.arange(0, BLOCK_E)
-    o_c = i_g * E + o_e
-    m_e = o_e < E
-    d_stride = tl.cast(E * n_groups, tl.int64)
-    if HAS_WEIGHT:
-        b_w = tl.load(weight_ptr + o_c, mask=m_e, other=0.0).to(tl.float32)[None, :]
-    b_dw = tl.zeros([ROWS, BLOCK_E], dtype=tl.float32)
-    for start in tl.range(i_p * ROWS, n_rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        o_n = start + tl.arange(0, ROWS).to(tl.int64)
-        m_n = o_n < n_rows
-        m = m_n[:, None] & m_e[None, :]
-        b_x = tl.load(x_ptr + o_n[:, None] * x_stride + o_c[None, :], mask=m, other=0.0)
-        b_z = tl.load(z_ptr + o_n[:, None] * z_stride + o_c[None, :], mask=m, other=0.0)
-        b_g = tl.load(dy_ptr + o_n[:, None] * dy_stride + o_c[None, :], mask=m, other=0.0)
-        b_x, b_g = b_x.to(tl.float32), b_g.to(tl.float32)
-        b_r = tl.load(r_ptr + o_n * n_groups + i_g, mask=m_n, other=0.0)[:, None]
-        b_s, b_slope = activate(b_z.to(tl.float32), "silu")
-        b_n = b_x * b_s * b_r
-        if HAS_WEIGHT:
-            b_dw += b_g * b_n
-            b_g *= b_w
-        b_mean = tl.sum(b_g * b_n, axis=1)[:, None] / E
-        b_dh = (b_g - b_n * b_mean) * b_r
-        tl.store(dx_ptr + o_n[:, None] * d_stride + o_c[None, :], b_dh * b_s, mask=m)
-        tl.store(dz_ptr + o_n[:, None] * d_stride + o_c[None, :], b_dh * b_x * b_slope, mask=m)
-    if HAS_WEIGHT:
-        tl.store(partial_ptr + i_p * d_stride + o_c, tl.sum(b_dw, axis=0), mask=m_e)
-
-
-def _tile(group: int, elements: int) -> tuple[int, int, int]:
-    """Rows at a time, block and warps for tiles of about that many elements."""
+def _tile(group: int, elements: int) -> tuple[int, int]:
+    """Rows at a time and warps for tiles of about that many elements."""
     block = power_of_two(group)
     rows = max(1, min(16, elements // block))
-    return rows, block, max(4, min(32, rows * block // 512))
+    return rows, max(4, min(32, rows * block // 512))
+
+
+def _forward_tiles(device: int, group: int, *_: Any) -> list[Tile]:
+    """Rows at a time and warps."""
+    rows, warps = _tile(group, 2048)
+    tiles = [(rows, warps), (rows, max(1, warps // 2)), (rows, min(32, 2 * warps))]
+    tiles += [(2 * rows, min(32, 2 * warps))] if power_of_two(group) <= 4096 else []
+    return [*tiles, *([(rows // 2, max(1, warps // 2))] if rows > 1 else [])]
+
+
+def _backward_tiles(device: int, group: int, *_: Any) -> list[Tile]:
+    """Rows at a time, warps, warps of a multiprocessor and pipeline stages."""
+    rows, warps = _tile(group, 4096)
+    half = max(1, rows // 2)
+    return [
+        (rows, warps, 16, 2),
+        (rows, warps, 16, 1),
+        (rows, warps, 16, 3),
+        (half, max(4, warps // 2), 16, 2),
+        (half, warps, 32, 2),
+        (rows, min(32, 2 * warps), 32, 2),
+    ]
+
+
+_FORWARD = Tunable("gated_rms_norm.forward", (forward_kernel,), _forward_tiles)
+_BACKWARD = Tunable("gated_rms_norm.backward", (backward_kernel,), _backward_tiles)
+
+
+def _forward(
+    x: Tensor, z: Tensor, weight: Tensor | None, group: int, eps: float
+) -> tuple[Tensor, Tensor]:
+    """y, and r [rows, groups] in FP32."""
+    y = blank(x)
+    n_groups = x.shape[-1] // max(group, 1)
+    n_rows = x.numel() // max(x.shape[-1], 1)
+    r = torch.empty(n_rows * n_groups, dtype=torch.float32, device=x.device)
+    if not y.numel():
+        return y, r
+    x_ND, z_ND = as_rows(x), as_rows(z)
+    key = (x.get_device(), group, n_groups, x.dtype, size_class(n_rows))
+    rows, warps = _FORWARD.tile(key, _forward, x, z, weight, group, eps)
+    with on_device(x):
+        launch_forward(
+            (cdiv(n_rows, rows) * n_groups,),
+            x_ND,
+            z_ND,
+            weight if weight is None else unit_stride(weight),
+            y,
+            r,
+            n_rows,
+            n_groups,
+            x_ND.stride(0),
+            z_ND.stride(0),
+            E=group,
+            EPS=eps,
+            HAS_WEIGHT=weight is not None,
+            ROWS=rows,
+            BLOCK_E=power_of_two(group),
+            num_warps=warps,
+        )
+    return y, r
+
+
+def _backward(
+    dy: Tensor, x: Tensor, z: Tensor, weight: Tensor | None, r: Tensor, group: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    dx = blank(x)
+    dz = blank(z)
+    if not dy.numel():
+        return dx, dz, None if weight is None else torch.zeros_like(weight)
+    dim = x.shape[-1]
+    x_ND, z_ND, dy_ND = as_rows(x), as_rows(z), as_rows(dy)
+    n_rows, n_groups = x_ND.shape[0], dim // group
+    key = (x.get_device(), group, n_groups, x.dtype, weight is not None, size_class(n_rows))
+    rows, warps, resident, stages = _BACKWARD.tile(key, _backward, dy, x, z, weight, r, group)
+    per_group = max(1, resident // warps * sm_count(x.device.index) // n_groups)
+    programs = min(cdiv(n_rows, rows), per_group)
+    partial = dweight = None
+    if weight is not None:
+        weight = unit_stride(weight)
+        partial = torch.empty(programs, dim, dtype=torch.float32, device=x.device)
+    with on_device(x):
+        launch_backward(
+            (programs, n_groups),
+            dy_ND,
+            x_ND,
+            z_ND,
+            weight,
+            r,
+            dx,
+            dz,
+            partial,
+            n_rows,
+            n_groups,
+            dy_ND.stride(0),
+            x_ND.stride(0),
+            z_ND.stride(0),
+            E=group,
+            HAS_WEIGHT=weight is not None,
+            ROWS=rows,
+            BLOCK_E=power_of_two(group),
+            STAGES=stages,
+            num_warps=warps,
+        )
+        if weight is not None and partial is not None:
+            dweight = column_sum(partial, weight.dtype)
+    return dx, dz, dweight
 
 
 class _GatedRMSNorm(torch.autograd.Function):
@@ -209,85 +233,22 @@ class _GatedRMSNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, z: Tensor, weight: Tensor | None, group: int, eps: float
     ) -> Tensor:
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        n_groups = x.shape[-1] // max(group, 1)
-        n_rows = x.numel() // max(x.shape[-1], 1)
-        r = torch.empty(n_rows * n_groups, dtype=torch.float32, device=x.device)
+        y, r = _forward(x, z, weight, group, eps)
         ctx.save_for_backward(x, z, weight, r)
         ctx.group = group
-        if not y.numel():
-            return y
-        x_ND, z_ND = as_rows(x), as_rows(z)
-        rows, block, warps = _tile(group, 2048)
-        with on_device(x):
-            _forward_kernel[(triton.cdiv(n_rows, rows) * n_groups,)](
-                x_ND,
-                z_ND,
-                weight if weight is None else unit_stride(weight),
-                y,
-                r,
-                n_rows,
-                n_groups,
-                x_ND.stride(0),
-                z_ND.stride(0),
-                E=group,
-                EPS=eps,
-                HAS_WEIGHT=weight is not None,
-                ROWS=rows,
-                BLOCK_E=block,
-                num_warps=warps,
-            )
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, z, weight, r = ctx.saved_tensors
-        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        dz = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-        if not dy.numel():
-            return dx, dz, None if weight is None else torch.zeros_like(weight), None, None
-        dim, group = x.shape[-1], ctx.group
-        x_ND, z_ND, dy_ND = as_rows(x), as_rows(z), as_rows(dy)
-        n_rows, n_groups = x_ND.shape[0], dim // group
-        rows, block, warps = _tile(group, 4096)
-        per_group = max(1, 16 // warps * sm_count(x.device.index) // n_groups)
-        programs = min(triton.cdiv(n_rows, rows), per_group)
-        partial = dweight = None
-        if weight is not None:
-            weight = unit_stride(weight)
-            partial = torch.empty(programs, dim, dtype=torch.float32, device=x.device)
-        with on_device(x):
-            _backward_kernel[(programs, n_groups)](
-                dy_ND,
-                x_ND,
-                z_ND,
-                weight,
-                r,
-                dx,
-                dz,
-                partial,
-                n_rows,
-                n_groups,
-                dy_ND.stride(0),
-                x_ND.stride(0),
-                z_ND.stride(0),
-                E=group,
-                HAS_WEIGHT=weight is not None,
-                ROWS=rows,
-                BLOCK_E=block,
-                STAGES=2,
-                num_warps=warps,
-            )
-            if weight is not None and partial is not None:
-                dweight = column_sum(partial, weight.dtype)
-        return dx, dz, dweight, None, None
+        return *_backward(dy, x, z, weight, r, ctx.group), None, None
 
 
 def _triton(
     x: Tensor, z: Tensor, weight: Tensor | None, group_size: int | None, eps: float
 ) -> Tensor:
-    return _GatedRMSNorm.apply(x, z, weight, group_size or x.shape[-1], eps)
+    return applied(_GatedRMSNorm, x, z, weight, group_size or x.shape[-1], eps)
 
 
 def _refuses(

@@ -1,0 +1,54 @@
+"""Autograd functions at the least cost on the host, which small kernels are bound by."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.autograd import function as torch_function
+
+__all__ = ["applied", "once_differentiable"]
+
+
+class _Unrecorded:
+    """What a forward pass may do with its context, where nothing will come back for it."""
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        """Keep nothing."""
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        """Nothing here is differentiated."""
+
+
+def applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """``function.apply(*arguments)``, and its forward pass alone where gradients are off.
+
+    Forward-mode derivatives and function transforms go on through ``apply``, which knows them.
+    """
+    if (
+        torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    ):
+        return function.apply(*arguments)
+    return function.forward(_Unrecorded(), *arguments)
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's, which is entered only where second derivatives are asked for.
+
+    Otherwise gradients are off in a backward pass already, and torch's would switch them off again.
+    """
+    guarded = torch_function.once_differentiable(backward)
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *gradients: Any) -> Any:
+        if torch.is_grad_enabled():
+            return guarded(ctx, *gradients)
+        return backward(ctx, *gradients)
+
+    return run

@@ -1,0 +1,129 @@
+"""What the host spends on one call of an operator.
+
+Host cost is the wall time of the call on the host: launches are enqueued, and the GPU is never
+waited for. Small inputs, so that it keeps up. Part of it is spent in launches: in Triton's launcher
+and the CUDA driver below it, whoever calls them. The rest is the Python around the launches: choice
+of the implementation, checks, autograd, memory, and what a launch needs to know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels._bench import BOTH, leaves_of
+from kernels._check import as_tuple
+from kernels._dispatch import using
+from kernels._launch import launches_timed
+from kernels._operator import Inputs, Operator
+
+RECORDED = "forward, recorded"  # for a backward pass; "forward" is with gradients off
+
+
+@dataclass(frozen=True)
+class HostCost:
+    """Medians in microseconds a call: all of it, and what is not in Triton's launches."""
+
+    call_us: float
+    outside_us: float
+
+
+def host_costs(
+    op: Operator, device: torch.device, dtype: torch.dtype, only: Iterable[str] | None = None
+) -> dict[str, dict[str, HostCost]]:
+    """Of the public function, by implementation and direction; without what cannot run here.
+
+    Directions are those of ``Row``, and ``RECORDED``. "backward" has autograd's engine in it.
+    ``only`` these implementations; by default all. One that fails is left out: its ``Row`` tells.
+    """
+    found = {}
+    for name in op.implementations if only is None else only:
+        inputs = small_inputs(op, name, device, dtype)
+        if inputs is not None:
+            with contextlib.suppress(Exception), using(**{op.name: name}):
+                calls = calls_of(op, inputs)
+                found[name] = {way: host_cost(call, device.type) for way, call in calls.items()}
+    return found
+
+
+def host_cost(call: Callable[[], Any], device_type: str = "cuda", *, calls: int = 300) -> HostCost:
+    """Of one call, from five rounds; telling launches apart adds 0.2 us to each."""
+    synchronize = torch.cuda.synchronize if device_type == "cuda" else lambda: None
+    count = calls // 5
+
+    def round_us() -> float:
+        began = time.perf_counter_ns()
+        for _ in range(count):
+            call()
+        spent_ns = time.perf_counter_ns() - began
+        synchronize()
+        return spent_ns / count / 1e3
+
+    for _ in range(10):
+        call()
+    synchronize()
+    whole = [round_us() for _ in range(5)]
+    outside = []
+    with launches_timed() as spent_ns:
+        for _ in range(5):
+            spent_ns.clear()
+            whole_us = round_us()
+            outside.append(whole_us - sum(spent_ns) / count / 1e3)
+    return HostCost(statistics.median(whole), statistics.median(outside))
+
+
+def small_inputs(
+    op: Operator, name: str, device: torch.device, dtype: torch.dtype
+) -> Inputs | None:
+    """The first small inputs, with something in them, that the implementation takes."""
+    implementation = op.implementations[name]
+    if implementation.missing(device.type) is not None:
+        return None
+    for case in op.cases:
+        inputs = op.inputs(case, device, dtype, 0) if not case.bench else {}
+        tensors = [x for x in inputs.values() if isinstance(x, Tensor)]
+        refuses = implementation.refuses
+        if (
+            tensors
+            and all(x.numel() for x in tensors)
+            and not (refuses and refuses(*leaves_of(op, inputs).values()))
+        ):
+            return inputs
+    return None
+
+
+def calls_of(op: Operator, inputs: Inputs) -> dict[str, Callable[[], Any]]:
+    """By direction, the call that is timed."""
+    leaves = leaves_of(op, inputs)
+    wanted = [x for x in leaves.values() if isinstance(x, Tensor) and x.requires_grad]
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return op.function(**inputs)
+
+    def recorded() -> Any:
+        return op.function(**leaves)
+
+    found: dict[str, Callable[[], Any]] = {"forward": forward}
+    live = [y for y in as_tuple(recorded()) if y.requires_grad] if wanted else []
+    if not live:
+        return found
+    upstream = [torch.ones_like(y) for y in live]
+
+    def backward() -> Any:
+        return torch.autograd.grad(live, wanted, upstream, retain_graph=True)
+
+    def both() -> Any:
+        again = [y for y in as_tuple(recorded()) if y.requires_grad]
+        return torch.autograd.grad(again, wanted, upstream)
+
+    if op.gradients_in_forward:
+        return found | {RECORDED: recorded, BOTH: both}
+    return found | {RECORDED: recorded, "backward": backward}

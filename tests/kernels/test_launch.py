@@ -1,0 +1,214 @@
+"""A launcher launches what Triton itself would, and leaves to Triton what it does not know."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from stubbed_triton import stubbed
+
+import kernels
+from kernels import _autograd, _launch, _triton
+from kernels._host_cost import host_cost
+
+pytestmark = [
+    pytest.mark.skipif(not _triton.INSTALLED, reason="Triton is not installed"),
+    pytest.mark.skipif(_triton.INTERPRETED, reason="the interpreter keeps no compiled kernels"),
+]
+SIZES = (1, 15, 16, 63, 64, (1 << 31) - 1, 1 << 31, (1 << 31) + 16)
+
+
+@pytest.fixture
+def driver():
+    with stubbed() as driver:
+        yield driver
+
+
+@pytest.fixture
+def launch(driver):
+    """Of a kernel that reads two tensors, the second of which may be missing, and two integers."""
+    return _launch.launcher(plain())
+
+
+def plain():
+    triton, tl = _triton.triton, _triton.tl
+
+    @triton.jit(do_not_specialize=["offset"])
+    def kernel(x_ptr, y_ptr, n, offset, D: tl.constexpr, EPS: tl.constexpr):
+        pass
+
+    return kernel
+
+
+def told(arguments):
+    """Of a launch: grid and stream, compiled kernel, and what it is given."""
+    given = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in arguments[9:]]
+    return (*arguments[:4], arguments[4], *given)
+
+
+def drawn(rng):
+    """Arguments that differ in one thing or another that Triton tells apart."""
+
+    def tensor():
+        dtype = rng.choice([torch.float16, torch.bfloat16, torch.float32, torch.int64])
+        return torch.empty(64, dtype=dtype)[rng.choice([0, 0, 1, 2, 8, 16]) :]
+
+    arguments = [tensor(), rng.choice([None, tensor()]), rng.choice(SIZES), rng.choice(SIZES)]
+    constants = {"D": rng.choice([1, 16, 64]), "EPS": rng.choice([1e-6, 0.5])}
+    options = rng.choice([{}, {"num_warps": 4}, {"num_warps": 8}, {"num_stages": 4}])
+    return arguments, constants | options
+
+
+def test_what_was_launched_before_is_launched_as_triton_would_launch_it(driver, launch):
+    rng, kernel, seen = random.Random(0), plain(), set()
+    for _ in range(400):
+        driver.device, driver.stream = rng.choice([(0, 0), (0, 7), (1, 9)])
+        grid = rng.choice([(3,), (3, 2), (3, 2, 5)])
+        arguments, named = drawn(rng)
+        driver.launches.clear()
+        for _ in range(2):  # the second time it is kept
+            launch(grid, *arguments, **named)
+        kernel[grid](*arguments, **named)
+        first, again, triton_s = map(told, driver.launches)
+        assert first == again == triton_s
+        seen.add(first[4])
+    assert len(seen) > 200, "kernels that Triton tells apart"
+
+
+def test_what_is_kept_is_launched_without_triton(driver, launch, monkeypatch):
+    x = torch.empty(64)
+    launch((3,), x, None, 5, 6, D=64, EPS=0.5, num_warps=4)
+    monkeypatch.setattr("triton.runtime.jit.JITFunction.run", None)
+    launch((3,), x, None, 5, 6, D=64, EPS=0.5, num_warps=4)
+    first, again = map(told, driver.launches)
+    assert first == again
+
+
+def test_hooks_and_debugging_put_triton_s_own_launch_back(driver, launch, monkeypatch):
+    from triton import knobs
+
+    def launched_by_triton():
+        driver.launches.clear()
+        launch((3,), torch.empty(64), None, 5, 6, D=64, EPS=0.5)
+        return isinstance(driver.launches[-1][9], torch.Tensor)  # and not an address
+
+    launched_by_triton()
+    assert not launched_by_triton()
+    for place, name, value in (
+        (knobs.runtime, "debug", True),
+        (knobs.runtime, "launch_enter_hook", lambda _: None),
+        (knobs.runtime, "launch_exit_hook", lambda _: None),
+        (knobs.compilation, "instrumentation_mode", "any"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, value)
+            assert launched_by_triton(), name
+        assert not launched_by_triton()
+    for chain in (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook):
+        hook = chain.calls.append
+        hook(print)
+        try:
+            assert launched_by_triton()
+        finally:
+            chain.calls.clear()
+        assert not launched_by_triton()
+
+
+def test_sizes_that_change_at_every_call_are_not_kept_without_end(driver, launch, monkeypatch):
+    monkeypatch.setattr(_launch, "MOST_KEPT", 8)
+    x = torch.empty(64)
+    kept = _launch._KEPT[-1]
+    for n in range(100):
+        launch((3,), x, None, n, 6, D=64, EPS=0.5)
+        assert len(kept) <= 8
+    assert [arguments[11] for arguments in driver.launches] == list(range(100))
+
+
+def test_a_tensor_where_a_number_belongs_is_left_to_triton(driver, launch):
+    before = len(_launch._KEPT[-1])
+    launch((3,), torch.empty(64), None, torch.empty(64), 6, D=64, EPS=0.5)
+    assert len(_launch._KEPT[-1]) == before and len(driver.launches) == 1
+
+
+def test_time_in_launches_is_told_apart(driver):
+    def busy():
+        driver.launches.clear()
+        return kernels.swiglu(x, x, impl="triton")
+
+    x = torch.randn(3, 5)
+    cost = host_cost(busy, "cpu", calls=50)
+    assert 0 < cost.outside_us < 1e6 and 0 < cost.call_us < 1e6
+    with _launch.launches_timed() as spent_ns:
+        busy()
+        busy()
+        assert len(spent_ns) == 2 and min(spent_ns) > 0
+    busy()
+    assert len(spent_ns) == 2, "and no more afterwards"
+
+
+def test_a_changed_precision_of_products_takes_effect_at_the_next_call(driver):
+    q = torch.randn(1, 2, 9, 16)
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision, product in (("highest", "tf32x3"), ("high", "tf32"), ("highest", "tf32x3")):
+            torch.set_float32_matmul_precision(precision)
+            for _ in range(2):
+                driver.launches.clear()
+                with kernels.using(attention="triton"):
+                    kernels.attention(q, q, q)
+                assert product in driver.launches[-1]
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_choices_take_effect_at_the_next_call_and_are_counted_each_time(driver):
+    x, weight = torch.randn(3, 8), torch.ones(8)
+    kernels.reset_usage()
+    for impl in ("triton", "torch", "triton", "triton"):
+        with kernels.using(rms_norm=impl):
+            kernels.rms_norm(x, weight)
+    assert kernels.usage() == {"rms_norm": {"triton": 3, "torch": 1}}
+    assert len(driver.launches) == 3
+    with pytest.raises(kernels.Unavailable, match="computes in FP32, not in FP64"):
+        kernels.rms_norm(x.double(), weight.double(), impl="triton")
+    kernels.rms_norm(x.double(), weight.double())
+    kernels.rms_norm(x, weight, impl="triton")
+    assert kernels.usage() == {"rms_norm": {"triton": 4, "torch": 2}}
+    kernels.reset_usage()
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return 2 * x
+
+    @staticmethod
+    @_autograd.once_differentiable
+    def backward(ctx, dy):
+        return 2 * dy
+
+
+def test_a_forward_pass_alone_gives_what_the_recorded_one_gives():
+    x = torch.randn(3, requires_grad=True)
+    recorded = _autograd.applied(Double, x)
+    assert torch.autograd.grad(recorded.sum(), x)[0].tolist() == [2.0] * 3
+    with torch.no_grad():
+        alone = _autograd.applied(Double, x)
+    assert torch.equal(alone, recorded) and not alone.requires_grad
+
+
+def test_derivatives_that_a_function_does_not_have_are_refused_as_torch_refuses_them():
+    x = torch.randn(3, requires_grad=True)
+    y = _autograd.applied(Double, x)
+    (once,) = torch.autograd.grad((y * y).sum(), x, create_graph=True)
+    assert torch.equal(once, 8 * x)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        once.sum().backward()
+    with torch.no_grad(), torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(torch.ones(3), torch.ones(3))
+        with pytest.raises(NotImplementedError, match="jvp"):
+            _autograd.applied(Double, dual)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="setup_context"):
+        torch.func.vmap(lambda each: _autograd.applied(Double, each))(torch.ones(2, 3))

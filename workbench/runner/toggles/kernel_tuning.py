@@ -1,0 +1,108 @@
+"""Which tile (block sizes, warps, stages) the bundled Triton kernels run with.
+
+Each kernel knows a handful that make sense. Its heuristic takes one of them by rules that were
+measured on an H200; tuning times them all on this GPU, once for each width and dtype and not for
+each batch size, and stores the fastest: for the runs to come too, which take what is stored unless
+the heuristics are asked for. What gives other numbers than the heuristic's tile is never taken.
+Tuning comes before the first step, as a phase of its own; the timeline shows how long it took.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import kernels
+from sessions.model import Phase
+from workbench.protocol import Blocked
+from workbench.runner import marked
+from workbench.runner.toggles._kernel_toggle import unavailable
+from workbench.runner.toggles._toggle import (
+    OPERATORS,
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    effective,
+    no_effect,
+)
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm, Build
+
+_SHOWN = 3  # kernels named in a sentence
+_ORIGINS = {"tuned": "tuned", "disk": "from disk", "heuristic": "by heuristic"}
+
+
+def _blocked(option: str, situation: Situation) -> Blocked | None:
+    if option == "cached":
+        return None
+    missing = unavailable("rms_norm", "triton", situation)
+    if missing is not None:
+        return missing
+    toggles = situation.configuration.toggles
+    if toggles["triton"] == "on" or "triton" in toggles.values():
+        return None
+    return Blocked(
+        "acts on Triton kernels, and every operator runs in PyTorch",
+        "Switch the Triton kernels on.",
+        {"triton": "on"},
+    )
+
+
+def _apply(option: str, build: Build) -> None:
+    if option == "off":
+        build.flags.append(functools.partial(kernels.tuning, "off"))
+    else:
+        build.preparations.append(functools.partial(_tune, build))
+
+
+def _tune(build: Build, arm: Arm) -> None:
+    """Compute once what a step computes, with its gradients, so that every kernel is called."""
+    began = time.perf_counter()
+    with build.phases.during(Phase.AUTOTUNE), kernels.tuning("on"):
+        arm.restart()
+        marked.call(arm, backward=True)
+    arm.ledger["autotune_s"] = round(time.perf_counter() - began, 4)
+
+
+def origins(choices: list[kernels.Choice]) -> str:
+    """How many tiles came from where: "2 tuned, 5 by heuristic"."""
+    counts = Counter(choice.source for choice in choices)
+    return ", ".join(f"{counts[s]} {text}" for s, text in _ORIGINS.items() if counts[s])
+
+
+def _evidence(option: str, arm: Arm) -> Finding:
+    choices = arm.tiles
+    if not choices:
+        return no_effect("no Triton kernel that has a choice of tiles was launched")
+    text = f"tiles of {len(choices)} launches: {origins(choices)}"
+    if option == "off":
+        return effective(text)
+    if spent := arm.ledger.get("autotune_s"):
+        text += f", in {spent:.3g} s"
+    untuned = [choice for choice in choices if choice.note]
+    if untuned:
+        text += f"; {untuned[0].kernel}: {untuned[0].note}"
+    better = [choice for choice in choices if choice.tile != choice.heuristic]
+    if not better:
+        return no_effect(f"{text}; none is faster than the heuristic's")
+    better.sort(key=lambda choice: choice.us / choice.heuristic_us)
+    named = [f"{c.kernel} {c.heuristic_us / c.us:.2f}x" for c in better[:_SHOWN]]
+    return effective(f"{text}; {len(better)} faster than the heuristic's: {', '.join(named)}")
+
+
+TOGGLE = Toggle(
+    name="kernel_tuning",
+    title="Kernel tuning",
+    help=__doc__,
+    group="Kernels",
+    stage=Stage.KERNELS,
+    options={"cached": "As stored", "off": "Heuristics", "on": "Tune what is missing"},
+    apply=_apply,
+    evidence=_evidence,
+    blocked=_blocked,
+    bundled=OPERATORS,
+)
