@@ -171,9 +171,9 @@ class Course:
         )
 
     def tell(self) -> Iterator[protocol.AnyMessage]:
-        """The claims as they are known, where that has changed; to be recorded."""
+        """The claims as they are known, where that has changed; to be recorded once begun."""
         rows = self.rows
-        if rows != self._told and rows:
+        if self.begun and rows and rows != self._told:
             self._told = rows
             yield protocol.StudyRows(
                 study=protocol.OWN_STUDY,

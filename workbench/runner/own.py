@@ -18,7 +18,7 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +109,7 @@ class OwnFamily(Family):
 
     def footprint(self, config: OwnConfig, **step: Any) -> Footprint:
         """Zeros: not known before it is built."""
-        roles = ("weights", "gradients", "optimizer", "activations", "cache", "tables")
-        return Footprint(**dict.fromkeys(roles, 0))
+        return Footprint(**{role.name: 0 for role in fields(Footprint)})
 
     def materialise(
         self,
