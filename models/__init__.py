@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
+from models._cache_file import SavedState
+from models._cache_file import read as read_state
 from models._costs import Costs
 from models._family import ConfigField, Family
 from models._footprint import Footprint
@@ -26,9 +28,11 @@ __all__ = [
     "LanguageModel",
     "Metric",
     "Model",
+    "SavedState",
     "generate",
     "pieces",
     "prefill_in_chunks",
+    "read_state",
     "sample",
 ]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import pickle
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,17 @@ KIND, VERSION = "decode state", 1
 
 
 def write(
-    path: str | Path, batch: int, length: int, position: int, tensors: Sequence[Tensor]
+    path: str | Path,
+    batch: int,
+    length: int,
+    position: int,
+    tensors: Sequence[Tensor],
+    beside: Mapping[str, Any] | None = None,
 ) -> None:
-    """Save ``tensors`` and what they are of; raises ``ConfigurationError`` for a wrong position."""
+    """Save ``tensors`` and what they are of; raises ``ConfigurationError`` for a wrong position.
+
+    ``beside``: tensors, numbers and text that go with them.
+    """
     if not 0 <= position <= length:
         raise ConfigurationError(
             f"save: position {position} is not within the cache's 0 to {length} positions"
@@ -37,6 +46,7 @@ def write(
         "length": length,
         "position": position,
         "tensors": [tensor.detach().cpu() for tensor in tensors],
+        "beside": dict(beside or {}),
     }
     part = path.with_name(f"{path.name}.part{os.getpid()}")
     try:
@@ -46,8 +56,42 @@ def write(
         part.unlink(missing_ok=True)
 
 
-def read(path: str | Path, batch: int, length: int, tensors: Sequence[Tensor]) -> int:
-    """Fill ``tensors`` in place and return the position; see ``Cache.load``."""
+@dataclass(frozen=True)
+class SavedState:
+    """What a file holds, on the CPU."""
+
+    path: str
+    batch: int
+    length: int
+    position: int
+    tensors: list[Tensor]
+    beside: dict[str, Any]
+
+    def fill(self, batch: int, length: int, tensors: Sequence[Tensor]) -> None:
+        """Copy it into ``tensors``, in place; raises ``ConfigurationError`` before it does."""
+        if (self.batch, self.length) != (batch, length):
+            raise ConfigurationError(
+                f"load: {self.path!r} holds a state for batch {self.batch} and "
+                f"{self.length} positions, but this cache is for batch {batch} and {length}"
+            )
+        if len(self.tensors) != len(tensors):
+            raise ConfigurationError(
+                f"load: {self.path!r} holds {len(self.tensors)} tensors, but this cache has "
+                f"{len(tensors)}: another model made it"
+            )
+        for index, (one, other) in enumerate(zip(self.tensors, tensors, strict=True)):
+            if one.shape != other.shape or one.dtype != other.dtype:
+                raise ConfigurationError(
+                    f"load: tensor {index} of {self.path!r} is {one.dtype} {tuple(one.shape)}, but "
+                    f"this cache's is {other.dtype} {tuple(other.shape)}: another model or "
+                    "precision made it"
+                )
+        for one, other in zip(self.tensors, tensors, strict=True):
+            other.copy_(one)
+
+
+def read(path: str | Path) -> SavedState:
+    """What ``write`` saved; raises ``ConfigurationError`` for any other file."""
     content = _content(path)
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise ConfigurationError(f"load: {str(path)!r} is not a saved decode state, or is damaged")
@@ -56,27 +100,14 @@ def read(path: str | Path, batch: int, length: int, tensors: Sequence[Tensor]) -
             f"load: {str(path)!r} has version {content.get('version')}, but this program reads "
             f"version {VERSION}"
         )
-    saved = content["tensors"]
-    if (content["batch"], content["length"]) != (batch, length):
-        raise ConfigurationError(
-            f"load: {str(path)!r} holds a state for batch {content['batch']} and "
-            f"{content['length']} positions, but this cache is for batch {batch} and {length}"
-        )
-    if len(saved) != len(tensors):
-        raise ConfigurationError(
-            f"load: {str(path)!r} holds {len(saved)} tensors, but this cache has {len(tensors)}: "
-            "another model made it"
-        )
-    for index, (one, other) in enumerate(zip(saved, tensors, strict=True)):
-        if one.shape != other.shape or one.dtype != other.dtype:
-            raise ConfigurationError(
-                f"load: tensor {index} of {str(path)!r} is {one.dtype} {tuple(one.shape)}, but "
-                f"this cache's is {other.dtype} {tuple(other.shape)}: another model or precision "
-                "made it"
-            )
-    for one, other in zip(saved, tensors, strict=True):
-        other.copy_(one)
-    return int(content["position"])
+    return SavedState(
+        path=str(path),
+        batch=content["batch"],
+        length=content["length"],
+        position=content["position"],
+        tensors=content["tensors"],
+        beside=content.get("beside", {}),
+    )
 
 
 def _content(path: str | Path) -> Any:

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 import kernels
 from models import _cache_file
+from models._cache_file import SavedState
 from models._layers import Embedding, Linear, RMSNorm
 from models._mistake import ConfigurationError
 from models._model import Model
@@ -82,21 +83,26 @@ class Cache:
         for tensor, before in zip(carried, mark, strict=True):
             tensor.copy_(before)
 
-    def save(self, path: str | Path, position: int) -> None:
+    def save(
+        self, path: str | Path, position: int, beside: Mapping[str, Any] | None = None
+    ) -> None:
         """Write the state to a file, whole or not at all; ``position`` tokens were taken in.
 
-        Waits for the device.
+        ``beside`` is kept with it: tensors, numbers and text. Waits for the device.
         """
-        _cache_file.write(path, self.batch, self.length, position, self.tensors())
+        _cache_file.write(path, self.batch, self.length, position, self.tensors(), beside)
 
-    def load(self, path: str | Path) -> int:
-        """Go on from a saved state, in place; returns the position that was saved with it.
+    def load(self, saved: str | Path | SavedState) -> int:
+        """Go on from a file, or one read already, in place; returns the position saved with it.
 
         The file holds no weights: it is for the model that made it, or one of equal weights. Raises
         ``ConfigurationError`` for what is not such a file or does not fit this cache, which then
         stays as it was.
         """
-        return _cache_file.read(path, self.batch, self.length, self.tensors())
+        if not isinstance(saved, SavedState):
+            saved = _cache_file.read(saved)
+        saved.fill(self.batch, self.length, self.tensors())
+        return saved.position
 
 
 class BlockOutput(NamedTuple):

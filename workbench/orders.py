@@ -26,12 +26,16 @@ class Start(Command, tag="start"):
 
     ``check``: compare the numbers of each configuration with a reference when its last step is
     over; Facts say ``numbers``, and ``numbers_right`` unless nobody knows.
+    ``load_state``: a file of decode state to go on from; ``save_state``: where to leave one when
+    the run ends between two steps. Empty: none. Both are for workloads that decode.
     """
 
     configuration: Configuration
     steps: int | None = None
     seconds: float | None = None
     check: bool = False
+    load_state: str = ""
+    save_state: str = ""
 
 
 class Bench(Command, tag="bench"):

@@ -77,12 +77,27 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="compare the numbers with a reference after the last step; wrong ones exit with 1",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
+    parser.add_argument(
+        "--save-state",
+        type=Path,
+        metavar="FILE",
+        help="decode, generate: where to leave the decode state when the run ends",
+    )
+    parser.add_argument(
+        "--load-state",
+        type=Path,
+        metavar="FILE",
+        help="decode, generate: go on from such a state of the same configuration; a run's first "
+        "step, which compiles, is no part of what is decoded",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         check_output(arguments.output)
+    if arguments.save_state is not None:
+        check_output(arguments.save_state)
     seconds = arguments.seconds
     if arguments.steps is None and seconds is None:
         seconds = SECONDS
@@ -93,6 +108,8 @@ def _run(arguments: argparse.Namespace) -> int:
                 steps=arguments.steps,
                 seconds=seconds,
                 check=arguments.check,
+                load_state=_absolute(arguments.load_state),
+                save_state=_absolute(arguments.save_state),
             ),
             watch=bar.watch,
         )
@@ -124,6 +141,9 @@ def _run(arguments: argparse.Namespace) -> int:
                     answer(_generated(segment))
         if saved:
             answer(f"saved {saved}")
+        for event in session.events:
+            if event.kind == "info":
+                answer(event.text)
     code = exit_code(outcome)
     wrong = any(one.ledger.get("numbers_right") is False for one in session.segments)
     return FAILED if wrong and code == DONE else code
@@ -247,6 +267,10 @@ def _read(field: protocol.Field, text: str) -> Scalar:
     except (ValueError, KeyError):
         kind = _KINDS[type(field.default)]
         raise Mistaken(f"--set {field.name}={text}: expected {kind}") from None
+
+
+def _absolute(path: Path | None) -> str:
+    return "" if path is None else str(path.expanduser().absolute())
 
 
 def _title(configuration: Configuration) -> str:

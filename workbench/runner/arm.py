@@ -29,6 +29,7 @@ from workbench.runner.rounds import Rounds
 from workbench.runner.toggles import Situation, Stage, all_toggles
 from workbench.runner.training import Trainer, Weights
 from workbench.runner.workloads import Bench, Compute, Step
+from workbench.runner.workloads._decoder import Decoder
 
 KEPT_ARMS = 24
 FREE_SHARE = 0.3  # of a GPU's memory, for the next arm
@@ -90,6 +91,7 @@ class Arm:
     feeds: bool  # whether each step reads a new batch
     rounds: Rounds | None  # what begins every so many steps
     text: torch.Tensor | None  # tokens that steps write, as in ``Decoder.written``
+    decoder: Decoder | None  # of a workload that decodes
     kernel_choices: dict[str, str]
     weights_dtype: torch.dtype
     quantization: str
@@ -275,6 +277,7 @@ class Arms:
             feeds=workload.feeds,
             rounds=workload.rounds(bench, compute) if workload.rounds else None,
             text=workload.text(bench) if workload.text else None,
+            decoder=bench.decoder if workload.decodes else None,
             kernel_choices=build.kernel_choices,
             weights_dtype=build.weights_dtype,
             quantization=build.quantization,

@@ -35,17 +35,23 @@ class Batches:
     ) -> None:
         self.inputs, self.targets, self.few = inputs, targets, few
         self._buffers = list(buffers)  # each with its ring: one more axis, the batches
-        self._next = 0
+        self.advances = 0
 
     def rewind(self) -> None:
         """Let the first batch be the next."""
-        self._next = 0
+        self.advances = 0
+
+    def go_to(self, count: int) -> None:
+        """Be as after ``count`` advances."""
+        self.advances = max(0, count - 1)
+        self.advance()
+        self.advances = count
 
     def advance(self) -> None:
         """Make the next batch current."""
         for buffer, ring in self._buffers:
-            buffer.copy_(ring[self._next])
-        self._next = (self._next + 1) % RING
+            buffer.copy_(ring[self.advances % RING])
+        self.advances += 1
 
 
 def make_batches(

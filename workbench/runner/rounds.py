@@ -51,6 +51,10 @@ class Rounds:
         self._spent_ms.clear()
         self._measure(False)
 
+    def go_to(self, number: int, done: int) -> None:
+        """Be in round ``number`` after ``done`` steps of it, which somebody else has restored."""
+        self.number, self._left = number, self.length - done
+
     def spent_ms(self) -> list[float]:
         """How long each beginning took of those that ended since the last call; never waits."""
         while self._pending and self._pending[0][1].query():

@@ -24,6 +24,7 @@ from workbench.runner.finite import FiniteWatch
 from workbench.runner.metrics import MetricReader
 from workbench.runner.resolve import check_limits, demand
 from workbench.runner.rig import Rig
+from workbench.runner.states import SavedRound, check_decodes, read_round, save_round
 from workbench.runner.text import TextReader
 from workbench.runner.toggles import Situation, all_toggles
 from workbench.runner.toggles.kernel_tuning import origins
@@ -56,6 +57,7 @@ class Run:
         self._output: torch.Tensor | None = None
         self._deadline_ns: int | None = None
         self._steady = 0
+        self._saved: SavedRound | None = None  # to go on from, until it is done
         self._shown = False  # whether the segment's evidence was sent
         self._checked: set[bytes] = set()  # configurations whose numbers were compared
         self.configuration = start.configuration  # that was asked for last
@@ -84,6 +86,8 @@ class Run:
         self.configuration = configuration
         try:
             (situation,) = demand(self._rig, configuration)
+            if before is None:
+                self._saved = self._read_state(situation)
             self._leave()
             self._begin(situation)
         except (RunEnded, Cancelled):
@@ -153,6 +157,10 @@ class Run:
             rig.phases.restart()
             if not reused:
                 self._first_step(arm)
+            if self._saved is not None:
+                self._saved.restore(arm)
+                self._note("info", self._saved.told)
+                self._saved = None
             return arm
         except Exception as error:
             self._entered.close()
@@ -181,8 +189,12 @@ class Run:
             self._facts(tiles=origins(arm.tiles))
         self._check_cancelled()
 
-    def _leave(self) -> None:
-        """End the segment: wait for its last steps and send them."""
+    def _leave(self, *, last: bool = False) -> None:
+        """End the segment: wait for its last steps and send them.
+
+        The ``last`` one's decode state is left where that was asked for: before the check, which
+        begins its round anew.
+        """
         if self._arm is None:
             return
         self._flush(wait=True)
@@ -202,6 +214,9 @@ class Run:
         arm = self._arm
         self._arm, self._metrics, self._text, self._output = None, None, None, None
         self._entered.close()
+        if last and self._start.save_state:
+            self._rig.watchdog.active = False  # writing is no hang
+            self._note("info", save_round(self._start.save_state, arm))
         if self._start.check and not self._rig.wire.cancelled.is_set():
             self._check(arm)
 
@@ -216,6 +231,12 @@ class Run:
         found = numerics.check(arm, arm.situation)
         right = {} if found.ok is None else {"numbers_right": found.ok}
         self._facts(numbers=found.text, **right)
+
+    def _read_state(self, situation: Situation) -> SavedRound | None:
+        """What to go on from, if anything; raises ``Mistake`` before anything is built."""
+        if self._start.load_state or self._start.save_state:
+            check_decodes(situation)
+        return read_round(self._start.load_state, situation) if self._start.load_state else None
 
     # Stepping
 
@@ -245,7 +266,7 @@ class Run:
         else:
             if self.steps < limit:
                 return
-        self._leave()
+        self._leave(last=True)
         raise RunEnded("done")
 
     def _flush(self, *, wait: bool = False) -> None:
@@ -340,7 +361,7 @@ class Run:
         self._switch(msgspec.structs.replace(before, toggles={**before.toggles, **changed}))
 
     def _end(self, command: protocol.Command) -> None:
-        self._leave()
+        self._leave(last=True)
         if isinstance(command, protocol.Cancel):
             raise Cancelled
         passed_on = None if isinstance(command, protocol.Stop) else command

@@ -107,6 +107,19 @@ def test_what_the_runner_calls_a_mistake_is_one(ran, sent, capsys):
     assert start.configuration.preset == ran.catalogue.families[0].default_preset
 
 
+def test_decode_states_are_asked_for_by_absolute_paths(ran, sent, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    note = protocol.Note(kind="info", text="saved the decode state after 9 tokens to b")
+    told = sent(ran.catalogue, note, protocol.Finished(reason="done", steps=0))
+    states = ["--load-state", "a", "--save-state", "b"]
+    assert main(["run", "hydra", "--workload", "generate", *states]) == 0
+    (start,) = (command for command in told if isinstance(command, protocol.Start))
+    assert start.load_state == str(tmp_path / "a") and start.save_state == str(tmp_path / "b")
+    assert note.text in capsys.readouterr().out
+    assert main(["run", "hydra", "--save-state", "none/b"]) == 2
+    assert "there is no folder none to save in" in capsys.readouterr().err
+
+
 def test_a_run_that_fails_is_1_and_says_why(ran, sent, capsys):
     failed = protocol.Failure(kind="model", sentence="It burst.", fix="Use less.", detail="Trace")
     sent(ran.catalogue, failed, protocol.Finished(reason="failed", steps=0))

@@ -47,6 +47,17 @@ class Decoder:
 
         return compute
 
+    @property
+    def progress(self) -> dict[str, torch.Tensor]:
+        """What a round in progress is made of, beside the cache."""
+        return {
+            "token": self.token_B1,
+            "done": self.done,
+            "start": self._start,
+            "written": self.written,
+            "uniform": self.uniform_NB1,
+        }
+
     def begin(self, number: int) -> None:
         """Begin round ``number``, without anything written yet."""
         self.done.zero_()
