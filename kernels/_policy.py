@@ -8,6 +8,7 @@ that nothing fails because an optional package or a newer GPU is missing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kernels import hardware
@@ -81,15 +82,18 @@ def policies() -> list[Policy]:
     return [policy(each.capability) for each in GENERATIONS]
 
 
-def attention_usage() -> dict[str, float | int | dict[str, int]]:
-    """How attention has run since ``kernels.reset_usage``, adaptive or not.
+def attention_usage(
+    counted: Mapping[str, Mapping[str, int]] | None = None,
+) -> dict[str, float | int | dict[str, int]]:
+    """How attention has run, adaptive or not: since ``kernels.reset_usage``, or as ``counted``.
 
     ``calls`` in all, ``by_implementation``, ``flash_ratio`` (the share of fused kernels, which hold
     no matrix of weights), ``chunked`` and ``fallbacks`` (calls in chunks, and with the whole
     matrix) and ``adaptive`` (of the adaptive operator, among them). Compiled calls count per trace.
     """
-    counts = dict(usage().get("attention", {}))
-    adaptive = usage().get("adaptive_attention", {})
+    table = usage() if counted is None else counted
+    counts = dict(table.get("attention", {}))
+    adaptive = table.get("adaptive_attention", {})
     for name, calls in adaptive.items():
         if name != "torch":  # which calls attention, where it is counted
             counts[name] = counts.get(name, 0) + calls

@@ -82,6 +82,7 @@ class AdaAttention(nn.Module):
         self.heads = AdaptiveHeads(embed_dim, num_heads, rules, causal=causal)
         self.adaptation = Adaptation(1, num_heads, embed_dim // num_heads, rules)
         self.adapting = True
+        self._counted: dict[str, dict[str, int]] = {}  # as ``kernels.usage``
         started(self)
 
     def forward(
@@ -99,7 +100,10 @@ class AdaAttention(nn.Module):
         self._check(q_BSE, k_BTE, v_BTE, mask)
         (choice,) = self.adaptation.chosen().rows()
         adapts = self.adapting and k_BTE.shape[1] > 1
+        before = None if torch.compiler.is_compiling() else kernels.usage()
         out_BSE, measured = self.heads(q_BSE, k_BTE, v_BTE, choice, mask=mask, adapts=adapts)
+        if before is not None:
+            self._count(before, masked=mask is not None)
         if adapts:
             self.adaptation.update([measured])
         statistics = {"rank": choice.rank.float(), "precision": choice.bits.float()} | measured
@@ -107,8 +111,25 @@ class AdaAttention(nn.Module):
         return out_BSE, statistics
 
     def get_statistics(self) -> dict[str, Any]:
-        """What attention has run as in this process; see ``kernels.attention_usage``."""
-        return kernels.attention_usage()
+        """What this module's attention has run as; see ``kernels.attention_usage``.
+
+        A call with a mask is one of "sdpa_masked": torch does not tell which of its kernels ran, so
+        that it is no part of ``flash_ratio``. Compiled calls are not counted.
+        """
+        return kernels.attention_usage(self._counted)
+
+    def _count(self, before: Mapping[str, Mapping[str, int]], *, masked: bool) -> None:
+        """Add what one call used, ``before`` which ``kernels.usage`` was that."""
+        after = kernels.usage()
+        for name in ("attention", "adaptive_attention"):
+            counts = self._counted.setdefault(name, {})
+            for implementation, calls in after.get(name, {}).items():
+                new = calls - before.get(name, {}).get(implementation, 0)
+                if new:
+                    counts[implementation] = counts.get(implementation, 0) + new
+        if masked:
+            counts = self._counted["attention"]
+            counts["sdpa_masked"] = counts.get("sdpa_masked", 0) + 1
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
         dim = self.heads.qkv.in_features

@@ -118,20 +118,27 @@ def test_a_key_that_the_mask_hides_has_no_part():
 
 
 @torch.no_grad()
-def test_statistics_say_how_attention_has_run():
-    module = attention()
+def test_statistics_say_how_this_modules_attention_has_run():
+    module, other = attention(), attention()
     kernels.reset_usage()
     assert module.get_statistics()["calls"] == 0
     x = drawn(1, 8, DIM)
-    module(x, x, x)
-    with kernels.using(attention="sdpa_math"):
-        kernels.attention(*(drawn(1, 2, 8, 16),) * 3)
-    with kernels.using(attention="sdpa_flash"):
-        kernels.attention(*(drawn(1, 2, 8, 16),) * 3)
+    mask = torch.ones(8, 8, dtype=torch.bool)
+    for _ in range(3):
+        module(x, x, x)
+    module(x, x, x, mask=mask)
+    other(x, x, x)
+    kernels.attention(*(drawn(1, 2, 8, 16),) * 3)
     found = module.get_statistics()
-    assert found["calls"] == 3 and found["adaptive"] == 1
-    assert found["flash_ratio"] == pytest.approx(1 / 3)
-    assert found["fallbacks"] == 2 and found["chunked"] == 0
+    assert found["by_implementation"] == {"manual": 3, "sdpa_masked": 1}
+    assert found["calls"] == 4 and found["adaptive"] == 3
+    assert found["fallbacks"] == 4 and found["chunked"] == 0
+    counted = {"attention": {"manual": 3, "sdpa_flash": 1, "chunked": 1}}
+    assert kernels.attention_usage(counted)["flash_ratio"] == pytest.approx(1 / 5)
+    assert other.get_statistics()["calls"] == 1
+    kernels.reset_usage()
+    module(x, x, x, mask=mask)
+    assert module.get_statistics()["calls"] == 5 and module.get_statistics()["adaptive"] == 3
 
 
 @torch.no_grad()
