@@ -128,7 +128,7 @@ def test_one_captured_decode_step_serves_every_position():
         torch.testing.assert_close(logits_B1V[:, 0], whole_BSV[:, i], rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @torch.no_grad()
 def test_triton_gives_what_torch_gives_at_every_rank_and_precision(dtype):
     model = concentrated(dtype)

@@ -17,10 +17,12 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def half_model():
-    config = dataclasses.replace(HYDRA.presets["tiny"], n_layers=2)
-    return HYDRA.materialise(config, "cuda", torch.bfloat16, seed=3)
+SMALL = dataclasses.replace(HYDRA.presets["tiny"], n_layers=2)
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float16], ids=str)
+def half_model(request):
+    return HYDRA.materialise(SMALL, "cuda", request.param, seed=3)
 
 
 def test_a_seed_gives_the_same_weights_as_on_the_cpu():
@@ -89,11 +91,12 @@ def test_one_captured_decode_step_serves_every_position(half_model):
 
 
 @torch.no_grad()
-def test_a_compiled_decode_step_is_captured_once_the_cache_is_marked_static(half_model):
+def test_a_compiled_decode_step_is_captured_once_the_cache_is_marked_static():
     torch.compiler.reset()
-    cache = half_model.new_cache(2, LENGTH)
+    model = HYDRA.materialise(SMALL, "cuda", torch.bfloat16, seed=3)
+    cache = model.new_cache(2, LENGTH)
     cache.mark_static()
-    step = torch.compile(half_model, mode="reduce-overhead", fullgraph=True)
+    step = torch.compile(model, mode="reduce-overhead", fullgraph=True)
     position = torch.zeros((), dtype=torch.int64, device="cuda")
     skips = torch._dynamo.utils.counters["inductor"]
     skips.clear()

@@ -144,17 +144,18 @@ def test_a_training_step_can_be_captured(use_moe, amp):
         torch.testing.assert_close(values, measured[name], rtol=0.02, atol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("use_moe", [False, True])
-def test_autocast_stays_close_to_single_precision(use_moe):
+def test_autocast_stays_close_to_single_precision(use_moe, dtype):
     config = configured(use_moe=use_moe, capacity=1.0)
     model = MAHIA.materialise(config, "cuda", seed=3)
     inputs = batch(config, 16)[:2]
     with torch.no_grad():
         expected = model(*inputs)
         for path, choices in PATHS.items():
-            with kernels.using(**choices), torch.autocast("cuda", torch.bfloat16):
+            with kernels.using(**choices), torch.autocast("cuda", dtype):
                 outputs = model(*inputs)
-            assert outputs.dtype == torch.bfloat16
+            assert outputs.dtype == dtype
             assert (outputs.float() - expected).norm() < 0.05 * expected.norm(), path
 
 

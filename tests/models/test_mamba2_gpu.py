@@ -19,10 +19,14 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=[False, True], ids=["apart", "fused"])
+HALVES = [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, True)]
+
+
+@pytest.fixture(params=HALVES, ids=["bfloat16-apart", "bfloat16-fused", "float16-fused"])
 def half_model(request):
-    model = MAMBA2.materialise(TINY, "cuda", torch.bfloat16, seed=3)
-    model.set_fused_add_norm(request.param)
+    dtype, fused = request.param
+    model = MAMBA2.materialise(TINY, "cuda", dtype, seed=3)
+    model.set_fused_add_norm(fused)
     return model
 
 

@@ -33,10 +33,14 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=FORMS)
+HALVES = [*((form, torch.bfloat16) for form in FORMS), ("topk", torch.float16)]
+
+
+@pytest.fixture(params=HALVES, ids=lambda half: f"{half[0]}-{half[1]}")
 def half_model(request):
-    config = dataclasses.replace(MOE.presets["tiny"], n_layers=2, **FORMS[request.param])
-    return MOE.materialise(config, "cuda", torch.bfloat16, seed=3)
+    form, dtype = request.param
+    config = dataclasses.replace(MOE.presets["tiny"], n_layers=2, **FORMS[form])
+    return MOE.materialise(config, "cuda", dtype, seed=3)
 
 
 @pytest.mark.parametrize("impl", ["torch", "triton"])
@@ -141,7 +145,7 @@ def test_single_precision_equals_the_cpu_with_its_gradients():
         assert (one - other).norm() <= 1e-3 * other.norm()
 
 
-def test_bfloat16_stays_close_to_single_precision(half_model):
+def test_half_precision_stays_close_to_single_precision(half_model):
     half_model.eval()
     with torch.no_grad():
         half = half_model.loss(tokens(4, LENGTH), tokens(4, LENGTH))
