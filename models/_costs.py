@@ -55,6 +55,8 @@ class Costs:
     # By block, what each pass through it saves, in units of the block that the numbers above
     # describe; empty: one pass of one unit each.
     block_passes: tuple[tuple[float, ...], ...] = ()
+    # By block, compute-dtype numbers a token that it saves beside its units; empty: none.
+    block_saved_per_token: tuple[int, ...] = ()
     block_weights: tuple[float, ...] = ()  # each block's share of their parameters; empty: alike
     # Compute-dtype numbers a token that a unit's backward pass holds at most beside what it saved.
     backward_per_token: int = 0

@@ -160,6 +160,7 @@ class Family:
         memory_bytes: int,
         precision: str = "fp32",
         checkpointing: str = "none",
+        chunk: int = 0,
     ) -> None:
         """Refuse by sentence what cannot fit ``memory_bytes``, before anything is allocated.
 
@@ -182,6 +183,7 @@ class Family:
             sequence=sequence,
             precision=precision,
             checkpointing=checkpointing,
+            chunk=chunk,
         )
         if needed.total > memory_bytes:
             raise ConfigurationError(

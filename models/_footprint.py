@@ -59,8 +59,12 @@ def footprint(
     fused: bool = True,
     optimizer_bytes: int | None = None,
     rope_tables: int = 1,
+    chunk: int = 0,
 ) -> Footprint:
     """Estimated memory of one step; ``sequence`` is the cache's length for prefill and decode.
+
+    Of a prompt that is taken in by pieces, ``chunk`` tokens each (0: all at once), one piece's
+    activations are there at a time.
 
     ``precision`` is one of ``PRECISIONS``; ``fused`` says whether the element-wise operators run as
     fused kernels; ``optimizer_bytes`` is what the optimizer keeps a parameter (None: AdamW's two
@@ -81,7 +85,12 @@ def footprint(
             tables=tables,
             together=max(sum(held) for held in course),
         )
-    activations = _inference(costs, size, workload, batch, sequence, fused)
+    taken = sequence
+    if workload == "decode":  # one token of each sequence
+        taken = 1
+    elif workload in _DECODING and chunk:
+        taken = min(chunk, sequence)
+    activations = _inference(costs, size, workload, batch, taken, fused)
     return Footprint(
         weights=weights,
         gradients=0,
@@ -109,12 +118,14 @@ def _training(
     shares = costs.block_weights or (1 / len(passes),) * len(passes)
     copies = [round(share * _copies(costs, size)) for share in shares]
     again = _checkpointed(checkpointing, len(passes))
+    beside = costs.block_saved_per_token or (0,) * len(passes)
+    more = [numbers * tokens * size.compute for numbers in beside]
     kept = [
-        stream if recomputed else round(sum(sizes) * unit) + copy
-        for sizes, copy, recomputed in zip(passes, copies, again, strict=True)
+        stream if recomputed else round(sum(sizes) * unit) + own + copy
+        for sizes, own, copy, recomputed in zip(passes, more, copies, again, strict=True)
     ]
-    beside = batch * costs.saved_per_sequence * size.compute
-    yield sum(kept) + beside + _head_copy(costs, size) + _loss(costs, tokens), 0
+    fixed = batch * costs.saved_per_sequence * size.compute
+    yield sum(kept) + fixed + _head_copy(costs, size) + _loss(costs, tokens), 0
     after = costs.dim * costs.rows + costs.linears_after
     gradients = after * size.weight
     for index in reversed(range(len(passes))):
@@ -123,7 +134,7 @@ def _training(
             before += stream
         own = round(shares[index] * _in_blocks(costs) * size.weight)
         for number in reversed(range(len(sizes))):
-            saved = round(sum(sizes[: number + 1]) * unit) + copies[index]
+            saved = round(sum(sizes[: number + 1]) * unit) + more[index] + copies[index]
             # Of weights that several passes share, the last one's backward pass makes all.
             made = own if number + 1 < len(sizes) else 0
             yield before + saved + round(min(1.0, sizes[number]) * working), gradients + made
@@ -179,9 +190,7 @@ def _inference(
 ) -> int:
     """One block's temporaries at a time, or the logits; autocast's copies stay."""
     decoding = workload in _DECODING
-    block = _saved(costs, size, batch * sequence, fused)
-    # A decode step has one token a sequence.
-    live = block // sequence if workload == "decode" else block
+    live = _saved(costs, size, batch * sequence, fused)
     logits = batch * (1 if decoding else sequence) * costs.rows * size.compute
     beside = batch * costs.saved_per_sequence * size.compute
     return max(live, logits, beside) + _copies(costs, size) + _head_copy(costs, size)

@@ -269,12 +269,13 @@ def costs(config: Mamba2Config) -> Costs:
     attention = dim * (dim + 2 * kv_dim) + dim * dim + dim  # and the gate
     small = (size.d_conv + 1) * size.convolved + 3 * size.n_heads + size.inner
     matmuls = layers * linears + attending * attention
-    # The norm's output, all that in_proj and the convolution make, the scan's output, the norm's;
-    # in some blocks rotated q, k, v, the attention's output, the branches' difference.
-    saved = layers * (dim + size.projected + size.convolved + 2 * size.inner)
-    saved += attending * ((dim + 2 * kv_dim) + dim + dim)
-    # The norms' inverse deviations; log-sum-exp and the gate.
-    saved_fp32 = layers * (1 + size.n_groups) + attending * (heads + 1)
+    # The norm's output, all that in_proj and the convolution make, the scan's output, the norm's.
+    saved = dim + size.projected + size.convolved + 2 * size.inner
+    saved_fp32 = 1 + size.n_groups  # the norms' inverse deviations
+    # A block that attends, too: rotated q, k, v, the attention's output, the branches' difference;
+    # log-sum-exp and the gate, which are in FP32.
+    more = (dim + 2 * kv_dim) + dim + dim + 2 * (heads + 1)
+    attends = [config.attends(index) for index in range(layers)]
 
     def scan_bytes(batch: int, sequence: int, element: int) -> tuple[int, int]:
         cut = (size.n_heads, size.head_dim, size.n_groups, size.d_state)
@@ -296,9 +297,9 @@ def costs(config: Mamba2Config) -> Costs:
         cached_per_token=attending * 2 * kv_dim,
         cached_per_sequence=layers * size.convolved * size.d_conv,
         cached_fp32_per_sequence=layers * state,
-        saved_per_token=saved // layers,
+        saved_per_token=saved,
         saved_stream_per_token=dim,
-        saved_fp32_per_token=saved_fp32 // layers,
+        saved_fp32_per_token=saved_fp32,
         # The scan by PyTorch keeps its chunks' scores, in FP64 too, and their states; and it, the
         # convolution and the gated norm keep their steps in FP32.
         unfused_per_token=pairs + size.inner,
@@ -309,6 +310,8 @@ def costs(config: Mamba2Config) -> Costs:
         + 10 * size.n_heads,
         # The gradients of y, z and x, while y and the norm's output have gone.
         backward_per_token=size.inner,
+        block_saved_per_token=tuple(more * each for each in attends),
+        block_weights=tuple((linears + each * attention) / matmuls for each in attends),
         scan_bytes=scan_bytes,
         tables_bytes=4 * config.max_sequence * (dim // heads) if attending else 0,
     )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from held import as_on_an_h200, drawn, held_by_training
 
-from models import FAMILIES
+from models import FAMILIES, ConfigurationError
 from models._footprint import Footprint
 
 NAMES = list(FAMILIES)
@@ -36,6 +36,7 @@ def estimated_and_held(family, config, step):
         ("mahia", "half", "full"),
         ("moe", "fp32", "full"),
         ("mamba2", "half", "none"),
+        ("mamba2", "half", "selective"),  # of which the blocks that attend are never a part
     ],
 )
 def test_the_peak_of_a_tiny_training_step_is_estimated_within_a_tenth(
@@ -118,6 +119,27 @@ def test_the_decode_state_is_counted_exactly(name, workload):
         model = family.materialise(config, dtype=dtype)
         step = {"workload": workload, "batch": 3, "sequence": 40, "precision": precision}
         assert family.footprint(config, **step).cache == model.new_cache(3, 40).bytes()
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_prompt_taken_in_by_pieces_holds_the_activations_of_one_piece(name):
+    family = FAMILIES[name]
+    config = family.presets[family.first_choice]
+
+    def estimate(workload="prefill", **step):
+        return family.footprint(config, workload=workload, batch=4, **step)
+
+    for workload in ("prefill", "generate"):
+        whole, pieces = (estimate(workload, sequence=1024, chunk=chunk) for chunk in (0, 64))
+        assert pieces.activations == estimate(workload, sequence=64).activations < whole.activations
+        assert pieces.cache == whole.cache
+        assert estimate(workload, sequence=1024, chunk=4096) == whole
+    assert estimate("decode", sequence=1024, chunk=64) == estimate("decode", sequence=1024)
+    step = {"workload": "prefill", "batch": 4, "sequence": 1024}
+    limit = estimate(sequence=1024, chunk=64).total
+    family.check_memory(config, memory_bytes=limit, chunk=64, **step)
+    with pytest.raises(ConfigurationError, match="can be used; choose a smaller model or batch"):
+        family.check_memory(config, memory_bytes=limit, **step)
 
 
 def test_the_peak_is_lasting_memory_with_activations_and_gradients_together():

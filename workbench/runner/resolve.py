@@ -96,6 +96,7 @@ def _sizes(situation: Situation) -> dict[str, Any]:
         "sequence": situation.workload.sequence(settings),
         "precision": _SIZES[situation.option("precision")],
         "checkpointing": situation.option("checkpointing"),
+        "chunk": int(settings.get("chunk", 0)),
     }
 
 
