@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from sessions import prediction
 from sessions.model import Configuration, PairedComparison, Session
-from sessions.verdict import REGION, wrong_arms
+from sessions.verdict import wrong_arms
 from sessions.verdict_words import headline, numerics_lines, ratio_line, remarks
 from workbench import floors, headless, protocol
+from workbench.commands._arguments import budget_argument, region_argument, result_arguments
 from workbench.commands._command import (
     DONE,
     FAILED,
@@ -26,7 +26,6 @@ from workbench.commands._headless import Bar, exit_code, settle, warnings
 from workbench.commands.run import (
     configuration_arguments,
     configure,
-    positive_float,
     summary,
     with_toggles,
 )
@@ -50,26 +49,13 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
             metavar="NAME=OPTION,...",
             help=f"toggles of {side.upper()} alone, @PRESET too; neither given: A against A",
         )
-    parser.add_argument(
-        "--budget",
-        type=positive_float,
-        default=BUDGET_S,
-        metavar="SECONDS",
-        help=f"of alternating, at most; default: {BUDGET_S:g}",
-    )
-    parser.add_argument(
-        "--region",
-        type=positive_float,
-        default=100 * REGION,
-        metavar="PERCENT",
-        help=f"what counts as the same; default: {100 * REGION:g}",
-    )
+    budget_argument(parser, BUDGET_S)
+    region_argument(parser)
     parser.add_argument("--order", choices=("random", "abba"), default="random")
     parser.add_argument(
         "--expect", choices=EXPECTATIONS, help="exit with 1 if the verdict is another"
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    result_arguments(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,8 +18,8 @@ from sessions.attribution_words import (
     rows,
     wrong_arms,
 )
-from sessions.verdict import REGION
 from workbench import floors, headless, protocol
+from workbench.commands._arguments import budget_argument, region_argument, result_arguments
 from workbench.commands._command import (
     DONE,
     FAILED,
@@ -35,7 +34,6 @@ from workbench.commands.ab import title
 from workbench.commands.run import (
     configuration_arguments,
     configure,
-    positive_float,
     with_toggles,
 )
 from workbench.headless import Outcome
@@ -55,25 +53,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode", choices=attribution.MODES, default="ladder", help="default: ladder"
     )
-    parser.add_argument(
-        "--budget",
-        type=positive_float,
-        default=BUDGET_S,
-        metavar="SECONDS",
-        help=f"of alternating, at most; default: {BUDGET_S:g}",
-    )
-    parser.add_argument(
-        "--region",
-        type=positive_float,
-        default=100 * REGION,
-        metavar="PERCENT",
-        help=f"what counts as the same; default: {100 * REGION:g}",
-    )
+    budget_argument(parser, BUDGET_S)
+    region_argument(parser)
     parser.add_argument(
         "--orders", type=int, default=ORDERS, help=f"that shapley samples; default: {ORDERS}"
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    result_arguments(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:

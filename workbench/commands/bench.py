@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import msgspec
 
 from sessions.kernels import kernels_table, tuned_tiles
 from workbench import headless, protocol
+from workbench.commands._arguments import result_arguments
 from workbench.commands._command import Command, Mistaken, answer, answer_json, check_output
 from workbench.commands._headless import Bar, exit_code, settle
 from workbench.commands.run import summary
@@ -32,8 +32,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="first time each Triton kernel's tiles on this GPU and store the fastest; the table "
         "then has the tuned kernels beside those of the heuristics",
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    result_arguments(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:

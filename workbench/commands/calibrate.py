@@ -9,10 +9,11 @@ import msgspec
 
 from sessions.verdict_words import ratio_line
 from workbench import floors, protocol
+from workbench.commands._arguments import budget_argument
 from workbench.commands._command import DONE, Command, Failed, answer, answer_json
 from workbench.commands._headless import exit_code, settle
 from workbench.commands.ab import measure, title
-from workbench.commands.run import configuration_arguments, configure, positive_float
+from workbench.commands.run import configuration_arguments, configure
 from workbench.floors import Calibration
 
 BUDGET_S = 60.0
@@ -20,13 +21,7 @@ BUDGET_S = 60.0
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     configuration_arguments(parser, family_default="hydra")
-    parser.add_argument(
-        "--budget",
-        type=positive_float,
-        default=BUDGET_S,
-        metavar="SECONDS",
-        help=f"of alternating, at most; default: {BUDGET_S:g}",
-    )
+    budget_argument(parser, BUDGET_S)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

@@ -20,6 +20,7 @@ from sessions.breakdown_tables import (
 )
 from sessions.model import Study
 from workbench import headless, protocol
+from workbench.commands._arguments import positive_int, result_arguments
 from workbench.commands._command import (
     Command,
     answer,
@@ -31,7 +32,6 @@ from workbench.commands.ab import title
 from workbench.commands.run import (
     configuration_arguments,
     configure,
-    positive_int,
     with_toggles,
 )
 
@@ -56,8 +56,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.json[.gz]",
         help="write a Chrome trace that ui.perfetto.dev opens; of two arms, FILE-a and FILE-b",
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    result_arguments(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:

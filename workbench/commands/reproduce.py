@@ -19,6 +19,7 @@ from sessions.claims import HOLDS, NOT_HERE, NOT_MEASURED, Row
 from workbench import floors, headless, protocol
 from workbench.claims import documents
 from workbench.claims._course import Chosen, Course
+from workbench.commands._arguments import positive_float
 from workbench.commands._command import (
     DONE,
     FAILED,
@@ -30,7 +31,6 @@ from workbench.commands._command import (
     say,
 )
 from workbench.commands._headless import Bar, exit_code, settle
-from workbench.commands.run import positive_float
 
 BUDGET_S = 30.0
 ALL = "all"

@@ -14,6 +14,7 @@ from sessions.ceilings import ceiling_words, utilization
 from sessions.model import Configuration, Phase, Scalar, Segment
 from sessions.tables import segments_table
 from workbench import headless, presets, protocol
+from workbench.commands._arguments import positive_float, positive_int
 from workbench.commands._command import (
     DONE,
     FAILED,
@@ -278,26 +279,6 @@ def _title(configuration: Configuration) -> str:
         file = Path(str(configuration.model["source"]).rpartition(":")[0])
         return f"{file.stem} {configuration.workload}"
     return f"{configuration.family} {configuration.preset} {configuration.workload}"
-
-
-def positive_int(text: str) -> int:
-    """A whole number above 0, for argparse."""
-    return int(_positive(text, int, "a whole number above 0"))
-
-
-def positive_float(text: str) -> float:
-    """A number above 0, for argparse."""
-    return float(_positive(text, float, "a number above 0"))
-
-
-def _positive(text: str, kind: type[int] | type[float], expected: str) -> float:
-    try:
-        value = kind(text)
-    except ValueError:
-        value = 0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
-    return value
 
 
 COMMAND = Command(name="run", help=__doc__, arguments=_arguments, run=_run)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ import msgspec
 from sessions import sweep
 from sessions.model import Configuration, Scalar, Study
 from workbench import headless, protocol
+from workbench.commands._arguments import positive_float, result_arguments
 from workbench.commands._command import (
     DONE,
     FAILED,
@@ -29,7 +29,6 @@ from workbench.commands._headless import Bar, exit_code, settle
 from workbench.commands.run import (
     configuration_arguments,
     configure,
-    positive_float,
     with_toggles,
 )
 from workbench.headless import Outcome
@@ -62,8 +61,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"of steady steps; default: {SECONDS:g}",
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    result_arguments(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,6 @@ Exits with 1 if a check fails, or if one that applies could not be made.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,6 +13,12 @@ import msgspec
 from sessions import checklist
 from sessions.model import Study
 from workbench import floors, headless, protocol
+from workbench.commands._arguments import (
+    budget_argument,
+    positive_float,
+    positive_int,
+    result_arguments,
+)
 from workbench.commands._command import (
     DONE,
     FAILED,
@@ -23,7 +28,7 @@ from workbench.commands._command import (
     check_output,
 )
 from workbench.commands._headless import Bar, exit_code, settle
-from workbench.commands.run import configuration_arguments, configure, positive_float, positive_int
+from workbench.commands.run import configuration_arguments, configure
 from workbench.headless import Outcome
 
 BUDGET_S = 20.0
@@ -51,15 +56,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         default=STEPS,
         help=f"that a check watches; default: {STEPS}",
     )
-    parser.add_argument(
-        "--budget",
-        type=positive_float,
-        default=BUDGET_S,
-        metavar="SECONDS",
-        help=f"for the speed-up, at most; default: {BUDGET_S:g}",
-    )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    budget_argument(parser, BUDGET_S, "for the speed-up, at most")
+    result_arguments(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:

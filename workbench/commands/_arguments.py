@@ -1,0 +1,58 @@
+"""Arguments that several commands take, and the kinds of number that argparse does not know."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sessions.verdict import REGION
+
+
+def result_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--output`` and ``--json``: where the session and the result go."""
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE.h5", help="save the session")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def budget_argument(
+    parser: argparse.ArgumentParser, default_s: float, spent: str = "of alternating, at most"
+) -> None:
+    """``--budget``: the seconds that are ``spent`` so."""
+    parser.add_argument(
+        "--budget",
+        type=positive_float,
+        default=default_s,
+        metavar="SECONDS",
+        help=f"{spent}; default: {default_s:g}",
+    )
+
+
+def region_argument(parser: argparse.ArgumentParser) -> None:
+    """``--region``: in percent, within which a difference is none."""
+    parser.add_argument(
+        "--region",
+        type=positive_float,
+        default=100 * REGION,
+        metavar="PERCENT",
+        help=f"what counts as the same; default: {100 * REGION:g}",
+    )
+
+
+def positive_int(text: str) -> int:
+    """A whole number above 0, for argparse."""
+    return int(_positive(text, int, "a whole number above 0"))
+
+
+def positive_float(text: str) -> float:
+    """A number above 0, for argparse."""
+    return float(_positive(text, float, "a number above 0"))
+
+
+def _positive(text: str, kind: type[int] | type[float], expected: str) -> float:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = 0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
+    return value
