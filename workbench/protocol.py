@@ -203,6 +203,13 @@ class ComparisonStarted(Message, tag="comparison"):
     prediction: Prediction | None = None  # where it was asked for
 
 
+class ComparisonFacts(Message, tag="compared"):
+    """More of how a comparison is measured, as ``asked`` holds it."""
+
+    comparison: int
+    facts: dict[str, Scalar]
+
+
 class BlockDone(Message, tag="block"):
     """A block has ended."""
 
@@ -311,6 +318,7 @@ AnyMessage = (
     | Facts
     | EvidenceFound
     | ComparisonStarted
+    | ComparisonFacts
     | BlockDone
     | NumericsChecked
     | Judged

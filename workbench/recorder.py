@@ -103,6 +103,8 @@ class Recorder:
                 return segment
             case protocol.ComparisonStarted():
                 self._begin_comparison(message)
+            case protocol.ComparisonFacts():
+                self._state(self._comparison(message.comparison), **message.facts)
             case protocol.BlockDone():
                 place = self._comparison(message.comparison)
                 session.comparisons[place] = _with_blocks(

@@ -133,6 +133,8 @@ def comparison(
     for arm in (0, 1):
         numerics = Numerics(reference="float64", ok=arm == 0, text="as expected", mse=1e-9)
         sent.append(protocol.NumericsChecked(t_s=now, comparison=0, arm=arm, numerics=numerics))
+    late = {"rebuilt_each_block": True, "rebuilt_because": "they do not fit"}
+    sent.append(protocol.ComparisonFacts(t_s=now, comparison=0, facts={**late}))
     for pair in range(pairs):
         for arm, void in (
             (0, ""),

@@ -52,6 +52,7 @@ class AttributeRun:
             2 * verdict.MIN_PAIRS,
             "Configurations are being compared; stop before changing one.",
         )
+        self._alternation.when_alone = lambda: self._tell(**self._alternation.rebuilding())
         self._names: list[str] = []  # of the toggles that can be used
         self._blocked: dict[str, str] = {}
         self._orders: list[tuple[int, ...]] = []
@@ -359,7 +360,7 @@ class AttributeRun:
                 seconds=seconds,
                 rounds=len(medians),
                 settled=attribution.settled(self._effects),
-                rebuilt_each_block=self._alternation.alone,
+                **self._alternation.rebuilding(),
             )
 
     def _send_arms(self, medians: attribution.Table | None = None) -> None:

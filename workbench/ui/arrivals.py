@@ -11,6 +11,7 @@ TOUCHED: dict[type[protocol.Message], set[str]] = {
     protocol.TelemetrySamples: {"dataArrived"},
     protocol.Metrics: {"dataArrived"},
     protocol.Generated: {"textChanged"},
+    protocol.ComparisonFacts: {"comparisonsChanged"},
     protocol.BlockDone: {"comparisonsChanged"},
     protocol.Judged: {"comparisonsChanged"},
     protocol.NumericsChecked: {"comparisonsChanged"},
