@@ -175,6 +175,13 @@ class TelemetrySamples(Message, tag="telemetry"):
     columns: dict[str, list[float | None]]
 
 
+class Sampling(Message, tag="sampling"):
+    """How often each column of a device's telemetry is sampled, or ``ABSENT`` and why it is not."""
+
+    device: str
+    how: dict[str, str]
+
+
 class Facts(Message, tag="facts"):
     """More of the segment's ledger: what became known while it ran (compile time, loss ...)."""
 
@@ -315,6 +322,7 @@ AnyMessage = (
     | Metrics
     | Generated
     | TelemetrySamples
+    | Sampling
     | Facts
     | EvidenceFound
     | ComparisonStarted

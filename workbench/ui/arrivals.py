@@ -9,6 +9,7 @@ TOUCHED: dict[type[protocol.Message], set[str]] = {
     protocol.Progress: {"stateChanged"},
     protocol.Steps: {"dataArrived"},
     protocol.TelemetrySamples: {"dataArrived"},
+    protocol.Sampling: {"dataArrived"},
     protocol.Metrics: {"dataArrived"},
     protocol.Generated: {"textChanged"},
     protocol.ComparisonFacts: {"comparisonsChanged"},
