@@ -181,6 +181,8 @@ ACTIONS = (
            lambda s: s.verdicts.why_not_more(), now=lambda s: s.verdicts.more_text(), group=2),
     Action("attribution", "Attribution …", "Run", "attribution", lambda w: w.attribute(), "F9",
            "Find which of the toggles gave what: time and memory, alone and together", group=2),
+    Action("sweep", "Sweep …", "Run", "sweep", lambda w: w.vary(), "Shift+F7",
+           "Measure how time and memory grow with the size of model or workload", group=2),
     Action("validate", "Validation checklist", "Run", "checklist", lambda w: w.validate(), "F7",
            "Check numbers, synchronization, graph, memory, speed-up and other batch sizes",
            lambda s: s.checklists.why_not(), group=2),

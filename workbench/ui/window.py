@@ -228,6 +228,10 @@ class MainWindow(QMainWindow):
         """Show what the toggles gave, and where to ask for it."""
         self.desk.bring("attribution")
 
+    def vary(self) -> None:
+        """Show what sweeps found, and where to ask for one."""
+        self.desk.bring("sweep")
+
     def reproduce(self) -> None:
         """Show what the documents claim, and where to measure it."""
         self.desk.bring("claims")

@@ -68,6 +68,23 @@ def test_the_runner_is_asked_for_what_the_form_says(qtbot, ready, panel, asked):
     assert plain["triton"] == "off" and plain.keys() == state.configuration.toggles.keys()
 
 
+def test_presets_of_the_runner_and_of_a_person_can_be_arms(qtbot, ready, panel, asked):
+    state = ready.state
+    state.presets.own = {"mine": {"triton": "on", "gone": "x"}}
+    state.presets.changed.emit()
+    qtbot.waitUntil(lambda: "mine" in [one.text() for one in panel.presets.menu().actions()])
+    entries = {one.text(): one for one in panel.presets.menu().actions()}
+    offered = state.presets.offered[0]
+    entries[offered.title].trigger()
+    entries["mine"].trigger()
+    qtbot.waitUntil(lambda: panel.said.text() == "15 points")
+    assert panel.presets.text() == "Presets (2) ▾"
+    qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
+    assert asked[0].arms == [{}, offered.toggles, {"triton": "on|off"}], (
+        "or off where it cannot be used"
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
