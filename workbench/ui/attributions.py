@@ -122,7 +122,7 @@ class Attributions(QObject):
             toggles=toggles,
             mode=self.mode,
             budget_s=self.budget_s,
-            floor=floors.floor_of(state.catalogue.device_title),
+            floor=floors.floor_of(state.catalogue),
             seed=base.seed,
         )
         self._before = attribution_words.newest(state.recorder.session)
