@@ -6,8 +6,10 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel
 
+from sessions.model import Session, Study
 from workbench import protocol
 from workbench.ui import draft
+from workbench.ui.plots import PLOTS, Run
 from workbench.ui.theme import DARK, LIGHT
 
 
@@ -122,6 +124,14 @@ def test_a_sweep_is_shown_as_it_comes_and_can_be_stopped(qtbot, ready, panel):
     state.stop()
     qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
     assert len(state.session.studies) == 2 and not state.sweeps.measuring
+
+
+def test_while_the_first_point_is_measured_the_charts_do_not_say_that_there_is_no_sweep():
+    session = Session(studies=[Study("sweep", "batch", 0.0, {"fields": ["settings.batch"]})])
+    assert PLOTS["sweep_time"].can_show([Run(session)]) == (
+        "No point of the sweep has been measured yet."
+    )
+    assert PLOTS["sweep_time"].can_show([Run(Session())]).startswith("No sweep was measured")
 
 
 def test_themes_are_followed(ready, panel):
