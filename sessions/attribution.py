@@ -15,6 +15,10 @@ pairs of ``sessions.verdict`` do and get its interval, which holds however often
 * **shapley**: shares from some random orders, for more toggles than that. The interval is widened
   by what the choice of the orders may have done (t over the orders; half of alpha for each).
 
+A toggle may need another one: then some arms cannot be, and it waits in every order until what it
+needs is there. Shares are averaged over those orders and still add up to the total, interactions
+over the settings in which both can be switched, and a toggle is left out with what needs it.
+
 Effects are ratios: 0.8 means that 20 % of the step time went away. Peak memory is counted by the
 allocator and repeats exactly, so that its ratios have no interval.
 """
@@ -24,8 +28,9 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -38,6 +43,7 @@ MODES = ("ladder", "leave-one-out", "factorial", "shapley")
 MOST_FACTORIAL = 5  # toggles: 32 arms
 LEAST_ORDERS = 4  # that are sampled, or their scatter would say nothing
 
+Place = TypeVar("Place", bound=Hashable)
 Subset = frozenset[int]  # places of the toggles that are on
 Table = NDArray  # (rounds, arms): a number of each block, NaN where none counts
 Weights = Mapping[int, float]  # by arm
@@ -66,9 +72,35 @@ class Effect:
     reason: str = ""
 
 
-def subsets(mode: str, count: int, orders: Sequence[Sequence[int]] = ()) -> list[Subset]:
+def in_turn(order: Sequence[Place], can_be: Callable[[frozenset[Place]], bool]) -> list[Place]:
+    """The order with each toggle put off until it can be added to those before it.
+
+    Those that never can are left out.
+    """
+    there: list[Place] = []
+    waiting = list(order)
+    while waiting:
+        added = next((one for one in waiting if can_be(frozenset([*there, one]))), None)
+        if added is None:
+            break
+        there.append(added)
+        waiting.remove(added)
+    return there
+
+
+def _any(_: Subset) -> bool:
+    return True
+
+
+def subsets(
+    mode: str,
+    count: int,
+    orders: Sequence[Sequence[int]] = (),
+    can_be: Callable[[Subset], bool] = _any,
+) -> list[Subset]:
     """The arms that a mode needs of so many toggles, nothing switched on first.
 
+    ``can_be``: whether these toggles can be on together; a ladder has its other rungs all the same.
     Raises ``ValueError`` for an unknown mode, no toggle, or too many for a factorial.
     """
     if mode not in MODES:
@@ -80,7 +112,8 @@ def subsets(mode: str, count: int, orders: Sequence[Sequence[int]] = ()) -> list
         case "ladder":
             found = [frozenset(range(rung)) for rung in range(count + 1)]
         case "leave-one-out":
-            found = [frozenset(), everything, *(everything - {each} for each in range(count))]
+            kept = (in_turn(sorted(everything - {each}), can_be) for each in range(count))
+            found = [frozenset(), everything, *map(frozenset, kept)]
         case "factorial":
             if count > MOST_FACTORIAL:
                 raise ValueError(
@@ -91,6 +124,7 @@ def subsets(mode: str, count: int, orders: Sequence[Sequence[int]] = ()) -> list
                 frozenset(chosen)
                 for size in range(count + 1)
                 for chosen in itertools.combinations(range(count), size)
+                if can_be(frozenset(chosen))
             ]
         case _:
             found = [frozenset(order[:rung]) for order in orders for rung in range(count + 1)]
@@ -98,16 +132,29 @@ def subsets(mode: str, count: int, orders: Sequence[Sequence[int]] = ()) -> list
     return list(dict.fromkeys(found))
 
 
-def sampled_orders(count: int, orders: int, seed: int) -> list[tuple[int, ...]]:
-    """Random orders of so many toggles, different ones; all of them where there are no more."""
+def sampled_orders(
+    count: int, orders: int, seed: int, can_be: Callable[[Subset], bool] = _any
+) -> list[tuple[int, ...]]:
+    """Random orders of so many toggles, drawn without repetition; all where there are no more.
+
+    Where not all toggles ``can_be`` on together, each waits for what it needs.
+    """
     wanted = min(max(orders, LEAST_ORDERS), math.factorial(count))
     if wanted == math.factorial(count):
-        return list(itertools.permutations(range(count)))
+        return _feasible(itertools.permutations(range(count)), can_be)
     draw = random.Random(seed)
     found: dict[tuple[int, ...], None] = {}
     while len(found) < wanted:
         found[tuple(draw.sample(range(count), count))] = None
-    return list(found)
+    return _feasible(found, can_be)
+
+
+def _feasible(
+    orders: Iterable[tuple[int, ...]], can_be: Callable[[Subset], bool]
+) -> list[tuple[int, ...]]:
+    """The orders, each in turn; without those that stop short of everything."""
+    found = ((order, tuple(in_turn(order, can_be))) for order in orders)
+    return [turned for order, turned in found if len(turned) == len(order)]
 
 
 def contrasts(
@@ -127,12 +174,13 @@ def contrasts(
     if mode == "ladder":
         made = [*_rungs(names, missing), total]
     elif mode == "leave-one-out":
-        weights = [_difference(place, everything, everything - {each}) for each in everything]
-        made = [Contrast("without", names[i], each) for i, each in enumerate(weights)] + [total]
+        made = [*(_without(names, place, each) for each in range(len(names))), total]
     elif mode == "factorial":
-        made = [*_shares(names, place), *_interactions(names, place), total]
+        every = _feasible(itertools.permutations(range(len(names))), place.__contains__)
+        made = [*_shares(names, place, every), *_interactions(names, place), total]
     else:
-        made = [*_sampled_shares(names, place, orders), total]
+        sampled = len(orders) < math.factorial(len(names))
+        made = [*_shares(names, place, orders, sampled), total]
     return [_with_reason(one, missing) for one in made]
 
 
@@ -281,34 +329,25 @@ def _rungs(names: Sequence[str], missing: Mapping[int, str]) -> list[Contrast]:
     return made
 
 
-def _shares(names: Sequence[str], place: Mapping[Subset, int]) -> list[Contrast]:
-    n = len(names)
-    made = []
-    for own, name in enumerate(names):
-        weights: dict[int, float] = {}
-        for subset, arm in place.items():
-            others = len(subset - {own})
-            weight = math.factorial(others) * math.factorial(n - others - 1) / math.factorial(n)
-            weights[arm] = weight if own in subset else -weight
-        made.append(Contrast("share", name, weights))
-    return made
+def _without(names: Sequence[str], place: Mapping[Subset, int], own: int) -> Contrast:
+    """Everything against the most that can be without a toggle: what needs it goes with it."""
+    everything = frozenset(range(len(names)))
+    kept = max((subset for subset in place if own not in subset), key=len)
+    left_out = [own, *sorted(everything - kept - {own})]
+    weights = _difference(place, everything, kept)
+    return Contrast("without", " + ".join(names[one] for one in left_out), weights)
 
 
-def _interactions(names: Sequence[str], place: Mapping[Subset, int]) -> list[Contrast]:
-    made = []
-    for one, other in itertools.combinations(range(len(names)), 2):
-        scale = 4 / len(place)
-        weights = {
-            arm: scale if (one in subset) == (other in subset) else -scale
-            for subset, arm in place.items()
-        }
-        made.append(Contrast("interaction", f"{names[one]} x {names[other]}", weights))
-    return made
-
-
-def _sampled_shares(
-    names: Sequence[str], place: Mapping[Subset, int], orders: Sequence[Sequence[int]]
+def _shares(
+    names: Sequence[str],
+    place: Mapping[Subset, int],
+    orders: Sequence[Sequence[int]],
+    sampled: bool = False,
 ) -> list[Contrast]:
+    """Each toggle's effect where its turn comes, averaged over the orders."""
+    if not orders:
+        reason = "the toggles cannot be added one after the other"
+        return [Contrast("share", name, {}, reason=reason) for name in names]
     made = []
     for own, name in enumerate(names):
         parts = []
@@ -319,9 +358,32 @@ def _sampled_shares(
         for part in parts:
             for arm, weight in part.items():
                 weights[arm] = weights.get(arm, 0.0) + weight / len(orders)
-        sampled = len(orders) < math.factorial(len(names))
         made.append(Contrast("share", name, weights, tuple(parts) if sampled else ()))
     return made
+
+
+def _interactions(names: Sequence[str], place: Mapping[Subset, int]) -> list[Contrast]:
+    """How much more two do together, averaged over the settings that have all four arms."""
+    made = []
+    for one, other in itertools.combinations(range(len(names)), 2):
+        name = f"{names[one]} x {names[other]}"
+        squares = (_square(rest, one, other) for rest in place if not rest & {one, other})
+        fours = [four for four in squares if all(arm in place for arm in four)]
+        if not fours:
+            reason = f"{names[one]} and {names[other]} cannot each be switched without the other"
+            made.append(Contrast("interaction", name, {}, reason=reason))
+            continue
+        weights = {
+            place[arm]: sign / len(fours)
+            for four in fours
+            for arm, sign in zip(four, (1, -1, -1, 1), strict=True)
+        }
+        made.append(Contrast("interaction", name, weights))
+    return made
+
+
+def _square(rest: Subset, one: int, other: int) -> tuple[Subset, ...]:
+    return rest, rest | {one}, rest | {other}, rest | {one, other}
 
 
 def _with_reason(contrast: Contrast, missing: Mapping[int, str]) -> Contrast:

@@ -10,7 +10,7 @@ from sessions.columns import row_count
 from sessions.model import Session, Study
 from sessions.numbers import Cell, Measured, text
 from sessions.tables import Column, Table
-from sessions.verdict_words import duration
+from sessions.verdict_words import duration, rebuilding
 
 KIND = "attribution"
 MEBIBYTE = 2**20
@@ -130,8 +130,7 @@ def remarks(study: Study) -> list[str]:
     ]
     if facts.get("final"):
         said.append(f"{facts['rounds']} rounds in {duration(float(facts['seconds']))}.")
-    if facts.get("rebuilt_each_block"):
-        said.append("The arms do not fit in memory together: each block built its arm anew.")
+    said += rebuilding(facts)
     for found, arms in _without_effect(study).items():
         said.append(f"{found} ({', '.join(arms)}).")
     return said

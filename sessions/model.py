@@ -22,6 +22,10 @@ from sessions.schema import METRIC_COLUMNS as METRIC_COLUMNS
 from sessions.schema import STEP_COLUMNS as STEP_COLUMNS
 from sessions.schema import TELEMETRY_COLUMNS as TELEMETRY_COLUMNS
 
+# In a session's environment, before a column of telemetry: how often it is sampled, or why not.
+SAMPLING = "sampling "
+ABSENT = "absent: "
+
 
 class Phase(enum.IntEnum):
     """What a step was spent on; only ``STEADY`` steps are compared."""

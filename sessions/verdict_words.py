@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from sessions.model import PairedComparison
 from sessions.numbers import Measured, number, text
@@ -67,13 +69,21 @@ def remarks(comparison: PairedComparison) -> list[str]:
     """Why the verdict is not a clearer one, and what would make it so: sentences."""
     facts = comparison.facts
     said = [_sentence(reason) for reason in facts.get("reasons", [])]
-    if facts.get("rebuilt_each_block"):
-        said.append("The arms do not fit in memory together: each block built its arm anew.")
+    said += rebuilding(facts)
     if comparison.verdict == "UNDECIDED" and facts.get("final"):
         more_s = facts.get("more_s")
         if more_s is not None:
             said.append(f"Measuring about {duration(math.ceil(more_s))} more should decide.")
     return said
+
+
+def rebuilding(facts: Mapping[str, Any]) -> list[str]:
+    """That each block built its arm anew, and why, where it did: a sentence."""
+    if not facts.get("rebuilt_each_block"):
+        return []
+    # Sessions from before captures were told apart hold no reason.
+    why = facts.get("rebuilt_because") or "the arms do not fit in memory together"
+    return [_sentence(f"{why}: each block built its arm anew")]
 
 
 def numerics_lines(comparison: PairedComparison) -> list[str]:

@@ -38,7 +38,7 @@ sessions     sessions                                          | numpy scipy h5p
 .journal     sessions .protocol .recorder                      |
 .client      .protocol .journal                                |
 .kept                                                          | msgspec
-.floors      sessions .journal .kept                           | msgspec
+.floors      sessions .protocol .journal .kept                 | msgspec
 .ceilings    sessions .journal .kept                           |
 .claims      .claims sessions .protocol                        | numpy scipy
 .headless    sessions .protocol .recorder .journal .client     |

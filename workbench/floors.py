@@ -1,6 +1,7 @@
 """What identical arms differ by on this machine, stored; nothing smaller is claimed by a verdict.
 
-One file in the state folder holds a floor for each device.
+One file in the state folder holds a floor for each device under each driver and torch: with another
+of these it is another machine, and has to be calibrated again.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from pathlib import Path
 
 import msgspec
 
-from sessions.model import PairedComparison
+from sessions.model import Configuration, PairedComparison
 from sessions.verdict import MIN_PAIRS
 from workbench import journal, kept
+from workbench.protocol import Catalogue
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """One device's floor, and the comparison of identical arms that it comes from."""
+    """One machine's floor, and the comparison of identical arms that it comes from."""
 
     device: str
+    software: str = ""  # driver and torch
     floor: float  # a share: 0.004 is 0.4 %
     created: float  # Unix time
     pairs: int
@@ -31,15 +34,32 @@ def path() -> Path:
     return journal.folder() / "calibration.json"
 
 
-def load(device: str) -> Calibration | None:
-    """The device's calibration, or None where there is none that can be read."""
-    return _load_all().get(device)
+def load(catalogue: Catalogue) -> Calibration | None:
+    """The calibration of a runner's machine, or None where there is none that can be read."""
+    return _load_all().get(_key(catalogue.device_title, _software(catalogue)))
 
 
-def floor_of(device: str) -> float:
-    """The device's floor; 0 where it was never calibrated."""
-    found = load(device)
+def floor_of(catalogue: Catalogue) -> float:
+    """The floor of a runner's machine; 0 where it was never calibrated."""
+    found = load(catalogue)
     return 0.0 if found is None else found.floor
+
+
+def calibrated(
+    catalogue: Catalogue, comparison: PairedComparison, configuration: Configuration
+) -> Calibration:
+    """What a comparison of identical arms says of the machine; raises as ``floor``."""
+    return Calibration(
+        device=catalogue.device_title,
+        software=_software(catalogue),
+        floor=floor(comparison),
+        created=time.time(),
+        pairs=comparison.facts["pairs"],
+        seconds=comparison.facts["seconds"],
+        measured_with=" ".join(
+            (configuration.family, configuration.preset, configuration.workload)
+        ),
+    )
 
 
 def floor(comparison: PairedComparison) -> float:
@@ -56,8 +76,9 @@ def floor(comparison: PairedComparison) -> float:
 
 
 def store(calibration: Calibration) -> None:
-    """Keep a calibration, in place of an earlier one of the device; raises ``OSError``."""
-    kept.write(path(), calibration.device, calibration, _load_all())
+    """Keep a calibration, in place of an earlier one of the machine; raises ``OSError``."""
+    name = _key(calibration.device, calibration.software)
+    kept.write(path(), name, calibration, _load_all())
 
 
 def describe(calibration: Calibration) -> str:
@@ -68,6 +89,21 @@ def describe(calibration: Calibration) -> str:
         f"({calibration.measured_with}, {calibration.pairs} pairs, {day}); "
         "nothing smaller is claimed"
     )
+
+
+def age(calibration: Calibration) -> str:
+    """How long ago it was measured, as a person says it."""
+    days = int((time.time() - calibration.created) // 86400)
+    return "today" if days < 1 else f"{days} day{'s' * (days > 1)} ago"
+
+
+def _software(catalogue: Catalogue) -> str:
+    found = catalogue.environment
+    return ", ".join(f"{name} {found[name]}" for name in ("driver", "torch") if found.get(name))
+
+
+def _key(device: str, software: str) -> str:
+    return f"{device}, {software}" if software else device
 
 
 def _load_all() -> dict[str, Calibration]:

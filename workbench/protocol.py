@@ -175,6 +175,13 @@ class TelemetrySamples(Message, tag="telemetry"):
     columns: dict[str, list[float | None]]
 
 
+class Sampling(Message, tag="sampling"):
+    """How often each column of a device's telemetry is sampled, or ``ABSENT`` and why it is not."""
+
+    device: str
+    how: dict[str, str]
+
+
 class Facts(Message, tag="facts"):
     """More of the segment's ledger: what became known while it ran (compile time, loss ...)."""
 
@@ -201,6 +208,13 @@ class ComparisonStarted(Message, tag="comparison"):
     asked: dict[str, Scalar]
     before: list[Block] = []
     prediction: Prediction | None = None  # where it was asked for
+
+
+class ComparisonFacts(Message, tag="compared"):
+    """More of how a comparison is measured, as ``asked`` holds it."""
+
+    comparison: int
+    facts: dict[str, Scalar]
 
 
 class BlockDone(Message, tag="block"):
@@ -308,9 +322,11 @@ AnyMessage = (
     | Metrics
     | Generated
     | TelemetrySamples
+    | Sampling
     | Facts
     | EvidenceFound
     | ComparisonStarted
+    | ComparisonFacts
     | BlockDone
     | NumericsChecked
     | Judged

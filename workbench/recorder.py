@@ -14,6 +14,7 @@ from sessions.ceilings import describe
 from sessions.columns import Columns
 from sessions.model import (
     METRIC_COLUMNS,
+    SAMPLING,
     STEP_COLUMNS,
     TELEMETRY_COLUMNS,
     Event,
@@ -93,6 +94,9 @@ class Recorder:
                 columns = self._columns(message.columns, TELEMETRY_COLUMNS)
                 table = session.telemetry.setdefault(message.device, Columns(TELEMETRY_COLUMNS))
                 table.append(columns)  # type: ignore[attr-defined]
+            case protocol.Sampling():
+                how = {f"{SAMPLING}{name}": text for name, text in message.how.items()}
+                session.environment = {**session.environment, **how}
             case protocol.Facts():
                 segment = self._segment(message.segment)
                 segment.ledger.update(message.ledger)
@@ -103,6 +107,8 @@ class Recorder:
                 return segment
             case protocol.ComparisonStarted():
                 self._begin_comparison(message)
+            case protocol.ComparisonFacts():
+                self._state(self._comparison(message.comparison), **message.facts)
             case protocol.BlockDone():
                 place = self._comparison(message.comparison)
                 session.comparisons[place] = _with_blocks(

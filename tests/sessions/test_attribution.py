@@ -202,6 +202,54 @@ def test_what_all_arms_share_is_no_effect(mode):
     assert arms[0] == frozenset() and len(set(arms)) == len(arms)
 
 
+def needs(chosen):
+    """c needs a."""
+    return 2 not in chosen or 0 in chosen
+
+
+@pytest.mark.parametrize("mode", ["factorial", "shapley"])
+def test_a_toggle_that_needs_another_one_has_a_share_beside_it_whatever_their_order(mode):
+    found = []
+    for order in itertools.permutations(range(3)):
+        back = {place: own for own, place in enumerate(order)}
+
+        def can_be(chosen, back=back):
+            return needs({back[place] for place in chosen})
+
+        orders = attribution.sampled_orders(3, 6, 0, can_be)
+        arms = attribution.subsets(mode, 3, orders, can_be)
+        assert all(map(can_be, arms)) and len(arms) == 6
+        names = ["abc"[back[place]] for place in range(3)]
+        contrasts = attribution.contrasts(mode, names, arms, {}, orders)
+        logs = np.array([sum({0: -1.0, 1: -0.2, 2: -3.0}[back[one]] for one in arm)
+                         for arm in arms])  # fmt: skip
+        found.append({one.name: float(attribution.values(one.weights, logs))
+                      for one in contrasts if one.kind == "share" and not one.reason})  # fmt: skip
+    for one in found:
+        assert one == pytest.approx({"a": -1.0, "b": -0.2, "c": -3.0})
+
+
+def test_an_interaction_of_which_no_square_can_be_says_so_and_the_others_are_measured():
+    arms = attribution.subsets("factorial", 3, (), needs)
+    contrasts = attribution.contrasts("factorial", NAMES[:3], arms, {})
+    reasons = {one.name: one.reason for one in contrasts if one.kind == "interaction"}
+    assert reasons["a x c"] == "a and c cannot each be switched without the other"
+    assert not reasons["a x b"] and not reasons["b x c"]
+    logs = np.array([-2.0 * ({1, 2} <= arm) for arm in arms])
+    values = {one.name: attribution.values(one.weights, logs) for one in contrasts}
+    assert values["b x c"] == -2.0, "where a is on"
+    assert values["a x b"] == 0.0
+
+
+def test_a_toggle_is_left_out_together_with_what_needs_it():
+    arms = attribution.subsets("leave-one-out", 3, (), needs)
+    contrasts = attribution.contrasts("leave-one-out", NAMES[:3], arms, {})
+    assert [one.name for one in contrasts] == ["a + c", "b", "c", "all together"]
+    logs = np.array([-float(len(arm)) for arm in arms])
+    values = [float(attribution.values(one.weights, logs)) for one in contrasts]
+    assert values == [-2.0, -1.0, -1.0, -3.0]
+
+
 def test_many_effects_are_corrected_for_their_number():
     _, contrasts = design("ladder", 8)
     rng = np.random.default_rng(2)

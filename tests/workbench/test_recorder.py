@@ -31,7 +31,11 @@ def times(session: Session) -> np.ndarray:
 def test_messages_become_segments_telemetry_and_events():
     session = recorded(wire_samples.stream(segments=2, batches=3))
     assert session.title == "Run 0" and session.notes == "a note"
-    assert session.created == 1.7e9 and session.environment == {"torch": "0"}
+    assert session.created == 1.7e9 and session.environment == {
+        "torch": "0",
+        "sampling busy": "every 0.05 s",
+        "sampling sm_active": "absent: a CPU has no such counter",
+    }
     assert [segment.label for segment in session.segments] == ["option 0", "option 1"]
     for index, segment in enumerate(session.segments):
         assert segment.index == index

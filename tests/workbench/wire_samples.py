@@ -81,7 +81,7 @@ def stream(
         for batch in range(batches):
             sent.append(steps(rng, now, index, Phase.STEADY if batch else Phase.WARM_UP))
             now += BATCH * 0.01
-            sent += [telemetry(rng, now), metrics(rng, now, index)]
+            sent += [sampling(now), telemetry(rng, now), metrics(rng, now, index)]
         sent.append(protocol.Facts(t_s=now, segment=index, ledger={"loss": float(rng.random())}))
         found = [Evidence("compile", "default", "effective", "1 graph")]
         sent.append(protocol.EvidenceFound(t_s=now, segment=index, evidence=found))
@@ -133,6 +133,8 @@ def comparison(
     for arm in (0, 1):
         numerics = Numerics(reference="float64", ok=arm == 0, text="as expected", mse=1e-9)
         sent.append(protocol.NumericsChecked(t_s=now, comparison=0, arm=arm, numerics=numerics))
+    late = {"rebuilt_each_block": True, "rebuilt_because": "they do not fit"}
+    sent.append(protocol.ComparisonFacts(t_s=now, comparison=0, facts={**late}))
     for pair in range(pairs):
         for arm, void in (
             (0, ""),
@@ -180,6 +182,12 @@ def study(rng: np.random.Generator, now: float) -> list[protocol.AnyMessage]:
         sent.append(protocol.StudyRows(t_s=now, study=0, table="points", columns=columns))
     sent.append(protocol.StudyFacts(t_s=now, study=0, facts={"exponent": 0.9}))
     return sent
+
+
+def sampling(now: float) -> protocol.Sampling:
+    """How the host is sampled."""
+    how = {"busy": "every 0.05 s", "sm_active": "absent: a CPU has no such counter"}
+    return protocol.Sampling(t_s=now, device="cpu", how=how)
 
 
 def telemetry(rng: np.random.Generator, now: float) -> protocol.TelemetrySamples:

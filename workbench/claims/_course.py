@@ -44,8 +44,8 @@ class Course:
     """Goes through experiments in order, in one session; each command is bounded in time.
 
     ``budget_s``: of measuring for one claim, at most. ``limit_s``: for all together, or None.
-    ``floor_of`` a device is the least difference told there, ``clock`` tells seconds. ``was_cut``:
-    the latest command took too long. ``ended`` says why it did so early, where it did.
+    ``floor_of`` a runner's machine is the least difference told there, ``clock`` tells seconds.
+    ``was_cut``: the latest command took too long. ``ended`` says why it did so early, where it did.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Course:
         chosen: Sequence[Chosen],
         budget_s: float,
         limit_s: float | None = None,
-        floor_of: Callable[[str], float] = lambda _device_title: 0.0,
+        floor_of: Callable[[protocol.Catalogue], float] = lambda _catalogue: 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._chosen = list(chosen)
@@ -224,7 +224,7 @@ class Course:
         building_s *= 1.0 if self._device == "cuda" else CPU_TIMES
         left_s = self._left_s()
         if isinstance(command, protocol.Attribute):
-            command.floor = self._floor_of(catalogue.device_title)
+            command.floor = self._floor_of(catalogue)
             command.build_s = min(building_s, max(1.0, LEFT_SHARE * left_s))
             measuring_s = command.budget_s
         elif isinstance(command, protocol.Start):

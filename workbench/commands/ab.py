@@ -69,7 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
             other=with_toggles(catalogue, both, arguments.b),
             budget_s=arguments.budget,
             region=arguments.region / 100,
-            floor=floors.floor_of(catalogue.device_title),
+            floor=floors.floor_of(catalogue),
             order=arguments.order,
             seed=arguments.seed,
             predict=True,

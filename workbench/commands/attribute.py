@@ -77,7 +77,7 @@ def _run(arguments: argparse.Namespace) -> int:
             mode=arguments.mode,
             budget_s=arguments.budget,
             region=arguments.region / 100,
-            floor=floors.floor_of(catalogue.device_title),
+            floor=floors.floor_of(catalogue),
             seed=arguments.seed,
             orders=arguments.orders,
         )

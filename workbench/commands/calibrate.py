@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 
 import msgspec
 
@@ -12,9 +11,8 @@ from workbench import floors, protocol
 from workbench.commands._arguments import budget_argument
 from workbench.commands._command import DONE, Command, Failed, answer, answer_json
 from workbench.commands._headless import exit_code, settle
-from workbench.commands.ab import measure, title
+from workbench.commands.ab import measure
 from workbench.commands.run import configuration_arguments, configure
-from workbench.floors import Calibration
 
 BUDGET_S = 60.0
 
@@ -26,10 +24,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    devices: list[str] = []
+    catalogues: list[protocol.Catalogue] = []
 
     def begin(catalogue: protocol.Catalogue) -> protocol.Compare:
-        devices.append(catalogue.device_title)
+        catalogues.append(catalogue)
         both = configure(catalogue, arguments)
         return protocol.Compare(
             base=both, other=both, budget_s=arguments.budget, seed=arguments.seed
@@ -40,18 +38,11 @@ def _run(arguments: argparse.Namespace) -> int:
     if exit_code(outcome) != DONE:
         return exit_code(outcome)
     (comparison,) = outcome.session.comparisons
+    both = outcome.session.segments[0].configuration
     try:
-        floor = floors.floor(comparison)
+        found = floors.calibrated(catalogues[0], comparison, both)
     except ValueError as error:
         raise Failed(f"not calibrated: {error}") from None
-    found = Calibration(
-        device=devices[0],
-        floor=floor,
-        created=time.time(),
-        pairs=comparison.facts["pairs"],
-        seconds=comparison.facts["seconds"],
-        measured_with=title(outcome.session.segments[0].configuration),
-    )
     try:
         floors.store(found)
     except OSError as error:

@@ -122,7 +122,7 @@ def _compiler(catalogue: protocol.Catalogue | None) -> Check:
 
 
 def _calibration(catalogue: protocol.Catalogue | None) -> Check:
-    found = floors.load(catalogue.device_title) if catalogue else None
+    found = floors.load(catalogue) if catalogue else None
     if found is None:
         text = "verdicts do not know what identical arms differ by here: workbench calibrate"
         return Check("calibration", "missing", text)

@@ -71,7 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 batches=arguments.batch,
                 expect_speedup=arguments.expect_speedup,
                 budget_s=arguments.budget,
-                floor=floors.floor_of(catalogue.device_title),
+                floor=floors.floor_of(catalogue),
             ),
             watch=bar.watch,
         )

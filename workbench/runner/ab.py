@@ -42,6 +42,7 @@ class CompareRun:
             "Two configurations are being compared; stop before changing one.",
             len(self._blocks),
         )
+        self._alternation.when_alone = self._tell_alone
         self._began = 0.0
         self._judgement: Judgement | None = None
         self._prediction: Prediction | None = None
@@ -118,12 +119,18 @@ class CompareRun:
                     "order": command.order,
                     "seed": command.seed,
                     "identical": contenders[1].copy == 1,
-                    "rebuilt_each_block": self._alternation.alone,
+                    **self._alternation.rebuilding(),
                 },
                 before=command.before,
                 prediction=self._prediction,
             )
         )
+
+    def _tell_alone(self) -> None:
+        """Memory may run out in the check or in any block, long after the announcement."""
+        if self._index >= 0:
+            facts = self._alternation.rebuilding()
+            self._rig.wire.send(protocol.ComparisonFacts(comparison=self._index, facts=facts))
 
     def _look_at(self, contender: Contender) -> None:
         """Warm up, ask for evidence, check the numbers."""

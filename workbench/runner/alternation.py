@@ -12,12 +12,19 @@ import math
 import time
 from collections.abc import Callable
 
-from sessions.model import Numerics, Phase
+from sessions.model import Numerics, Phase, Scalar
 from workbench import protocol
 from workbench.runner import blocks, numerics
 from workbench.runner.arm import Arm, label
 from workbench.runner.blocks import Contender, TimedBlock
-from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
+from workbench.runner.failures import (
+    MEMORY_MAY_CURE,
+    Cancelled,
+    Mistake,
+    explain,
+    is_fatal,
+    trying_again,
+)
 from workbench.runner.rig import Rig
 from workbench.runner.run import RunEnded
 
@@ -39,7 +46,9 @@ class Alternation:
         self._busy = busy
         self._number = before  # of the last block that was timed
         self.contenders: list[Contender] = []
-        self.alone = False  # the arms do not fit in memory together
+        self.alone = False  # each block builds its arm anew, with the memory to itself
+        self.why_alone = ""  # a clause, once it is known
+        self.when_alone: Callable[[], None] = lambda: None  # called once it is
         self.steps = 0
 
     def begin(self, contender: Contender) -> None:
@@ -66,12 +75,16 @@ class Alternation:
             return self._enter(contender)
         except Exception as error:
             self._rig.arms.forget(contender.situation, contender.copy)
-            kind = explain(error).kind
-            if kind not in ("out-of-memory", "capture") or self.alone or is_fatal(error):
+            failure = explain(error)
+            if failure.kind not in MEMORY_MAY_CURE or self.alone or is_fatal(error):
                 raise
         # Outside of the except clause: its traceback would keep the tensors of the failed build.
-        self._go_alone(contender)
-        return self._enter(contender)
+        return self._go_alone(contender, failure)
+
+    def rebuilding(self) -> dict[str, Scalar]:
+        """Whether each block builds its arm anew, and why, for a session's facts."""
+        why = self.why_alone if self.alone else ""
+        return {"rebuilt_each_block": self.alone, "rebuilt_because": why}
 
     def check(self, contender: Contender) -> Numerics:
         """The contender's numbers against a reference, in the state that is timed; warms up again.
@@ -222,12 +235,22 @@ class Alternation:
         rig.wire.send(protocol.Facts(segment=contender.segment, ledger=rig.facts_of(arm)))
         return arm
 
-    def _go_alone(self, contender: Contender) -> None:
+    def _go_alone(self, contender: Contender, failure: protocol.Failure) -> Arm:
+        """Build the arm with the memory to itself; raises what fails even so."""
         self.alone = True
         contender.arm = None
         self._make_room(contender)
-        text = "the arms do not fit in memory together: each block builds its arm anew"
-        self._rig.wire.send(protocol.Note(kind="warning", text=text))
+        self._note("info", f"{contender.name}: {trying_again(failure)}")
+        arm = self._enter(contender)
+        self.why_alone = "the arms do not fit in memory together"
+        if failure.kind == "capture":  # it hides what it failed of, which may have been memory
+            self.why_alone = f"{contender.name} could be captured only with the memory to itself"
+        self._note("warning", f"{self.why_alone}: each block builds its arm anew")
+        self.when_alone()
+        return arm
+
+    def _note(self, kind: str, text: str) -> None:
+        self._rig.wire.send(protocol.Note(kind=kind, text=text))
 
     def _make_room(self, contender: Contender) -> None:
         """Free the other arms, whose place in memory this one needs."""
@@ -245,11 +268,10 @@ class Alternation:
         try:
             return run(self._rig, contender)
         except Exception as error:
-            kind = explain(error).kind
-            if self.alone or is_fatal(error) or kind != "out-of-memory":
+            failure = explain(error)
+            if self.alone or is_fatal(error) or failure.kind != "out-of-memory":
                 raise
-        self._go_alone(contender)
-        self.build(contender)
+        self._go_alone(contender, failure)
         return None
 
 

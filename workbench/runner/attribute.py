@@ -52,8 +52,10 @@ class AttributeRun:
             2 * verdict.MIN_PAIRS,
             "Configurations are being compared; stop before changing one.",
         )
+        self._alternation.when_alone = lambda: self._tell(**self._alternation.rebuilding())
         self._names: list[str] = []  # of the toggles that can be used
         self._blocked: dict[str, str] = {}
+        self._can_be: Callable[[attribution.Subset], bool] = bool  # by places of the names
         self._orders: list[tuple[int, ...]] = []
         self._arms: list[Arm] = []
         self._study = -1
@@ -98,9 +100,11 @@ class AttributeRun:
         self._find_usable(base)
         count = len(self._names)
         if command.mode == "shapley" and count:
-            self._orders = attribution.sampled_orders(count, command.orders, command.seed)
+            self._orders = attribution.sampled_orders(
+                count, command.orders, command.seed, self._can_be
+            )
         try:
-            subsets = attribution.subsets(command.mode, count, self._orders)
+            subsets = attribution.subsets(command.mode, count, self._orders, self._can_be)
         except ValueError as error:
             reasons = "; ".join(f"{name}: {why}" for name, why in self._blocked.items())
             raise Mistake(f"{error}{'; ' if reasons else ''}{reasons}") from None
@@ -121,14 +125,24 @@ class AttributeRun:
                 raise Mistake(f"toggle {name}: the base has {option!r} already; leave it out")
 
     def _find_usable(self, base: Situation) -> None:
-        """Which toggles can be used together, each added to those before; why the others not."""
-        for name in self._command.toggles:
+        """Which toggles can be used together, in whichever order they are named; why others not."""
+
+        @functools.cache
+        def why_not(names: frozenset[str]) -> str:
             try:
-                self._situation(base, [*self._names, name])
+                self._situation(base, sorted(names))
             except (Mistake, ConfigurationError) as error:
-                self._blocked[name] = str(error)
-            else:
-                self._names.append(name)
+                return str(error)
+            return ""
+
+        asked = self._command.toggles
+        catalogue = [name for name in all_toggles() if name in asked]
+        usable = attribution.in_turn(catalogue, lambda names: not why_not(names))
+        self._names = [name for name in asked if name in usable]
+        self._blocked = {
+            name: why_not(frozenset([*usable, name])) for name in asked if name not in usable
+        }
+        self._can_be = lambda chosen: not why_not(frozenset(self._names[one] for one in chosen))
 
     def _situation(self, base: Situation, names: Sequence[str]) -> Situation:
         chosen = {name: self._command.toggles[name] for name in names}
@@ -158,7 +172,7 @@ class AttributeRun:
             return f"+ {names[-1]}={toggles[names[-1]]}"
         left_out = [name for name in self._names if name not in names]
         if self._command.mode == "leave-one-out":
-            return f"all but {left_out[0]}" if left_out else "all"
+            return f"all but {' and '.join(left_out)}" if left_out else "all"
         return ", ".join(f"{name}={toggles[name]}" for name in names)
 
     def _announce(self, base: Situation) -> None:
@@ -359,7 +373,7 @@ class AttributeRun:
                 seconds=seconds,
                 rounds=len(medians),
                 settled=attribution.settled(self._effects),
-                rebuilt_each_block=self._alternation.alone,
+                **self._alternation.rebuilding(),
             )
 
     def _send_arms(self, medians: attribution.Table | None = None) -> None:

@@ -15,6 +15,7 @@ import psutil
 import pynvml
 
 READ_S = 0.25  # between two readings
+RETRY_S = 10.0  # before a reading that failed is tried again
 COST_SHARE = 0.005  # of the time: a reading that takes long is taken less often
 BUSY = 5.0  # % of the device that others use, from which on they count as working
 CPU_BUSY = 25.0  # the same of the CPU, where something always runs
@@ -29,7 +30,7 @@ class GpuOthers:
         self._handle = handle
         self._seen_us = 0  # the newest sample of the driver that was read
         self._due_s = 0.0
-        self._offered = True
+        self.why_not = ""  # the last reading failed
         self._share: float | None = None
         self.who = ""  # the busiest of them, by name and number
 
@@ -39,13 +40,14 @@ class GpuOthers:
         Between two readings it is the last one's.
         """
         began_s = time.perf_counter()
-        if self._offered and began_s >= self._due_s:
+        if began_s >= self._due_s:
+            least_s = READ_S
             try:
-                self._share = self._read()
-            except pynvml.NVMLError:
-                self._offered, self._share = False, None
+                self._share, self.why_not = self._read(), ""
+            except pynvml.NVMLError as error:
+                self._share, self.why_not, least_s = None, f"NVML: {error}", RETRY_S
             took_s = time.perf_counter() - began_s
-            self._due_s = began_s + max(READ_S, took_s / COST_SHARE)
+            self._due_s = began_s + max(least_s, took_s / COST_SHARE)
         return self._share
 
     def _read(self) -> float | None:
@@ -78,6 +80,7 @@ class CpuOthers:
     """Reads how much of the machine's CPU time other processes use."""
 
     who = "other processes"
+    why_not = ""
 
     def __init__(self) -> None:
         self._process = psutil.Process()

@@ -17,6 +17,9 @@ from workbench.runner.probes import _lines
 
 # By name: importing the compilers to name their exceptions would cost seconds at every start.
 _COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
+# Kinds of failure that may not come again with more memory free: a capture that fails hides what it
+# failed of, which may have been memory.
+MEMORY_MAY_CURE = ("out-of-memory", "capture")
 _LET_IT_BREAK = "Choose the whole model as compile scope: then this part runs in eager mode."
 _DO_NOT_COMPILE = "Switch torch.compile off or use another mode; the log has the compiler's output."
 _TRITON = "triton."
@@ -104,6 +107,11 @@ def explain(error: BaseException) -> Failure:
         fix="The log has the traceback; correct the model or change the configuration.",
         detail=detail,
     )
+
+
+def trying_again(failure: Failure) -> str:
+    """What is done about a failure that more memory may cure, and what it was."""
+    return f"trying again with the memory free: {failure.sentence}"
 
 
 def is_fatal(error: BaseException) -> bool:

@@ -19,7 +19,7 @@ from workbench import protocol
 from workbench.runner import cures, numerics
 from workbench.runner.arm import Arm, label
 from workbench.runner.cures import cure
-from workbench.runner.failures import Cancelled, explain, is_fatal
+from workbench.runner.failures import MEMORY_MAY_CURE, Cancelled, explain, is_fatal, trying_again
 from workbench.runner.finite import FiniteWatch
 from workbench.runner.metrics import MetricReader
 from workbench.runner.resolve import check_limits, demand
@@ -126,11 +126,11 @@ class Run:
             rig.state("building", "Building the model")
         self._output = None
         arm = self._enter(situation, reused)
-        if arm is None:
+        if isinstance(arm, protocol.Failure):
             count = rig.arms.forget_arms()
-            self._note("info", f"freed what was built before ({count}): memory was short")
+            self._note("info", f"freed what was built before ({count}); {trying_again(arm)}")
             arm = self._enter(situation, reused, again=True)
-            assert arm is not None
+            assert isinstance(arm, Arm)
         rig.memory.follow(arm)
         self._arm, self._situation, self._steady = arm, situation, 0
         self._metrics = MetricReader(wire, index, arm.model)
@@ -139,10 +139,11 @@ class Run:
         self._shown = False
         rig.state("running")
 
-    def _enter(self, situation: Situation, reused: bool, *, again: bool = False) -> Arm | None:
-        """Build an arm and take its first step; None if it can be tried ``again`` with more memory.
-
-        A capture that fails hides what it failed of, which may have been memory.
+    def _enter(
+        self, situation: Situation, reused: bool, *, again: bool = False
+    ) -> Arm | protocol.Failure:
+        """Build an arm and take its first step; what failed if it can be tried ``again`` with more
+        memory.
         """
         rig = self._rig
         try:
@@ -166,10 +167,10 @@ class Run:
             self._entered.close()
             rig.arms.forget(situation)
             failure = explain(error)
-            if again or failure.kind not in ("out-of-memory", "capture") or not rig.arms.count:
+            if again or failure.kind not in MEMORY_MAY_CURE or not rig.arms.count:
                 self._facts(failure=failure.sentence)
                 raise
-        return None
+        return failure
 
     def _first_step(self, arm: Arm) -> None:
         """The step in which all that is lazy happens: compiles, captures, allocations."""

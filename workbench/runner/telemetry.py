@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -16,15 +17,17 @@ import psutil
 import pynvml
 import torch
 
-from sessions.model import TELEMETRY_COLUMNS
+from sessions.model import ABSENT, TELEMETRY_COLUMNS
 from workbench import protocol
-from workbench.runner.contention import CpuOthers, GpuOthers
+from workbench.runner.contention import READ_S, RETRY_S, CpuOthers, GpuOthers
 from workbench.runner.wire import Wire
 
 PERIOD_S = 0.05
 GPM_PERIOD_S = 0.1  # the driver averages over at least this long
 SLOW_PERIOD_S = 2.0
 BATCH = 2
+OFTEN = f"every {PERIOD_S:g} s"
+ACTIVITY = ("sm_active", "sm_occupancy", "tensor_active", "dram_active")
 
 Sample = dict[str, float]
 
@@ -43,13 +46,18 @@ class Sampler(Protocol):
         """What takes milliseconds to read; empty where there is nothing of the kind."""
         ...
 
+    def how(self) -> dict[str, str]:
+        """How often each measure of utilization is sampled, or ``ABSENT`` and the reason."""
+        ...
+
 
 class HostSampler:
     """CPU busy percent of the machine, resident memory of the runner, clock."""
 
     device = "cpu"
 
-    def __init__(self) -> None:
+    def __init__(self, why_no_gpu: str = "a CPU has no such counter") -> None:
+        self._why_no_gpu = why_no_gpu
         self._process = psutil.Process()
         self.others: GpuOthers | CpuOthers = CpuOthers()
         psutil.cpu_percent()  # the first call only starts the interval
@@ -69,6 +77,11 @@ class HostSampler:
         """Nothing is slow to read here."""
         return {}
 
+    def how(self) -> dict[str, str]:
+        """The host is read as fast as everything; what a GPU counts is absent."""
+        absent = dict.fromkeys(ACTIVITY, f"{ABSENT}{self._why_no_gpu}")
+        return {"busy": OFTEN, "others": f"every {READ_S:g} s"} | absent
+
 
 class NvmlSampler:
     """One GPU through NVML, found by the UUID that torch gives (indices may differ)."""
@@ -79,40 +92,59 @@ class NvmlSampler:
         pynvml.nvmlInit()
         uuid = torch.cuda.get_device_properties(index).uuid
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
-        self._gpm = _Gpm.offered(self._handle)
+        self._gpm, self._no_gpm = _Gpm.offered(self._handle)
         self.others: GpuOthers | CpuOthers = GpuOthers(self._handle)
-        self._readings: dict[str, Callable[[], float]] = {
-            "busy": lambda: pynvml.nvmlDeviceGetUtilizationRates(self._handle).gpu,
-            "memory_used": lambda: pynvml.nvmlDeviceGetMemoryInfo(self._handle).used,
-            "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(self._handle) / 1000,
-            "sm_clock": lambda: pynvml.nvmlDeviceGetClockInfo(self._handle, pynvml.NVML_CLOCK_SM),
-            "temperature": lambda: pynvml.nvmlDeviceGetTemperature(
-                self._handle, pynvml.NVML_TEMPERATURE_GPU
-            ),
-            "throttle": lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle),
-        }
-        self._slow_readings: dict[str, Callable[[], float]] = {
-            "energy_j": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000,
-            "pcie_tx_mb_s": lambda: (
-                pynvml.nvmlDeviceGetPcieThroughput(self._handle, pynvml.NVML_PCIE_UTIL_TX_BYTES)
-                / 1000
-            ),
-            "pcie_rx_mb_s": lambda: (
-                pynvml.nvmlDeviceGetPcieThroughput(self._handle, pynvml.NVML_PCIE_UTIL_RX_BYTES)
-                / 1000
-            ),
-        }
+        self._readings = _Readings(
+            {
+                "busy": lambda: pynvml.nvmlDeviceGetUtilizationRates(self._handle).gpu,
+                "memory_used": lambda: pynvml.nvmlDeviceGetMemoryInfo(self._handle).used,
+                "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(self._handle) / 1000,
+                "sm_clock": lambda: pynvml.nvmlDeviceGetClockInfo(
+                    self._handle, pynvml.NVML_CLOCK_SM
+                ),
+                "temperature": lambda: pynvml.nvmlDeviceGetTemperature(
+                    self._handle, pynvml.NVML_TEMPERATURE_GPU
+                ),
+                "throttle": lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle),
+            }
+        )
+        self._slow_readings = _Readings(
+            {
+                "energy_j": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000,
+                "pcie_tx_mb_s": lambda: (
+                    pynvml.nvmlDeviceGetPcieThroughput(self._handle, pynvml.NVML_PCIE_UTIL_TX_BYTES)
+                    / 1000
+                ),
+                "pcie_rx_mb_s": lambda: (
+                    pynvml.nvmlDeviceGetPcieThroughput(self._handle, pynvml.NVML_PCIE_UTIL_RX_BYTES)
+                    / 1000
+                ),
+            }
+        )
 
     def fast(self) -> Sample:
         """Busy, memory, power, clock, temperature, throttle reasons; GPM metrics when due."""
-        sample = _read(self._readings) | _others(self.others)
+        sample = self._readings.read() | _others(self.others)
         if self._gpm is not None:
             sample |= self._gpm.read()
         return sample
 
     def slow(self) -> Sample:
         """Energy and PCIe throughput."""
-        return _read(self._slow_readings)
+        return self._slow_readings.read()
+
+    def how(self) -> dict[str, str]:
+        """Busy is the driver's own average, over 1/6 to 1 s; GPM's are over the time between."""
+        why_not = dict(self._readings.why_not)
+        why_not |= dict.fromkeys(ACTIVITY, self._no_gpm) if self._gpm is None else self._gpm.why_not
+        if self.others.why_not:
+            why_not["others"] = self.others.why_not
+        often = {"busy": OFTEN, "others": f"every {READ_S:g} s"}
+        often |= dict.fromkeys(ACTIVITY, f"mean of {GPM_PERIOD_S:g} s")
+        return {
+            name: f"{ABSENT}{why_not[name]}" if name in why_not else period
+            for name, period in often.items()
+        }
 
 
 class _Gpm:
@@ -126,19 +158,22 @@ class _Gpm:
             "tensor_active": pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
             "dram_active": pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
         }
+        self.why_not: dict[str, str] = {}  # of the metrics that the last reading lacked
         self._samples = [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
         pynvml.nvmlGpmSampleGet(handle, self._samples[0])
         self._calls = 0
 
     @classmethod
-    def offered(cls, handle: Any) -> _Gpm | None:
-        """The reader, or None where the GPU or its driver offers no such metrics."""
+    def offered(cls, handle: Any) -> tuple[_Gpm | None, str]:
+        """The reader, or None and the reason why there is none."""
         try:
             if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
-                return None
-            return cls(handle)
-        except (pynvml.NVMLError, AttributeError):
-            return None
+                return None, "this GPU has no GPM metrics; Hopper and later have"
+            return cls(handle), ""
+        except pynvml.NVMLError as error:
+            return None, f"NVML: {error}"
+        except AttributeError:
+            return None, "the installed nvidia-ml-py knows no GPM metrics"
 
     def read(self) -> Sample:
         """The averages since the last reading, at every second call; otherwise nothing."""
@@ -155,24 +190,40 @@ class _Gpm:
             for place, metric in enumerate(self._metrics.values()):
                 request.metrics[place].metricId = metric
             pynvml.nvmlGpmMetricsGet(request)
-        except pynvml.NVMLError:
+        except pynvml.NVMLError as error:
+            self.why_not = dict.fromkeys(self._metrics, f"NVML: {error}")
             return {}
         self._samples = [after, before]
-        return {
-            name: request.metrics[place].value
-            for place, name in enumerate(self._metrics)
-            if request.metrics[place].nvmlReturn == pynvml.NVML_SUCCESS
+        read = dict(zip(self._metrics, request.metrics, strict=False))
+        self.why_not = {
+            name: f"NVML: {pynvml.NVMLError(metric.nvmlReturn)}"
+            for name, metric in read.items()
+            if metric.nvmlReturn != pynvml.NVML_SUCCESS
         }
+        return {name: one.value for name, one in read.items() if name not in self.why_not}
 
 
-def _read(readings: dict[str, Callable[[], float]]) -> Sample:
-    sample = {}
-    for name, reading in list(readings.items()):
-        try:
-            sample[name] = float(reading())
-        except pynvml.NVMLError:
-            del readings[name]  # not offered here: do not ask again
-    return sample
+class _Readings:
+    """Calls of NVML by column. One that fails is asked again only after a while."""
+
+    def __init__(self, calls: dict[str, Callable[[], float]]) -> None:
+        self._calls = calls
+        self._again_s: dict[str, float] = {}
+        self.why_not: dict[str, str] = {}  # of those that failed
+
+    def read(self) -> Sample:
+        """What can be read now."""
+        sample, now_s = {}, time.monotonic()
+        for name, call in self._calls.items():
+            if self._again_s.get(name, 0.0) > now_s:
+                continue
+            try:
+                sample[name] = float(call())
+                self.why_not.pop(name, None)
+            except pynvml.NVMLError as error:
+                self._again_s[name] = now_s + RETRY_S
+                self.why_not[name] = f"NVML: {error}"
+        return sample
 
 
 def _others(others: GpuOthers | CpuOthers) -> Sample:
@@ -188,6 +239,7 @@ class Telemetry:
         self._sampler = sampler
         self._seen = seen
         self._slow_sample: Sample = {}
+        self._told: dict[str, str] = {}  # how each measure is sampled
         self._stopped = threading.Event()
         self._threads = [
             threading.Thread(
@@ -225,8 +277,26 @@ class Telemetry:
             late, self._slow_sample = self._slow_sample, {}
             rows.append((self._wire.seconds(), sample | late))
             if len(rows) >= BATCH:
+                self._tell(self._sampler.how())
                 self._send(rows)
                 rows = []
+
+    def _tell(self, how: dict[str, str]) -> None:
+        """Tell how things are sampled, and of each measure that was lost, or is back."""
+        if how == self._told:
+            return
+        self._wire.send(protocol.Sampling(device=self._sampler.device, how=how))
+        for name, text in how.items():
+            lost = text.startswith(ABSENT)
+            if name in self._told and lost != self._told[name].startswith(ABSENT):
+                said = (
+                    f"no longer measured ({text.removeprefix(ABSENT)})"
+                    if lost
+                    else "measured again"
+                )
+                kind = "warning" if lost else "info"
+                self._wire.send(protocol.Note(kind=kind, text=f"telemetry: {name} is {said}"))
+        self._told = how
 
     def _slow_lane(self) -> None:
         while not self._stopped.wait(SLOW_PERIOD_S):
@@ -244,6 +314,8 @@ class Telemetry:
 def make_sampler(device: torch.device) -> Sampler:
     """NVML on a GPU whose driver answers, otherwise the host."""
     if device.type == "cuda":
-        with contextlib.suppress(pynvml.NVMLError):
+        try:
             return NvmlSampler(device)
+        except pynvml.NVMLError as error:
+            return HostSampler(f"NVML: {error}")
     return HostSampler()

@@ -179,8 +179,13 @@ ACTIONS = (
     Action("measure-more", "Measure more", "Run", "pending", lambda w: w.judge_longer(), "Shift+F8",
            "Go on with the last comparison; its interval holds however often one looks",
            lambda s: s.verdicts.why_not_more(), now=lambda s: s.verdicts.more_text(), group=2),
+    Action("calibrate", "Calibrate (A against A)", "Run", "verdict", lambda w: w.calibrate(), "",
+           "Compare this configuration with itself: what it differs by is the machine's noise, and "
+           "no verdict claims less", lambda s: s.verdicts.why_not_calibrate(), group=2),
     Action("attribution", "Attribution …", "Run", "attribution", lambda w: w.attribute(), "F9",
            "Find which of the toggles gave what: time and memory, alone and together", group=2),
+    Action("sweep", "Sweep …", "Run", "sweep", lambda w: w.vary(), "Shift+F7",
+           "Measure how time and memory grow with the size of model or workload", group=2),
     Action("validate", "Validation checklist", "Run", "checklist", lambda w: w.validate(), "F7",
            "Check numbers, synchronization, graph, memory, speed-up and other batch sizes",
            lambda s: s.checklists.why_not(), group=2),

@@ -33,6 +33,7 @@ class Attributions(QObject):
         self.budget_s = BUDGET_S
         self.mode = "ladder"
         self._left_out: set[str] = set()
+        self._order: list[str] = []  # that a person gave to toggles; the others follow
         self._ends = 0  # of runs until it is over: a run in progress ends before it begins
         self._before: Study | None = None  # the newest one when it was asked for
         state.heard.connect(self._take)
@@ -54,16 +55,29 @@ class Attributions(QObject):
         return self._ends > 0
 
     def candidates(self) -> dict[str, str]:
-        """The toggles of the configuration being edited that do something: option by name."""
+        """The toggles of the configuration being edited that do something: option by name.
+
+        In the order in which a ladder adds them: the catalogue's, until a person moves one.
+        """
         state = self._state
         if state.catalogue is None or state.configuration is None:
             return {}
         chosen = state.configuration.toggles
-        return {
-            toggle.name: chosen[toggle.name]
+        found = [
+            toggle.name
             for toggle in state.catalogue.toggles
             if chosen.get(toggle.name, toggle.options[0].name) != toggle.options[0].name
-        }
+        ]
+        place = {name: number for number, name in enumerate(self._order)}
+        found.sort(key=lambda name: place.get(name, len(place)))
+        return {name: chosen[name] for name in found}
+
+    def move(self, name: str, by: int) -> None:
+        """Put a candidate so many places later, or earlier where it is negative."""
+        names = list(self.candidates())
+        at = names.index(name)
+        names.insert(max(0, at + by), names.pop(at))
+        self._order = names
 
     def chosen(self) -> dict[str, str]:
         """The candidates that take part, in order."""
@@ -108,7 +122,7 @@ class Attributions(QObject):
             toggles=toggles,
             mode=self.mode,
             budget_s=self.budget_s,
-            floor=floors.floor_of(state.catalogue.device_title),
+            floor=floors.floor_of(state.catalogue),
             seed=base.seed,
         )
         self._before = attribution_words.newest(state.recorder.session)

@@ -61,6 +61,6 @@ class Checklists(QObject):
                 configuration=state.configuration,
                 expect_speedup=self.expect_speedup or None,
                 budget_s=state.verdicts.budget_s,
-                floor=floors.floor_of(state.catalogue.device_title),
+                floor=floors.floor_of(state.catalogue),
             )
         )

@@ -9,6 +9,7 @@ from PySide6.QtCore import QObject, Signal
 
 from sessions import sweep
 from sessions.model import Configuration, Scalar, Study
+from workbench import presets as files
 from workbench import protocol
 from workbench.ui import draft
 
@@ -22,6 +23,7 @@ ARMS = {
     "plain": "Every toggle off",
     "before": "Toggles of the configuration before",
 }
+_PRESET, _OWN = "preset ", "own "  # before the names of presets
 _FACTORS = (0.25, 0.5, 1, 2, 4)  # of the present value: what a field's values are at first
 
 
@@ -72,7 +74,7 @@ class Sweeps(QObject):
             self.changed.emit()
 
     def set_arm(self, name: str, wanted: bool) -> None:
-        """Measure one of ``ARMS`` too, or no longer."""
+        """Measure one of ``offered_arms`` too, or no longer."""
         (self.arms.add if wanted else self.arms.discard)(name)
         self.changed.emit()
 
@@ -81,10 +83,20 @@ class Sweeps(QObject):
         self.seconds = seconds
         self.changed.emit()
 
+    def offered_arms(self) -> dict[str, str]:
+        """Titles of what can be an arm, by name: ``ARMS``, the runner's presets, a person's own."""
+        presets = self._state.presets
+        offered = {f"{_PRESET}{one.name}": one.title for one in presets.offered}
+        return ARMS | offered | {f"{_OWN}{name}": name for name in presets.own}
+
+    def wanted_arms(self) -> list[str]:
+        """Names of the arms that were chosen and still are there, in order."""
+        return [name for name in self.offered_arms() if name in self.arms]
+
     def points(self) -> int:
         """How many points would be measured; 0 while something is wrong."""
         try:
-            return math.prod(map(len, self._axes().values())) * len(self.arms)
+            return math.prod(map(len, self._axes().values())) * len(self.wanted_arms())
         except ValueError:
             return 0
 
@@ -107,7 +119,7 @@ class Sweeps(QObject):
             self._axes()
         except ValueError as error:
             return str(error)
-        wanted = [name for name in ARMS if name in self.arms]
+        wanted = self.wanted_arms()
         if not wanted:
             return "Choose at least one arm."
         return next(filter(None, map(self.why_not_arm, wanted)), "")
@@ -117,7 +129,7 @@ class Sweeps(QObject):
         base = self._state.configuration
         if base is None or self.why_not():
             return
-        arms = [self._toggles(name, base) for name in ARMS if name in self.arms]
+        arms = [self._toggles(name, base) for name in self.wanted_arms()]
         self._state.perform(
             protocol.Sweep(
                 base=base, axes=self._axes(), arms=arms, seconds=self.seconds, seed=base.seed
@@ -149,6 +161,12 @@ class Sweeps(QObject):
         catalogue = self._state.catalogue
         if arm == "plain" and catalogue is not None:
             return {toggle.name: toggle.options[0].name for toggle in catalogue.toggles}
+        presets = self._state.presets
+        if arm.startswith(_PRESET):
+            named = {one.name: one.toggles for one in presets.offered}
+            return dict(named[arm.removeprefix(_PRESET)])
+        if arm.startswith(_OWN) and catalogue is not None:
+            return dict(files.fit(presets.own[arm.removeprefix(_OWN)], catalogue)[0])
         before = self._state.verdicts.before()
         if arm == "before" and before is not None:
             return dict(before.toggles)

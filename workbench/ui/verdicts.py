@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from workbench.ui.state import AppState
 
 BUDGET_S = 20.0
+CALIBRATION_S = 60.0
 MOST_MORE_S = 600.0  # that one click may ask for
 
 
@@ -27,6 +28,7 @@ class _Asked:
     goes_on: Configuration | None  # what ran, and runs on when it is over
     ends: int  # of runs until it is over: a run in progress ends before it begins
     ends_early: bool = False
+    after: int | None = None  # of a calibration: how many comparisons there were before it
 
 
 class Verdicts(QObject):
@@ -37,7 +39,9 @@ class Verdicts(QObject):
         self._state = state
         self.budget_s = BUDGET_S  # seconds of alternating that a new comparison may take
         self.resumes = False  # an interrupted run was told to go on and does not yet
+        self.calibration: floors.Calibration | None = None  # of the runner's machine
         self._asked: _Asked | None = None
+        state.catalogueChanged.connect(self._read_floor)
         state.heard.connect(self._finished)
         state.stateChanged.connect(self._forget)
 
@@ -114,6 +118,32 @@ class Verdicts(QObject):
         )
         self._ask(command, other)
 
+    def why_not_calibrate(self) -> str:
+        """Why the machine cannot be calibrated now; empty where it can."""
+        state = self._state
+        if reason := self._why_not():
+            return reason
+        problems = state.availability.problems if state.availability is not None else []
+        return problems[0] if problems else ""
+
+    def calibrate(self) -> None:
+        """Compare the configuration being edited with itself, and keep the floor."""
+        both = self._state.configuration
+        if both is None or self.why_not_calibrate():
+            return
+        command = protocol.Compare(base=both, other=both, budget_s=CALIBRATION_S, seed=both.seed)
+        self._ask(command, both, after=len(self._state.recorder.session.comparisons))
+
+    def floor_text(self) -> str:
+        """What identical arms differ by on this machine, and how old that is."""
+        known = self.calibration
+        if known is None:
+            return "Noise floor not known: calibrate, or differences of the machine count as real."
+        return (
+            f"Noise floor {100 * known.floor:.2g} %, calibrated {floors.age(known)} with "
+            f"{known.measured_with}; nothing smaller is claimed."
+        )
+
     def compared(self, base: Configuration, other: Configuration) -> bool:
         """Whether this session has a clear verdict on the two, in whichever order."""
         session = self._state.recorder.session
@@ -172,9 +202,14 @@ class Verdicts(QObject):
         )
         self._ask(command, self._state.running)
 
-    def _ask(self, command: protocol.Compare, goes_on: Configuration | None) -> None:
+    def _ask(
+        self, command: protocol.Compare, goes_on: Configuration | None, after: int | None = None
+    ) -> None:
         state = self._state
-        self._asked = _Asked(goes_on, ends=2) if state.active else _Asked(None, ends=1)
+        if state.active:
+            self._asked = _Asked(goes_on, ends=2, after=after)
+        else:
+            self._asked = _Asked(None, ends=1, after=after)
         state.perform(command)
         state.comparisonsChanged.emit()
 
@@ -189,6 +224,8 @@ class Verdicts(QObject):
         if asked.ends:
             return
         self._asked = None
+        if asked.after is not None and message.reason in ("done", "stopped"):
+            self._keep_floor(asked.after)
         if asked.goes_on is not None:
             self._go_on(asked.goes_on, message.reason, asked.ends_early)
         self._state.comparisonsChanged.emit()
@@ -204,7 +241,36 @@ class Verdicts(QObject):
         self.resumes = True
         state.send(protocol.Start(configuration=draft.with_toggles(configuration, toggles)))
 
+    def _keep_floor(self, after: int) -> None:
+        """Store what the comparison that has just ended says of the machine."""
+        state = self._state
+        session = state.recorder.session
+        if state.catalogue is None or len(session.comparisons) <= after:
+            return
+        comparison = session.comparisons[-1]
+        (first, *_) = comparison.facts["segments"]
+        try:
+            found = floors.calibrated(
+                state.catalogue, comparison, session.segments[first].configuration
+            )
+            floors.store(found)
+        except ValueError as error:
+            state.write(protocol.Note(kind="warning", text=f"not calibrated: {error}"))
+        except OSError as error:
+            text = f"{floors.path()} cannot be written: {error.strerror}"
+            state.write(protocol.Note(kind="warning", text=text))
+        else:
+            state.write(protocol.Note(kind="info", text=floors.describe(found)))
+        self._read_floor()
+
+    def _read_floor(self) -> None:
+        catalogue = self._state.catalogue
+        self.calibration = None if catalogue is None else floors.load(catalogue)
+
     def _forget(self) -> None:
+        asked = self._asked
+        if asked is not None and asked.ends > 1 and self._state.runner_state == "idle":
+            asked.ends, asked.goes_on = 1, None  # what it was to interrupt had ended by itself
         if self._state.runner_state in ("starting", "dead"):
             self._asked = None
         if self._state.runner_state != "idle":
@@ -212,7 +278,7 @@ class Verdicts(QObject):
 
     def _floor(self) -> float:
         catalogue = self._state.catalogue
-        return 0.0 if catalogue is None else floors.floor_of(catalogue.device_title)
+        return 0.0 if catalogue is None else floors.floor_of(catalogue)
 
     def _why_not(self) -> str:
         state = self._state

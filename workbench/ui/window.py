@@ -224,9 +224,18 @@ class MainWindow(QMainWindow):
         self.desk.bring("verdict")
         self.state.verdicts.measure_more()
 
+    def calibrate(self) -> None:
+        """Compare the configuration with itself, and keep what it differs by."""
+        self.desk.bring("verdict")
+        self.state.verdicts.calibrate()
+
     def attribute(self) -> None:
         """Show what the toggles gave, and where to ask for it."""
         self.desk.bring("attribution")
+
+    def vary(self) -> None:
+        """Show what sweeps found, and where to ask for one."""
+        self.desk.bring("sweep")
 
     def reproduce(self) -> None:
         """Show what the documents claim, and where to measure it."""

@@ -18,6 +18,8 @@ from synthetic import (
 
 from sessions.columns import Columns
 from sessions.model import (
+    ABSENT,
+    SAMPLING,
     STEP_COLUMNS,
     TELEMETRY_COLUMNS,
     Configuration,
@@ -124,6 +126,21 @@ def test_a_cpu_session_shows_what_it_has_and_says_what_it_lacks():
     assert [entry.name for entry in canvas.entries()][:2] == ["peak", "resident set"]
     _, canvas = painted(PLOTS["utilization"], runs, STYLES["dark"])
     assert canvas.entries()[0].name == "CPU busy"
+
+
+@pytest.mark.parametrize("theme", STYLES)
+def test_utilization_says_how_often_each_measure_is_sampled_or_why_it_is_absent(theme):
+    session = gpu_session(1, 50)
+    reason = "NVML: Not Supported"
+    how = {"busy": "every 0.05 s", "tensor_active": "mean of 0.1 s"}
+    how |= dict.fromkeys(("sm_occupancy", "others"), f"{ABSENT}{reason}")
+    _, canvas = painted(PLOTS["utilization"], [Run(session)], STYLES[theme])
+    session.environment |= {f"{SAMPLING}{name}": text for name, text in how.items()}
+    session.telemetry["gpu0"]["others"][:] = np.nan
+    canvas.refresh()
+    names = [entry.name for entry in canvas.entries()]
+    assert {"busy, every 0.05 s", "tensor cores, mean of 0.1 s"} <= set(names)
+    assert f"no SM occupancy, by other processes: {reason}" in names
 
 
 def test_telemetry_plots_say_that_a_session_has_none():

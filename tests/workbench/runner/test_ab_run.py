@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import signal
@@ -17,8 +18,10 @@ from hypothesis import strategies as st
 from recording_wire import RecordingWire
 from runner_driver import Driver
 
+from models._cuda_graph import CaptureError
 from sessions import verdict
 from sessions.model import Configuration, Phase
+from sessions.verdict_words import remarks
 from workbench import journal, protocol
 from workbench.journal import Journal
 from workbench.recorder import Recorder
@@ -251,11 +254,47 @@ def test_arms_that_do_not_fit_together_are_rebuilt_for_each_block_and_it_says_so
     monkeypatch.setattr(alternation, "WARM_UP_S", 0.1)
     CompareRun(rig, protocol.Compare(base=small, other=small, budget_s=2.0)).execute()
     found, session = recorded(rig)
-    assert found.facts["rebuilt_each_block"] is (short == "while building")
+    announced = [m for m in rig.wire.sent if isinstance(m, protocol.ComparisonStarted)]
+    assert announced[0].asked["rebuilt_each_block"] is (short == "while building")
+    assert found.facts["rebuilt_each_block"] is True
+    said = "The arms do not fit in memory together: each block built its arm anew."
+    assert said in remarks(found)
     assert found.facts["pairs"] >= 1
     assert len(built) >= len(found.order) / 2
     (note,) = (event for event in session.events if event.kind == "warning")
     assert note.text == ("the arms do not fit in memory together: each block builds its arm anew")
+
+
+@pytest.mark.parametrize("cured", [True, False], ids=["memory", "a synchronization"])
+def test_a_capture_that_fails_beside_the_other_arm_is_told_for_what_it_is(
+    rig, small, monkeypatch, cured
+):
+    builds = itertools.count()
+    build = rig.arms._build
+
+    def capture(situation, phases):
+        if (at := next(builds)) == 1 or (at and not cured):
+            raise CaptureError("operation not permitted when stream is capturing")
+        return build(situation, phases)
+
+    monkeypatch.setattr(rig.arms, "_build", capture)
+    monkeypatch.setattr(alternation, "WARM_UP_S", 0.1)
+    run = CompareRun(rig, protocol.Compare(base=small, other=small, budget_s=0.2))
+    with contextlib.nullcontext() if cured else pytest.raises(CaptureError):
+        run.execute()
+    told = [m.text for m in rig.wire.sent if isinstance(m, protocol.Note)]
+    assert told[0].startswith(
+        "B: trying again with the memory free: The step could not be captured"
+    )
+    assert "not permitted when stream is capturing" in told[0]
+    assert not any("fit in memory" in text for text in told)
+    if cured:
+        found, _ = recorded(rig)
+        why = "B could be captured only with the memory to itself"
+        assert told[1:] == [f"{why}: each block builds its arm anew"]
+        assert f"{why}: each block built its arm anew." in remarks(found)
+    else:
+        assert len(told) == 1 and next(builds) == 3, "once more, and no oftener"
 
 
 @given(st.floats(0.01, 5000), st.floats(0.1, 1000), st.floats(0, 5000))

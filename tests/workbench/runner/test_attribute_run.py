@@ -208,6 +208,27 @@ def test_every_combination_is_an_arm_of_a_factorial(rig, small):
     assert kinds == ["share", "share", "interaction", "total"]
 
 
+@pytest.mark.parametrize("mode", ["factorial", "shapley", "leave-one-out"])
+def test_toggles_that_need_each_other_are_attributed_in_whichever_order_they_are_named(
+    rig, small, mode
+):
+    toggles = {"sdp_flash": "forbidden", "rope_cache": "shared", "attention": "sdpa"}
+    study, _ = attribute(rig, small, toggles, mode=mode, budget_s=0.3)
+    assert not rows(study, "blocked"), "flash can be forbidden once SDPA is chosen"
+    arms = rows(study, "arms")
+    assert {arm["state"] for arm in arms} == {"measured"}
+    assert all("2" in arm["on"].split() for arm in arms if "0" in arm["on"].split())
+    effects = [row for row in rows(study, "effects") if row["quantity"] == "time"]
+    assert all(np.isfinite(row["ratio"]) for row in effects if row["kind"] != "interaction")
+    if mode == "leave-one-out":
+        names = [row["name"] for row in effects]
+        assert "attention=sdpa + sdp_flash=forbidden" in names and "sdp_flash=forbidden" in names
+        return
+    shares = [row["ratio"] for row in effects if row["kind"] == "share"]
+    assert len(shares) == 3
+    assert np.prod(shares) == pytest.approx(effects[-1]["ratio"]), "they make up the total"
+
+
 def test_the_base_is_what_was_asked_for_with_the_toggles_as_they_are_there(rig, small):
     base = msgspec.structs.replace(small, toggles={"attention": "manual"})
     _, session = attribute(rig, base, {"rope_cache": "shared"}, budget_s=0.2)

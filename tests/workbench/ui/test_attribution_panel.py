@@ -68,6 +68,22 @@ def test_the_toggles_that_are_ticked_are_asked_for_and_off_in_the_base(switched,
     assert command.base.toggles["triton"] == "on"
 
 
+def test_a_ladder_adds_the_toggles_in_the_order_that_a_person_gives_them(switched, monkeypatch):
+    state, panel = switched.state, switched.attribution
+    asked = []
+    monkeypatch.setattr(state, "perform", asked.append)
+    before = list(panel.boxes)
+    first, last = before[0], before[-1]
+    assert not panel.movers[first][0].isEnabled() and not panel.movers[last][1].isEnabled()
+    panel.movers[last][0].click()
+    panel.movers[first][1].click()
+    after = [*before[:-2], last, before[-2]]
+    after[0], after[1] = after[1], after[0]
+    assert list(panel.boxes) == after and "earlier" in panel.movers[first][0].accessibleName()
+    panel.run.click()
+    assert list(asked[0].toggles) == after
+
+
 def test_more_toggles_than_a_factorial_takes_are_refused_with_the_way_out(qtbot, switched):
     switched.state.choose({"checkpointing": "full", "compile": "default"}, "More")
     attributions, panel = switched.state.attributions, switched.attribution

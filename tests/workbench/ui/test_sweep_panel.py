@@ -6,8 +6,10 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel
 
+from sessions.model import Session, Study
 from workbench import protocol
 from workbench.ui import draft
+from workbench.ui.plots import PLOTS, Run
 from workbench.ui.theme import DARK, LIGHT
 
 
@@ -68,6 +70,23 @@ def test_the_runner_is_asked_for_what_the_form_says(qtbot, ready, panel, asked):
     assert plain["triton"] == "off" and plain.keys() == state.configuration.toggles.keys()
 
 
+def test_presets_of_the_runner_and_of_a_person_can_be_arms(qtbot, ready, panel, asked):
+    state = ready.state
+    state.presets.own = {"mine": {"triton": "on", "gone": "x"}}
+    state.presets.changed.emit()
+    qtbot.waitUntil(lambda: "mine" in [one.text() for one in panel.presets.menu().actions()])
+    entries = {one.text(): one for one in panel.presets.menu().actions()}
+    offered = state.presets.offered[0]
+    entries[offered.title].trigger()
+    entries["mine"].trigger()
+    qtbot.waitUntil(lambda: panel.said.text() == "15 points")
+    assert panel.presets.text() == "Presets (2) ▾"
+    qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
+    assert asked[0].arms == [{}, offered.toggles, {"triton": "on|off"}], (
+        "or off where it cannot be used"
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -105,6 +124,14 @@ def test_a_sweep_is_shown_as_it_comes_and_can_be_stopped(qtbot, ready, panel):
     state.stop()
     qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
     assert len(state.session.studies) == 2 and not state.sweeps.measuring
+
+
+def test_while_the_first_point_is_measured_the_charts_do_not_say_that_there_is_no_sweep():
+    session = Session(studies=[Study("sweep", "batch", 0.0, {"fields": ["settings.batch"]})])
+    assert PLOTS["sweep_time"].can_show([Run(session)]) == (
+        "No point of the sweep has been measured yet."
+    )
+    assert PLOTS["sweep_time"].can_show([Run(Session())]).startswith("No sweep was measured")
 
 
 def test_themes_are_followed(ready, panel):

@@ -140,6 +140,7 @@ def test_the_budget_and_the_machines_floor_are_what_the_runner_is_asked_for(
     floors.store(
         Calibration(
             device=state.catalogue.device_title,
+            software=floors._software(state.catalogue),
             floor=0.02,
             created=1.7e9,
             pairs=9,
@@ -154,6 +155,40 @@ def test_the_budget_and_the_machines_floor_are_what_the_runner_is_asked_for(
     (command,) = asked
     assert isinstance(command, protocol.Compare)
     assert (command.budget_s, command.floor, command.region) == (45.0, 0.02, 0.01)
+
+
+def test_a_calibration_compares_the_configuration_with_itself_and_its_floor_is_shown(
+    qtbot, changed
+):
+    state, panel = changed.state, changed.verdict
+    assert "Noise floor not known" in panel.floor.text() or not panel.floor.text()
+    changed.actions_["calibrate"].trigger()
+    qtbot.waitUntil(lambda: not state.verdicts.busy, timeout=20_000)
+    (comparison,) = state.session.comparisons
+    arms = [state.session.segments[at].configuration for at in comparison.facts["segments"]]
+    assert arms[0] == arms[1]
+    found = floors.load(state.catalogue)
+    assert found.floor == pytest.approx(floors.floor(comparison))
+    said = f"Noise floor {100 * found.floor:.2g} %, calibrated today"
+    qtbot.waitUntil(lambda: panel.floor.text().startswith(said))
+    assert any("identical arms differ by up to" in one.text for one in state.session.events)
+
+
+def test_a_run_that_ends_by_itself_as_a_comparison_is_asked_for_does_not_go_on(
+    qtbot, ready, monkeypatch
+):
+    state, verdicts = ready.state, ready.state.verdicts
+    monkeypatch.setattr(state, "perform", lambda command: None)
+    sent = []
+    monkeypatch.setattr(state, "send", sent.append)
+    # Its end was told, but not yet that the runner is idle: no other end comes before our own.
+    state._set_state("running", "")
+    verdicts.judge(state.configuration, state.configuration)
+    state._set_state("idle", "")
+    assert verdicts.busy
+    state._set_state("running", "")
+    state.heard.emit(protocol.Finished(reason="done", steps=1))
+    assert not verdicts.busy and not sent
 
 
 def test_an_opened_session_shows_its_verdict_and_cannot_be_measured_on(qtbot, ready, compared):

@@ -9,6 +9,7 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QPushButton,
     QStackedLayout,
+    QToolButton,
     QVBoxLayout,
     QWidget,
 )
@@ -26,7 +27,8 @@ from workbench.ui.plots import PLOTS, Run
 from workbench.ui.state import AppState
 
 _CHOICES_PX = 248
-_BOX_PX = 64  # of a line, beside its text
+_BOX_PX = 112  # of a line, beside its text: the box and two arrows
+_ARROWS = (Qt.ArrowType.UpArrow, Qt.ArrowType.DownArrow)
 _ELIDE = Qt.TextElideMode.ElideRight
 
 
@@ -39,6 +41,7 @@ class AttributionPanel(QWidget):
         self.setProperty("panel", True)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.boxes: dict[str, QCheckBox] = {}
+        self.movers: dict[str, tuple[QToolButton, QToolButton]] = {}  # earlier, later
         self.chart = Chart(PLOTS["attribution"], state.theme)
         self.chart.setMinimumSize(240, 140)
         self.table = CalmTable()
@@ -127,12 +130,9 @@ class AttributionPanel(QWidget):
         candidates, chosen = attributions.candidates(), attributions.chosen()
         if list(self.boxes) != list(candidates) and catalogue is not None:
             _parts.clear(self._rows)
-            self.boxes = {}
+            self.boxes, self.movers = {}, {}
             for name in candidates:
-                box = QCheckBox()
-                box.toggled.connect(lambda on, n=name: self._choose(n, on))
-                self.boxes[name] = box
-                self._rows.addWidget(box)
+                self._rows.addWidget(self._make_choice(name))
         for name, box in self.boxes.items():
             if catalogue is not None:
                 toggle = draft.toggle_of(catalogue, name)
@@ -142,6 +142,10 @@ class AttributionPanel(QWidget):
                 box.setText(box.fontMetrics().elidedText(text, _ELIDE, room))
                 box.setToolTip(text)
                 box.setAccessibleName(text)
+            for by, mover in zip((-1, 1), self.movers[name], strict=True):
+                mover.setAccessibleName(f"{text}: {'earlier' if by < 0 else 'later'}")
+                last = 0 if by < 0 else len(candidates) - 1
+                mover.setEnabled(list(candidates).index(name) != last)
             box.blockSignals(True)
             box.setChecked(name in chosen)
             box.blockSignals(False)
@@ -151,6 +155,28 @@ class AttributionPanel(QWidget):
         if attributions.busy and progress is not None:
             reason = f"{progress.task.capitalize()}: {progress.text}"
         self.why_not.setText(reason)
+
+    def _make_choice(self, name: str) -> QWidget:
+        """A candidate: whether it takes part, and arrows that move it."""
+        line = QWidget()
+        row = _parts.tight(QHBoxLayout(line), 2)
+        box = QCheckBox()
+        box.toggled.connect(lambda on: self._choose(name, on))
+        row.addWidget(box, 1)
+        movers = QToolButton(), QToolButton()
+        for by, mover, arrow in zip((-1, 1), movers, _ARROWS, strict=True):
+            mover.setArrowType(arrow)
+            mover.setAutoRaise(True)
+            mover.setToolTip("The order in which a ladder adds the toggles")
+            mover.clicked.connect(lambda _=False, by=by: self._move(name, by))
+            row.addWidget(mover)
+        self.boxes[name], self.movers[name] = box, movers
+        return line
+
+    def _move(self, name: str, by: int) -> None:
+        self._state.attributions.move(name, by)
+        self._show_choices()
+        self.movers[name][by > 0].setFocus()
 
     def _choose(self, name: str, take_part: bool) -> None:
         self._state.attributions.choose(name, take_part)

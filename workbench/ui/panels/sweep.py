@@ -10,9 +10,11 @@ from PySide6.QtWidgets import (
     QGridLayout,
     QHBoxLayout,
     QLineEdit,
+    QMenu,
     QPushButton,
     QStackedLayout,
     QTabWidget,
+    QToolButton,
     QVBoxLayout,
     QWidget,
 )
@@ -46,6 +48,10 @@ class SweepPanel(QWidget):
         self.fields = [CalmComboBox(), CalmComboBox()]
         self.values = [QLineEdit(), QLineEdit()]
         self.arms = {name: QCheckBox(title) for name, title in ARMS.items()}
+        self.presets = QToolButton()
+        self.presets.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+        self.presets.setToolTip("Presets to measure too, each set over the configuration")
+        self.presets.setMenu(QMenu(self.presets))
         self.seconds = CalmDoubleSpinBox()
         self.run = QPushButton("Run sweep")
         self.run.clicked.connect(state.sweeps.run)
@@ -73,7 +79,7 @@ class SweepPanel(QWidget):
         self._soon = Soon(self._show, self, PERIOD_MS)
         for changed in (
             state.studiesChanged, state.stateChanged, state.segmentsChanged,
-            state.catalogueChanged, state.sweeps.changed,
+            state.catalogueChanged, state.sweeps.changed, state.presets.changed,
         ):  # fmt: skip
             changed.connect(self._soon.ask)
         state.sessionChanged.connect(self._show)
@@ -112,6 +118,7 @@ class SweepPanel(QWidget):
         for name, check in self.arms.items():
             check.toggled.connect(partial(self._state.sweeps.set_arm, name))
             arms.addWidget(check)
+        arms.addWidget(self.presets)
         arms.addWidget(self.said, 1)
         rows.addLayout(arms, 2, 0, 1, 4)
         return form
@@ -141,10 +148,29 @@ class SweepPanel(QWidget):
             why_not = sweeps.why_not_arm(name)
             check.setEnabled(not why_not or name in sweeps.arms)
             check.setToolTip(why_not)
+        self._show_presets()
         why_not = sweeps.why_not()
         _parts.allow(self.run, why_not)
         count = sweeps.points()
         self.said.setText(why_not or f"{count} point{'s' * (count != 1)}")
+
+    def _show_presets(self) -> None:
+        """Every preset as an entry that can be ticked."""
+        sweeps, menu = self._state.sweeps, self.presets.menu()
+        offered = {n: t for n, t in sweeps.offered_arms().items() if n not in ARMS}
+        if list(offered) != [action.data() for action in menu.actions()]:
+            menu.clear()
+            for name, title in offered.items():
+                action = menu.addAction(title)
+                action.setData(name)
+                action.setCheckable(True)
+                action.toggled.connect(partial(sweeps.set_arm, name))
+        for action in menu.actions():
+            with QSignalBlocker(action):
+                action.setChecked(action.data() in sweeps.arms)
+        chosen = sum(name in sweeps.arms for name in offered)
+        self.presets.setText(f"Presets ({chosen}) ▾" if chosen else "Presets ▾")
+        self.presets.setVisible(bool(offered))
 
     # What was measured
 

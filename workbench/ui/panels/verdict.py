@@ -43,6 +43,9 @@ class VerdictPanel(QWidget):
         self.more.clicked.connect(state.verdicts.measure_more)
         self.judge = QPushButton("Verdict against the configuration before")
         self.judge.clicked.connect(state.verdicts.against_before)
+        self.calibrate = QPushButton("Calibrate")
+        self.calibrate.clicked.connect(state.verdicts.calibrate)
+        self.floor = _parts.note()
         tip = "How long a new comparison may alternate"
         self.budget = _parts.budget_box(state.verdicts, 3600, tip)
         self.table = VerdictsTable(state)
@@ -63,7 +66,8 @@ class VerdictPanel(QWidget):
         layout.addLayout(self._pages)
         self._soon = Soon(self._show, self)
         state.comparisonsChanged.connect(self._soon.ask)
-        for changed in (state.stateChanged, state.configurationChanged, state.segmentsChanged):
+        changes = (state.stateChanged, state.configurationChanged, state.segmentsChanged)
+        for changed in (*changes, state.catalogueChanged):
             changed.connect(self._soon.ask)
         state.sessionChanged.connect(self._show)
         state.themeChanged.connect(self._draw)
@@ -73,6 +77,7 @@ class VerdictPanel(QWidget):
         bar = _parts.tight(QHBoxLayout())
         bar.addWidget(self.more)
         bar.addWidget(self.judge)
+        bar.addWidget(self.calibrate)
         bar.addWidget(_parts.muted("Budget"))
         bar.addWidget(self.budget)
         bar.addWidget(self.progress, 1)
@@ -87,7 +92,7 @@ class VerdictPanel(QWidget):
         area.setWidget(details)
         body = _parts.surface()
         column = _parts.tight(QVBoxLayout(body), 0)
-        column.addLayout(_parts.head(self.headline, self.ratio, bar))
+        column.addLayout(_parts.head(self.headline, self.ratio, self.floor, bar))
         parts = ((self.chart, 5), (area, 3))
         column.addWidget(_parts.split(Qt.Orientation.Horizontal, *parts), 1)
         column.addWidget(self.table)
@@ -136,6 +141,9 @@ class VerdictPanel(QWidget):
         ):
             button.setText(text)
             _parts.allow(button, why_not)
+        tip = "Compare this configuration with itself; verdicts claim nothing smaller"
+        _parts.allow(self.calibrate, verdicts.why_not_calibrate(), tip)
+        self.floor.setText(verdicts.floor_text())
         progress = self._state.progress
         if measuring and progress is not None and progress.fraction is not None:
             self.progress.setText(f"{100 * progress.fraction:.0f} % of the budget is spent")

@@ -82,6 +82,8 @@ def no_sweep(runs: Sequence[Run]) -> str | None:
     """Why there is nothing to show."""
     study = shown(runs)
     if study is None:
+        if any(one.kind == sweep.KIND for run in runs for one in run.session.studies):
+            return "No point of the sweep has been measured yet."
         return f"{_MEASURED_HINT}workbench sweep."
     if not any(len(curve.x) for curve in sweep.curves(study)):
         return "No point of the sweep has been measured yet."

@@ -1,0 +1,91 @@
+"""How often the real runner calls identical arms different: many comparisons in one process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from runner_driver import Driver
+from scipy import stats
+
+from sessions.model import Configuration, PairedComparison
+from workbench import protocol
+
+ALLOWED = 0.05  # of identical pairs that may be called different
+
+
+@dataclass(frozen=True)
+class Rate:
+    """How many of how many comparisons, with the exact (Clopper-Pearson) 95 % interval."""
+
+    found: int
+    count: int
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, found: int, count: int) -> Rate:
+        if not count:
+            return cls(0, 0, 0.0, 1.0)
+        ends = stats.binomtest(found, count).proportion_ci(0.95, "exact")
+        return cls(found, count, float(ends.low), float(ends.high))
+
+    @property
+    def too_high(self) -> bool:
+        """Whether chance alone does not explain more than what is allowed."""
+        return self.low > ALLOWED
+
+    def __str__(self) -> str:
+        share = 100 * self.found / max(1, self.count)
+        ends = f"95 % interval {100 * self.low:.1f} % to {100 * self.high:.1f} %"
+        return f"{self.found} of {self.count} ({share:.1f} %, {ends})"
+
+
+def compare(
+    driver: Driver,
+    both: Configuration,
+    count: int,
+    budget_s: float,
+    told: Callable[[int, PairedComparison], None] = lambda number, comparison: None,
+) -> list[PairedComparison]:
+    """Compare a configuration with itself so often, in one runner; raises if one fails."""
+    made = []
+    for number in range(count):
+        driver.send(protocol.Compare(base=both, other=both, budget_s=budget_s, seed=number))
+        finished = driver.finish()
+        if finished.reason != "done":
+            raise AssertionError(f"comparison {number}: {finished.reason}; {driver.describe()}")
+        comparison = driver.session.comparisons[-1]
+        assert comparison.facts["identical"] and comparison.facts["final"]
+        made.append(comparison)
+        told(number, comparison)
+    return made
+
+
+def summary(made: Sequence[PairedComparison]) -> dict[str, Any]:
+    """The counts, and what they say in words."""
+    counts = {verdict: sum(one.verdict == verdict for one in made)
+              for verdict in ("FASTER", "SLOWER", "SAME", "UNDECIDED")}  # fmt: skip
+    different = Rate.of(counts["FASTER"] + counts["SLOWER"], len(made))
+    known = [one for one in made if math.isfinite(one.low)]
+    missed = Rate.of(sum(not one.low <= 1 <= one.high for one in known), len(known))
+    if different.too_high:
+        said = f"more than the {100 * ALLOWED:g} % that are allowed"
+    elif different.high <= ALLOWED:
+        said = f"shown to be at most the {100 * ALLOWED:g} % that are allowed"
+    else:
+        said = (
+            f"in keeping with the {100 * ALLOWED:g} % that are allowed, which more comparisons "
+            "could narrow"
+        )
+    return {
+        "counts": counts,
+        "called_different": asdict(different),
+        "interval_without_1": asdict(missed),
+        "too_high": different.too_high,
+        "pairs": sum(one.facts["pairs"] for one in made),
+        "words": f"Identical arms were called different in {different}: {said}. "
+        f"The interval left out a ratio of 1 in {missed}.",
+    }

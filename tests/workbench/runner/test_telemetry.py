@@ -1,0 +1,59 @@
+"""Telemetry: what is sampled how often, what is lost and comes back, and what is told of it."""
+
+from __future__ import annotations
+
+import pynvml
+from recording_wire import RecordingWire
+
+from sessions.model import ABSENT, SAMPLING
+from workbench import protocol
+from workbench.recorder import Recorder
+from workbench.runner import telemetry
+from workbench.runner.telemetry import ACTIVITY, HostSampler, Telemetry
+
+LOST = pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+
+
+def test_a_reading_that_fails_says_why_and_is_tried_again(monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr(telemetry.time, "monotonic", lambda: now_s[0])
+    answers = [7.0, LOST, 9.0]
+
+    def call() -> float:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    readings = telemetry._Readings({"busy": call})
+    assert readings.read() == {"busy": 7.0} and not readings.why_not
+    assert readings.read() == {} and readings.why_not == {"busy": f"NVML: {LOST}"}
+    now_s[0] += telemetry.RETRY_S / 2
+    assert readings.read() == {} and len(answers) == 1, "not at every sample"
+    now_s[0] += telemetry.RETRY_S
+    assert readings.read() == {"busy": 9.0} and not readings.why_not
+
+
+def test_what_is_lost_and_comes_back_is_told_once_and_kept_in_the_session():
+    wire = RecordingWire()
+    sampler = HostSampler()
+    sampled = Telemetry(wire, sampler, lambda sample: None)
+    there = {"busy": "every 0.05 s"}
+    for how in (there, there, {"busy": f"{ABSENT}NVML: Unknown Error"}, there):
+        sampled._tell(how)
+    told = [(m.kind, m.text) for m in wire.sent if isinstance(m, protocol.Note)]
+    assert told == [
+        ("warning", "telemetry: busy is no longer measured (NVML: Unknown Error)"),
+        ("info", "telemetry: busy is measured again"),
+    ]
+    recorder = Recorder()
+    for message in wire.sent[:3]:
+        recorder.record(message)
+    assert recorder.session.environment[f"{SAMPLING}busy"] == f"{ABSENT}NVML: Unknown Error"
+
+
+def test_the_host_says_that_it_has_no_counters_of_a_gpu_and_why():
+    assert all(HostSampler().how()[name].startswith(ABSENT) for name in ACTIVITY)
+    assert HostSampler("NVML: Driver Not Loaded").how()["dram_active"] == (
+        f"{ABSENT}NVML: Driver Not Loaded"
+    )
