@@ -79,7 +79,7 @@ def activate(x, ACT: tl.constexpr):
 
 
 @triton.jit
-def _forward_kernel(
+def _gated_activation_forward_kernel(
     gate_ptr,
     up_ptr,
     y_ptr,
@@ -103,11 +103,11 @@ def _forward_kernel(
     tl.store(y_ptr + i_n * n_columns + i_c + o_c, b_s * b_up.to(tl.float32), mask=m_c)
 
 
-_launch_forward = launcher(_forward_kernel)
+_launch_forward = launcher(_gated_activation_forward_kernel)
 
 
 @triton.jit
-def _backward_kernel(
+def _gated_activation_backward_kernel(
     dy_ptr,
     gate_ptr,
     up_ptr,
@@ -139,7 +139,7 @@ def _backward_kernel(
     tl.store(dup_ptr + i_n * d_stride + i_c + o_c, b_dy * b_s, mask=m_c)
 
 
-_launch_backward = launcher(_backward_kernel)
+_launch_backward = launcher(_gated_activation_backward_kernel)
 
 
 def _flatten(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -155,8 +155,8 @@ def _tiles(*_: Any) -> list[Tile]:
     return TILES
 
 
-_FORWARD = Tunable("gated.forward", (_forward_kernel,), _tiles)
-_BACKWARD = Tunable("gated.backward", (_backward_kernel,), _tiles)
+_FORWARD = Tunable("gated.forward", (_gated_activation_forward_kernel,), _tiles)
+_BACKWARD = Tunable("gated.backward", (_gated_activation_backward_kernel,), _tiles)
 
 
 def _key(gate: Tensor, packed: bool, act: str, n: int) -> Key:

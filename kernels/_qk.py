@@ -15,7 +15,12 @@ from torch import Tensor
 from kernels._autograd import applied, once_differentiable
 from kernels._column_sum import column_sum
 from kernels._operator import Case, Mistake, floating, random_tensor, same_device, unit_stride
-from kernels._qk_kernels import backward_kernel, forward_kernel, launch_backward, launch_forward
+from kernels._qk_kernels import (
+    launch_backward,
+    launch_forward,
+    qk_backward_kernel,
+    qk_forward_kernel,
+)
 from kernels._triton import on_device, power_of_two, sm_count
 from kernels._tuning import Key, Tile, Tunable, size_class
 
@@ -41,8 +46,8 @@ def _tiles(pairs: int, device: int, dim: int, q_heads: int, k_heads: int, *_: An
     return [(most, 4), (most, 2), (most, 8), (half, 2), (half, 4), (twice, 4), (twice, 8)]
 
 
-_FORWARD = Tunable("qk.forward", (forward_kernel,), partial(_tiles, 1024))
-_BACKWARD = Tunable("qk.backward", (backward_kernel,), partial(_tiles, 512))
+_FORWARD = Tunable("qk.forward", (qk_forward_kernel,), partial(_tiles, 1024))
+_BACKWARD = Tunable("qk.backward", (qk_backward_kernel,), partial(_tiles, 512))
 
 
 def _key(q: Tensor, k: Tensor, cos: Tensor | None, interleaved: bool) -> Key:

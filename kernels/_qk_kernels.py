@@ -143,7 +143,7 @@ def _backward_heads(
 
 
 @triton.jit(do_not_specialize=["offset"])
-def forward_kernel(
+def qk_forward_kernel(
     q_ptr, k_ptr, q_out_ptr, k_out_ptr, q_weight_ptr, k_weight_ptr,
     cos_ptr, sin_ptr, offset_ptr, offset, length, positions, table_stride,
     q_batch, q_head, q_token, k_batch, k_head, k_token,
@@ -175,7 +175,7 @@ def forward_kernel(
     )  # fmt: skip
 
 
-launch_forward = launcher(forward_kernel)
+launch_forward = launcher(qk_forward_kernel)
 
 
 @triton.jit
@@ -193,7 +193,7 @@ def _store_partial(
 
 
 @triton.jit(do_not_specialize=["offset"])
-def backward_kernel(
+def qk_backward_kernel(
     q_ptr, k_ptr, dq_out_ptr, dk_out_ptr, dq_ptr, dk_ptr, q_weight_ptr, k_weight_ptr, partial_ptr,
     cos_ptr, sin_ptr, offset_ptr, offset, n_tokens, length, positions, table_stride,
     q_batch, q_head, q_token, k_batch, k_head, k_token,
@@ -238,4 +238,4 @@ def backward_kernel(
     _store_partial(p_ptr + 2 * HALF, b_dka, b_dkb, HALF, INTERLEAVED, BLOCK_D)
 
 
-launch_backward = launcher(backward_kernel)
+launch_backward = launcher(qk_backward_kernel)

@@ -91,7 +91,7 @@ def reference(h_BM: Tensor, p_MM: Tensor, steps: int = 3, alpha: float = 0.85) -
 
 
 @triton.jit
-def _diffuse_kernel(
+def _graph_diffusion_steps_kernel(
     start_ptr,
     p_ptr,
     end_ptr,
@@ -140,7 +140,7 @@ def _diffuse_kernel(
     tl.store(end_ptr + o_n[:, None] * SLOTS + o_m[None, :], b_h, mask=m)
 
 
-_launch_diffuse = launcher(_diffuse_kernel)
+_launch_diffuse = launcher(_graph_diffusion_steps_kernel)
 
 
 def _tiles(device: int, block: int, *_: Any) -> list[Tile]:
@@ -149,7 +149,7 @@ def _tiles(device: int, block: int, *_: Any) -> list[Tile]:
     return list(dict.fromkeys([first, (16, 4), (16, 8), (32, 8), (32, 4), (64, 8)]))
 
 
-_DIFFUSE = Tunable("graph_diffusion", (_diffuse_kernel,), _tiles)
+_DIFFUSE = Tunable("graph_diffusion", (_graph_diffusion_steps_kernel,), _tiles)
 
 
 def _launch(

@@ -105,7 +105,7 @@ def reference(
 
 
 @triton.jit
-def _row_kernel(
+def _linear_cross_entropy_row_kernel(
     logits_ptr,
     target_ptr,
     loss_ptr,
@@ -143,7 +143,7 @@ def _row_kernel(
             tl.store(logits_ptr + start + o_v, tl.where(counts, b_d, 0.0), mask=m)
 
 
-_launch_row = launcher(_row_kernel)
+_launch_row = launcher(_linear_cross_entropy_row_kernel)
 
 
 def _row_tiles(device: int, n_words: int, *_: Any) -> list[Tile]:
@@ -157,7 +157,9 @@ def _row_tiles(device: int, n_words: int, *_: Any) -> list[Tile]:
     return tiles
 
 
-_ROWS = Tunable("linear_cross_entropy.rows", (_row_kernel,), _row_tiles, in_place=True)
+_ROWS = Tunable(
+    "linear_cross_entropy.rows", (_linear_cross_entropy_row_kernel,), _row_tiles, in_place=True
+)
 
 
 def _rows_triton(

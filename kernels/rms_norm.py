@@ -92,7 +92,7 @@ def _torch(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 
 @triton.jit
-def _forward_kernel(
+def _rms_norm_forward_kernel(
     x_ptr,
     residual_ptr,
     weight_ptr,
@@ -128,11 +128,11 @@ def _forward_kernel(
     tl.store(y_ptr + o_n[:, None] * D + o_d[None, :], b_y, mask=m)
 
 
-_launch_forward = launcher(_forward_kernel)
+_launch_forward = launcher(_rms_norm_forward_kernel)
 
 
 @triton.jit
-def _backward_kernel(
+def _rms_norm_backward_kernel(
     dy_ptr,
     dsum_ptr,
     x_ptr,
@@ -181,7 +181,7 @@ def _backward_kernel(
         tl.store(partial_ptr + i_p.to(tl.int64) * D + o_d, tl.sum(b_dw, axis=0), mask=m_d)
 
 
-_launch_backward = launcher(_backward_kernel)
+_launch_backward = launcher(_rms_norm_backward_kernel)
 
 
 def _forward_tiles(device: int, dim: int, *_: Any) -> list[Tile]:
@@ -226,8 +226,8 @@ def _backward_tiles(
     return [first, *(t for t in others if t[0] * (t[3] - 1) * row_bytes <= shared)]
 
 
-_FORWARD = Tunable("rms_norm.forward", (_forward_kernel,), _forward_tiles)
-_BACKWARD = Tunable("rms_norm.backward", (_backward_kernel,), _backward_tiles)
+_FORWARD = Tunable("rms_norm.forward", (_rms_norm_forward_kernel,), _forward_tiles)
+_BACKWARD = Tunable("rms_norm.backward", (_rms_norm_backward_kernel,), _backward_tiles)
 
 
 def forward(

@@ -87,7 +87,7 @@ def reference(
 
 
 @triton.jit
-def _step_kernel(
+def _ssd_step_kernel(
     x_ptr,
     dt_ptr,
     a_ptr,
@@ -143,7 +143,7 @@ def _step_kernel(
     tl.store(y_ptr + i_head * P + o_p, b_y, mask=m_p)
 
 
-_launch_step = launcher(_step_kernel)
+_launch_step = launcher(_ssd_step_kernel)
 
 
 def _tiles(device: int, dim: int, n_states: int, *_: Any) -> list[Tile]:
@@ -154,7 +154,7 @@ def _tiles(device: int, dim: int, n_states: int, *_: Any) -> list[Tile]:
     return [(rows, 4), (rows, 2), (rows, 8), (half, 2), (half, 4), (half, 1), (twice, 8)]
 
 
-_STEP = Tunable("ssd_step", (_step_kernel,), _tiles)
+_STEP = Tunable("ssd_step", (_ssd_step_kernel,), _tiles)
 
 
 def _triton(

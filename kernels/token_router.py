@@ -76,7 +76,7 @@ def reference(x_BSD: Tensor, score_BS: Tensor, k: int) -> tuple[Tensor, Tensor, 
 
 
 @triton.jit
-def _select_kernel(
+def _token_router_select_kernel(
     score_ptr,
     index_ptr,
     chosen_ptr,
@@ -116,11 +116,11 @@ def _select_kernel(
     tl.store(slot_ptr + i_b * length + o_s, tl.where(m, b_slot, -1), mask=m_s)
 
 
-_launch_select = launcher(_select_kernel)
+_launch_select = launcher(_token_router_select_kernel)
 
 
 @triton.jit
-def _pull_kernel(
+def _token_router_pull_kernel(
     source_ptr,
     place_ptr,
     weight_ptr,
@@ -161,7 +161,7 @@ def _pull_kernel(
     tl.store(out_ptr + o_n[:, None] * D + o_d[None, :], b_x, mask=m)
 
 
-_launch_pull = launcher(_pull_kernel)
+_launch_pull = launcher(_token_router_pull_kernel)
 
 
 def row_tiles(device: int, dim: int, *_: Any) -> list[Tile]:
@@ -178,7 +178,7 @@ def row_tiles(device: int, dim: int, *_: Any) -> list[Tile]:
     ]
 
 
-_PULL = Tunable("token_router.pull", (_pull_kernel,), row_tiles)
+_PULL = Tunable("token_router.pull", (_token_router_pull_kernel,), row_tiles)
 
 
 def pull(

@@ -91,7 +91,7 @@ def reference(x_BSD: Tensor, update_BKD: Tensor, weight_BK: Tensor, index_BK: Te
 
 
 @triton.jit
-def _backward_kernel(
+def _token_scatter_backward_kernel(
     dy_ptr,
     update_ptr,
     weight_ptr,
@@ -126,7 +126,7 @@ def _backward_kernel(
     tl.store(dweight_ptr + o_n, tl.sum(b_sum, axis=1), mask=m_n)
 
 
-_launch_backward = launcher(_backward_kernel)
+_launch_backward = launcher(_token_scatter_backward_kernel)
 
 
 def _backward_tiles(device: int, dim: int, *_: Any) -> list[Tile]:
@@ -134,7 +134,7 @@ def _backward_tiles(device: int, dim: int, *_: Any) -> list[Tile]:
     return row_tiles(device, dim)
 
 
-_BACKWARD = Tunable("token_scatter.backward", (_backward_kernel,), _backward_tiles)
+_BACKWARD = Tunable("token_scatter.backward", (_token_scatter_backward_kernel,), _backward_tiles)
 
 
 def _backward(dy: Tensor, update: Tensor, weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:

@@ -65,6 +65,7 @@ COMPILED = "(compiled code)"
 REPLAYED = "(CUDA graph)"
 UNKNOWN = "(unknown)"
 _UNATTRIBUTED = (COMPILED, REPLAYED, UNKNOWN)
+COMPILED_SHARE = 0.05  # of a step in compiled code; with less, modules still say what changed
 LAUNCH_BOUND = 0.1  # of the step without work for the GPU; less is not worth a word
 
 
@@ -90,7 +91,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Change:
-    """How long a module took in two profiles; NaN where it was not in one of them."""
+    """How long a module, or a class, took in two profiles; NaN where one of them lacks it."""
 
     module: str
     before_us: float
@@ -181,9 +182,30 @@ def totals(study: Study) -> dict[str, float]:
     return found
 
 
-def difference(before: Study, after: Study) -> list[Change]:
-    """Two profiles aligned by module, the largest change first."""
-    sides = totals(before), totals(after)
+def not_by_module(before: Study, after: Study) -> str:
+    """Why two profiles cannot be aligned by module, as a sentence; empty where they can."""
+    shares = [by(one, "module").get(COMPILED, (0.0, 0.0))[1] / (total_us(one) or 1.0)
+              for one in (before, after)]  # fmt: skip
+    sides = [side for side, share in zip("AB", shares, strict=True) if share > COMPILED_SHARE]
+    if not sides:
+        return ""
+    return (
+        f"Aligned by class: {100 * max(shares):.0f} % of {' and '.join(sides)} is compiled code, "
+        "which cannot be told by module because Inductor fuses operators of several modules into "
+        "one kernel."
+    )
+
+
+def difference(before: Study, after: Study, column: str = "module") -> list[Change]:
+    """Two profiles aligned by ``module``, or by ``kind``, the largest change first."""
+    if column == "module":
+        sides = totals(before), totals(after)
+    else:
+        pairs = by(before, column), by(after, column)
+        sides = (
+            {k: us for k, (_, us) in pairs[0].items()},
+            {k: us for k, (_, us) in pairs[1].items()},
+        )
     names = dict.fromkeys([*sides[0], *sides[1]])
     changes = [
         Change(name, sides[0].get(name, float("nan")), sides[1].get(name, float("nan")))

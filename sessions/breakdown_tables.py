@@ -108,13 +108,15 @@ def gaps_table(study: Study) -> Table:
 
 
 def difference_table(before: Study, after: Study, most: int = MOST) -> Table:
-    """Two profiles aligned by module, the largest change first."""
+    """Two profiles aligned by module, or by class if not all have modules; largest change first."""
+    why_not = breakdown.not_by_module(before, after)
     rows: list[list[Cell]] = [
         [one.module, one.before_us, one.after_us, one.difference_us]
-        for one in breakdown.difference(before, after)[:most]
+        for one in breakdown.difference(before, after, "kind" if why_not else "module")[:most]
     ]
-    columns = [Column("Module"), Column("A", "us"), Column("B", "us"), Column("B less A", "us")]
-    return Table(f"By module: A {before.title}, B {after.title}", columns, rows)
+    head = "Class" if why_not else "Module"
+    columns = [Column(head), Column("A", "us"), Column("B", "us"), Column("B less A", "us")]
+    return Table(f"By {head.lower()}: A {before.title}, B {after.title}", columns, rows)
 
 
 def memory_difference_table(before: Study, after: Study) -> Table:

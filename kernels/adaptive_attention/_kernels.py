@@ -17,7 +17,7 @@ from kernels.attention._flash_kernels import (
 
 
 @triton.jit
-def narrow_kernel(
+def adaptive_attention_narrow_kernel(
     x_ptr, near_ptr, low_ptr, unit_ptr, bits_ptr, n_rows, tokens, x_batch, x_head, x_token,
     near_batch, near_head, near_token,
     HEADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr,
@@ -59,7 +59,7 @@ def narrow_kernel(
     tl.store(unit_ptr + o_n, b_unit, mask=m_n)
 
 
-launch_narrow = launcher(narrow_kernel)
+launch_narrow = launcher(adaptive_attention_narrow_kernel)
 
 
 @triton.jit
@@ -137,7 +137,7 @@ def _attend_at(
 
 
 @triton.jit
-def forward_kernel(
+def adaptive_attention_forward_kernel(
     q_ptr, q_low_ptr, q_unit_ptr, k_ptr, k_low_ptr, k_unit_ptr, v_ptr, out_ptr, lse_ptr,
     rank_ptr, bits_ptr, length, keys,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
@@ -193,7 +193,7 @@ def forward_kernel(
     tl.store(p_lse, b_m + tl.log2(b_l), mask=m_s)
 
 
-launch_forward = launcher(forward_kernel)
+launch_forward = launcher(adaptive_attention_forward_kernel)
 
 
 @triton.jit
@@ -234,7 +234,7 @@ def _dkdv(
 
 
 @triton.jit
-def dkdv_kernel(
+def adaptive_attention_dkdv_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, rank_ptr, length, keys,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
     dout_batch, dout_head, dout_token, dk_batch, dk_head, dk_token, dv_batch, dv_head, dv_token,
@@ -268,7 +268,7 @@ def dkdv_kernel(
             )  # fmt: skip
 
 
-launch_dkdv = launcher(dkdv_kernel)
+launch_dkdv = launcher(adaptive_attention_dkdv_kernel)
 
 
 @triton.jit
@@ -313,7 +313,7 @@ def _dq(
 
 
 @triton.jit
-def dq_kernel(
+def adaptive_attention_dq_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dq_ptr, rank_ptr, length, keys,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
     dout_batch, dout_head, dout_token, dq_batch, dq_head, dq_token,
@@ -347,4 +347,4 @@ def dq_kernel(
             )  # fmt: skip
 
 
-launch_dq = launcher(dq_kernel)
+launch_dq = launcher(adaptive_attention_dq_kernel)

@@ -20,9 +20,9 @@ from kernels._triton import (
 )
 from kernels._tuning import Tile, Tunable
 from kernels.adaptive_attention._kernels import (
-    dkdv_kernel,
-    dq_kernel,
-    forward_kernel,
+    adaptive_attention_dkdv_kernel,
+    adaptive_attention_dq_kernel,
+    adaptive_attention_forward_kernel,
     launch_dkdv,
     launch_dq,
     launch_forward,
@@ -56,9 +56,13 @@ def _backward_tiles(device: int, *key: Any) -> list[Tile]:
     return _smaller(backward_tiles(device, *key), device)
 
 
-_FORWARD = Tunable("adaptive_attention.forward", (forward_kernel,), _forward_tiles, dots=True)
-_DKDV = Tunable("adaptive_attention.dkdv", (dkdv_kernel,), _backward_tiles, dots=True)
-_DQ = Tunable("adaptive_attention.dq", (dq_kernel,), _backward_tiles, dots=True)
+_FORWARD = Tunable(
+    "adaptive_attention.forward", (adaptive_attention_forward_kernel,), _forward_tiles, dots=True
+)
+_DKDV = Tunable(
+    "adaptive_attention.dkdv", (adaptive_attention_dkdv_kernel,), _backward_tiles, dots=True
+)
+_DQ = Tunable("adaptive_attention.dq", (adaptive_attention_dq_kernel,), _backward_tiles, dots=True)
 
 
 def _narrowed(

@@ -28,9 +28,9 @@ from kernels._triton import (
 )
 from kernels._tuning import Key, Tile, Tunable
 from kernels.attention._flash_kernels import (
-    dkdv_kernel,
-    dq_kernel,
-    forward_kernel,
+    attention_dkdv_kernel,
+    attention_dq_kernel,
+    attention_forward_kernel,
     launch_delta,
     launch_dkdv,
     launch_dq,
@@ -103,9 +103,9 @@ def _backward_tile(dim: int, wide: bool, large: bool) -> tuple[int, int, int, in
     return (32, 64, 4, 1) if dim <= 128 else (32, 32, 4, 1)
 
 
-_FORWARD = Tunable("attention.forward", (forward_kernel,), forward_tiles, dots=True)
-_DKDV = Tunable("attention.dkdv", (dkdv_kernel,), backward_tiles, dots=True)
-_DQ = Tunable("attention.dq", (dq_kernel,), backward_tiles, dots=True)
+_FORWARD = Tunable("attention.forward", (attention_forward_kernel,), forward_tiles, dots=True)
+_DKDV = Tunable("attention.dkdv", (attention_dkdv_kernel,), backward_tiles, dots=True)
+_DQ = Tunable("attention.dq", (attention_dq_kernel,), backward_tiles, dots=True)
 
 
 def key_of(q: Tensor, rows: int, *others: Any) -> Key:

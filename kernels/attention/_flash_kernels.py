@@ -101,7 +101,7 @@ def key_range(
 
 
 @triton.jit(do_not_specialize=["window"])
-def forward_kernel(
+def attention_forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, kv_length_ptr, length, keys, window, splits,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
     out_split, out_batch, out_head, out_token,
@@ -167,11 +167,11 @@ def forward_kernel(
     tl.store(p_lse, b_lse, mask=o_s < length)
 
 
-launch_forward = launcher(forward_kernel)
+launch_forward = launcher(attention_forward_kernel)
 
 
 @triton.jit
-def merge_kernel(
+def attention_merge_kernel(
     part_ptr, lse_part_ptr, out_ptr, lse_ptr, n_rows, splits, length, heads,
     out_batch, out_head, out_token,
     D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
@@ -194,11 +194,11 @@ def merge_kernel(
     tl.store(lse_ptr + i_n, tl.where(total > 0, top + tl.log2(total), float("inf")))
 
 
-launch_merge = launcher(merge_kernel)
+launch_merge = launcher(attention_merge_kernel)
 
 
 @triton.jit
-def delta_kernel(
+def attention_delta_kernel(
     out_ptr, dout_ptr, delta_ptr, n_rows, length, heads,
     out_batch, out_head, out_token, dout_batch, dout_head, dout_token,
     D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -216,7 +216,7 @@ def delta_kernel(
     tl.store(delta_ptr + o_n, b_delta, mask=o_n < n_rows)
 
 
-launch_delta = launcher(delta_kernel)
+launch_delta = launcher(attention_delta_kernel)
 
 
 @triton.jit
@@ -276,7 +276,7 @@ def row_range(
 
 
 @triton.jit(do_not_specialize=["window"])
-def dkdv_kernel(
+def attention_dkdv_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, kv_length_ptr,
     length, keys, window,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
@@ -342,7 +342,7 @@ def dkdv_kernel(
     tl.store(p_dv, b_dv, mask=m_kd)
 
 
-launch_dkdv = launcher(dkdv_kernel)
+launch_dkdv = launcher(attention_dkdv_kernel)
 
 
 @triton.jit
@@ -373,7 +373,7 @@ def add_to_dq(
 
 
 @triton.jit(do_not_specialize=["window"])
-def dq_kernel(
+def attention_dq_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dq_ptr, kv_length_ptr,
     length, keys, window,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
@@ -428,4 +428,4 @@ def dq_kernel(
     tl.store(p_dq + o_d[None, :], b_dq * SCALE, mask=m_md)
 
 
-launch_dq = launcher(dq_kernel)
+launch_dq = launcher(attention_dq_kernel)

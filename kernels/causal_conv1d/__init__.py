@@ -56,8 +56,8 @@ from kernels._triton import (
 )
 from kernels._tuning import Key, Tile, Tunable
 from kernels.causal_conv1d._kernels import (
-    backward_kernel,
-    forward_kernel,
+    causal_conv1d_backward_kernel,
+    causal_conv1d_forward_kernel,
     launch_backward,
     launch_forward,
 )
@@ -146,8 +146,8 @@ def _tiles(thread_bytes: int, device: int, dtype: torch.dtype, stretch: int, *_:
     ]
 
 
-_FORWARD = Tunable("causal_conv1d.forward", (forward_kernel,), partial(_tiles, 16))
-_BACKWARD = Tunable("causal_conv1d.backward", (backward_kernel,), partial(_tiles, 8))
+_FORWARD = Tunable("causal_conv1d.forward", (causal_conv1d_forward_kernel,), partial(_tiles, 16))
+_BACKWARD = Tunable("causal_conv1d.backward", (causal_conv1d_backward_kernel,), partial(_tiles, 8))
 
 
 def _key(x: Tensor, width: int, silu: bool, thread_bytes: int) -> Key:

@@ -48,7 +48,7 @@ def _store_row(y_ptr, b_p, t, length, y_row, o_d, dim, SILU: tl.constexpr):
 
 
 @triton.jit
-def forward_kernel(
+def causal_conv1d_forward_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
@@ -103,7 +103,7 @@ def forward_kernel(
             tl.store(final_ptr + (i_b * dim + o_d) * W + w, b_x, mask=m_d)
 
 
-launch_forward = launcher(forward_kernel)
+launch_forward = launcher(causal_conv1d_forward_kernel)
 
 
 @triton.jit
@@ -144,7 +144,7 @@ def _store_slope(
 
 
 @triton.jit
-def backward_kernel(
+def causal_conv1d_backward_kernel(
     dy_ptr,
     dfinal_ptr,
     x_ptr,
@@ -257,4 +257,4 @@ def backward_kernel(
         )
 
 
-launch_backward = launcher(backward_kernel)
+launch_backward = launcher(causal_conv1d_backward_kernel)

@@ -51,8 +51,8 @@ from kernels._triton import (
 )
 from kernels._tuning import Tile, Tunable, size_class
 from kernels.gated_rms_norm._kernels import (
-    backward_kernel,
-    forward_kernel,
+    gated_rms_norm_backward_kernel,
+    gated_rms_norm_forward_kernel,
     launch_backward,
     launch_forward,
 )
@@ -143,8 +143,8 @@ def _backward_tiles(device: int, group: int, *_: Any) -> list[Tile]:
     ]
 
 
-_FORWARD = Tunable("gated_rms_norm.forward", (forward_kernel,), _forward_tiles)
-_BACKWARD = Tunable("gated_rms_norm.backward", (backward_kernel,), _backward_tiles)
+_FORWARD = Tunable("gated_rms_norm.forward", (gated_rms_norm_forward_kernel,), _forward_tiles)
+_BACKWARD = Tunable("gated_rms_norm.backward", (gated_rms_norm_backward_kernel,), _backward_tiles)
 
 
 def _forward(

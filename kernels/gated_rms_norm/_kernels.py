@@ -8,7 +8,7 @@ from kernels._triton import tl, triton
 
 
 @triton.jit
-def forward_kernel(
+def gated_rms_norm_forward_kernel(
     x_ptr,
     z_ptr,
     weight_ptr,
@@ -42,11 +42,11 @@ def forward_kernel(
     tl.store(y_ptr + o_n[:, None] * (E * n_groups) + o_c[None, :], b_y, mask=m)
 
 
-launch_forward = launcher(forward_kernel)
+launch_forward = launcher(gated_rms_norm_forward_kernel)
 
 
 @triton.jit
-def backward_kernel(
+def gated_rms_norm_backward_kernel(
     dy_ptr,
     x_ptr,
     z_ptr,
@@ -99,4 +99,4 @@ def backward_kernel(
         tl.store(partial_ptr + i_p * d_stride + o_c, tl.sum(b_dw, axis=0), mask=m_e)
 
 
-launch_backward = launcher(backward_kernel)
+launch_backward = launcher(gated_rms_norm_backward_kernel)

@@ -20,14 +20,14 @@ from kernels._triton import (
 from kernels._tuning import Tile, Tunable
 from kernels.moe_experts._order import Order, by_expert
 from kernels.moe_experts._products import (
-    hidden_kernel,
     launch_combine,
     launch_hidden,
     launch_product,
     launch_slope,
     launch_weight,
-    product_kernel,
-    weight_kernel,
+    moe_experts_hidden_kernel,
+    moe_experts_product_kernel,
+    moe_experts_weight_kernel,
 )
 
 
@@ -77,9 +77,9 @@ def _tiles(
 _hidden_tiles = partial(_tiles, 128, 32, 2, 0)
 _product_tiles = partial(_tiles, 256, 64, 1, 0)
 _weight_tiles = partial(_tiles, 256, 64, 1, 2)  # it is loaded ahead which tokens the rows are of
-_HIDDEN = Tunable("moe_experts.hidden", (hidden_kernel,), _hidden_tiles, dots=True)
-_PRODUCT = Tunable("moe_experts.product", (product_kernel,), _product_tiles, dots=True)
-_WEIGHT = Tunable("moe_experts.weight", (weight_kernel,), _weight_tiles, dots=True)
+_HIDDEN = Tunable("moe_experts.hidden", (moe_experts_hidden_kernel,), _hidden_tiles, dots=True)
+_PRODUCT = Tunable("moe_experts.product", (moe_experts_product_kernel,), _product_tiles, dots=True)
+_WEIGHT = Tunable("moe_experts.weight", (moe_experts_weight_kernel,), _weight_tiles, dots=True)
 
 
 def _options(m: int, tile: Tile) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def _one_hot(index_ptr, o_a, n_choices, o_e, E: tl.constexpr):
 
 
 @triton.jit
-def _count_kernel(
+def _moe_experts_count_kernel(
     index_ptr, count_ptr, n_choices, chunk,
     E: tl.constexpr, SUB: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
@@ -54,11 +54,11 @@ def _count_kernel(
     tl.store(count_ptr + i_p * E + o_e, b_count, mask=o_e < E)
 
 
-_launch_count = launcher(_count_kernel)
+_launch_count = launcher(_moe_experts_count_kernel)
 
 
 @triton.jit
-def _table_kernel(
+def _moe_experts_table_kernel(
     count_ptr, first_ptr, block_ptr, n_chunks, n_blocks,
     E: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
@@ -98,11 +98,11 @@ def _table_kernel(
         tl.store(block_ptr + 2 * n_blocks + o_b, b_until, mask=m_b)
 
 
-_launch_table = launcher(_table_kernel)
+_launch_table = launcher(_moe_experts_table_kernel)
 
 
 @triton.jit
-def _place_kernel(
+def _moe_experts_place_kernel(
     index_ptr, next_ptr, choice_ptr, row_ptr, n_choices, chunk,
     E: tl.constexpr, SUB: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
@@ -120,7 +120,7 @@ def _place_kernel(
         b_next += tl.sum(b_is, axis=0)
 
 
-_launch_place = launcher(_place_kernel)
+_launch_place = launcher(_moe_experts_place_kernel)
 
 
 def by_expert(index: Tensor, n_experts: int, m: int) -> Order:

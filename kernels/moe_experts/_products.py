@@ -21,7 +21,7 @@ def _block(block_ptr, n_blocks, i_b, M: tl.constexpr):
 
 
 @triton.jit
-def hidden_kernel(
+def moe_experts_hidden_kernel(
     x_ptr, choice_ptr, block_ptr, gate_ptr, up_ptr, hidden_ptr, both_ptr, n_blocks,
     x_row, gate_expert, gate_row, up_expert, up_row,
     D: tl.constexpr, F: tl.constexpr, K: tl.constexpr, KEEP: tl.constexpr,
@@ -58,11 +58,11 @@ def hidden_kernel(
             tl.store(p_both + F, b_up, mask=m)
 
 
-launch_hidden = launcher(hidden_kernel)
+launch_hidden = launcher(moe_experts_hidden_kernel)
 
 
 @triton.jit
-def product_kernel(
+def moe_experts_product_kernel(
     a_ptr, b_ptr, second_ptr, choice_ptr, block_ptr, out_ptr, n_blocks, a_row,
     b_expert, b_row, second_expert, second_row,
     J: tl.constexpr, R: tl.constexpr, K: tl.constexpr, TRANSPOSED: tl.constexpr,
@@ -105,11 +105,11 @@ def product_kernel(
         tl.store(out_ptr + o_m[:, None] * J + o_j[None, :], b_acc, mask=m)
 
 
-launch_product = launcher(product_kernel)
+launch_product = launcher(moe_experts_product_kernel)
 
 
 @triton.jit
-def slope_kernel(
+def moe_experts_slope_kernel(
     dhidden_ptr, both_ptr, choice_ptr, first_ptr, weight_ptr, dboth_ptr, dweight_ptr,
     E: tl.constexpr, F: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -141,11 +141,11 @@ def slope_kernel(
     tl.store(dweight_ptr + b_choice, tl.sum(b_sum, axis=1), mask=m_m)
 
 
-launch_slope = launcher(slope_kernel)
+launch_slope = launcher(moe_experts_slope_kernel)
 
 
 @triton.jit
-def weight_kernel(
+def moe_experts_weight_kernel(
     a_ptr, b_ptr, choice_ptr, first_ptr, out_ptr, a_row, b_row, out_expert, out_row,
     P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, TOKENS_A: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
@@ -177,11 +177,11 @@ def weight_kernel(
     tl.store(p_out + o_q[None, :], b_acc, mask=m_p[:, None] & m_q[None, :])
 
 
-launch_weight = launcher(weight_kernel)
+launch_weight = launcher(moe_experts_weight_kernel)
 
 
 @triton.jit
-def combine_kernel(
+def moe_experts_combine_kernel(
     rows_ptr, row_ptr, weight_ptr, out_ptr, n_tokens,
     D: tl.constexpr, K: tl.constexpr, WEIGHTED: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -204,4 +204,4 @@ def combine_kernel(
     tl.store(p_out, b_sum, mask=m_n[:, None] & m_d[None, :])
 
 
-launch_combine = launcher(combine_kernel)
+launch_combine = launcher(moe_experts_combine_kernel)

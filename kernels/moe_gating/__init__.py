@@ -56,11 +56,11 @@ from kernels._triton import (
 )
 from kernels._tuning import Tile, Tunable, size_class
 from kernels.moe_gating._kernels import (
-    backward_kernel,
-    forward_kernel,
     launch_backward,
     launch_forward,
     launch_statistics,
+    moe_gating_backward_kernel,
+    moe_gating_forward_kernel,
 )
 
 MAX_EXPERTS = 512  # the logits of some tokens are held in the registers of one program
@@ -148,8 +148,8 @@ def _backward_tiles(device: int, block: int, *_: Any) -> list[Tile]:
     return [(rows, 4), (rows, 2), (rows, 8), (2 * rows, 4), (2 * rows, 8), (max(1, rows // 2), 4)]
 
 
-_FORWARD = Tunable("moe_gating.forward", (forward_kernel,), _forward_tiles, dots=True)
-_BACKWARD = Tunable("moe_gating.backward", (backward_kernel,), _backward_tiles)
+_FORWARD = Tunable("moe_gating.forward", (moe_gating_forward_kernel,), _forward_tiles, dots=True)
+_BACKWARD = Tunable("moe_gating.backward", (moe_gating_backward_kernel,), _backward_tiles)
 
 
 def _forward(

@@ -23,7 +23,7 @@ def _add_product(
 
 
 @triton.jit
-def forward_kernel(
+def moe_gating_forward_kernel(
     x_ptr, w_ptr, noise_ptr, weight_ptr, index_ptr, p_ptr, share_ptr, count_ptr, n_rows,
     x_stride, w_stride,
     H: tl.constexpr, E: tl.constexpr, K: tl.constexpr, RENORMALISE: tl.constexpr,
@@ -78,11 +78,11 @@ def forward_kernel(
     tl.store(count_ptr + i_p * E + o_e, tl.sum(b_taken, axis=0), mask=m_e)
 
 
-launch_forward = launcher(forward_kernel)
+launch_forward = launcher(moe_gating_forward_kernel)
 
 
 @triton.jit
-def statistics_kernel(
+def moe_gating_statistics_kernel(
     share_ptr, count_ptr, mean_ptr, total_ptr, n_shares, n_rows,
     E: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -100,11 +100,11 @@ def statistics_kernel(
     tl.store(total_ptr + o_e, tl.sum(b_total, axis=0).to(tl.int64), mask=m_e)
 
 
-launch_statistics = launcher(statistics_kernel)
+launch_statistics = launcher(moe_gating_statistics_kernel)
 
 
 @triton.jit
-def backward_kernel(
+def moe_gating_backward_kernel(
     p_ptr, weight_ptr, index_ptr, dweight_ptr, dmean_ptr, dlogits_ptr, n_rows,
     E: tl.constexpr, K: tl.constexpr, RENORMALISE: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -135,4 +135,4 @@ def backward_kernel(
     tl.store(dlogits_ptr + o_n[:, None] * E + o_e[None, :], b_dlogits, mask=m)
 
 
-launch_backward = launcher(backward_kernel)
+launch_backward = launcher(moe_gating_backward_kernel)

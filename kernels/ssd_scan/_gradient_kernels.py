@@ -1,9 +1,9 @@
 """The Triton kernels of the scan's backward pass that take all chunks at once.
 
-``outputs_gradient_kernel`` and ``states_gradient_kernel`` add up what the heads of a group share,
-dB and dC: dC through the outputs and the state before a chunk, dB through the outputs and the state
-after it. ``head_gradients_kernel`` computes the rest. One kernel for all would need more registers
-than there are.
+``ssd_scan_outputs_gradient_kernel`` and ``ssd_scan_states_gradient_kernel`` add up what the heads
+of a group share, dB and dC: dC through the outputs and the state before a chunk, dB through the
+outputs and the state after it. ``ssd_scan_head_gradients_kernel`` computes the rest. One kernel for
+all would need more registers than there are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kernels.ssd_scan._kernels import add_dot, decays, dot
 
 
 @triton.jit
-def outputs_gradient_kernel(
+def ssd_scan_outputs_gradient_kernel(
     dy_ptr,
     x_ptr,
     b_ptr,
@@ -97,11 +97,11 @@ def outputs_gradient_kernel(
     tl.store(db_ptr + o_part, dot(tl.trans(b_u), b_c, PRECISE), mask=m_b)
 
 
-launch_outputs_gradient = launcher(outputs_gradient_kernel)
+launch_outputs_gradient = launcher(ssd_scan_outputs_gradient_kernel)
 
 
 @triton.jit
-def states_gradient_kernel(
+def ssd_scan_states_gradient_kernel(
     x_ptr,
     step_ptr,
     sum_ptr,
@@ -156,11 +156,11 @@ def states_gradient_kernel(
     tl.store(db_ptr + o_part, b_db, mask=m_b)
 
 
-launch_states_gradient = launcher(states_gradient_kernel)
+launch_states_gradient = launcher(ssd_scan_states_gradient_kernel)
 
 
 @triton.jit
-def head_gradients_kernel(
+def ssd_scan_head_gradients_kernel(
     dy_ptr,
     x_ptr,
     dt_ptr,
@@ -282,4 +282,4 @@ def head_gradients_kernel(
     tl.store(p_partial + 2 * n_heads, tl.sum(tl.where(m_t, b_ddt, 0.0), axis=0))
 
 
-launch_head_gradients = launcher(head_gradients_kernel)
+launch_head_gradients = launcher(ssd_scan_head_gradients_kernel)

@@ -1,11 +1,11 @@
 """The Triton kernels of the scan.
 
-``steps_kernel`` prepares step sizes and decays. ``scan_kernel`` walks along the chunks of a segment
-of the sequence for one head with the state [P, N] in registers. With few heads and samples the
-sequence is cut into several segments, so that every multiprocessor has work: ``walk_kernel`` finds
-what each segment adds to the state, ``join_kernel`` what each begins with. Backward, two walks keep
-the state at the start of every chunk and its gradient at the end; then ``_gradient_kernels`` take
-all chunks at once.
+``ssd_scan_steps_kernel`` prepares step sizes and decays. ``ssd_scan_kernel`` walks along the chunks
+of a segment of the sequence for one head with the state [P, N] in registers. With few heads and
+samples the sequence is cut into several segments, so that every multiprocessor has work:
+``ssd_scan_walk_kernel`` finds what each segment adds to the state, ``ssd_scan_join_kernel`` what
+each begins with. Backward, two walks keep the state at the start of every chunk and its gradient at
+the end; then ``_gradient_kernels`` take all chunks at once.
 
 Running sums of dt A are in FP64, of which there are few, and enter the decays of a chunk, of which
 there are many, as two FP32 numbers: their differences are then as exact as FP32 can hold, while
@@ -29,7 +29,7 @@ def soft_step(raw):
 
 
 @triton.jit
-def steps_kernel(
+def ssd_scan_steps_kernel(
     dt_ptr,
     a_ptr,
     bias_ptr,
@@ -66,7 +66,7 @@ def steps_kernel(
     tl.store(sum_ptr + o_step, b_sum, mask=m_h[None, :])
 
 
-launch_steps = launcher(steps_kernel)
+launch_steps = launcher(ssd_scan_steps_kernel)
 
 
 @triton.jit
@@ -92,7 +92,7 @@ def add_dot(b_sum, b_a, b_b, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def walk_kernel(
+def ssd_scan_walk_kernel(
     v_ptr,
     w_ptr,
     step_ptr,
@@ -177,11 +177,11 @@ def walk_kernel(
         tl.store(total_ptr + i_state, fallen)
 
 
-launch_walk = launcher(walk_kernel)
+launch_walk = launcher(ssd_scan_walk_kernel)
 
 
 @triton.jit
-def scan_kernel(
+def ssd_scan_kernel(
     x_ptr,
     b_ptr,
     c_ptr,
@@ -266,11 +266,11 @@ def scan_kernel(
         tl.store(end_ptr + i_state * (P * N) + o_state, b_state, mask=m_state)
 
 
-launch_scan = launcher(scan_kernel)
+launch_scan = launcher(ssd_scan_kernel)
 
 
 @triton.jit
-def join_kernel(
+def ssd_scan_join_kernel(
     first_ptr,
     states_ptr,
     total_ptr,
@@ -303,4 +303,4 @@ def join_kernel(
     tl.store(last_ptr + o_first, b_state, mask=m_e)
 
 
-launch_join = launcher(join_kernel)
+launch_join = launcher(ssd_scan_join_kernel)

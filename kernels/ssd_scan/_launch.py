@@ -21,20 +21,20 @@ from kernels._triton import (
 )
 from kernels._tuning import Key, Tile, Tunable
 from kernels.ssd_scan._gradient_kernels import (
-    head_gradients_kernel,
     launch_head_gradients,
     launch_outputs_gradient,
     launch_states_gradient,
-    outputs_gradient_kernel,
-    states_gradient_kernel,
+    ssd_scan_head_gradients_kernel,
+    ssd_scan_outputs_gradient_kernel,
+    ssd_scan_states_gradient_kernel,
 )
 from kernels.ssd_scan._kernels import (
     launch_join,
     launch_scan,
     launch_steps,
     launch_walk,
-    scan_kernel,
-    walk_kernel,
+    ssd_scan_kernel,
+    ssd_scan_walk_kernel,
 )
 
 CHUNK = 64  # unless another is asked for; results do not depend on it
@@ -106,16 +106,16 @@ def _tiles(device: int, dtype: torch.dtype, dim: int, n_states: int, *_: Any) ->
     return [(warps, stages), (warps, 3 - stages), (warps, 3), (12 - warps, stages), (12 - warps, 1)]
 
 
-_SCAN = Tunable("ssd_scan.outputs", (scan_kernel,), _tiles, in_place=True)
-_WALK = Tunable("ssd_scan.states", (walk_kernel,), _tiles, in_place=True)
+_SCAN = Tunable("ssd_scan.outputs", (ssd_scan_kernel,), _tiles, in_place=True)
+_WALK = Tunable("ssd_scan.states", (ssd_scan_walk_kernel,), _tiles, in_place=True)
 _OUTPUTS_GRADIENT = Tunable(
-    "ssd_scan.outputs_gradient", (outputs_gradient_kernel,), _tiles, in_place=True
+    "ssd_scan.outputs_gradient", (ssd_scan_outputs_gradient_kernel,), _tiles, in_place=True
 )
 _STATES_GRADIENT = Tunable(
-    "ssd_scan.states_gradient", (states_gradient_kernel,), _tiles, in_place=True
+    "ssd_scan.states_gradient", (ssd_scan_states_gradient_kernel,), _tiles, in_place=True
 )
 _HEAD_GRADIENTS = Tunable(
-    "ssd_scan.head_gradients", (head_gradients_kernel,), _tiles, in_place=True
+    "ssd_scan.head_gradients", (ssd_scan_head_gradients_kernel,), _tiles, in_place=True
 )
 
 

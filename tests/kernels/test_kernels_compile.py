@@ -28,7 +28,7 @@ HOPPER, ADA = 90, 89
 SHARED_BYTES = {HOPPER: 227 << 10, ADA: 99 << 10}
 MOST_STACK = 640  # bytes a thread; more is not a few spilled registers but a tile that cannot work
 # Ada's matrix units take both operands from registers, and this kernel has five products.
-KNOWN_STACK = {(ADA, "head_gradients_kernel"): 1280}
+KNOWN_STACK = {(ADA, "ssd_scan_head_gradients_kernel"): 1280}
 WITH_TRITON = sorted(name for name, op in OPS.items() if "triton" in op.implementations)
 HEADS = {"batch": 1, "length": 512, "keys": 512, "heads": 4, "kv_heads": 2, "causal": True,
          "window": None}  # fmt: skip

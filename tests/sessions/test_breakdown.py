@@ -87,6 +87,26 @@ def test_two_profiles_are_aligned_by_module_and_what_one_lacks_is_not_zero():
     assert sizes == sorted(sizes, reverse=True)
 
 
+def test_a_profile_of_compiled_code_is_aligned_by_class_and_says_why():
+    fused = [
+        ("gemm", breakdown.COMPILED, "forward", "matrix product", 8.0, 100.0),
+        ("triton_red_fused_0", breakdown.COMPILED, "forward", "fused by Inductor", 9.0, 5.0),
+        ("adam", "(optimizer)", "optimizer", "optimizer", 1.0, 7.0),
+    ]
+    eager, compiled = study(TRAINED), study(fused)
+    why = breakdown.not_by_module(eager, compiled)
+    assert why.startswith("Aligned by class: 94 % of B is compiled code")
+    assert "A and B" in breakdown.not_by_module(compiled, compiled)
+    table = breakdown_tables.difference_table(eager, compiled)
+    changes = {str(row[0]): row[3] for row in table.rows}
+    assert table.columns[0].name == "Class" and table.title.startswith("By class")
+    assert changes["matrix product"] == -15.0 and changes["optimizer"] == 0.0
+    assert changes["fused by Inductor"] == 5.0 and changes["normalisation"] == -5.0
+    assert math.fsum(changes.values()) == breakdown.total_us(compiled) - breakdown.total_us(eager)
+    assert breakdown.not_by_module(eager, eager) == ""
+    assert breakdown_tables.difference_table(eager, eager).columns[0].name == "Module"
+
+
 @pytest.mark.parametrize(
     ("busy", "said"),
     [

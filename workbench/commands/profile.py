@@ -94,6 +94,8 @@ def _run(arguments: argparse.Namespace) -> int:
     elif studies:
         answer("\n".join(line for study in studies for line in _lines(study)))
         if len(studies) == 2:
+            if why_not := breakdown.not_by_module(studies[0], studies[1]):
+                answer(why_not)
             answer(difference_table(studies[0], studies[1]).to_markdown())
             answer(memory_difference_table(studies[0], studies[1]).to_markdown())
         for study in studies:

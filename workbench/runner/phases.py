@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from sessions.model import Phase
+from workbench.runner import autotuning
 
 QUIET_STEPS = 3  # steps without an event before steps count as steady
 QUIET_S = 0.1  # and this long
@@ -49,7 +50,7 @@ class PhaseTracker:
         return self._event_phase
 
     def watch_compiles(self) -> None:
-        """Let Dynamo say when it compiles; backward graphs compile in autograd's threads."""
+        """Let torch say when it compiles or tunes; backward graphs do so in autograd's threads."""
         if self._watches_compiles:
             return
         self._watches_compiles = True
@@ -67,10 +68,17 @@ class PhaseTracker:
 
         callback_handler.register_start_callback(started)
         callback_handler.register_end_callback(ended)
+        from torch._dynamo import utils
+
+        if logger := getattr(utils, "ChromiumEventLogger", None):
+            autotuning.watch(logger, lambda: self.during(Phase.AUTOTUNE))
 
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        """Everything inside is ``phase``; the step that it happens in is not steady."""
+        """Everything inside is ``phase``; the step that it happens in is not steady.
+
+        Inside of another event, the step counts as that one's: tuning is a part of compiling.
+        """
         before = self.phase
         self._events += 1
         self._event_phase = phase
@@ -78,6 +86,8 @@ class PhaseTracker:
         try:
             yield
         finally:
+            if Phase.BUILD < before < Phase.WARM_UP:
+                self._event_phase = before
             self._enter(before if before < Phase.WARM_UP else Phase.WARM_UP)
 
     def restart(self) -> None:

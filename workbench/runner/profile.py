@@ -107,9 +107,12 @@ class ProfileRun:
             found = trace.read(path, rig.device.type)
             if file is not None:
                 findings.keep(path, file)
+            course = roles.course(found, held)
             if uncaptured := getattr(arm.step, "uncaptured", None):
-                self._record(arm, path, uncaptured, 1)
-                sums.name_replayed(found, trace.read(path, rig.device.type))
+                beside, _ = self._record(arm, path, uncaptured, 1)
+                plain = trace.read(path, rig.device.type)
+                sums.name_replayed(found, plain)
+                course = roles.replayed(roles.course(plain, beside), held)
         rig.watchdog.active = True
         rig.watchdog.begin(rig.phases.phase)
         rig.state("running", "Timing steps after the profiler")
@@ -123,7 +126,7 @@ class ProfileRun:
             rig.wire.send(protocol.Note(kind="warning", text=disturbed))
         busy_us = sums.busy_us(found) / len(found.steps) if situation.on_gpu else math.nan
         rig.predictor.profiled(situation, max(0.0, 1 - busy_us / (1e3 * before.median_ms)))
-        self._send(situation, found, held, file, {
+        self._send(situation, found, course, file, {
             "step_us": 1e3 * before.median_ms,
             "after_us": 1e3 * after.median_ms,
             "profiled_us": profiled_us,
@@ -186,7 +189,7 @@ class ProfileRun:
         self,
         situation: Situation,
         found: Trace,
-        held: roles.Known,
+        course: dict[str, list[float]],
         file: Path | None,
         facts: dict[str, Scalar | list[Scalar]],
     ) -> None:
@@ -232,7 +235,6 @@ class ProfileRun:
             "count": [gap.count / count for gap in gaps],
             "us": [gap.us / count for gap in gaps],
         })  # fmt: skip
-        course = roles.course(found, held)
         self._rows(index, "memory", {name: [*values] for name, values in course.items()})
         self._rows(index, "peak", findings.peak_by_role(course, situation))
         if file is not None:

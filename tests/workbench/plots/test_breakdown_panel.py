@@ -71,6 +71,17 @@ def test_another_profile_is_set_against_it_by_module(filled):
     assert filled.difference.item(0, 3).text().startswith("-")
     assert filled.roles_apart.item(0, 0).text() == "parameters and buffers"
     assert float(filled.roles_apart.item(0, 3).text()) == 0
+    assert filled.aligned.isHidden()
+
+
+def test_compiled_code_is_set_against_it_by_class_with_the_reason(state, filled):
+    for study in breakdown.profiles(state.session):
+        study.tables["kernels"]["module"][:] = breakdown.COMPILED
+    filled.against.setCurrentIndex(1)
+    filled._show_difference()
+    assert not filled.aligned.isHidden()
+    assert "cannot be told by module because" in filled.aligned.text()
+    assert filled.difference.item(0, 0).text() in breakdown.KINDS
 
 
 def test_a_profile_of_a_session_beside_it_can_be_set_against_it(qtbot, state, filled):

@@ -57,12 +57,19 @@ def test_every_kernel_is_given_to_a_module_forward_and_backward(eager):
     assert breakdown.by(eager, "kind")["matrix product"][1] > 0.3 * breakdown.total_us(eager)
 
 
-def test_roles_add_up_to_the_allocators_peak(eager):
-    found = breakdown.peak(eager)
+def assert_roles_add_up(study):
+    """To the allocator's peak, pools of graphs with it; and each role is what it must be."""
+    found, most = breakdown.peak(study), breakdown.highest(study)
     held = sum(size for size, _ in found.values())
-    assert held == pytest.approx(eager.facts["peak_bytes"], rel=0.03)
+    assert held == pytest.approx(study.facts["peak_bytes"], rel=0.03)
     assert found["optimizer"][0] == pytest.approx(found["optimizer"][1], rel=0.03)
-    assert found["activations"][0] > 0.3 * held
+    assert most["gradients"] == pytest.approx(found["gradients"][1], rel=0.03)
+    assert found["activations"][0] > 0.2 * held
+
+
+def test_roles_add_up_to_the_allocators_peak(eager):
+    assert_roles_add_up(eager)
+    assert breakdown.peak(eager)["private_pools"][0] == 0
 
 
 def test_steps_after_the_profiler_are_as_fast_as_before(eager):
@@ -81,7 +88,11 @@ def test_a_captured_step_is_told_by_module_and_its_pool_as_memory(runner, busy):
     study = profile(runner, busy, cuda_graphs="on", precision="amp_bf16")
     assert breakdown.unattributed(study) < 0.1
     assert study.facts["busy_us"] == pytest.approx(study.facts["step_us"], rel=0.05)
-    assert breakdown.peak(study)["private_pools"][0] > 0
+    assert_roles_add_up(study)
+    assert "by role" in " ".join(breakdown.words(study))
+    # The pool is no larger than the step needs, but for what its segments are rounded up.
+    assert breakdown.peak(study)["private_pools"][0] < 0.25 * study.facts["peak_bytes"]
+    assert breakdown.highest(study)["private_pools"] > 0.2 * study.facts["peak_bytes"]
 
 
 def test_compiled_code_is_told_by_kernel_and_class(runner, busy):
@@ -89,6 +100,10 @@ def test_compiled_code_is_told_by_kernel_and_class(runner, busy):
     kinds = breakdown.by(study, "kind")
     assert kinds["fused by Inductor"][1] > 0
     assert breakdown.COMPILED in breakdown.by(study, "module")
-    assert breakdown.peak(study)["gradients"][0] >= 0 and "by module" in " ".join(
-        breakdown.words(study)
-    )
+    assert "by module" in " ".join(breakdown.words(study))
+    assert_roles_add_up(study)
+
+
+def test_a_step_that_is_compiled_and_captured_has_its_roles_too(runner, busy):
+    study = profile(runner, busy, compile="default", cuda_graphs="on", precision="amp_bf16")
+    assert_roles_add_up(study)

@@ -14,6 +14,7 @@ from workbench.runner.blocks import TimedBlock
 from workbench.runner.failures import Mistake
 from workbench.runner.resolve import footprint
 from workbench.runner.toggles import Situation
+from workbench.runner.toggles.compile import WITH_GRAPHS
 
 BACK_TO_NORMAL = 0.03  # by which steps after the profiler may differ from those before
 
@@ -34,7 +35,12 @@ def notes(arm: Arm, before: TimedBlock) -> list[Scalar]:
     if getattr(arm.step, "uncaptured", None):
         told.append(
             "A CUDA graph is replayed as a whole: its kernels are told by module where they are "
-            "those of the same step run once without the graph."
+            "those of the same step run once without the graph. So is its memory by role; what the "
+            "graph's pool has beyond that is told as private pools."
+        )
+    elif arm.situation.option("compile") in WITH_GRAPHS:
+        told.append(
+            "Inductor captures its graphs by itself: what lies in their pools is not told by role."
         )
     if before.void:
         told.append(f"The steps that were timed without the profiler do not count: {before.void}.")
@@ -57,7 +63,8 @@ def peak_by_role(
 ) -> dict[str, list[float | str | None]]:
     """The table ``peak`` of a profile, from the course of memory over the step."""
     totals = [sum(held) for held in zip(*(course[role] for role in breakdown.ROLES), strict=True)]
-    place = totals.index(max(totals))
+    # A graph's pool is held all the time: its peak is where the step needs most of it.
+    place = max(range(len(totals)), key=lambda n: (totals[n], -course["private_pools"][n]))
     estimated = _estimate(situation)
     return {
         "role": list(breakdown.ROLES),

@@ -17,7 +17,7 @@ _PATTERNS = (
     ("fused by Inductor", r"^triton_(poi|red|per|for|tem|unk|spl)_|cpp_fused|CompiledFxGraph"),
     ("matrix product", r"gemm|gemv|xmma|nvjet|cutlass|cublas|splitk"
      r"|::(mm|bmm|addmm|addbmm|baddbmm|linear|matmul|_scaled_mm|_grouped_mm|addmv|mv|dot|einsum)\b"
-     r"|quantized_matmul|low_rank"),
+     r"|quantized_matmul|low_rank|moe_experts_(hidden|product|weight)_|graph_diffusion"),
     ("convolution", r"conv"),
     ("normalisation", r"(rms|layer|group|batch|qk)_?norm|LayerNorm|RMSNorm"),
     ("scan", r"ssd|scan|cumsum|cumprod"),
@@ -26,10 +26,11 @@ _PATTERNS = (
      r"|CatArrayBatched|FillFunctor|transpose_kernel|roll"),
     ("indexing", r"embedding|index|gather|scatter|::(take|masked_\w+|nonzero|where)\b"
      r"|slice_backward|select_backward"),
-    ("reduction", r"reduce|softmax|SoftMax|nll_loss|cross_entropy"
+    ("reduction", r"reduce|column_sum|softmax|SoftMax|nll_loss|cross_entropy"
      r"|::(sum|mean|max|min|amax|amin|argmax|norm|var|any|all|prod|logsumexp)\b"),
     ("transform", r"fft|dft|fourier"),
-    ("elementwise", r"elementwise|pointwise|swiglu|geglu|rope|silu|gelu|sigmoid|dropout|random"
+    ("elementwise", r"elementwise|pointwise|swiglu|geglu|gated_activation|rope"
+     r"|qk_(for|back)ward_|silu|gelu|sigmoid|dropout|random"
      r"|::(add|sub|mul|div|pow|rsqrt|sqrt|exp|log|tanh|neg|abs|clamp\w*|relu|sin|cos|addcmul"
      r"|addcdiv|lerp|bernoulli|eq|ne|gt|lt|ge|le|remainder|bitwise\w*|logical\w*|tril|triu"
      r"|threshold\w*|type_as|arange|rand\w*|normal\w*|uniform\w*)_?\b"),

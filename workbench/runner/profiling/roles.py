@@ -5,7 +5,8 @@ the step; a gradient is what lies at a parameter's ``.grad`` when the optimizer 
 step allocates, a block that is there when the backward pass begins and was made before is an
 activation that it needs; the rest is workspace: temporaries of operators, scratch space of
 libraries. This needs neither hooks inside the model nor operators to be seen, and so holds for
-compiled code too. What a CUDA graph uses at replay is no allocation: it is its private pool.
+compiled code too. What a CUDA graph uses at replay is no allocation but lies in its private pool:
+whose it is, the same step tells when it runs once without the graph.
 
 On a GPU the allocator tells how much is held altogether, and what nobody here knows of is "other".
 On the CPU nothing does: what was made before the trace and is none of the known (a decode cache)
@@ -124,6 +125,23 @@ def course(trace: Trace, before: Known) -> dict[str, list[float]]:
     return _thinned(rows, span.start)
 
 
+def replayed(uncaptured: dict[str, list[float]], held: Known) -> dict[str, list[float]]:
+    """The course of a replayed step, told by that of the same step without its graph.
+
+    What the uncaptured step takes beyond what it began with, the graph has in its pool; the rest of
+    the pool stays "private pools", so that together they are what is allocated and the pool, at any
+    time. A step that takes more than the pool has shows that more. Times are the uncaptured step's.
+    """
+    rows = list(zip(*(uncaptured[role] for role in ROLES), strict=True))
+    own = ROLES.index("private_pools")
+    taken = [sum(row) - row[own] - (sum(rows[0]) - rows[0][own]) for row in rows]
+    return {
+        **uncaptured,
+        "private_pools": [max(0.0, held.pools - max(0.0, more)) for more in taken],
+        "reserved": [float(held.reserved)] * len(rows),
+    }
+
+
 def _storages(tensor: object) -> list[torch.UntypedStorage]:
     """Where a tensor's numbers lie; one that wraps others (8-bit states, say) has several."""
     if not isinstance(tensor, torch.Tensor):
@@ -182,12 +200,14 @@ def _name(trace: Trace, step: int, blocks: list[tuple[int, _Block]], gradients: 
 def _thinned(
     rows: list[tuple[float, tuple[float, ...], float]], start: float
 ) -> dict[str, list[float]]:
-    """As columns: of each stretch of rows the one that holds most, so that the peak is kept."""
-    stride = -(-len(rows) // ROWS)
-    chosen = [
-        max(rows[place : place + stride], key=lambda row: sum(row[1]))
+    """As columns: of each stretch the row that holds most, and those where a role holds most."""
+    stride = -(-len(rows) // (ROWS - len(ROLES)))
+    kept = {
+        max(range(place, min(place + stride, len(rows))), key=lambda n: sum(rows[n][1]))
         for place in range(0, len(rows), stride)
-    ]
+    }
+    kept |= {max(range(len(rows)), key=lambda n: rows[n][1][role]) for role in range(len(ROLES))}
+    chosen = [rows[n] for n in sorted(kept)]
     columns = {role: [held[place] for _, held, _ in chosen] for place, role in enumerate(ROLES)}
     return {
         "t_ms": [(at - start) / 1e3 for at, _, _ in chosen],

@@ -2,7 +2,8 @@
 
 Frees what autograd saves on the GPU, weights excepted, and copies it out and back over PCIe on the
 computing stream. Pays only where nothing else makes a step fit: checkpointing saves as much, and
-computing again is usually faster than the two copies.
+computing again is usually faster than the two copies. On an H200, HYDRA base training (8 x 1,024
+tokens, AMP BF16, Triton kernels): 0.70 of the peak memory, for 5.6 times the step's time.
 """
 
 from __future__ import annotations

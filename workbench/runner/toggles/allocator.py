@@ -4,6 +4,8 @@ Expandable segments map more memory behind what they have, so that sizes which c
 holes: less is reserved for the same tensors, and a step may fit that did not. Torch takes the
 setting while it runs: what is allocated from then on lies in such segments, and what was allocated
 before (weights that other configurations share) stays where it is. Steps of one shape gain nothing.
+On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16, Triton kernels): the peak is the same
+with expandable segments.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ Saves activation memory and costs about one more forward pass; *every second* (t
 divides both. *By operator* keeps of every block what is dear to compute, the outputs of its matrix
 products and of attention, and computes again what is cheap: less is saved, and less time lost.
 Without a need for the memory, all of them only cost time. (Chen et al., arXiv 1604.06174.)
+
+On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16): every block takes 0.72 of the peak for
+1.22 of the time, every second block 0.86 for 1.11.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 ``reduce-overhead`` and ``max-autotune`` also replay CUDA graphs. Compiling takes from seconds to
 minutes; the timeline shows it as a phase of its own. Pays where many small operators follow one
-another, and least where matrix products take the time.
+another, and least where matrix products take the time. On an H200, HYDRA base training (8 x 1,024
+tokens, AMP BF16): *default* takes 0.55 of the eager step's time and 0.61 of its peak;
+*max-autotune* 0.51 of the time, after tuning for 214 s.
 """
 
 from __future__ import annotations

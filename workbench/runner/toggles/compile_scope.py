@@ -4,7 +4,9 @@
 graph* makes a break an error, with its reason and its line. *Each block* compiles the entries of
 the model's lists of modules one by one (regional compilation): blocks of one kind share one graph,
 and nothing is fused across them. Pays while compiling is what one waits for, the more the deeper
-the model: a training step of eight layers took less than half as long to compile on a CPU.
+the model: a training step of eight layers took less than half as long to compile on a CPU. On an
+H200, HYDRA base training (8 x 1,024 tokens, AMP BF16, Triton kernels): 39.3 ms eager beside a slow
+host, 22.3 ms with each block compiled by itself, 17.7 ms as a whole.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ place; backward only scales it. Saves several copies of tokens x vocabulary numb
 of a training step. The loss differs by rounding. On an H200 in BF16, 16,384 tokens of a vocabulary
 of 50,304 at width 2560: 19.5 ms with all gradients by Triton, 26.7 ms by way of the logits.
 (Cut Your Losses, arXiv 2411.09009; Liger, arXiv 2410.10989.)
+
+On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16, Triton kernels): 0.57 of the peak
+memory, in the same time.
 """
 
 from __future__ import annotations

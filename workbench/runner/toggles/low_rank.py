@@ -3,6 +3,8 @@
 Another model: attention of low rank, whose kernel reads and multiplies fewer columns. Which heads
 go how far the adaptive rank decides by what is measured of them, so that it must be on; the basis
 is refreshed as the model runs. Long sequences gain most, and the numerical check tells the price.
+Counted: at least a quarter of the columns saves 3/8 of attention's products at most, 2.6 % of
+AdaAttn base's forward pass at 1,024 tokens and 21 % at 16,384.
 """
 
 from __future__ import annotations

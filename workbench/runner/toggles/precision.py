@@ -2,7 +2,8 @@
 
 TF32 keeps FP32 tensors and multiplies with 10-bit mantissas on tensor cores. AMP keeps FP32 weights
 and casts the inputs of matrix products (FP16 with a loss scaler in training). Pure BF16 keeps the
-weights and the optimizer's state in BF16 too.
+weights and the optimizer's state in BF16 too. On an H200, HYDRA base training (8 x 1,024 tokens),
+of FP32's time: TF32 0.34, AMP FP16 0.23, AMP BF16 0.22, pure BF16 0.19.
 """
 
 from __future__ import annotations

@@ -8,7 +8,10 @@ the other configurations that share them.
 
 FP8 needs a GPU of compute capability 8.9 and half-precision inputs; the CPU computes its numbers by
 the reference, without its speed. The numerical check expects at most twice the error that the
-scheme's definition makes, and at most twice what independent roundings would add up to.
+scheme's definition makes, and at most twice what independent roundings would add up to. On an H200,
+HYDRA large, forward, 2 x 2,048 tokens in BF16 and eager, 18.4 ms: INT8 weight-only 29.4, INT8
+dynamic 47.7, FP8 per tensor 37.9, per row 39.1. All are slower there, as the rounding costs more
+than it saves unless it is compiled.
 """
 
 from __future__ import annotations

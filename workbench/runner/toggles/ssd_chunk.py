@@ -3,7 +3,8 @@
 The results are the same but for rounding, and so are the weights. Larger chunks are fewer and
 larger products, of which half is masked; smaller ones pass more states. PyTorch takes any. The
 Triton kernel takes chunks of 64 in half precision (narrower tiles come out wrong, wider ones spill)
-and smaller ones in FP32.
+and smaller ones in FP32. Counted for a head of 64 with 128 states, beside the scores that heads
+share: 20,480 multiply-adds a token in chunks of 64, and 32,768 in chunks of 256.
 """
 
 from __future__ import annotations

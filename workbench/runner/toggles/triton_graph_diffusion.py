@@ -1,4 +1,8 @@
-"""All diffusion steps of the memory in one kernel, the weights of a sample staying on the chip."""
+"""All diffusion steps of the memory in one kernel, the weights of a sample staying on the chip.
+
+Counted for 64 samples, 64 slots and 3 steps in FP32: 32 KB of samples read and written instead of
+98 KB, and one launch instead of one or more a step, which is what pays.
+"""
 
 from workbench.runner.toggles._kernel_toggle import kernel_toggle
 

@@ -4,6 +4,9 @@ Another model: what lies further back is reached through the layers only. Time a
 attention then grow with the sequence and no longer with its square. The decode cache stays as long
 as it was. Not every backend has it; *Automatic* finds one that does. (Beltagy et al., Longformer,
 arXiv 2004.05150; Jiang et al., Mistral 7B, arXiv 2310.06825.)
+
+Counted for HYDRA large with a window of 512: 0.95 of the forward pass's FLOPs at 2,048 tokens, 0.77
+at 8,192.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class BreakdownPanel(QWidget):
         self.which, self.against = QComboBox(), QComboBox()
         self.which.setToolTip("The profile that is shown")
         self.which.activated.connect(self._choose)
-        self.against.setToolTip("Another profile, aligned by module")
+        self.against.setToolTip("Another profile, aligned by module, or by class if compiled")
         self.against.activated.connect(self._show_difference)
         for box in (self.which, self.against):
             box.setSizeAdjustPolicy(
@@ -70,6 +70,7 @@ class BreakdownPanel(QWidget):
             TableView() for _ in range(6)
         )
         self.achieved = TableView()
+        self.aligned = _parts.note()
         self._pages = QStackedLayout()
         self.empty = Empty(
             state,
@@ -108,7 +109,12 @@ class BreakdownPanel(QWidget):
         self.tabs = QTabWidget()
         self.tabs.setDocumentMode(True)
         apart = QSplitter(Qt.Orientation.Vertical)
-        apart.addWidget(self.difference)
+        upper = QWidget()
+        over = _parts.tight(QVBoxLayout(upper), 0)
+        self.aligned.setContentsMargins(12, 4, 12, 4)
+        over.addWidget(self.aligned)
+        over.addWidget(self.difference, 1)
+        apart.addWidget(upper)
         apart.addWidget(self.roles_apart)
         apart.setSizes([300, 200])
         self._apart = apart
@@ -219,6 +225,9 @@ class BreakdownPanel(QWidget):
         self.tabs.setTabVisible(place, other is not None)
         if other is not None and self._shown is not None:
             sides = (other, self._shown)
+            why_not = breakdown.not_by_module(*sides)
+            self.aligned.setText(why_not)
+            self.aligned.setVisible(bool(why_not))
             self.difference.show_table(breakdown_tables.difference_table(*sides))
             self.roles_apart.show_table(breakdown_tables.memory_difference_table(*sides))
 

@@ -1,0 +1,58 @@
+"""When Inductor times kernels against one another: told apart from the compiling around it.
+
+Torch names what it times while it compiles ("mm_template_autotuning", a Triton kernel's
+"benchmark_all_configs") to its log of events, in which it is seen here. Nothing else of torch tells
+it as it happens; where that log is another one, what is tuned counts as compiled, as torch has it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+_TUNES = re.compile(
+    r"_template_(autotuning|precompiling)$"  # of a matrix product's kernels, and their compiling
+    r"|^CachingAutotuner\.(benchmark_all_configs|coordinate_descent_tuning"
+    r"|combo_sequential_autotune)$"
+)
+
+
+def watch(logger: type[Any], tuning: Callable[[], AbstractContextManager[None]]) -> bool:
+    """Enter ``tuning()`` while something is tuned, by whatever thread; False where no event tells.
+
+    ``logger``: torch's class with ``log_event_start`` and ``log_event_end``, changed from now on.
+    """
+    start, end = (getattr(logger, f"log_event_{what}", None) for what in ("start", "end"))
+    if start is None or end is None:
+        return False
+    lock = threading.Lock()
+    entered: list[AbstractContextManager[None]] = []
+    count = 0  # of what is tuned now: threads do so side by side, and one event lies in another
+
+    @functools.wraps(start)
+    def started(self: Any, event_name: str, *args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        if _TUNES.search(event_name):
+            with lock:
+                count += 1
+                if count == 1:
+                    entered.append(tuning())
+                    entered[-1].__enter__()
+        return start(self, event_name, *args, **kwargs)
+
+    @functools.wraps(end)
+    def ended(self: Any, event_name: str, *args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        if _TUNES.search(event_name):
+            with lock:
+                count -= 1
+                if count == 0:
+                    entered.pop().__exit__(None, None, None)
+        return end(self, event_name, *args, **kwargs)
+
+    logger.log_event_start, logger.log_event_end = started, ended
+    return True
