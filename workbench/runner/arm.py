@@ -21,12 +21,12 @@ from models._checkpointing import kept_operators, reset_kept_operators
 from sessions.model import Configuration, Evidence, Scalar
 from workbench.runner.compiles import Compiles
 from workbench.runner.data import Batches, make_batches
-from workbench.runner.failures import Mistake
+from workbench.runner.failures import Mistake, explain, is_fatal
 from workbench.runner.flops import counting_flops, model_flops
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.probe import Probe, probe
 from workbench.runner.rounds import Rounds
-from workbench.runner.toggles import Situation, Stage, all_toggles
+from workbench.runner.toggles import Situation, Stage, Toggle, all_toggles, unknown
 from workbench.runner.training import Trainer, Weights
 from workbench.runner.workloads import Bench, Compute, Step
 from workbench.runner.workloads._decoder import Decoder
@@ -156,17 +156,27 @@ class Arm:
         self.kept_operators = kept_operators()
 
     def find_evidence(self) -> list[Evidence]:
-        """Ask every toggle that was switched for the proof that it took effect; asked once."""
+        """Ask every toggle that was switched for the proof that it took effect; asked once.
+
+        What fails while one is asked makes that one unknown, and is raised only where it is fatal.
+        """
         if self.evidence is None:
-            self.evidence = []
             with self.entered():
-                for toggle in all_toggles().values():
-                    option = self.configuration.toggles[toggle.name]
-                    if option != toggle.off:
-                        found = toggle.evidence(option, self)
-                        evidence = Evidence(toggle.name, option, found.status, found.text)
-                        self.evidence.append(evidence)
+                self.evidence = [
+                    self._evidence_of(toggle, option)
+                    for toggle in all_toggles().values()
+                    if (option := self.configuration.toggles[toggle.name]) != toggle.off
+                ]
         return self.evidence
+
+    def _evidence_of(self, toggle: Toggle, option: str) -> Evidence:
+        try:
+            found = toggle.evidence(option, self)
+        except Exception as error:  # evidence may run the model, which may raise anything
+            if is_fatal(error):
+                raise
+            found = unknown(f"looking for the evidence failed: {explain(error).sentence}")
+        return Evidence(toggle.name, option, found.status, found.text)
 
 
 def is_short(device: torch.device) -> bool:

@@ -82,6 +82,11 @@ def as_default(text: str) -> Finding:
     return Finding("as default", text)
 
 
+def unknown(text: str) -> Finding:
+    """Whether the option took effect could not be seen, and this is why."""
+    return Finding("unknown", text)
+
+
 def never_blocked(option: str, situation: Situation) -> Blocked | None:
     """For a toggle that can always be used."""
     return None
