@@ -76,14 +76,14 @@ def explain(error: BaseException) -> Failure:
             "switch CUDA graphs off, or change that line.",
             detail=detail,
         )
-    if type(error).__module__.startswith(_COMPILERS):
+    if is_of_compiler(error):
         return Failure(
             kind="compile",
             sentence=f"torch.compile failed: {_why_not_compiled(str(error)) or _first_line(error)}",
             fix=_LET_IT_BREAK if type(error).__name__ == "Unsupported" else _DO_NOT_COMPILE,
             detail=detail,
         )
-    if type(error).__module__.startswith(_TRITON):
+    if is_of_triton(error):
         return Failure(
             kind="compile",
             sentence=f"A Triton kernel failed to compile or to start: {first}",
@@ -104,6 +104,16 @@ def explain(error: BaseException) -> Failure:
         fix="The log has the traceback; correct the model or change the configuration.",
         detail=detail,
     )
+
+
+def is_of_compiler(error: BaseException) -> bool:
+    """Whether it is ``torch.compile`` that failed."""
+    return type(error).__module__.startswith(_COMPILERS)
+
+
+def is_of_triton(error: BaseException) -> bool:
+    """Whether it is Triton that failed, with a kernel written in it."""
+    return type(error).__module__.startswith(_TRITON)
 
 
 def is_fatal(error: BaseException) -> bool:
