@@ -5,6 +5,7 @@ configuration neither builds nor compiles it again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import kernels
 from models import Model
 from models._checkpointing import kept_operators, reset_kept_operators
 from sessions.model import Configuration, Evidence, Scalar
+from workbench.runner.ceilings import fp32_products
 from workbench.runner.compiles import Compiles
 from workbench.runner.data import Batches, make_batches
 from workbench.runner.failures import Mistake, explain, is_fatal
@@ -58,7 +60,9 @@ class Build:
     )
     compiles_blocks: bool = False  # each block by itself, and not the whole computation
     model: Model | None = None  # once it is built
-    flags: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
+    flags: list[Callable[[], AbstractContextManager[Any]]] = field(
+        default_factory=lambda: [functools.partial(fp32_products, tf32=False)]
+    )
     preparations: list[Callable[[Arm], None]] = field(default_factory=list)  # before a first step
     transforms: list[Callable[[Model], None]] = field(default_factory=list)
     compute_wrappers: list[Callable[[Compute], Compute]] = field(default_factory=list)
