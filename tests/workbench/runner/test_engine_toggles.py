@@ -158,9 +158,16 @@ def test_memory_that_lies_in_no_expandable_segment_is_told(monkeypatch):
     assert said.text == "6 of 8 MiB reserved lie in expandable segments"
 
 
+def test_timing_convolutions_is_for_models_that_may_have_them(small):
+    why = blocked(small)["cudnn_benchmark"]["on"]
+    assert why.absent and "no convolution that runs through cuDNN" in why.reason
+    own = Configuration(family="own", preset="file", model={"source": str(IMAGES)})
+    why = blocked(own)["cudnn_benchmark"]["on"]
+    assert "needs a CUDA GPU" in why.reason and not why.absent
+
+
 @pytest.mark.parametrize(
-    ("toggle", "option"),
-    [("cudnn_benchmark", "on"), ("allocator", "expandable"), ("activation_offload", "on")],
+    ("toggle", "option"), [("allocator", "expandable"), ("activation_offload", "on")]
 )
 def test_what_needs_a_gpu_says_so(small, toggle, option):
     why = blocked(small)[toggle][option]
