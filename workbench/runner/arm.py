@@ -20,6 +20,7 @@ import kernels
 from models import Model
 from models._checkpointing import kept_operators, reset_kept_operators
 from sessions.model import Configuration, Evidence, Scalar
+from workbench.runner.attention_facts import attention_facts
 from workbench.runner.ceilings import fp32_products
 from workbench.runner.compiles import Compiles
 from workbench.runner.data import Batches, make_batches
@@ -105,6 +106,7 @@ class Arm:
     ledger: dict[str, Scalar]
     tiles: list[kernels.Choice] = field(default_factory=list)  # of the kernels of the first step
     usage: dict[str, dict[str, int]] = field(default_factory=dict)
+    reasons: dict[str, tuple[str, str]] = field(default_factory=dict)  # as in ``kernels``
     kept_operators: dict[str, int] = field(default_factory=dict)  # by a checkpoint's policy
     compiles: Compiles = field(default_factory=Compiles)
     evidence: list[Evidence] | None = None
@@ -155,25 +157,26 @@ class Arm:
         reset_kept_operators()
         with counting_flops(self):
             yield
-        self.usage = kernels.usage()
+        self.usage, self.reasons = kernels.usage(), kernels.reasons()
         self.tiles = kernels.tiles()
+        self.counted |= attention_facts(self)
         self.kept_operators = kept_operators()
 
     def find_evidence(self) -> list[Evidence]:
-        """Ask every toggle that was switched for the proof that it took effect; asked once.
+        """Ask every toggle that was switched, or chose, what proves its effect; asked once.
 
         What fails while one is asked makes that one unknown, and is raised only where it is fatal.
         """
         if self.evidence is None:
             with self.entered():
-                self.evidence = [
-                    self._evidence_of(toggle, option)
-                    for toggle in all_toggles().values()
-                    if (option := self.configuration.toggles[toggle.name]) != toggle.off
-                ]
+                found = map(self._evidence_of, all_toggles().values())
+                self.evidence = [each for each in found if each is not None]
         return self.evidence
 
-    def _evidence_of(self, toggle: Toggle, option: str) -> Evidence:
+    def _evidence_of(self, toggle: Toggle) -> Evidence | None:
+        option = self.configuration.toggles[toggle.name]
+        if option == toggle.off and not (toggle.chooses and toggle.chooses(self)):
+            return None
         try:
             found = toggle.evidence(option, self)
         except Exception as error:  # evidence may run the model, which may raise anything

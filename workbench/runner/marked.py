@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.backends import cuda
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
@@ -57,13 +59,15 @@ def call(arm: Arm, *, backward: bool = False) -> None:
 class AttentionChoices(TorchFunctionMode):
     """Which backend torch takes for each SDPA call inside, and which with other flags.
 
-    ``otherwise`` sets the other flags and sets them back.
+    ``otherwise`` sets the other flags and sets them back. ``refused``: why torch's fused kernels
+    did not fit, once for each call that it left to its math; on a GPU alone.
     """
 
     def __init__(self, otherwise: Callable[[], Any]) -> None:
         super().__init__()
         self._otherwise = otherwise
         self.chosen: Counter[tuple[str, str]] = Counter()  # (as it is, otherwise)
+        self.refused: list[str] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -72,6 +76,8 @@ class AttentionChoices(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is scaled_dot_product_attention:
             chosen = _choice(*args, **kwargs)
+            if chosen == "math":
+                self.refused += _refusals(*args, **kwargs)
             with self._otherwise():
                 self.chosen[chosen, _choice(*args, **kwargs)] += 1
         return func(*args, **kwargs)
@@ -80,6 +86,27 @@ class AttentionChoices(TorchFunctionMode):
 def _choice(*args: Any, **kwargs: Any) -> str:
     backend = SDPBackend(torch._fused_sdp_choice(*args, **kwargs))
     return str(backend.name).lower().removesuffix("_attention").replace("_", " ")
+
+
+def _refusals(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> list[str]:
+    """What torch warns of when it is asked whether its fused kernels can compute a call."""
+    if not q.is_cuda:
+        return []
+    asked = cuda.SDPAParams(q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        cuda.can_use_flash_attention(asked, True)
+        cuda.can_use_efficient_attention(asked, True)
+    return [str(one.message).partition(" (Triggered")[0].rstrip(". ") for one in said]
 
 
 class Convolutions(TorchFunctionMode):

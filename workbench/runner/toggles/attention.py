@@ -1,7 +1,8 @@
 """Which kernel computes attention: chosen automatically, or one backend by name.
 
-``auto`` takes the fastest that fits the call and says why; a named backend that cannot run is an
-error, never a silent fallback.
+``auto`` takes the fastest that fits the call and says why: the flash ratio is the share of calls
+that a fused kernel computed, and a fallback is one that held the whole matrix of weights. A named
+backend that cannot run is an error, never a silent fallback.
 """
 
 from __future__ import annotations
@@ -15,8 +16,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kernels
 from workbench.protocol import Blocked
+from workbench.runner import marked
 from workbench.runner.toggles._kernel_toggle import usage_finding
-from workbench.runner.toggles._toggle import OPERATORS, Finding, Situation, Stage, Toggle
+from workbench.runner.toggles._toggle import (
+    OPERATORS,
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    effective,
+    no_effect,
+)
 
 if TYPE_CHECKING:
     from workbench.runner.arm import Arm, Build
@@ -89,7 +99,41 @@ def _apply(option: str, build: Build) -> None:
 
 
 def _evidence(option: str, arm: Arm) -> Finding:
+    if option == "auto":
+        return _chosen(arm)
+    if option == "sdpa":
+        return _torchs_choice(arm)
     return usage_finding("attention", option, arm)
+
+
+def _calls(arm: Arm) -> bool:
+    return "attention_calls" in arm.counted
+
+
+def _chosen(arm: Arm) -> Finding:
+    """What ``auto`` took, what it passed over and why; that it fell back is a warning."""
+    facts = arm.counted
+    fallbacks, calls = int(facts["attention_fallbacks"]), int(facts["attention_calls"])
+    text = f"chose {facts['attention_kernels']}; flash ratio {facts['attention_flash_ratio']:.2f}"
+    text += f", {fallbacks} of {calls} calls fell back to the whole matrix of weights"
+    if why := facts["attention_reason"]:
+        text += f"; passed over: {why}"
+    return no_effect(text) if fallbacks else effective(text)
+
+
+def _torchs_choice(arm: Arm) -> Finding:
+    """Which of its kernels torch took, and why none of the fused ones."""
+    ran = usage_finding("attention", "sdpa", arm)
+    with marked.AttentionChoices(contextlib.nullcontext) as seen:
+        marked.call(arm)
+    if ran.status != "effective" or not seen.chosen:
+        return ran
+    shown = ", ".join(f"{name} {count}" for (name, _), count in seen.chosen.items())
+    text = f"{ran.text}; torch chose {shown}"
+    if any(name == "math" for name, _ in seen.chosen):
+        why = "; ".join(dict.fromkeys(seen.refused)) or "torch gives no reason"
+        return no_effect(f"{text}, and fell back to math because: {why}")
+    return effective(text)
 
 
 TOGGLE = Toggle(
@@ -101,6 +145,7 @@ TOGGLE = Toggle(
     options=_options(),
     apply=_apply,
     evidence=_evidence,
+    chooses=_calls,
     blocked=_blocked,
     bundled=OPERATORS,
 )
