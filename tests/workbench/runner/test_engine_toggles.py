@@ -17,7 +17,7 @@ from models import _checkpointing
 from sessions.model import Configuration
 from workbench.runner import optimizers
 from workbench.runner.offload import Offload
-from workbench.runner.toggles import all_toggles
+from workbench.runner.toggles import all_toggles, allocator
 from workbench.runner.training import Weights
 
 IMAGES = Path(__file__).parents[2] / "examples" / "own_model.py"
@@ -147,15 +147,25 @@ def test_timing_convolutions_that_cudnn_does_not_run_is_told(small, source, text
     assert said.status == "no effect" and said.text.startswith(text)
 
 
-def test_memory_that_lies_in_no_expandable_segment_is_told(monkeypatch):
-    segments = [{"total_size": 2 << 20, "is_expandable": False}]
+def test_only_segments_made_since_the_setting_is_in_force_prove_it(monkeypatch):
+    others = {"address": 0, "total_size": 64 << 20, "is_expandable": True}
+    segments = [others, {"address": 1 << 30, "total_size": 32 << 20, "is_expandable": False}]
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
-    judge = all_toggles()["allocator"].evidence
-    assert judge("expandable", None).status == "no effect"
-    segments.append({"total_size": 6 << 20, "is_expandable": True})
-    said = judge("expandable", None)
-    assert said.status == "effective"
-    assert said.text == "6 of 8 MiB reserved lie in expandable segments"
+    monkeypatch.setattr(allocator, "_configure", lambda setting: None)
+    build = SimpleNamespace(flags=[])
+    toggle = all_toggles()["allocator"]
+    toggle.apply("expandable", build)
+    (setting,) = build.flags
+    with setting():
+        segments.append({"address": 2 << 30, "total_size": 1 << 20, "is_expandable": False})
+    with setting():
+        pass
+    said = toggle.evidence("expandable", build)
+    assert said.status == "no effect" and said.text.startswith("0 of 1 MiB reserved since")
+    others["total_size"] += 4 << 20
+    segments.append({"address": 3 << 30, "total_size": 2 << 20, "is_expandable": True})
+    said = toggle.evidence("expandable", build)
+    assert said.status == "effective" and said.text.startswith("6 of 7 MiB reserved since")
 
 
 def test_timing_convolutions_is_for_models_that_may_have_them(small):
