@@ -18,7 +18,8 @@ def attention_facts(arm: Arm) -> dict[str, Scalar]:
     """
     used = kernels.attention_usage(arm.usage)
     by, ratio = used["by_implementation"], used["flash_ratio"]
-    assert isinstance(by, dict) and isinstance(ratio, float)
+    fallbacks = used["fallbacks"]
+    assert isinstance(by, dict) and isinstance(ratio, float) and isinstance(fallbacks, int)
     if not by:
         return {}
     operator = "attention" if "attention" in arm.reasons else "adaptive_attention"
@@ -26,7 +27,7 @@ def attention_facts(arm: Arm) -> dict[str, Scalar]:
     return {
         "attention_calls": sum(by.values()),
         "attention_kernels": ", ".join(f"{name} {calls}" for name, calls in by.items()),
-        "attention_reason": "" if reason == "asked for" else reason,
+        "attention_reason": "" if reason == kernels.ASKED else reason,
         "attention_flash_ratio": round(ratio, 4),
-        "attention_fallbacks": int(used["fallbacks"]),
+        "attention_fallbacks": fallbacks,
     }

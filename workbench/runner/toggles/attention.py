@@ -101,9 +101,8 @@ def _apply(option: str, build: Build) -> None:
 def _evidence(option: str, arm: Arm) -> Finding:
     if option == "auto":
         return _chosen(arm)
-    if option == "sdpa":
-        return _torchs_choice(arm)
-    return usage_finding("attention", option, arm)
+    found = usage_finding("attention", option, arm)
+    return _torchs_choice(found, arm) if option == "sdpa" else found
 
 
 def _calls(arm: Arm) -> bool:
@@ -121,9 +120,8 @@ def _chosen(arm: Arm) -> Finding:
     return no_effect(text) if fallbacks else effective(text)
 
 
-def _torchs_choice(arm: Arm) -> Finding:
+def _torchs_choice(ran: Finding, arm: Arm) -> Finding:
     """Which of its kernels torch took, and why none of the fused ones."""
-    ran = usage_finding("attention", "sdpa", arm)
     with marked.AttentionChoices(contextlib.nullcontext) as seen:
         marked.call(arm)
     if ran.status != "effective" or not seen.chosen:
