@@ -64,8 +64,8 @@ class Alternation:
         except Exception as error:
             base = self.contenders[0] if self.contenders else contender
             before = None if base is contender else base.situation.configuration
-            evidence = failed_options(error, configuration, before)
-            rig.wire.send(protocol.EvidenceFound(segment=contender.segment, evidence=evidence))
+            if failed := failed_options(error, configuration, before):
+                rig.wire.send(protocol.EvidenceFound(segment=contender.segment, evidence=failed))
             raise
 
     def build(self, contender: Contender) -> Arm:

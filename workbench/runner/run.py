@@ -170,7 +170,8 @@ class Run:
             if again or failure.kind not in ("out-of-memory", "capture") or not rig.arms.count:
                 self._facts(failure=failure.sentence)
                 before = None if self._situation is None else self._situation.configuration
-                self._tell_evidence(failed_options(error, situation.configuration, before))
+                if failed := failed_options(error, situation.configuration, before):
+                    self._tell_evidence(failed)
                 raise
         return None
 
