@@ -10,6 +10,7 @@ import pkgutil
 
 from kernels import hardware
 from kernels._dispatch import (
+    ASKED,
     OPS,
     Status,
     choose,
@@ -64,6 +65,7 @@ from kernels.token_router import token_router  # noqa: E402
 from kernels.token_scatter import token_scatter  # noqa: E402
 
 __all__ = [
+    "ASKED",
     "GENERATIONS",
     "OPS",
     "Case",

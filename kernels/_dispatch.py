@@ -22,6 +22,7 @@ from kernels._operator import Mistake, Operator, Unavailable, traced_as_constant
 
 OPS: dict[str, Operator] = {}
 
+ASKED = "asked for"  # the reason for an implementation that was named
 _chosen: dict[str, str] = {}
 _counts: dict[tuple[str, str], int] = {}
 _last: dict[str, tuple[str, str]] = {}
@@ -101,7 +102,7 @@ def _checked(op: Operator, name: str, args: tuple[Any, ...]) -> str:
         reason = refuses(*args) if refuses is not None else None
     if reason:
         raise Unavailable(f"{op.name}: {name!r} cannot run: {reason}")
-    _count(op.name, name, "asked for")
+    _count(op.name, name, ASKED)
     return name
 
 

@@ -2,8 +2,9 @@
 
 A block that is checkpointed keeps its inputs and runs again in backward (Chen et al., arXiv
 1604.06174). Under "operators" it also keeps what is dear to compute and small to hold, the outputs
-of matrix products and attention, and computes only the rest again (Korthikanti et al., arXiv
-2205.05198, section 5, with the choice turned round).
+of torch's matrix products and SDPA kernels, and computes only the rest again (Korthikanti et al.,
+arXiv 2205.05198, section 5, with the choice turned round). A kernel that is launched from an
+autograd function, as Triton's are, is no operator and always runs again.
 """
 
 from __future__ import annotations

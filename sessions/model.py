@@ -95,7 +95,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
     toggle: str
     requested: str
-    status: str  # "effective", "no effect", "as default" or "unknown"
+    status: str  # "effective", "no effect", "as default", "failed" or "unknown"
     text: str
 
 

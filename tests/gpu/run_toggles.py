@@ -121,9 +121,7 @@ def switch(driver: Driver, toggles: dict[str, str]) -> tuple[str, str]:
     driver.send(protocol.Apply(toggles=toggles))
     try:
         driver.until(protocol.SegmentStarted, LIMIT_S)
-        answer = driver.until(
-            lambda message: isinstance(message, (protocol.EvidenceFound, protocol.Failure)), LIMIT_S
-        )
+        answer = driver.until(_answers, LIMIT_S)
     except AssertionError as error:
         return "lost", str(error)[:300]
     if isinstance(answer, protocol.Failure):
@@ -132,6 +130,13 @@ def switch(driver: Driver, toggles: dict[str, str]) -> tuple[str, str]:
         return ("lost" if answer.fatal else "failed"), answer.sentence
     evidence = [one for one in answer.evidence if one.requested == toggles.get(one.toggle)]
     return (evidence[0].status, evidence[0].text) if evidence else ("unknown", "no evidence")
+
+
+def _answers(message: protocol.Message) -> bool:
+    """Whether it ends the waiting: what an option failed of comes before its failure."""
+    if isinstance(message, protocol.EvidenceFound):
+        return all(one.status != "failed" for one in message.evidence)
+    return isinstance(message, protocol.Failure)
 
 
 SIGNS = {

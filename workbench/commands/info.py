@@ -50,6 +50,11 @@ def _run(arguments: argparse.Namespace) -> int:
             lines += [session.notes, ""]
         lines += [f"{name}: {value}" for name, value in session.environment.items()]
         lines += ["", segments_table(session).to_markdown()]
+        lines += [
+            f"segment {segment.index}: {one.toggle}={one.requested}: {one.status}: {one.text}"
+            for segment in session.segments
+            for one in segment.evidence
+        ]
         if session.comparisons:
             lines.append(verdicts_table(session.comparisons).to_markdown())
         lines += [f"{event.t_s:9.2f} s  {event.kind}: {event.text}" for event in session.events]

@@ -16,6 +16,7 @@ from sessions.model import Numerics, Phase, Scalar
 from workbench import protocol
 from workbench.runner import blocks, numerics
 from workbench.runner.arm import Arm, label
+from workbench.runner.blame import failed_options
 from workbench.runner.blocks import Contender, TimedBlock
 from workbench.runner.failures import (
     MEMORY_MAY_CURE,
@@ -65,7 +66,16 @@ class Alternation:
             )
         )
         rig.state("building", f"Building {contender.name}")
-        self.build(contender)
+        try:
+            self.build(contender)
+        except (Cancelled, RunEnded):
+            raise
+        except Exception as error:
+            base = self.contenders[0] if self.contenders else contender
+            before = None if base is contender else base.situation.configuration
+            if failed := failed_options(error, configuration, before):
+                rig.wire.send(protocol.EvidenceFound(segment=contender.segment, evidence=failed))
+            raise
 
     def build(self, contender: Contender) -> Arm:
         """The contender's arm after its first step; alone in memory if it must be."""

@@ -5,6 +5,7 @@ configuration neither builds nor compiles it again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import time
 from collections.abc import Callable, Iterator
@@ -19,14 +20,16 @@ import kernels
 from models import Model
 from models._checkpointing import kept_operators, reset_kept_operators
 from sessions.model import Configuration, Evidence, Scalar
+from workbench.runner.attention_facts import attention_facts
+from workbench.runner.ceilings import fp32_products
 from workbench.runner.compiles import Compiles
 from workbench.runner.data import Batches, make_batches
-from workbench.runner.failures import Mistake
+from workbench.runner.failures import Mistake, explain, is_fatal
 from workbench.runner.flops import counting_flops, model_flops
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.probe import Probe, probe
 from workbench.runner.rounds import Rounds
-from workbench.runner.toggles import Situation, Stage, all_toggles
+from workbench.runner.toggles import Situation, Stage, Toggle, all_toggles, unknown
 from workbench.runner.training import Trainer, Weights
 from workbench.runner.workloads import Bench, Compute, Step
 from workbench.runner.workloads._decoder import Decoder
@@ -58,7 +61,9 @@ class Build:
     )
     compiles_blocks: bool = False  # each block by itself, and not the whole computation
     model: Model | None = None  # once it is built
-    flags: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
+    flags: list[Callable[[], AbstractContextManager[Any]]] = field(
+        default_factory=lambda: [functools.partial(fp32_products, tf32=False)]
+    )
     preparations: list[Callable[[Arm], None]] = field(default_factory=list)  # before a first step
     transforms: list[Callable[[Model], None]] = field(default_factory=list)
     compute_wrappers: list[Callable[[Compute], Compute]] = field(default_factory=list)
@@ -101,6 +106,7 @@ class Arm:
     ledger: dict[str, Scalar]
     tiles: list[kernels.Choice] = field(default_factory=list)  # of the kernels of the first step
     usage: dict[str, dict[str, int]] = field(default_factory=dict)
+    reasons: dict[str, tuple[str, str]] = field(default_factory=dict)  # as in ``kernels``
     kept_operators: dict[str, int] = field(default_factory=dict)  # by a checkpoint's policy
     compiles: Compiles = field(default_factory=Compiles)
     evidence: list[Evidence] | None = None
@@ -151,22 +157,33 @@ class Arm:
         reset_kept_operators()
         with counting_flops(self):
             yield
-        self.usage = kernels.usage()
+        self.usage, self.reasons = kernels.usage(), kernels.reasons()
         self.tiles = kernels.tiles()
+        self.counted |= attention_facts(self)
         self.kept_operators = kept_operators()
 
     def find_evidence(self) -> list[Evidence]:
-        """Ask every toggle that was switched for the proof that it took effect; asked once."""
+        """Ask every toggle that was switched, or chose, what proves its effect; asked once.
+
+        What fails while one is asked makes that one unknown, and is raised only where it is fatal.
+        """
         if self.evidence is None:
-            self.evidence = []
             with self.entered():
-                for toggle in all_toggles().values():
-                    option = self.configuration.toggles[toggle.name]
-                    if option != toggle.off:
-                        found = toggle.evidence(option, self)
-                        evidence = Evidence(toggle.name, option, found.status, found.text)
-                        self.evidence.append(evidence)
+                found = map(self._evidence_of, all_toggles().values())
+                self.evidence = [each for each in found if each is not None]
         return self.evidence
+
+    def _evidence_of(self, toggle: Toggle) -> Evidence | None:
+        option = self.configuration.toggles[toggle.name]
+        if option == toggle.off and not (toggle.chooses and toggle.chooses(self)):
+            return None
+        try:
+            found = toggle.evidence(option, self)
+        except Exception as error:  # evidence may run the model, which may raise anything
+            if is_fatal(error):
+                raise
+            found = unknown(f"looking for the evidence failed: {explain(error).sentence}")
+        return Evidence(toggle.name, option, found.status, found.text)
 
 
 def is_short(device: torch.device) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
+from torch.backends import cudnn
 
 from kernels import _timing, hardware
 from sessions.model import Ceilings
@@ -78,7 +79,7 @@ class Roof:
         facts = hardware.of(self.device)
         yield "float32", _timing.matrix_rate(where, torch.float32)
         if facts.tf32:
-            with tf32():
+            with fp32_products(tf32=True):
                 yield "tf32", _timing.matrix_rate(where, torch.float32)
         if facts.fp16:
             yield "float16", _timing.matrix_rate(where, torch.float16)
@@ -96,14 +97,19 @@ class Roof:
 
 
 @contextlib.contextmanager
-def tf32() -> Iterator[None]:
-    """Let products of FP32 numbers use TF32 meanwhile."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
+def fp32_products(*, tf32: bool) -> Iterator[None]:
+    """Let products and convolutions of FP32 numbers use TF32 meanwhile, or keep all their bits.
+
+    Torch's own default is TF32 for the convolutions of cuDNN, and not for products.
+    """
+    before = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    cudnn.allow_tf32 = tf32
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(before[0])
+        cudnn.allow_tf32 = before[1]
 
 
 class CeilingsRun:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 
 from workbench.runner.optimizers import EIGHT_BIT
 from workbench.runner.probes import graphs as graph_probe
+from workbench.runner.probes import recordings
 from workbench.runner.probes.graphs import Break
 
 RECORDS = 4096  # that Dynamo keeps; its own limit is 64
@@ -32,6 +34,8 @@ class Compiles:
     graphs: int = 0
     breaks: list[Break] = field(default_factory=list)  # each place once
     cudagraph_skips: int = 0
+    skip_reasons: Counter[str] = field(default_factory=Counter)  # of those skips
+    recordings: int = 0  # CUDA graphs that Inductor recorded
     recompiles: list[str] = field(default_factory=list)  # each with its reason
     given_up: list[str] = field(default_factory=list)  # what runs in eager mode since
     _mark: _Mark | None = None
@@ -44,7 +48,8 @@ class Compiles:
             return
         self._mark = _Mark.now()
         try:
-            yield
+            with recordings.skips(self.skip_reasons):
+                yield
         finally:
             self.read()
             self._mark = None
@@ -65,10 +70,20 @@ class Compiles:
         because = f" because {_first(self.recompiles)}" if self.recompiles else ""
         return ", ".join([*parts, recompiles + because])
 
+    def graphs_text(self) -> str:
+        """The CUDA graphs that Inductor recorded, and those it left out with its reasons."""
+        text = f"{counted(self.recordings, 'CUDA graph')} recorded"
+        if not self.cudagraph_skips:
+            return text
+        reasons = _first([reason for reason, _ in self.skip_reasons.most_common()])
+        because = f" because of {reasons}" if reasons else ", and Inductor gave no reason"
+        return f"{text}, skipped {counted(self.cudagraph_skips, 'time')}{because}"
+
     def _add(self, before: _Mark, now: _Mark) -> None:
         new = [each for each in graph_probe.breaks_since(before.breaks) if not _of_library(each)]
         self.breaks = graph_probe.by_place([*self.breaks, *new])
         self.cudagraph_skips += now.cudagraph_skips - before.cudagraph_skips
+        self.recordings += len(now.recorded - before.recorded)
         for record in _records_since(before.last):
             self._add_record(record)
 
@@ -90,17 +105,19 @@ class _Mark:
 
     breaks: int
     cudagraph_skips: int
+    recorded: frozenset[Hashable]  # CUDA graphs
     last: Any
 
     @classmethod
     def now(cls) -> _Mark:
         if "torch._dynamo" not in sys.modules:  # importing it costs seconds; nothing was compiled
-            return cls(0, 0, None)
+            return cls(0, 0, frozenset(), None)
         counters = torch._dynamo.utils.counters
         records = torch._dynamo.utils.get_compilation_metrics()
         return cls(
             graph_probe.mark(),
             counters["inductor"]["cudagraph_skips"],
+            recordings.recorded(),
             records[-1] if records else None,
         )
 

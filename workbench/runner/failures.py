@@ -79,14 +79,14 @@ def explain(error: BaseException) -> Failure:
             "switch CUDA graphs off, or change that line.",
             detail=detail,
         )
-    if type(error).__module__.startswith(_COMPILERS):
+    if is_of_compiler(error):
         return Failure(
             kind="compile",
             sentence=f"torch.compile failed: {_why_not_compiled(str(error)) or _first_line(error)}",
             fix=_LET_IT_BREAK if type(error).__name__ == "Unsupported" else _DO_NOT_COMPILE,
             detail=detail,
         )
-    if type(error).__module__.startswith(_TRITON):
+    if is_of_triton(error):
         return Failure(
             kind="compile",
             sentence=f"A Triton kernel failed to compile or to start: {first}",
@@ -112,6 +112,16 @@ def explain(error: BaseException) -> Failure:
 def trying_again(failure: Failure) -> str:
     """What is done about a failure that more memory may cure, and what it was."""
     return f"trying again with the memory free: {failure.sentence}"
+
+
+def is_of_compiler(error: BaseException) -> bool:
+    """Whether it is ``torch.compile`` that failed."""
+    return type(error).__module__.startswith(_COMPILERS)
+
+
+def is_of_triton(error: BaseException) -> bool:
+    """Whether it is Triton that failed, with a kernel written in it."""
+    return type(error).__module__.startswith(_TRITON)
 
 
 def is_fatal(error: BaseException) -> bool:

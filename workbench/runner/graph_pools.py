@@ -9,11 +9,11 @@ it captures in a process: configurations that share it are each told all of it.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import torch
 
+from workbench.runner.probes import recordings
 from workbench.runner.toggles.compile import WITH_GRAPHS
 
 if TYPE_CHECKING:
@@ -42,11 +42,5 @@ def _inductors(arm: Arm) -> tuple[int, int] | None:
     """The pool of what Inductor captured, once it has."""
     if arm.situation.option("compile") not in WITH_GRAPHS:
         return None
-    trees = sys.modules.get("torch._inductor.cudagraph_trees")
-    index = arm.situation.device.index
-    if trees is None:
-        return None
-    manager = trees.get_manager(
-        torch.cuda.current_device() if index is None else index, create_if_none_exists=False
-    )
-    return None if manager is None else tuple(manager.cuda_graphs_thread_pool)
+    tree = recordings.manager(arm.situation.device.index)
+    return None if tree is None else tuple(tree.cuda_graphs_thread_pool)

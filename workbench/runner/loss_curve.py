@@ -29,6 +29,7 @@ import kernels
 from models import Model
 from models._initialise import keep_marks
 from workbench.runner.arm import Arm
+from workbench.runner.ceilings import fp32_products
 from workbench.runner.training import Trainer, plain_optimizer
 
 STEPS = 8
@@ -186,6 +187,7 @@ def _plain_course(arm: Arm, dtype: torch.dtype | None, *, fresh: bool) -> Course
                 stack.enter_context(flag())
             wrap = arm.autocast
         else:
+            stack.enter_context(fp32_products(tf32=False))
             wrap = _as_it_is
         stack.enter_context(kernels.using(**plain))
         model, trainer, copies = _copy(arm, dtype or arm.weights_dtype, fresh=fresh)

@@ -31,6 +31,7 @@ from models._quantized import QuantizedLinear, expected_error, quantize_linears
 from sessions.model import Numerics
 from workbench.runner import loss_curve
 from workbench.runner.arm import Arm
+from workbench.runner.ceilings import fp32_products
 from workbench.runner.compiles import eager
 from workbench.runner.failures import explain, is_fatal
 from workbench.runner.loss_curve import Curve, take_choices
@@ -207,6 +208,7 @@ def _curve(arm: Arm, situation: Situation, name: str) -> Curve | str:
     )
 
 
+@fp32_products(tf32=False)
 def _reference(arm: Arm, situation: Situation) -> tuple[Outputs, str]:
     """The plain model's outputs in the widest dtype that fits, and that dtype's name."""
     if _fits(arm, situation, torch.float64):

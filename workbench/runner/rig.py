@@ -131,9 +131,10 @@ class Rig:
 
     def facts_of(self, arm: Arm) -> dict[str, Scalar]:
         """The arm's ledger, and what its steps are set against."""
+        facts = {**arm.ledger, **arm.counted}
         known = self.roof.found
         if known is None:
-            return arm.ledger
+            return facts
         dtype = COMPUTES[arm.situation.option("precision")]
         roof: dict[str, Scalar] = {
             "bytes_per_s": known.bytes_per_s,
@@ -142,7 +143,7 @@ class Rig:
         }
         if dtype in known.flops_per_s:
             roof["matrix_flops_per_s"] = known.flops_per_s[dtype]
-        return {**arm.ledger, **roof}
+        return {**facts, **roof}
 
     def answer(self, asked: protocol.Predict) -> None:
         """Say what the roofline makes of two configurations."""

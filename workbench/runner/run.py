@@ -14,10 +14,11 @@ import time
 import msgspec
 import torch
 
-from sessions.model import Configuration, Phase, Scalar
+from sessions.model import Configuration, Evidence, Phase, Scalar
 from workbench import protocol
 from workbench.runner import cures, numerics
 from workbench.runner.arm import Arm, label
+from workbench.runner.blame import failed_options
 from workbench.runner.cures import cure
 from workbench.runner.failures import MEMORY_MAY_CURE, Cancelled, explain, is_fatal, trying_again
 from workbench.runner.finite import FiniteWatch
@@ -169,6 +170,9 @@ class Run:
             failure = explain(error)
             if again or failure.kind not in MEMORY_MAY_CURE or not rig.arms.count:
                 self._facts(failure=failure.sentence)
+                before = None if self._situation is None else self._situation.configuration
+                if failed := failed_options(error, situation.configuration, before):
+                    self._tell_evidence(failed)
                 raise
         return failure
 
@@ -291,9 +295,7 @@ class Run:
         if not self._shown:
             assert self._arm is not None
             self._shown = True
-            evidence = self._arm.find_evidence()
-            index = self._rig.segments - 1
-            self._rig.wire.send(protocol.EvidenceFound(segment=index, evidence=evidence))
+            self._tell_evidence(self._arm.find_evidence())
 
     def _not_finite(self) -> None:
         """Tell, once a segment, that the numbers mean nothing any more."""
@@ -374,6 +376,10 @@ class Run:
 
     def _facts(self, **ledger: Scalar) -> None:
         self._rig.wire.send(protocol.Facts(segment=self._rig.segments - 1, ledger=ledger))
+
+    def _tell_evidence(self, evidence: list[Evidence]) -> None:
+        segment = self._rig.segments - 1
+        self._rig.wire.send(protocol.EvidenceFound(segment=segment, evidence=evidence))
 
     def _note(self, kind: str, text: str) -> None:
         self._rig.wire.send(protocol.Note(kind=kind, text=text))

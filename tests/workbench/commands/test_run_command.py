@@ -28,8 +28,10 @@ def test_a_run_ends_with_0_its_json_and_its_file(ran):
     assert segment["clock"] == "host"
     assert segment["ledger"]["parameters"] > 0
     assert [name for name, *_ in segment["phases"]][:2] == ["build", "warm-up"]
-    (evidence,) = segment["evidence"]
-    assert (evidence["toggle"], evidence["status"]) == ("adamw", "effective")
+    chosen, fused = segment["evidence"]
+    assert (chosen["toggle"], chosen["requested"]) == ("attention", "auto")
+    assert "flash ratio 1.00" in chosen["text"] and segment["ledger"]["attention_fallbacks"] == 0
+    assert (fused["toggle"], fused["status"]) == ("adamw", "effective")
     configuration = segment["configuration"]
     assert configuration["model"] == {"dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1}
     assert configuration["settings"] == {"batch": 1, "sequence": 16}

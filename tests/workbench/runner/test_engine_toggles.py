@@ -17,7 +17,7 @@ from models import _checkpointing
 from sessions.model import Configuration
 from workbench.runner import optimizers
 from workbench.runner.offload import Offload
-from workbench.runner.toggles import all_toggles
+from workbench.runner.toggles import all_toggles, allocator
 from workbench.runner.training import Weights
 
 IMAGES = Path(__file__).parents[2] / "examples" / "own_model.py"
@@ -42,6 +42,25 @@ def test_a_policy_that_keeps_nothing_is_told(small, monkeypatch):
     monkeypatch.setattr(_checkpointing, "_KEPT_OPERATORS", ())
     status, text = evidence(stepped(small, checkpointing="operators"), "checkpointing")
     assert status == "no effect" and "no operator's output was kept" in text
+
+
+def test_what_a_policy_by_operator_cannot_see_is_said_to_be_computed_again(small):
+    arm = stepped(small, checkpointing="operators")
+    assert "no operators of torch" not in evidence(arm, "checkpointing")[1]
+    arm.usage |= {"attention": {"triton": 4, "sdpa_flash": 2}, "ssd_scan": {"triton": 3}}
+    arm.evidence = None
+    text = evidence(arm, "checkpointing")[1]
+    assert text.endswith(
+        "; computed again too, being no operators of torch: attention by triton, ssd_scan by triton"
+    )
+
+
+def test_a_policy_by_operator_is_blocked_where_it_keeps_nothing_of_attention(small):
+    why = blocked(small, attention="flex")["checkpointing"]
+    assert set(why) == {"operators"} and why["operators"].set == {"attention": "sdpa"}
+    assert "attention by flex is no operator of torch" in why["operators"].reason
+    for backend in ("auto", "manual", "sdpa_flash"):
+        assert "operators" not in blocked(small, attention=backend).get("checkpointing", {})
 
 
 # The optimizer
@@ -147,20 +166,37 @@ def test_timing_convolutions_that_cudnn_does_not_run_is_told(small, source, text
     assert said.status == "no effect" and said.text.startswith(text)
 
 
-def test_memory_that_lies_in_no_expandable_segment_is_told(monkeypatch):
-    segments = [{"total_size": 2 << 20, "is_expandable": False}]
+def test_only_segments_made_since_the_setting_is_in_force_prove_it(monkeypatch):
+    others = {"address": 0, "total_size": 64 << 20, "is_expandable": True}
+    segments = [others, {"address": 1 << 30, "total_size": 32 << 20, "is_expandable": False}]
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
-    judge = all_toggles()["allocator"].evidence
-    assert judge("expandable", None).status == "no effect"
-    segments.append({"total_size": 6 << 20, "is_expandable": True})
-    said = judge("expandable", None)
-    assert said.status == "effective"
-    assert said.text == "6 of 8 MiB reserved lie in expandable segments"
+    monkeypatch.setattr(allocator, "_configure", lambda setting: None)
+    build = SimpleNamespace(flags=[])
+    toggle = all_toggles()["allocator"]
+    toggle.apply("expandable", build)
+    (setting,) = build.flags
+    with setting():
+        segments.append({"address": 2 << 30, "total_size": 1 << 20, "is_expandable": False})
+    with setting():
+        pass
+    said = toggle.evidence("expandable", build)
+    assert said.status == "no effect" and said.text.startswith("0 of 1 MiB reserved since")
+    others["total_size"] += 4 << 20
+    segments.append({"address": 3 << 30, "total_size": 2 << 20, "is_expandable": True})
+    said = toggle.evidence("expandable", build)
+    assert said.status == "effective" and said.text.startswith("6 of 7 MiB reserved since")
+
+
+def test_timing_convolutions_is_for_models_that_may_have_them(small):
+    why = blocked(small)["cudnn_benchmark"]["on"]
+    assert why.absent and "no convolution that runs through cuDNN" in why.reason
+    own = Configuration(family="own", preset="file", model={"source": str(IMAGES)})
+    why = blocked(own)["cudnn_benchmark"]["on"]
+    assert "needs a CUDA GPU" in why.reason and not why.absent
 
 
 @pytest.mark.parametrize(
-    ("toggle", "option"),
-    [("cudnn_benchmark", "on"), ("allocator", "expandable"), ("activation_offload", "on")],
+    ("toggle", "option"), [("allocator", "expandable"), ("activation_offload", "on")]
 )
 def test_what_needs_a_gpu_says_so(small, toggle, option):
     why = blocked(small)[toggle][option]

@@ -16,7 +16,7 @@ import pytest
 import wire_samples
 from runner_driver import FAULTY, Driver
 
-from sessions.model import Configuration
+from sessions.model import Configuration, Evidence
 from workbench import client, protocol
 from workbench.journal import Journal, recover
 from workbench.recorder import Recorder
@@ -105,6 +105,7 @@ def test_a_toggle_that_fails_goes_back_to_the_configuration_before(survivor, cal
     failed = survivor.session.segments[-2]
     assert failed.configuration.toggles["attention"] == "manual"
     assert failed.ledger["failure"] == failure.sentence and len(failed.steps["t_s"]) == 0
+    assert failed.evidence == [Evidence("attention", "manual", "failed", failure.sentence)]
     assert survivor.finish(protocol.Stop()).reason == "stopped"
 
 

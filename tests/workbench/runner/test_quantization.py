@@ -195,7 +195,7 @@ def test_the_runner_quantizes_while_a_model_runs_and_goes_back(runner, small):
     runner.until(protocol.EvidenceFound)
     runner.send(protocol.Apply(toggles={"quantization": "int8_dynamic"}))
     found = runner.until(protocol.EvidenceFound)
-    assert [(e.toggle, e.status) for e in found.evidence] == [("quantization", "effective")]
+    assert ("quantization", "effective") in [(e.toggle, e.status) for e in found.evidence]
     runner.send(protocol.Apply(toggles={"quantization": "none"}))
     assert runner.until(protocol.SegmentStarted).reused
     runner.finish(protocol.Stop())

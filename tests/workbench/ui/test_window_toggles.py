@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QComboBox, QLabel, QPushButton, QToolButton
 
-from sessions.model import Evidence
+from sessions.model import Evidence, Segment
 
 
 def texts(row, name):
@@ -144,3 +145,23 @@ def test_a_toggle_that_the_run_refuses_is_taken_back_and_explained(qtbot, ready)
     qtbot.waitUntil(lambda: len(ready.state.session.segments) == 2)
     qtbot.waitUntil(lambda: not ready.state.pending)
     assert ready.state.configuration.toggles["triton"] == "on"
+
+
+def test_an_option_that_failed_is_red_with_its_reason_until_the_next_change(qtbot, ready):
+    start(qtbot, ready)
+    state, row = ready.state, ready.toggles.rows["compile"]
+    session, before = state.session, state.session.segments[-1]
+    toggles = {**before.configuration.toggles, "compile": "default"}
+    asked = msgspec.structs.replace(before.configuration, toggles=toggles)
+    failed = Evidence("compile", "default", "failed", "torch.compile failed: no graph")
+    session.segments.append(Segment(1, asked, "tried", evidence=[failed]))
+    session.segments.append(Segment(2, before.configuration, "gone back to"))
+    state.segmentsChanged.emit()
+    label = row.findChild(QLabel, "evidence")
+    assert label.text() == "Default: Failed: torch.compile failed: no graph"
+    assert label.property("tone") == "bad"
+    other = {**before.configuration.toggles, "rope_cache": "shared"}
+    changed = msgspec.structs.replace(before.configuration, toggles=other)
+    session.segments.append(Segment(3, changed, "changed"))
+    state.segmentsChanged.emit()
+    assert not texts(row, "evidence")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 
 from workbench.runner._registry import gather
-from workbench.runner.toggles._toggle import Situation, Stage, Toggle
+from workbench.runner.toggles._toggle import Situation, Stage, Toggle, unknown
 
-__all__ = ["Situation", "Stage", "Toggle", "all_toggles"]
+__all__ = ["Situation", "Stage", "Toggle", "all_toggles", "unknown"]
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import kernels
+from kernels import ASKED
 from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._toggle import (
@@ -76,7 +77,7 @@ def unavailable(operator: str, implementation: str, situation: Situation) -> Blo
 
 
 def usage_finding(operator: str, implementation: str, arm: Arm) -> Finding:
-    """Whether the operator's calls of this arm went to the implementation asked for."""
+    """Whether the operator's calls of this arm went to the implementation that was asked for."""
     calls = arm.usage.get(operator, {})
     total = sum(calls.values())
     if total == 0:
@@ -84,5 +85,7 @@ def usage_finding(operator: str, implementation: str, arm: Arm) -> Finding:
     wanted = calls.get(implementation, 0)
     shown = ", ".join(f"{name} {count}" for name, count in calls.items())
     if wanted == total:
-        return effective(f"{operator}: all {total} recorded calls ran {implementation}")
+        text = f"{operator}: all {total} recorded calls ran {implementation}"
+        _, reason = arm.reasons.get(operator, ("", ASKED))
+        return effective(text) if reason == ASKED else no_effect(f"{text}, by automatic choice")
     return no_effect(f"{operator}: calls went to {shown}")

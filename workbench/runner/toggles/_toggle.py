@@ -82,6 +82,11 @@ def as_default(text: str) -> Finding:
     return Finding("as default", text)
 
 
+def unknown(text: str) -> Finding:
+    """Whether the option took effect could not be seen, and this is why."""
+    return Finding("unknown", text)
+
+
 def never_blocked(option: str, situation: Situation) -> Blocked | None:
     """For a toggle that can always be used."""
     return None
@@ -95,7 +100,8 @@ class Toggle:
     ``configure(option, config)`` gives fields of the model's configuration that become others
     before that, for every option but the first that is not blocked.
     ``bundled`` is set where it acts on parts that only the bundled families are known to have.
-    ``evidence(option, arm)`` is asked once the arm runs steadily, for every option but the first.
+    ``evidence(option, arm)`` is asked once the arm runs steadily, for every option but the first;
+    for that too where it chooses among others, and ``chooses(arm)`` says that it had to.
     """
 
     name: str
@@ -109,6 +115,7 @@ class Toggle:
     blocked: Callable[[str, Situation], Blocked | None] = never_blocked
     default: Callable[[torch.device], str] | None = None
     configure: Callable[[str, Any], Mapping[str, Scalar]] | None = None
+    chooses: Callable[[Arm], bool] | None = None
     bundled: str = ""  # why it cannot act on a model of a person's own; empty where it can
 
     @property

@@ -71,7 +71,8 @@ def _offloaded(compute: Compute, build: Build) -> Compute:
 
 def _evidence(option: str, arm: Arm) -> Finding:
     offload = arm.compute
-    assert isinstance(offload, Offload)
+    if not isinstance(offload, Offload):
+        return no_effect("the step keeps what autograd saves on the GPU")
     left = f"{offload.left_bytes / 2**20:.1f} MiB stayed"
     if not offload.moved_tensors:
         return no_effect(f"nothing that autograd saved was as large as {LEAST_BYTES >> 10} KiB")

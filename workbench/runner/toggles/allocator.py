@@ -35,6 +35,42 @@ _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _depth = 0
 
 
+class _Expandable:
+    """The setting for one arm, which knows what was reserved before it was first in force."""
+
+    def __init__(self) -> None:
+        self._before: list[_Segment] | None = None
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        with _expandable():
+            if self._before is None:
+                self._before = _reserved()
+            yield
+
+    def made(self, *, expandable: bool) -> int:
+        """Bytes of such segments that were not reserved then."""
+        before = self._before or []
+        return sum(
+            stop
+            - start
+            - sum(max(0, min(stop, end) - max(start, begin)) for begin, end, _ in before)
+            for start, stop, kind in _reserved()
+            if kind == expandable
+        )
+
+
+_Segment = tuple[int, int, bool]  # where it begins and ends, and whether it is expandable
+
+
+def _reserved() -> list[_Segment]:
+    return [
+        (at, at + segment["total_size"], bool(segment["is_expandable"]))
+        for segment in torch.cuda.memory_snapshot()
+        for at in [segment["address"]]
+    ]
+
+
 @contextlib.contextmanager
 def _expandable() -> Iterator[None]:
     global _depth
@@ -77,14 +113,18 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 
 
 def _apply(option: str, build: Build) -> None:
-    build.flags.append(_expandable)
+    build.flags.append(_Expandable())
 
 
 def _evidence(option: str, arm: Arm) -> Finding:
-    segments = torch.cuda.memory_snapshot()
-    total = sum(segment["total_size"] for segment in segments)
-    within = sum(segment["total_size"] for segment in segments if segment["is_expandable"])
-    text = f"{within / 2**20:.0f} of {total / 2**20:.0f} MiB reserved lie in expandable segments"
+    setting = next((flag for flag in arm.flags if isinstance(flag, _Expandable)), None)
+    if setting is None:
+        return no_effect("the allocator's setting was not changed")
+    within, blocks = (setting.made(expandable=kind) / 2**20 for kind in (True, False))
+    text = (
+        f"{within:.0f} of {within + blocks:.0f} MiB reserved since the setting was in force lie in "
+        "expandable segments"
+    )
     return effective(text) if within else no_effect(text)
 
 

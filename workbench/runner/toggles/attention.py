@@ -1,9 +1,11 @@
 """Which kernel computes attention: chosen automatically, or one backend by name.
 
-``auto`` takes the fastest that fits the call and says why; a named backend that cannot run is an
-error, never a silent fallback. On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16), of the
-automatic choice's step: SDPA cuDNN 1.00, flex 1.03, SDPA flash 1.05, efficient 1.17, math 2.42,
-manual 2.50, chunked 2.98; the matrix of math and manual takes 1.5 and 1.7 times the memory.
+``auto`` takes the fastest that fits the call and says why: the flash ratio is the share of calls
+that a fused kernel computed, and a fallback is one that held the whole matrix of weights. A named
+backend that cannot run is an error, never a silent fallback. On an H200, HYDRA base
+training (8 x 1,024 tokens, AMP BF16), of the automatic choice's step: SDPA cuDNN 1.00, flex 1.03,
+SDPA flash 1.05, efficient 1.17, math 2.42, manual 2.50, chunked 2.98; the matrix of math and manual
+takes 1.5 and 1.7 times the memory.
 """
 
 from __future__ import annotations
@@ -17,8 +19,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kernels
 from workbench.protocol import Blocked
+from workbench.runner import marked
 from workbench.runner.toggles._kernel_toggle import usage_finding
-from workbench.runner.toggles._toggle import OPERATORS, Finding, Situation, Stage, Toggle
+from workbench.runner.toggles._toggle import (
+    OPERATORS,
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    effective,
+    no_effect,
+)
 
 if TYPE_CHECKING:
     from workbench.runner.arm import Arm, Build
@@ -91,7 +102,39 @@ def _apply(option: str, build: Build) -> None:
 
 
 def _evidence(option: str, arm: Arm) -> Finding:
-    return usage_finding("attention", option, arm)
+    if option == "auto":
+        return _chosen(arm)
+    found = usage_finding("attention", option, arm)
+    return _torchs_choice(found, arm) if option == "sdpa" else found
+
+
+def _calls(arm: Arm) -> bool:
+    return "attention_calls" in arm.counted
+
+
+def _chosen(arm: Arm) -> Finding:
+    """What ``auto`` took, what it passed over and why; that it fell back is a warning."""
+    facts = arm.counted
+    fallbacks, calls = int(facts["attention_fallbacks"]), int(facts["attention_calls"])
+    text = f"chose {facts['attention_kernels']}; flash ratio {facts['attention_flash_ratio']:.2f}"
+    text += f", {fallbacks} of {calls} calls fell back to the whole matrix of weights"
+    if why := facts["attention_reason"]:
+        text += f"; passed over: {why}"
+    return no_effect(text) if fallbacks else effective(text)
+
+
+def _torchs_choice(ran: Finding, arm: Arm) -> Finding:
+    """Which of its kernels torch took, and why none of the fused ones."""
+    with marked.AttentionChoices(contextlib.nullcontext) as seen:
+        marked.call(arm)
+    if ran.status != "effective" or not seen.chosen:
+        return ran
+    shown = ", ".join(f"{name} {count}" for (name, _), count in seen.chosen.items())
+    text = f"{ran.text}; torch chose {shown}"
+    if any(name == "math" for name, _ in seen.chosen):
+        why = "; ".join(dict.fromkeys(seen.refused)) or "torch gives no reason"
+        return no_effect(f"{text}, and fell back to math because: {why}")
+    return effective(text)
 
 
 TOGGLE = Toggle(
@@ -103,6 +146,7 @@ TOGGLE = Toggle(
     options=_options(),
     apply=_apply,
     evidence=_evidence,
+    chooses=_calls,
     blocked=_blocked,
     bundled=OPERATORS,
 )

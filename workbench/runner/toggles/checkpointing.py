@@ -1,9 +1,11 @@
 """Gradient checkpointing: keep only a block's input and compute the rest again in backward.
 
 Saves activation memory and costs about one more forward pass; *every second* (third, fourth) block
-divides both. *By operator* keeps of every block what is dear to compute, the outputs of its matrix
-products and of attention, and computes again what is cheap: less is saved, and less time lost.
-Without a need for the memory, all of them only cost time. (Chen et al., arXiv 1604.06174.)
+divides both. *By operator* keeps of every block the outputs of torch's own matrix products and SDPA
+kernels, which are dear to compute, and computes again the rest: less is saved, and less time lost.
+The rest is what is cheap, and whatever is no operator of torch: attention by Triton, a library or
+FlexAttention, experts and state-space scans by Triton. Without a need for the memory, all of them
+only cost time. (Chen et al., arXiv 1604.06174.)
 
 On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16): every block takes 0.72 of the peak for
 1.22 of the time, every second block 0.86 for 1.11.
@@ -11,10 +13,12 @@ On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16): every block takes 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from workbench.protocol import Blocked
 from workbench.runner.compiles import counted
+from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
@@ -28,6 +32,12 @@ from workbench.runner.toggles._toggle import (
 if TYPE_CHECKING:
     from workbench.runner.arm import Arm, Build
 
+_DEAR = ("attention", "adaptive_attention", "moe_experts", "ssd_scan")  # operators of ours
+# Their implementations that are made of torch's products and SDPA kernels, which a policy sees.
+_OF_TORCH = frozenset(("torch", "manual", "chunked", "sdpa", "sdpa_math")) | frozenset(
+    ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn")
+)
+
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
     if option == "none":
@@ -40,6 +50,15 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             "nothing of it",
             "Compile the whole model.",
             {"compile_scope": "model"},
+        )
+    backend = situation.option("attention")
+    seen = backend in _OF_TORCH or backend == "auto"
+    if option == "operators" and not seen and not_called("attention", situation) is None:
+        return Blocked(
+            f"attention by {backend} is no operator of torch: the policy does not see it, and all "
+            "of it would be computed again",
+            "Let torch choose an SDPA kernel.",
+            {"attention": "sdpa"},
         )
     return None
 
@@ -62,7 +81,21 @@ def _evidence(option: str, arm: Arm) -> Finding:
     kept = ", ".join(
         name if compiled else f"{count} of {name}" for name, count in arm.kept_operators.items()
     )
-    return effective(f"{text} all but the outputs of operators that are kept: {kept}")
+    text += f" all but the outputs of operators that are kept: {kept}"
+    again = ", ".join(_not_seen(arm.usage))
+    return effective(
+        f"{text}; computed again too, being no operators of torch: {again}" if again else text
+    )
+
+
+def _not_seen(usage: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """What was dear to compute and could not be kept, by operator and implementation."""
+    return [
+        f"{operator} by {name}"
+        for operator in _DEAR
+        for name in usage.get(operator, {})
+        if name not in _OF_TORCH
+    ]
 
 
 TOGGLE = Toggle(

@@ -21,6 +21,7 @@ from kernels import own_code
 from workbench.protocol import Blocked
 from workbench.runner.compiles import keep_records
 from workbench.runner.failures import Mistake
+from workbench.runner.probes import recordings
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     Finding,
@@ -104,9 +105,12 @@ def _evidence(option: str, arm: Arm) -> Finding:
     if found.given_up:
         return no_effect(f"{text}; gave up and went on in eager mode: {found.given_up[0]}")
     if option in WITH_GRAPHS:
-        if found.cudagraph_skips:
-            return no_effect(f"{text}; CUDA graphs skipped {found.cudagraph_skips} times")
-        text += ", replayed as CUDA graphs"
+        text += f"; {found.graphs_text()}"
+        if not found.recordings:
+            return no_effect(text)
+        if not recordings.replays():
+            return no_effect(f"{text}; the last step replayed none of them")
+        text += ", replayed in the last step"
     return effective(text)
 
 

@@ -1,8 +1,9 @@
 """Let cuDNN time its convolution algorithms at each new shape, and keep the fastest.
 
 Costs time at every first step of a shape, and none later. Acts on convolutions that run through
-cuDNN alone: of the bundled families none but Mamba-2 has any, and its own kernel replaces them. On
-an H200 it found no convolution to time in 4 of 4 families.
+cuDNN alone, which a model of one's own may have. No bundled family has: the short convolutions of
+Mamba-2 and of CCGQA are an operator of ours, in PyTorch as in Triton. On an H200 it
+found no convolution to time in 4 of 4 families.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from torch.backends import cudnn
 
 from workbench.protocol import Blocked
-from workbench.runner import marked
+from workbench.runner import marked, own
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     Finding,
@@ -40,7 +41,15 @@ def _benchmarking() -> Iterator[None]:
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
-    return NEEDS_GPU if option == "on" and not situation.on_gpu else None
+    if option == "off":
+        return None
+    if situation.family is not own.FAMILY:
+        return Blocked(
+            f"{situation.family.title} has no convolution that runs through cuDNN",
+            "Choose a model of your own that has.",
+            absent=True,
+        )
+    return None if situation.on_gpu else NEEDS_GPU
 
 
 def _apply(option: str, build: Build) -> None:

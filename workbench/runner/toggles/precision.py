@@ -1,19 +1,23 @@
 """The number format of the matrix products and of the weights.
 
-TF32 keeps FP32 tensors and multiplies with 10-bit mantissas on tensor cores. AMP keeps FP32 weights
-and casts the inputs of matrix products (FP16 with a loss scaler in training). Pure BF16 keeps the
-weights and the optimizer's state in BF16 too. On an H200, HYDRA base training (8 x 1,024 tokens),
-of FP32's time: TF32 0.34, AMP FP16 0.23, AMP BF16 0.22, pure BF16 0.19.
+FP32 keeps all bits, in cuDNN's convolutions too, where torch's own default is TF32. TF32 keeps FP32
+tensors and multiplies with 10-bit mantissas on tensor cores. AMP keeps FP32 weights and casts the
+inputs of matrix products (FP16 with a loss scaler in training). Pure BF16 keeps the weights and the
+optimizer's state in BF16 too. On an H200, HYDRA base training (8 x 1,024 tokens), of FP32's
+time: TF32 0.34, AMP FP16 0.23, AMP BF16 0.22, pure BF16 0.19.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
 
 from workbench.protocol import Blocked
-from workbench.runner.ceilings import tf32
+from workbench.runner import marked
+from workbench.runner.ceilings import fp32_products
+from workbench.runner.compiles import counted
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     Finding,
@@ -53,7 +57,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 
 def _apply(option: str, build: Build) -> None:
     if option == "tf32":
-        build.flags.append(tf32)
+        build.flags.append(functools.partial(fp32_products, tf32=True))
     elif option == "bf16":
         build.weights_dtype = torch.bfloat16
     else:
@@ -63,15 +67,27 @@ def _apply(option: str, build: Build) -> None:
 
 def _evidence(option: str, arm: Arm) -> Finding:
     if option == "tf32":
-        error = arm.probe.matmul_error
-        text = f"a float32 matrix product in the step's setting is off by {error:.1e} (relative)"
-        return effective(text) if error > _TF32_ERROR else no_effect(text)
+        return _tf32_finding(arm)
     wanted = _AUTOCAST.get(option, torch.bfloat16)
     if arm.probe.linear_dtypes == {wanted}:
         where = "weights too" if option == "bf16" else f"weights stay {arm.weights_dtype}"
         return effective(f"every linear layer computed in {wanted}; {where}")
     seen = ", ".join(sorted(str(dtype) for dtype in arm.probe.linear_dtypes)) or "nothing"
     return no_effect(f"linear layers computed in {seen}")
+
+
+def _tf32_finding(arm: Arm) -> Finding:
+    with marked.Products() as seen:
+        marked.call(arm)
+    if not seen.errors:
+        return no_effect("this model calls no FP32 matrix product or convolution of torch")
+    parts = []
+    for name, errors in seen.errors.items():
+        rounded = sum(error > _TF32_ERROR for error in errors)
+        parts.append(f"{rounded} of {counted(len(errors), name)} (off by up to {max(errors):.1e})")
+    text = f"rounded to TF32 against FP64: {' and '.join(parts)}"
+    worst = max(max(errors) for errors in seen.errors.values())
+    return effective(text) if worst > _TF32_ERROR else no_effect(text)
 
 
 TOGGLE = Toggle(

@@ -63,12 +63,15 @@ class ToggleRow(QWidget):
             text = f"{draft.option_title(self.toggle, option)} is on its way"
             self._add("pending", _parts.note(text, "accent"), theme, "accent")
         elif evidence is not None:
-            self._show_evidence(evidence, theme)
+            self._show_evidence(evidence, option, theme)
         self._show_blocked(blocked, theme)
 
-    def _show_evidence(self, evidence: Evidence, theme: Theme) -> None:
+    def _show_evidence(self, evidence: Evidence, option: str, theme: Theme) -> None:
         icon_name, role = mark_of(evidence.status)
-        label = _parts.note(f"{evidence.status.capitalize()}: {evidence.text}", _tone(role))
+        text = f"{evidence.status.capitalize()}: {evidence.text}"
+        if evidence.requested != option:
+            text = f"{draft.option_title(self.toggle, evidence.requested)}: {text}"
+        label = _parts.note(text, _tone(role))
         label.setObjectName("evidence")
         self._add(icon_name, label, theme, role)
 

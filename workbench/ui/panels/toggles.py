@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from sessions.model import Configuration, Evidence
 from workbench.ui.panels import _parts
+from workbench.ui.panels._evidence import evidence_of
 from workbench.ui.panels._preset_bar import PresetBar
 from workbench.ui.panels._toggle_groups import ToggleGroups
 from workbench.ui.panels._toggle_row import ToggleRow
@@ -99,7 +100,11 @@ class TogglesPanel(QWidget):
         for name, row in self.rows.items():
             option = configuration.toggles.get(name, row.toggle.default)
             found = evidence.get(name)
-            if found is not None and found.requested != option:
+            if (
+                found is not None
+                and found.requested != option
+                and not self._gone_back(found, option)
+            ):
                 found = None
             row.show_state(
                 option, self._state.blocked(name), found, name in pending, self._state.theme
@@ -123,7 +128,9 @@ class TogglesPanel(QWidget):
         return all(option in blocked and blocked[option].absent for option in others)
 
     def _evidence(self) -> dict[str, Evidence]:
-        segments = self._state.session.segments
-        if not self._state.live or not segments:
-            return {}
-        return {item.toggle: item for item in segments[-1].evidence}
+        return evidence_of(self._state.session.segments) if self._state.live else {}
+
+    def _gone_back(self, found: Evidence, option: str) -> bool:
+        """Whether the option is still that which took the place of one that failed."""
+        runs = self._state.session.segments[-1].configuration.toggles
+        return found.status == "failed" and runs.get(found.toggle) == option
