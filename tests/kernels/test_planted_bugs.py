@@ -31,6 +31,7 @@ FP8 = RANKS | {"bits": [8, 32], "allow_fp8": True}
 ADAPTIVE = "kernels.adaptive_attention._kernels"
 ROUTER = "kernels.token_router"
 GATING = "kernels.moe_gating"
+CHOICE = "kernels.moe_gating._kernels"
 EXPERTS = "kernels.moe_experts._products"
 MIXTURE = {"rows": 9, "dim": 5, "width": 6, "experts": 2, "k": 2}
 TOKENS = {"batch": 2, "length": 9, "dim": 5, "k": 4}
@@ -194,22 +195,22 @@ BUGS = {
         "kernels.graph_diffusion", "slopes.flip(0)", "slopes", None,
     ),
     "gated_rms_norm: the gate comes after the norm": (
-        "kernels.gated_rms_norm", "b_r = tl.rsqrt(tl.sum(b_h * b_h, axis=1) / E + EPS)",
+        "kernels.gated_rms_norm._kernels", "b_r = tl.rsqrt(tl.sum(b_h * b_h, axis=1) / E + EPS)",
         "b_r = tl.rsqrt(tl.sum(b_x.to(tl.float32) * b_x, axis=1) / E + EPS)", None,
     ),
     "gated_rms_norm: every group is normalised by the first one's mean": (
-        "kernels.gated_rms_norm", "b_r = tl.load(r_ptr + o_n * n_groups + i_g, mask",
+        "kernels.gated_rms_norm._kernels", "b_r = tl.load(r_ptr + o_n * n_groups + i_g, mask",
         "b_r = tl.load(r_ptr + o_n * n_groups, mask", {"rows": 3, "dim": 12, "group": 4},
     ),
     "gated_rms_norm: the gate's slope lacks its second term": (
-        "kernels.gated_rms_norm", "b_dh * b_x * b_slope",
+        "kernels.gated_rms_norm._kernels", "b_dh * b_x * b_slope",
         "b_dh * b_x * tl.sigmoid(b_z.to(tl.float32))", None,
     ),
     "gated_rms_norm: the mean is missing from dx and dz": (
-        "kernels.gated_rms_norm", "(b_g - b_n * b_mean) * b_r", "b_g * b_r", None,
+        "kernels.gated_rms_norm._kernels", "(b_g - b_n * b_mean) * b_r", "b_g * b_r", None,
     ),
     "gated_rms_norm: only the last rows of a program reach dweight": (
-        "kernels.gated_rms_norm", "b_dw += b_g * b_n", "b_dw = b_g * b_n",
+        "kernels.gated_rms_norm._kernels", "b_dw += b_g * b_n", "b_dw = b_g * b_n",
         {"rows": 300, "dim": 70},
     ),
     "causal_conv1d: the row before a stretch is forgotten": (
@@ -325,26 +326,26 @@ BUGS = {
         "kernels.token_scatter", "b_place * dy_row", "i_k * dy_row", TOKENS,
     ),
     "moe_gating: half of the dimensions are read twice": (
-        GATING, "start + half * BLOCK_H", "start", None,
+        CHOICE, "start + half * BLOCK_H", "start", None,
     ),
     "moe_gating: an expert is chosen twice": (
-        GATING, "b_left = tl.where(o_e[None, :] == b_at[:, None], float(\"-inf\"), b_left)",
+        CHOICE, "b_left = tl.where(o_e[None, :] == b_at[:, None], float(\"-inf\"), b_left)",
         "b_left = b_left", None,
     ),
     "moe_gating: weights are not renormalised": (
-        GATING, "b_weight / tl.sum(b_weight, axis=1)[:, None]", "b_weight / b_sum[:, None]", None,
+        CHOICE, "b_weight / tl.sum(b_weight, axis=1)[:, None]", "b_weight / b_sum[:, None]", None,
     ),
     "moe_gating: tokens past the last are counted": (
-        GATING, "& m).to(tl.int32)", "& m_e[None, :]).to(tl.int32)", None,
+        CHOICE, "& m).to(tl.int32)", "& m_e[None, :]).to(tl.int32)", None,
     ),
     "moe_gating: the gradient of the mean is lost": (
-        GATING, "dtype=tl.float32) + b_dmean[None, :]", "dtype=tl.float32)", None,
+        CHOICE, "dtype=tl.float32) + b_dmean[None, :]", "dtype=tl.float32)", None,
     ),
     "moe_gating: the gradient takes the renormalised weights for independent": (
-        GATING, "(b_dw - b_dot) / b_total", "b_dw / b_total", None,
+        CHOICE, "(b_dw - b_dot) / b_total", "b_dw / b_total", None,
     ),
     "moe_gating: the noise is added for the first tokens only": (
-        GATING, "noise_ptr + o_n[:, None] * E", "noise_ptr + (o_n % 16)[:, None] * E",
+        CHOICE, "noise_ptr + o_n[:, None] * E", "noise_ptr + (o_n % 16)[:, None] * E",
         {"rows": 37, "dim": 5, "experts": 9, "k": 2, "noisy": True},
     ),
     "moe_gating: the noise has no gradient": (
@@ -352,7 +353,7 @@ BUGS = {
         {"rows": 37, "dim": 5, "experts": 9, "k": 2, "noisy": True},
     ),
     "moe_gating: the softmax's gradient lacks its sum": (
-        GATING, "b_p * (b_dp - tl.sum(b_p * b_dp, axis=1)[:, None])", "b_p * b_dp", None,
+        CHOICE, "b_p * (b_dp - tl.sum(b_p * b_dp, axis=1)[:, None])", "b_p * b_dp", None,
     ),
     "moe_experts: the gate is not activated": (
         EXPERTS, "b_gate * tl.sigmoid(b_gate) * b_up", "b_gate * b_up", MIXTURE,

@@ -58,4 +58,5 @@ def test_the_demos_session_has_four_segments_that_differ(demo):
 
 def test_every_option_that_the_demo_switches_shows_its_effect(demo):
     done, _ = demo
-    assert done.stdout.count(": effective: ") == 3
+    # Checkpointing, AdamW, the shared table; and what automatic attention chose.
+    assert done.stdout.count(": effective: ") == 4

@@ -33,8 +33,8 @@ def test_help_lists_every_command_with_what_it_does(capsys):
     assert ended.value.code == 0
     out = capsys.readouterr().out
     assert " ".join(COMMANDS) == (
-        "ab attribute bench calibrate compare demo doctor export info onnx profile recover "
-        "reproduce run sweep validate"
+        "ab attribute bench calibrate ceilings compare demo doctor export info onnx profile "
+        "recover reproduce run sweep validate"
     )
     assert all(re.search(rf"\n    {name}\s", out) for name in COMMANDS)
 

@@ -80,7 +80,7 @@ def test_the_real_runner_builds_the_other_model_and_goes_back_without_a_build(
 ):
     driver = with_families
     driver.start(measuring(seed=3))
-    driver.until_steps(3)
+    driver.until_steps(40)
     first = len(driver.session.segments) - 1
     for toggles in ({"use_fourier": "on"}, {"attention_every": "2"}, {"use_fourier": "off"}):
         driver.send(protocol.Apply(toggles=toggles))
@@ -102,7 +102,8 @@ def test_the_real_runner_builds_the_other_model_and_goes_back_without_a_build(
     assert texts["use_fourier"][0] == texts["attention_every"][0] == "effective"
     assert texts["use_fourier"][1].endswith("(as the model's fields say already)")
     assert back.reused
-    assert again.ledger["loss"] < plain.ledger["loss"], "the weights began anew"
+    trained, fresh = plain.ledger["loss"], fourier.ledger["loss"]
+    assert again.ledger["loss"] < (trained + fresh) / 2, "the weights began anew"
     assert "Fourier mixing: On" in fourier.label
 
 
