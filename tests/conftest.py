@@ -1,12 +1,17 @@
-"""What the marker ``gpu`` means: where such a test runs, and why not here."""
+"""What the marker ``gpu`` means: where such a test runs, and why not here; and how CI draws."""
 
 import os
 
 import pytest
+from hypothesis import settings
 
 # Tests run two at a time on two cores: OpenMP threads that spin at barriers would wait for cores
 # that the other test's threads keep, for many times as long as one thread takes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+if os.environ.get("CI"):  # the same examples each time, and fewer: by hand there are all
+    settings.register_profile("few", settings.get_profile("ci"), max_examples=40)
+    settings.load_profile("few")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

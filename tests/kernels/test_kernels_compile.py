@@ -26,6 +26,11 @@ pytestmark = [
 ]
 HOPPER, ADA = 90, 89
 SHARED_BYTES = {HOPPER: 227 << 10, ADA: 99 << 10}
+# Compiling takes most of the time of these tests, and FP32 is what a GPU computes least in.
+BOTH = [
+    pytest.param(torch.bfloat16, id="bf16"),
+    pytest.param(torch.float32, id="fp32", marks=pytest.mark.slow),
+]
 MOST_STACK = 640  # bytes a thread; more is not a few spilled registers but a tile that cannot work
 # Ada's matrix units take both operands from registers, and this kernel has five products.
 KNOWN_STACK = {(ADA, "ssd_scan_head_gradients_kernel"): 1280}
@@ -149,14 +154,14 @@ def assert_fit(launches, capability) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_TRITON)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", BOTH)
 def test_the_kernels_of_an_operator_compile_for_hopper(compiled, name, dtype):
     op = OPS[name]
     launches = compiled(HOPPER, op, largest(op, dtype), dtype)
     assert_fit(launches, HOPPER)
 
 
-@pytest.mark.parametrize("capability", [HOPPER, ADA])
+@pytest.mark.parametrize("capability", [HOPPER, pytest.param(ADA, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("dim", "dtype"),
     [(64, torch.bfloat16), (128, torch.bfloat16), (256, torch.float16), (128, torch.float32)],
@@ -167,7 +172,7 @@ def test_attention_s_tiles_fit_every_head_dimension(compiled, capability, dim, d
 
 
 @pytest.mark.parametrize("capability", [HOPPER, ADA])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", BOTH)
 def test_the_scan_s_tiles_fit(compiled, capability, dtype):
     sizes = {"batch": 2, "length": 512, "heads": 8, "dim": 64, "groups": 1, "states": 128}
     case = Case("P64 N128", sizes | {"state": False})

@@ -30,7 +30,7 @@ from workbench.client import Runner
 from workbench.journal import Journal, recover
 from workbench.recorder import Recorder
 
-KILLS = 20
+KILLS = 10
 REAL_KILLS = 2  # of each
 PERIOD_S = 0.02  # between two batches of the light child
 GRACE_S = 1.0  # what was sent so long before the kill must be there

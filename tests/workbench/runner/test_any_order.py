@@ -92,7 +92,10 @@ def walk(runner, configuration, moves: int, compiles: bool) -> None:
     assert not [m for m in runner.messages[since:] if isinstance(m, protocol.Failure)]
 
 
-@pytest.mark.parametrize("workload", ["forward", "prefill", "decode"])
+@pytest.mark.parametrize(
+    "workload",
+    ["forward", *(pytest.param(w, marks=pytest.mark.slow) for w in ("prefill", "decode"))],
+)
 def test_options_of_inference_in_any_order(runner, small, workload):
     walk(runner, msgspec.structs.replace(small, workload=workload, settings={}), 24, False)
 
