@@ -31,6 +31,7 @@ BOTH = [
     pytest.param(torch.bfloat16, id="bf16"),
     pytest.param(torch.float32, id="fp32", marks=pytest.mark.slow),
 ]
+LONG = ("adaptive_attention", "moe_experts")  # most of a minute each
 MOST_STACK = 640  # bytes a thread; more is not a few spilled registers but a tile that cannot work
 # Ada's matrix units take both operands from registers, and this kernel has five products.
 KNOWN_STACK = {(ADA, "ssd_scan_head_gradients_kernel"): 1280}
@@ -153,7 +154,10 @@ def assert_fit(launches, capability) -> None:
     assert not spilled, f"registers spilled: {spilled}"
 
 
-@pytest.mark.parametrize("name", WITH_TRITON)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in WITH_TRITON],
+)
 @pytest.mark.parametrize("dtype", BOTH)
 def test_the_kernels_of_an_operator_compile_for_hopper(compiled, name, dtype):
     op = OPS[name]

@@ -104,6 +104,7 @@ def test_options_of_training_in_any_order(runner, small):
     walk(runner, msgspec.structs.replace(small, workload="train"), MOVES, False)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_a_compiled_step_can_be_left_and_reached_again_without_compiling(runner, small):
     configuration = msgspec.structs.replace(
