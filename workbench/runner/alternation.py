@@ -97,9 +97,10 @@ class Alternation:
         return {"rebuilt_each_block": self.alone, "rebuilt_because": why}
 
     def check(self, contender: Contender) -> Numerics:
-        """The contender's numbers against a reference, in the state that is timed; warms up again.
+        """The contender's numbers against a reference, in the state that is timed.
 
-        To be called once it has settled: a model that adapts has chosen by then.
+        To be called once it has settled: a model that adapts has chosen by then. Warms up again,
+        and so knows better how long a block is: the first steps after a build may be slower.
         """
         if contender.arm is None:
             self.build(contender)
@@ -111,6 +112,7 @@ class Alternation:
         blocks.free_memory()
         rig.state("running", f"Warming up {contender.name}")
         self.warm_up(contender)
+        self.set_steps(contender)
         return found
 
     def settle(self, contender: Contender) -> None:
