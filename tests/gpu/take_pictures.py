@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workbench" / "ui")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import msgspec
-from PySide6.QtGui import QColor, QImage, QPainter, QPixmap
+from PySide6.QtGui import QColor, QFont, QFontInfo, QImage, QPainter, QPixmap
 from PySide6.QtWidgets import QApplication
 from screenshots import wait
 
@@ -118,13 +118,18 @@ class Sitting:
         preset = self.options.preset or ("small" if self.on_gpu else "tiny")
         chosen = draft.with_preset(state.catalogue, chosen, preset)
         chosen = draft.with_workload(state.catalogue, chosen, "train")
-        off = {toggle.name: toggle.options[0].name for toggle in state.catalogue.toggles}
-        chosen = msgspec.structs.replace(chosen, toggles=off)
+        chosen = msgspec.structs.replace(chosen, toggles=self._off())
         if not self.on_gpu:
             small = {"batch": 2, "sequence": 64}
             chosen = msgspec.structs.replace(chosen, model=TINY, settings=small)
         self.window.set_theme(THEMES[0])
         state.edit(chosen)
+
+    def _off(self) -> dict[str, str]:
+        """Every toggle at its first option."""
+        catalogue = self.state.catalogue
+        assert catalogue is not None
+        return {toggle.name: toggle.options[0].name for toggle in catalogue.toggles}
 
     @property
     def on_gpu(self) -> bool:
@@ -144,6 +149,8 @@ class Sitting:
         before = state.configuration
         assert before is not None and state.catalogue is not None
         text = draft.with_workload(state.catalogue, before, "generate")
+        precision = {"precision": before.toggles["precision"]}  # the rest is of the training step
+        text = msgspec.structs.replace(text, toggles={**self._off(), **precision})
         if not self.on_gpu:
             text = msgspec.structs.replace(text, settings={"batch": 1, "sequence": 16})
         state.edit(msgspec.structs.replace(text, data=str(ROOT / "README.md")))
@@ -316,7 +323,10 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp()  # nobody's journals
-    sitting = Sitting(QApplication([]), options)
+    application = QApplication([])
+    if QFontInfo(application.font()).fixedPitch():  # a host without fontconfig takes any font
+        application.setFont(QFont("DejaVu Sans", application.font().pointSize()))
+    sitting = Sitting(application, options)
     state = sitting.state
     acts: dict[str, Callable[[], None]] = {
         "build": sitting.build,
