@@ -43,6 +43,7 @@ from workbench.runner.blocks import SETTLING_STEPS, block_steps
 from workbench.runner.timing import make_clock
 
 SLACK = 2.0  # how much farther from FP32 than the peer's BF16 ours may be, as everywhere here
+LONGEST = 10  # kernels of a profile
 PASSES = ("forward", "forward + backward")
 
 
@@ -301,7 +302,7 @@ def alternate(
 
 
 def profiled(row: Row, kept: dict[str, dict[str, Any]]) -> dict[str, list[tuple[float, str]]]:
-    """The six kernels that took longest on either side, us a step."""
+    """What all kernels took on either side, and those that took longest, us a step."""
     found = {}
     built = kept[row.case.name]
     for who, side in zip(("ours", "the peer"), built[row.mode], strict=True):
@@ -312,7 +313,8 @@ def profiled(row: Row, kept: dict[str, dict[str, Any]]) -> dict[str, list[tuple[
                 once()
             torch.cuda.synchronize()
         times = [(event.self_device_time_total / 3, event.key) for event in profile.key_averages()]
-        found[who] = [(us, name[:80]) for us, name in sorted(times, reverse=True)[:6]]
+        longest = [(us, name[:80]) for us, name in sorted(times, reverse=True)[:LONGEST]]
+        found[who] = [(sum(us for us, _ in times), f"in {len(times)} kernels"), *longest]
     return found
 
 

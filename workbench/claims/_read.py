@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sessions import statistics
+from sessions import scaling, statistics
 from sessions.attribution_words import is_unchecked, rows
 from sessions.kernels import speedup
 from sessions.model import KERNELS, Segment, Study
@@ -151,8 +151,6 @@ def exponent(setting: str) -> Read:
     """The exponent of step time in a setting: the slope of logs over segments, t interval."""
 
     def read(found: Found) -> Reading:
-        from scipy import stats
-
         points = {}
         for segment in found.segments:
             times = statistics.steady_ms(segment)
@@ -161,10 +159,9 @@ def exponent(setting: str) -> Read:
                 points[size] = float(np.median(times))
         if len(points) < 4:
             raise Unmeasured(f"{len(points)} sizes were measured, and 4 are needed")
-        fit = stats.linregress(np.log(list(points)), np.log(list(points.values())))
-        reach = float(stats.t.ppf(0.975, len(points) - 2)) * fit.stderr
+        line = scaling.fit(list(points), list(points.values()))
         shown = ", ".join(f"{size:g}: {ms:.3g} ms" for size, ms in sorted(points.items()))
-        return Reading(fit.slope, fit.slope - reach, fit.slope + reach, note=shown)
+        return Reading(line.exponent, line.low, line.high, note=shown)
 
     return read
 

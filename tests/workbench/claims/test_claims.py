@@ -228,6 +228,7 @@ def test_the_exponent_of_a_planted_scaling_is_found(power, verdict):
     found = Found(Session(), segments, [], [])
     reading = exponent("sequence")(found)
     assert reading.low < power < reading.high
+    msgspec.json.encode([reading.value, *reading.ends])  # as the runner's messages are
     (claim,) = documents()["mamba2"].experiments[1].claims
     assert judge(documents()["mamba2"].experiments[1], claim, "cuda", found).verdict == verdict
     with pytest.raises(Unmeasured, match="3 sizes were measured, and 4 are needed"):
