@@ -94,9 +94,10 @@ def memory_share(toggle: str = "", study: int = 0) -> Read:
     """Peak memory over the base's: the ladder up to the rung ``toggle``, or all of it."""
 
     def read(found: Found) -> Reading:
-        row, base = _arm(found, study, toggle), _arm(found, study, None)
-        share = float(row["peak_bytes"]) / float(base["peak_bytes"])
+        row, base = _rung(found, study, toggle), _arm(found, study, None)
+        share = float(row["peak_bytes"]) / float(base["peak_bytes"])  # known before any round
         if not math.isfinite(share):
+            _arm(found, study, toggle)  # says why, if it was not measured at all
             raise Unmeasured("the peak memory of an arm is not known")
         return Reading(share, wrong=_wrong(row), note=_note(row))
 
@@ -167,6 +168,14 @@ def exponent(setting: str) -> Read:
 
 
 def _arm(found: Found, study: int, toggle: str | None) -> Mapping[str, Any]:
+    """The arm that ``_rung`` finds, if it was measured."""
+    row = _rung(found, study, toggle)
+    if row["state"] != "measured":
+        raise Unmeasured(f"{row['title']}: {row['state']}: {row['reason']}")
+    return row
+
+
+def _rung(found: Found, study: int, toggle: str | None) -> Mapping[str, Any]:
     """The ladder's arm whose rung is ``toggle``; the last where empty, the base where None."""
     made = _study(found, study)
     arms = rows(made, "arms")
@@ -184,8 +193,6 @@ def _arm(found: Found, study: int, toggle: str | None) -> Mapping[str, Any]:
         if blocked:
             raise Unmeasured(f"{blocked[0]['toggle']} is blocked: {blocked[0]['reason']}")
         row = arms[-1]
-    if row["state"] != "measured":
-        raise Unmeasured(f"{row['title']}: {row['state']}: {row['reason']}")
     return row
 
 

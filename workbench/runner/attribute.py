@@ -238,15 +238,17 @@ class AttributeRun:
 
     def _leave_out(self, contender: Contender, share: float) -> bool:
         """Whether the time for building is over; the base is built in any case."""
-        allowed_s = self._command.build_s
+        if self._command.build_s is None or contender.number == 0:
+            return False
+        allowed_s = share * self._command.build_s
         spent_s = time.perf_counter() - self._building_since
-        if allowed_s is None or spent_s < share * allowed_s or contender.number == 0:
+        if spent_s < allowed_s:
             return False
         arm = self._arms[contender.number]
         arm.state = "not built"
+        once = ", the rest being kept for building them again" if share < 1 else ""
         arm.reason = (
-            f"building those before it took {spent_s:.0f} s, of {allowed_s:.0f} s that building "
-            "may take"
+            f"building those before it took {spent_s:.0f} s, of {allowed_s:.0f} s that it may{once}"
         )
         contender.arm = None
         self._alternation.contenders.remove(contender)

@@ -33,6 +33,7 @@ from workbench.claims._read import (
     exponent,
     kernel,
     kernel_difference,
+    memory_share,
     speed_up,
     step_speed_up,
 )
@@ -242,6 +243,23 @@ def test_a_ladder_with_a_blocked_rung_has_no_total_but_its_other_rungs():
     for toggle in ("", "cuda_graphs"):
         with pytest.raises(Unmeasured, match="needs a GPU"):
             speed_up(toggle)(found)
+
+
+@pytest.mark.parametrize("peak", [2e9, np.nan])
+def test_the_memory_of_an_arm_counts_once_it_is_known_though_its_time_was_not_measured(peak):
+    study = attribution_samples.study()
+    arms = {name: column.copy() for name, column in study.tables["arms"].items()}
+    arms["state"][-1], arms["reason"][-1], arms["peak_bytes"][-1] = "not built", "too late", peak
+    study.tables["arms"] = arms
+    found = Found(Session(), [], [study], [])
+    with pytest.raises(Unmeasured, match="not built: too late"):
+        speed_up("cuda_graphs")(found)
+    if np.isnan(peak):
+        with pytest.raises(Unmeasured, match="not built: too late"):
+            memory_share("cuda_graphs")(found)
+    else:
+        share = 2e9 / arms["peak_bytes"][0]
+        assert memory_share("cuda_graphs")(found).value == pytest.approx(share)
 
 
 def test_an_arm_that_was_not_looked_at_is_neither_right_nor_wrong():
