@@ -25,6 +25,15 @@ class Routed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Held:
+    """What a unit block holds whose operators are PyTorch's, in bytes."""
+
+    kept_per_token: int  # for its backward pass, the residual stream aside
+    backward_per_token: int  # beside at most, in its backward pass
+    kept: int = 0  # for its backward pass, whatever the tokens
+
+
+@dataclass(frozen=True, kw_only=True)
 class Costs:
     """The sizes of one configuration that time and memory follow from."""
 
@@ -38,7 +47,6 @@ class Costs:
     saved_per_token: int  # compute-dtype numbers one block saves a token for its backward
     saved_stream_per_token: int  # numbers one block saves a token in the residual stream's dtype
     saved_fp32_per_token: int  # FP32 numbers one block saves a token whatever the precision
-    unfused_per_token: int  # compute-dtype numbers one block saves more without fused kernels
     tables_bytes: int  # rotary tables and other constants, shared
     cached_per_sequence: int = 0  # numbers kept a sequence while decoding, whatever its length
     cached_fp32_per_sequence: int = 0  # FP32 numbers of the same kind
@@ -50,7 +58,11 @@ class Costs:
     saved_per_sequence: int = 0  # compute-dtype numbers a sequence saves, whatever its length
     linear_parameters: int | None = None  # numbers in all linears; None: as ``matmul_per_token``
     linears_after: int = 0  # of these, in those that come after the blocks; the head is none
-    unfused_fp32_per_token: int = 0  # FP32 numbers one block saves more without fused kernels
+    unfused_per_token: int = 0  # compute-dtype numbers one block saves more without fused kernels
+    unfused_fp32_per_token: int = 0  # FP32 numbers of the same kind
+    # Of bytes a computed number and the device's type, what stands for all that is said of saving
+    # and of the backward pass here, where too much is other without fused kernels to be a sum.
+    by_torch: Callable[[int, str], Held] | None = None
     routed: tuple[Routed, ...] = ()
     # By block, what each pass through it saves, in units of the block that the numbers above
     # describe; empty: one pass of one unit each.

@@ -8,10 +8,10 @@ block make room for the gradients of its weights, evenly enough that only the en
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from models._checkpointing import CHECKPOINTING
-from models._costs import Costs
+from models._costs import Costs, Held
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,7 @@ def footprint(
     precision: str = "fp32",
     checkpointing: str = "none",
     fused: bool = True,
+    device_type: str = "cuda",
     optimizer_bytes: int | None = None,
     rope_tables: int = 1,
     chunk: int = 0,
@@ -66,16 +67,18 @@ def footprint(
     Of a prompt that is taken in by pieces, ``chunk`` tokens each (0: all at once), one piece's
     activations are there at a time.
 
-    ``precision`` is one of ``PRECISIONS``; ``fused`` says whether the element-wise operators run as
-    fused kernels; ``optimizer_bytes`` is what the optimizer keeps a parameter (None: AdamW's two
-    moments in the weights' dtype); ``rope_tables`` is how many copies of the rotary tables exist.
+    ``precision`` is one of ``PRECISIONS``; ``fused`` says whether the operators run as fused
+    kernels, and if not, ``device_type`` on what PyTorch's run; ``optimizer_bytes`` is what the
+    optimizer keeps a parameter (None: AdamW's two moments in the weights' dtype); ``rope_tables``
+    is how many copies of the rotary tables exist.
     """
     size = PRECISIONS[precision]
+    unit = _unit(costs, size, fused, device_type)
     weights = costs.parameters * size.weight
     tables = costs.tables_bytes * rope_tables
     if workload == "train":
         moments = 2 * size.weight if optimizer_bytes is None else optimizer_bytes
-        course = list(_training(costs, size, batch, sequence, checkpointing, fused))
+        course = list(_training(costs, size, unit, batch, sequence, checkpointing, fused))
         return Footprint(
             weights=weights,
             gradients=weights,
@@ -90,7 +93,7 @@ def footprint(
         taken = 1
     elif workload in _DECODING and chunk:
         taken = min(chunk, sequence)
-    activations = _inference(costs, size, workload, batch, taken, fused)
+    activations = _inference(costs, size, unit, workload, batch, taken)
     return Footprint(
         weights=weights,
         gradients=0,
@@ -106,13 +109,20 @@ _DECODING = ("prefill", "decode", "generate")
 
 
 def _training(
-    costs: Costs, size: Precision, batch: int, sequence: int, checkpointing: str, fused: bool
+    costs: Costs,
+    size: Precision,
+    held: Held,
+    batch: int,
+    sequence: int,
+    checkpointing: str,
+    fused: bool,
 ) -> Iterator[tuple[int, int]]:
     """Bytes of activations and of gradients along the backward pass, from the loss on."""
     tokens = batch * sequence
     scan = costs.scan_bytes(batch, sequence, size.compute) if costs.scan_bytes and fused else (0, 0)
-    unit = _saved(costs, size, tokens, fused) + scan[0]
-    working = _working(costs, size, tokens) + scan[1]
+    unit = tokens * held.kept_per_token + held.kept + scan[0]
+    # All that it saved is there still, and the gradient of its result.
+    working = tokens * (held.backward_per_token + costs.dim * size.stream) + scan[1]
     stream = tokens * costs.dim * size.stream  # what a block that is checkpointed keeps: its input
     passes = costs.block_passes or ((1.0,),) * costs.n_layers
     shares = costs.block_weights or (1 / len(passes),) * len(passes)
@@ -142,19 +152,19 @@ def _training(
     yield 0, costs.parameters * size.weight
 
 
-def _saved(costs: Costs, size: Precision, tokens: int, fused: bool) -> int:
-    """What a unit block saves for its backward pass; each family's ``costs`` names the tensors."""
+def _unit(costs: Costs, size: Precision, fused: bool, device_type: str) -> Held:
+    """What a unit block holds, the stream's part included; each family's ``costs`` names it."""
+    stream = costs.saved_stream_per_token * size.stream
+    if not fused and costs.by_torch is not None:
+        held = costs.by_torch(size.compute, device_type)
+        return replace(held, kept_per_token=held.kept_per_token + stream)
     compute, fp32 = costs.saved_per_token, costs.saved_fp32_per_token
     if not fused:
         compute, fp32 = compute + costs.unfused_per_token, fp32 + costs.unfused_fp32_per_token
-    stream = costs.saved_stream_per_token
-    return tokens * (compute * size.compute + stream * size.stream + fp32 * 4)
-
-
-def _working(costs: Costs, size: Precision, tokens: int) -> int:
-    """What the backward pass of a unit block holds at most, all that it saved being there still."""
-    # And the gradient of its result.
-    return tokens * (costs.backward_per_token * size.compute + costs.dim * size.stream)
+    return Held(
+        kept_per_token=compute * size.compute + stream + fp32 * 4,
+        backward_per_token=costs.backward_per_token * size.compute,
+    )
 
 
 def _loss(costs: Costs, tokens: int) -> int:
@@ -186,11 +196,11 @@ def _checkpointed(mode: str, count: int) -> list[bool]:
 
 
 def _inference(
-    costs: Costs, size: Precision, workload: str, batch: int, sequence: int, fused: bool
+    costs: Costs, size: Precision, held: Held, workload: str, batch: int, sequence: int
 ) -> int:
     """One block's temporaries at a time, or the logits; autocast's copies stay."""
     decoding = workload in _DECODING
-    live = _saved(costs, size, batch * sequence, fused)
+    live = batch * sequence * held.kept_per_token + held.kept
     logits = batch * (1 if decoding else sequence) * costs.rows * size.compute
     beside = batch * costs.saved_per_sequence * size.compute
     return max(live, logits, beside) + _copies(costs, size) + _head_copy(costs, size)

@@ -31,7 +31,7 @@ from torch.nn import functional
 from kernels.ssd_scan import CHUNK, held_bytes
 from models import _fields
 from models._attention import Attention, KVState, RotaryCache
-from models._costs import Costs
+from models._costs import Costs, Held
 from models._family import Family, setting
 from models._language_model import BlockOutput, LanguageModel, loss_operators
 from models._layers import INIT_STD, RMSNorm
@@ -264,7 +264,7 @@ def costs(config: Mamba2Config) -> Costs:
     dim, layers, rows, size = config.dim, config.n_layers, config.rows, config.mixer
     attending, heads = config.attending, config.n_heads
     kv_dim = config.n_kv_heads * (dim // heads)
-    state, pairs = size.inner * size.d_state, CHUNK * size.n_heads
+    state = size.inner * size.d_state
     linears = dim * size.projected + size.inner * dim
     attention = dim * (dim + 2 * kv_dim) + dim * dim + dim  # and the gate
     small = (size.d_conv + 1) * size.convolved + 3 * size.n_heads + size.inner
@@ -280,6 +280,24 @@ def costs(config: Mamba2Config) -> Costs:
     def scan_bytes(batch: int, sequence: int, element: int) -> tuple[int, int]:
         cut = (size.n_heads, size.head_dim, size.n_groups, size.d_state)
         return held_bytes(batch, sequence, *cut, {2: torch.bfloat16, 4: torch.float32}[element])
+
+    def by_torch(element: int, device_type: str) -> Held:
+        copied = element < 4  # what is computed, for arithmetic in FP32
+        inner, pairs, states = size.inner, CHUNK * size.n_heads, state // CHUNK
+        # The norm's output, the convolution's; of the scan its scores, those decayed, x, both terms
+        # of its outputs; the gated norm's output. Its z is a part of all that in_proj makes, and
+        # the states have a copy, where either is no copy in FP32.
+        computed = dim + size.convolved + CHUNK * size.n_groups + pairs + 4 * inner
+        computed += states if copied else size.projected
+        # The norms' deviations; the convolution's input and sum; the scan's decays, in FP64 too,
+        # with the scores, states, steps; the gated norm's input, gate, product and quotient.
+        fp32 = 1 + size.n_groups + 2 * size.convolved + 4 * pairs + states + 11 * size.n_heads
+        fp32 += (5 if copied else 4) * inner
+        return Held(
+            kept_per_token=computed * element + fp32 * 4,
+            # The gated norm's has five products in FP32, while its quotient and output have gone.
+            backward_per_token=(4 * 4 - element) * inner,
+        )
 
     return Costs(
         parameters=matmuls
@@ -300,14 +318,7 @@ def costs(config: Mamba2Config) -> Costs:
         saved_per_token=saved,
         saved_stream_per_token=dim,
         saved_fp32_per_token=saved_fp32,
-        # The scan by PyTorch keeps its chunks' scores, in FP64 too, and their states; and it, the
-        # convolution and the gated norm keep their steps in FP32.
-        unfused_per_token=pairs + size.inner,
-        unfused_fp32_per_token=4 * pairs
-        + state // CHUNK
-        + 5 * size.inner
-        + size.convolved
-        + 10 * size.n_heads,
+        by_torch=by_torch,
         # The gradients of y, z and x, while y and the norm's output have gone.
         backward_per_token=size.inner,
         block_saved_per_token=tuple(more * each for each in attends),

@@ -10,7 +10,7 @@ vectors instead of tokens: ``MixtureOfExpertsSystem``, ``FullyOptimizedMoESystem
 
 from __future__ import annotations
 
-from models._costs import Costs
+from models._costs import Costs, Held
 from models._cuda_graph import CUDAGraphInference
 from models._family import Family
 from models._language_model import LanguageModel, loss_operators
@@ -46,8 +46,8 @@ def construct(config: MoEConfig) -> LanguageModel:
 def costs(config: MoEConfig) -> Costs:
     """What the sizes cost: memory by all experts, work by those a token is sent to.
 
-    What is kept for backward is that of the Triton kernels. The projection of the noise, which only
-    training has, is left out of the work.
+    The projection of the noise, which only training has, is left out of the work. PyTorch's experts
+    take on a GPU every token through every expert, on a CPU through those that it chose.
     """
     dim, layers, rows, width = config.input_dim, config.n_layers, config.rows, config.hidden_dim
     n_experts, k = config.num_experts, config.active_experts
@@ -58,6 +58,31 @@ def costs(config: MoEConfig) -> Costs:
     shared = config.num_shared_experts
     tables = 1 if config.tie_embeddings else 2
     linears = attention + (n_experts + shared) * expert
+    # Both norms' outputs, rotated q, k, v, the attention's output.
+    around = 2 * dim + (dim + 2 * kv_dim) + dim
+    # Log-sum-exp, both norms' inverse deviations; the router's probabilities; the noise.
+    around_fp32 = config.n_heads + 2 + n_experts + (3 * n_experts + dim if noisy else 0)
+
+    def by_torch(element: int, device_type: str) -> Held:
+        # The router's input, where that is a copy, and its order (int64); k times a weight twice.
+        routing = (dim if element < 4 else 0) + 2 * n_experts + 2 * k
+        kept = around * element + 4 * (around_fp32 + routing) + 4 * shared * width * element
+        # Of an expert: gate, up and silu(gate) in FP32, their product, the result in FP32.
+        of_one = (3 * 4 + element) * width + 4 * dim
+        if device_type == "cpu":
+            # Its token, the result times its weight; that weight, and both places (int64).
+            kept += k * (of_one + dim * element + 4 * dim + 5 * 4)
+            kept -= dim * element if element < 4 else 0  # of the router's input the copy alone
+            return Held(kept_per_token=kept, backward_per_token=3 * 4 * width)
+        at_most = max(8 * dim + (3 * 4 + element) * width, 6 * 4 * width)
+        return Held(
+            # Also its weight, and whether it is each of the choices (bool).
+            kept_per_token=kept + n_experts * (of_one + 4 + k),
+            # The gradients of the result, twice; or of gate, up and the two products in FP32.
+            backward_per_token=n_experts * (at_most - of_one) + 2 * shared * width * element,
+            kept=2 * n_experts * width * dim * element,  # gate and up, laid out anew
+        )
+
     return Costs(
         parameters=layers * (linears + router * (2 if noisy else 1) + 2 * dim)
         + dim
@@ -70,18 +95,12 @@ def costs(config: MoEConfig) -> Costs:
         score_width=layers * dim,
         window=config.window,
         cached_per_token=layers * 2 * kv_dim,
-        # Both norms' outputs, rotated q, k, v, the attention's output; gate and up of each choice;
-        # gate, up and their product of the shared experts.
-        saved_per_token=2 * dim + (dim + 2 * kv_dim) + dim + 2 * k * width + 3 * shared * width,
+        # Also gate and up of each choice; gate, up and their product of the shared experts.
+        saved_per_token=around + 2 * k * width + 3 * shared * width,
         saved_stream_per_token=2 * dim,
-        # Log-sum-exp, both norms' inverse deviations; the router's probabilities; a choice's
-        # weight, its number (int64) and both directions of the order (int32); the noise.
-        saved_fp32_per_token=config.n_heads
-        + 2
-        + n_experts
-        + 5 * k
-        + (3 * n_experts + dim if noisy else 0),
-        unfused_per_token=2 * k * (width + dim) + shared * width,
+        # Also a choice's weight, its number (int64) and both directions of the order (int32).
+        saved_fp32_per_token=around_fp32 + 5 * k,
+        by_torch=by_torch,
         backward_per_token=2 * k * (width + dim) + 2 * shared * width,
         tables_bytes=4 * config.max_sequence * config.head_dim,
     )

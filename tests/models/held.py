@@ -107,6 +107,7 @@ def as_on_an_h200() -> Iterator[None]:
     known = dataclasses.replace(hardware.of("cpu"), sm_count=132, total_bytes=141 << 30)
     # By its module: ``kernels.attention`` is the operator.
     adaptive = sys.modules["kernels.adaptive_attention"]
+    experts = sys.modules["kernels.moe_experts"]
     attention = adaptive.attention
 
     def attention_of_its_choice(*args: Any, backend: str | None, **more: Any) -> Tensor:
@@ -119,6 +120,8 @@ def as_on_an_h200() -> Iterator[None]:
         patch.setattr(hardware, "_cpu", lambda: known)
         patch.setattr(sys.modules["kernels.attention._sdpa"], SDPA, flash)
         patch.setattr(adaptive, "attention", attention_of_its_choice)
+        # PyTorch's loop over experts is for CPUs: a GPU takes every token through every expert.
+        patch.setattr(experts, "_by_expert", experts.reference)
         patch.setattr(functional, "rms_norm", lambda x, _, weight, eps: Norm.apply(x, weight))
         for each in cached:
             each.cache_clear()
@@ -166,6 +169,38 @@ def held_by_training(
         loss.backward()
         optimizer.step()
     return meter.most
+
+
+def kept_for_backward(
+    family: Family, config: Any, precision: str, checkpointing: str, tokens_BS: Tensor
+) -> int:
+    """Bytes that autograd keeps of a forward pass, weights and buffers left out, on this device."""
+    dtype = torch.bfloat16 if precision == "half" else torch.float32
+    model = family.materialise(config, dtype=dtype)
+    model.set_checkpointing(checkpointing)
+    own = {w.untyped_storage().data_ptr() for w in (*model.parameters(), *model.buffers())}
+    kept = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    amp = torch.autocast("cpu", torch.bfloat16, enabled=precision == "amp")
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), amp:
+        model(tokens_BS)
+    return sum(size for size, _ in kept.values())
+
+
+def kept_more_on_a_cpu(dim: int, precision: str) -> int:
+    """Bytes a token that torch's two norms and attention of a block keep more than on a GPU.
+
+    The norms' inputs and results in FP32 where a GPU keeps the input alone, and the attention's
+    output in a second layout.
+    """
+    compute, stream = {"fp32": (4, 4), "amp": (2, 4), "half": (2, 2)}[precision]
+    return dim * (2 * 4 + 2 * (4 - stream) + compute)
 
 
 def drawn(

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from held import kept_for_backward, kept_more_on_a_cpu
 from torch.utils.flop_counter import FlopCounterMode
 
 import kernels
@@ -55,27 +56,6 @@ def test_training_costs_three_forward_passes(config):
     assert HYDRA.flops(config, 2, 17, training=True) == 3 * HYDRA.flops(config, 2, 17)
 
 
-def kept_by_blocks(config, precision, checkpointing, tokens_BS):
-    """Bytes that autograd keeps for the backward pass of the blocks, weights left out."""
-    dtype = torch.bfloat16 if precision == "half" else torch.float32
-    model = HYDRA.materialise(config, dtype=dtype)
-    model.set_checkpointing(checkpointing)
-    weights = [*model.parameters(), *model.buffers()]
-    own = {weight.untyped_storage().data_ptr() for weight in weights}
-    kept = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
-        return tensor
-
-    amp = torch.autocast("cpu", torch.bfloat16, enabled=precision == "amp")
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), amp:
-        model(tokens_BS)
-    return sum(size for size, _ in kept.values())
-
-
 @pytest.mark.parametrize("precision", ["fp32", "amp", "half"])
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 def test_activations_grow_with_depth_as_estimated(precision, checkpointing):
@@ -84,12 +64,11 @@ def test_activations_grow_with_depth_as_estimated(precision, checkpointing):
     tokens_BS = torch.zeros(2, 256, dtype=torch.int64)
     step = {"workload": "train", "batch": 2, "sequence": 256, "fused": False}
     step |= {"precision": precision, "checkpointing": checkpointing}
-    measured = [kept_by_blocks(c, precision, checkpointing, tokens_BS) for c in (few, many)]
+    measured = [
+        kept_for_backward(HYDRA, c, precision, checkpointing, tokens_BS) for c in (few, many)
+    ]
     estimated = [HYDRA.footprint(c, **step).activations for c in (few, many)]
-    # torch's norm and attention keep more on a CPU than on a GPU: both norms' inputs and results
-    # in FP32 where a GPU keeps the input alone, and the attention's output in a second layout.
-    size = {"fp32": (4, 4), "amp": (2, 4), "half": (2, 2)}[precision]
-    more_per_block = tokens_BS.numel() * few.dim * (2 * 4 + 2 * (4 - size[1]) + size[0])
+    more_per_block = tokens_BS.numel() * kept_more_on_a_cpu(few.dim, precision)
     blocks = {"none": 6, "selective": 3, "full": 0}[checkpointing]
     growth = measured[1] - measured[0] - blocks * more_per_block
     assert estimated[1] - estimated[0] == pytest.approx(growth, rel=0.01)

@@ -7,7 +7,13 @@ import dataclasses
 
 import pytest
 import torch
-from held import as_on_an_h200, drawn, held_by_training
+from held import (
+    as_on_an_h200,
+    drawn,
+    held_by_training,
+    kept_for_backward,
+    kept_more_on_a_cpu,
+)
 
 from models import FAMILIES, ConfigurationError
 from models._footprint import Footprint
@@ -30,21 +36,23 @@ def estimated_and_held(family, config, step):
 
 
 @pytest.mark.parametrize(
-    ("name", "precision", "checkpointing"),
+    ("name", "precision", "checkpointing", "fused"),
     [
-        ("hydra", "amp", "selective"),
-        ("mahia", "half", "full"),
-        ("moe", "fp32", "full"),
-        ("mamba2", "half", "none"),
-        ("mamba2", "half", "selective"),  # of which the blocks that attend are never a part
+        ("hydra", "amp", "selective", True),
+        ("mahia", "half", "full", True),
+        ("moe", "fp32", "full", True),
+        ("moe", "half", "full", False),
+        ("mamba2", "half", "none", True),
+        ("mamba2", "half", "selective", True),  # of which the blocks that attend are never a part
+        ("mamba2", "half", "full", False),
     ],
 )
 def test_the_peak_of_a_tiny_training_step_is_estimated_within_a_tenth(
-    name, precision, checkpointing
+    name, precision, checkpointing, fused
 ):
     family = FAMILIES[name]
     config = dataclasses.replace(family.presets["tiny"], n_layers=2)
-    step = {"batch": 64, "sequence": min(256, family.longest(config))}
+    step = {"batch": 64, "sequence": min(256, family.longest(config)), "fused": fused}
     step |= {"precision": precision, "checkpointing": checkpointing}
     estimate, held = estimated_and_held(family, config, step)
     assert estimate == pytest.approx(held, rel=0.1)
@@ -81,14 +89,40 @@ def test_the_peak_of_a_default_training_step_is_estimated_within_a_tenth(
 def test_what_blocks_hold_is_estimated_within_a_tenth_where_no_logits_hide_it(
     name, preset, checkpointing, precision, fused
 ):
-    if name == "moe" and not fused:
-        pytest.skip("how much PyTorch's loop over experts holds depends on the numbers")
     family = FAMILIES[name]
     small = {"n_layers": 4, **WITHOUT_VOCABULARY.get(name, {"vocabulary": 256})}
     config = dataclasses.replace(family.presets[preset], **small)
     step = {"batch": 8, "sequence": 256, "precision": precision, "checkpointing": checkpointing}
     estimate, held = estimated_and_held(family, config, {**step, "fused": fused})
     assert estimate == pytest.approx(held, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["amp", "half"])
+@pytest.mark.parametrize(
+    "fields", [{"gating": "noisy_topk", "num_shared_experts": 2}, {"gating": "dense"}], ids=str
+)
+def test_experts_by_pytorch_hold_what_is_estimated_however_they_are_chosen(fields, precision):
+    config = dataclasses.replace(FAMILIES["moe"].presets["document"], vocabulary=256, **fields)
+    step = {"batch": 8, "sequence": 256, "precision": precision, "fused": False}
+    estimate, held = estimated_and_held(FAMILIES["moe"], config, step)
+    assert estimate == pytest.approx(held, rel=0.1)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp", "half"])
+@pytest.mark.parametrize("fields", [{"top_k": 3}, {"gating": "dense", "num_shared_experts": 1}])
+def test_on_a_cpu_experts_by_pytorch_keep_what_is_estimated_of_the_tokens_sent_to_them(
+    fields, precision
+):
+    family, tokens_BS = FAMILIES["moe"], torch.arange(256).view(2, 128)
+    sizes = {"input_dim": 32, "n_heads": 2, "hidden_dim": 64, **fields}
+    few, many = (dataclasses.replace(family.presets["tiny"], n_layers=n, **sizes) for n in (1, 3))
+    step = {"workload": "train", "batch": 2, "sequence": 128, "precision": precision}
+    step |= {"fused": False, "device_type": "cpu"}
+    kept = [kept_for_backward(family, c, precision, "none", tokens_BS) for c in (few, many)]
+    estimated = [family.footprint(c, **step).activations for c in (few, many)]
+    more = 2 * tokens_BS.numel() * kept_more_on_a_cpu(few.input_dim, precision)
+    assert estimated[1] - estimated[0] == pytest.approx(kept[1] - kept[0] - more, rel=0.01)
 
 
 @pytest.mark.parametrize("name", NAMES)

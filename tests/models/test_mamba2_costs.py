@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from held import kept_for_backward
 from torch.utils.flop_counter import FlopCounterMode
 
 import kernels
@@ -76,25 +77,6 @@ def test_work_that_is_done_is_linear_in_the_sequence_without_attention():
     assert work[1] == 2 * work[0] and work[2] == 2 * work[1]
 
 
-def kept_by_blocks(config, precision, checkpointing, tokens_BS):
-    """Bytes that autograd keeps for the backward pass of the blocks, weights left out."""
-    dtype = torch.bfloat16 if precision == "half" else torch.float32
-    model = MAMBA2.materialise(config, dtype=dtype)
-    model.set_checkpointing(checkpointing)
-    own = {weight.untyped_storage().data_ptr() for weight in model.state_dict().values()}
-    kept = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(tokens_BS)
-    return sum(size for size, _ in kept.values())
-
-
 @pytest.mark.parametrize("precision", ["fp32", "half"])
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize("config", [CONFIG, FREE], ids=["hybrid", "attention-free"])
@@ -106,7 +88,9 @@ def test_activations_of_the_pytorch_kernels_grow_with_depth_as_estimated(
     tokens_BS = torch.zeros(1, 256, dtype=torch.int64)
     step = {"workload": "train", "batch": 1, "sequence": 256, "fused": False}
     step |= {"precision": precision, "checkpointing": checkpointing}
-    measured = [kept_by_blocks(c, precision, checkpointing, tokens_BS) for c in (few, many)]
+    measured = [
+        kept_for_backward(MAMBA2, c, precision, checkpointing, tokens_BS) for c in (few, many)
+    ]
     estimated = [MAMBA2.footprint(c, **step).activations for c in (few, many)]
     # Roughly: torch's norm and attention keep more on a CPU than on a GPU.
     assert estimated[1] - estimated[0] == pytest.approx(measured[1] - measured[0], rel=0.1)

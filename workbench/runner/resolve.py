@@ -83,7 +83,9 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
 def footprint(situation: Situation) -> models.Footprint | None:
     """The estimate of a step's memory; None for a model whose costs nobody knows."""
     fused = situation.option("triton") == "on" or situation.option("compile") != "off"
-    found = situation.family.footprint(situation.config, fused=fused, **_sizes(situation))
+    found = situation.family.footprint(
+        situation.config, fused=fused, device_type=situation.device.type, **_sizes(situation)
+    )
     return found if found.total else None
 
 
