@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -53,6 +54,7 @@ def without_waiting(work: Callable[[], Result]) -> Result:
 
 def step_ms(family: Family, config: Any, batch: int, sequence: int, trains: bool) -> float:
     """Median GPU time of a step, replayed as a graph so that the host's time is not measured."""
+    give_back_memory()
     model: Any = family.materialise(config, "cuda", torch.bfloat16).train(trains)
     tokens_BS = tokens(batch, sequence)
 
@@ -66,9 +68,18 @@ def step_ms(family: Family, config: Any, batch: int, sequence: int, trains: bool
         loss.backward()
         return loss.detach()
 
+    return replay_ms(work)
+
+
+def replay_ms(work: Callable[[], object]) -> float:
+    """Median GPU time of ``work`` in a graph, after half a second in which the clocks come up."""
     graph, _ = captured(work)
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < 0.5:
+        graph.replay()
+        torch.cuda.synchronize()
     times = []
-    for _ in range(10):
+    for _ in range(20):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         graph.replay()
@@ -76,6 +87,12 @@ def step_ms(family: Family, config: Any, batch: int, sequence: int, trains: bool
         end.synchronize()
         times.append(begin.elapsed_time(end))
     return statistics.median(times)
+
+
+def give_back_memory() -> None:
+    """Free what an earlier test left in cycles, which would be freed in the middle of this one."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def estimated_and_measured(
@@ -93,8 +110,7 @@ def estimated_and_measured(
     in bfloat16).
     """
     dtype = torch.bfloat16 if precision == "half" else torch.float32
-    gc.collect()  # what an earlier test left in cycles would be freed in the middle
-    torch.cuda.empty_cache()
+    give_back_memory()
     before = torch.cuda.memory_allocated()
     model = family.materialise(config, "cuda", dtype)
     model.set_checkpointing(checkpointing)

@@ -12,6 +12,7 @@ ROUTED = {"ccgqa": True, "mixture_of_depths": True, "mixture_of_recursions": Tru
 FORMS = {name: (name, {}) for name in FAMILIES} | {
     "hydra, routed": ("hydra", ROUTED),
     "mamba2, attention-free": ("mamba2", {"attention_every": 0}),
+    "mahia, experts": ("mahia", {"use_moe": True}),
     "moe, noisy": ("moe", {"gating": "noisy_topk"}),
 }
 
@@ -126,3 +127,64 @@ def test_no_size_below_its_least_comes_to_be_built(name, monkeypatch):
         step = {"workload": "forward", "batch": batch, "sequence": sequence}
         with pytest.raises(ConfigurationError, match="must be at least 1"):
             family.check_memory(family.presets["tiny"], memory_bytes=10**9, **step)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_a_field_cannot_be_is_one_sentence_before_anything_is_built(name, monkeypatch):
+    family = FAMILIES[name]
+    monkeypatch.setattr(torch.nn.Module, "__init__", None)  # nothing is even begun
+    for field in family.fields():
+        wrong = [None, [1], float("nan"), "neither a number nor a choice"]
+        if field.maximum is not None:
+            wrong += [field.maximum + 1, 10 * abs(field.maximum) + 10]
+        if field.choices and field.kind is not str:
+            wrong.append(max(field.choices) + 1)
+        for value in wrong:
+            with pytest.raises(ConfigurationError) as caught:
+                family.configure("tiny", {field.name: value})
+            sentence = str(caught.value)
+            assert sentence.startswith(f"{name}: {field.name} = ") and "\n" not in sentence
+
+
+PRECISIONS = {
+    "fp32": (torch.float32, None),
+    "fp16": (torch.float16, None),
+    "bf16": (torch.bfloat16, None),
+    "amp fp16": (torch.float32, torch.float16),
+    "amp bf16": (torch.float32, torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "hydra, routed", "mahia, experts"])
+def test_a_training_step_runs_in_every_precision_and_its_loss_is_near_that_of_fp32(name):
+    family, config = form(name)
+    inputs, targets = batch_of(family, config, 2, 12)
+    exact = None
+    for precision, (dtype, autocast) in PRECISIONS.items():
+        model = family.materialise(config, dtype=dtype, seed=3)
+        given = [x.to(dtype) if x.is_floating_point() else x for x in inputs]
+        torch.manual_seed(5)  # of the noise, where there is some
+        with torch.autocast("cpu", autocast, enabled=autocast is not None):
+            loss = model.loss(*given, *targets)
+        loss.backward()
+        assert loss.dtype == torch.float32
+        exact = exact or loss.item()
+        assert loss.item() == pytest.approx(exact, rel=0.02), precision
+        for parameter in model.parameters():
+            assert parameter.grad.isfinite().all(), precision
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_training_step_writes_every_metric_that_the_family_names(name):
+    written = set()
+    for each in (each for each, (family, _) in FORMS.items() if family == name):
+        family, config = form(each)
+        model = family.materialise(config, seed=3)
+        before = {metric: values.fill_(-7.0) for metric, values in model.metrics().items()}
+        inputs, targets = batch_of(family, config, 2, 12)
+        model.loss(*inputs, *targets).backward()
+        for metric, values in before.items():
+            assert values is model.metrics()[metric] and values.dtype == torch.float32
+            assert values.isfinite().all() and (values != -7.0).all(), metric
+            written.add(metric)
+    assert written == {metric.name for metric in FAMILIES[name].metrics}

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from on_gpu import estimated_and_measured, warm
+from on_gpu import estimated_and_measured, replay_ms, warm
 
 import kernels
 from models import FAMILIES
@@ -29,23 +29,6 @@ def batch(config, size, seed=0):
 
 def configured(**fields):
     return MAHIA.configure("tiny", {"max_layers": 3, **fields})
-
-
-def gpu_ms(work):
-    """Median time of a replayed graph of ``work``."""
-    warm(work)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        work()
-    times = []
-    for _ in range(20):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return sorted(times)[10]
 
 
 @pytest.mark.parametrize("use_moe", [False, True])
@@ -165,7 +148,7 @@ def test_depth_that_is_saved_is_time_that_is_saved():
     times = {}
     for capacity in (0.125, 0.5, 1.0):
         module = DynamicNeuroFabric(2048, 4, capacity=capacity).to("cuda", torch.bfloat16)
-        times[capacity] = gpu_ms(lambda module=module: module(x))
+        times[capacity] = replay_ms(lambda module=module: module(x))
     # The routing of all samples is paid at any capacity; the layers' products fall with it.
     assert times[0.5] < 0.7 * times[1.0], times
     assert times[0.125] < 0.45 * times[1.0], times

@@ -8,6 +8,11 @@ import torch
 from models import FAMILIES, ConfigurationError, generate
 
 DECODERS = [name for name, family in FAMILIES.items() if "decode" in family.workloads]
+FORMS = [
+    *((name, {}) for name in DECODERS),
+    ("hydra", {"ccgqa": True, "mixture_of_depths": True, "mixture_of_recursions": True}),
+    ("mamba2", {"attention_every": 0}),
+]
 LENGTH = 24
 
 
@@ -40,15 +45,15 @@ def continued(model, tokens_BS, cache):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", DECODERS)
-def test_a_restored_state_gives_exactly_the_uninterrupted_logits(name, tmp_path):
-    model, tokens_BS, path = decoder(name), tokens(), tmp_path / "state"
+@pytest.mark.parametrize(("name", "fields"), FORMS)
+def test_a_restored_state_gives_exactly_the_uninterrupted_logits(name, fields, tmp_path):
+    model, tokens_BS, path = decoder(name, **fields), tokens(), tmp_path / "state"
     cache = model.new_cache(2, LENGTH)
     model(tokens_BS[:, :9], cache=cache)
     cache.save(path, 9)
     expected = continued(model, tokens_BS, cache)
 
-    again, restored = decoder(name), model.new_cache(2, LENGTH)
+    again, restored = decoder(name, **fields), model.new_cache(2, LENGTH)
     for tensor in restored.tensors():
         tensor.random_(2, 9)
     addresses = [tensor.data_ptr() for tensor in restored.tensors()]

@@ -11,6 +11,7 @@ import torch
 from measuring_family import FAMILY
 from runner_driver import Driver
 
+import models
 from sessions.model import Configuration
 from workbench import protocol
 from workbench.runner import metrics
@@ -58,6 +59,28 @@ def test_every_segment_has_metrics_of_its_own_however_short(with_families: Drive
     assert shapes == [(2, 8), (3, 8), (3, 8)]
     for segment in driver.session.segments[first:]:
         assert (segment.metrics["mean"].table["t_s"] >= segment.start_s).all()
+
+
+@pytest.mark.slow
+def test_the_session_has_every_metric_that_the_families_name(with_families: Driver):
+    driver, routed = with_families, {"mixture_of_depths": True, "mixture_of_recursions": True}
+    fields = {"hydra": routed, "mahia": {"use_moe": True}}
+    for name, family in models.FAMILIES.items():
+        more = fields.get(name, {})
+        settings = {"batch": 1, "sequence": min(16, family.longest(family.presets["tiny"]))}
+        driver.start(
+            Configuration(
+                family=name, preset="tiny", workload="train", model=more, settings=settings
+            ),
+            steps=1,
+        )
+        assert driver.finish().reason == "done", driver.describe()
+        recorded = driver.session.segments[-1].metrics
+        assert recorded.keys() == {metric.name for metric in family.metrics}
+        model = family.build(family.configure("tiny", more))
+        for metric, values in model.metrics().items():
+            assert recorded[metric].shape == values.shape
+            assert np.isfinite(recorded[metric].table["values"]).all()
 
 
 def test_a_family_that_measures_nothing_sends_nothing(with_families: Driver):
