@@ -31,6 +31,7 @@ from kernels._dispatch import run
 from kernels._operator import (
     Case,
     Cost,
+    Huge,
     Implementation,
     Inputs,
     Operator,
@@ -335,6 +336,7 @@ OP = Operator(
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,
+    huge=(Huge(_case((1 << 14) + 3, 16, 64, 1, 128, wide=False)),),
     gradients=tuple(_ORDER),
     cases=(
         Case("B3 H6 P33 G2 N100", _case(3, 6, 33, 2, 100)),

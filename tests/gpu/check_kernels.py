@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import fcntl
 import functools
 import json
 import os
@@ -35,8 +36,9 @@ import torch  # noqa: E402
 import kernels  # noqa: E402
 from kernels import OPS, Case, Operator, hardware  # noqa: E402
 from kernels._bench import Row, bench  # noqa: E402
-from kernels._check import Exact, as_tuple, stretched, tail_of_huge  # noqa: E402
+from kernels._check import Exact, as_tuple, end_of_huge, stretched  # noqa: E402
 from kernels._host_cost import host_costs  # noqa: E402
+from kernels._operator import Huge  # noqa: E402
 from kernels._timing import ceilings  # noqa: E402
 
 DEVICE = torch.device("cuda", 0)
@@ -178,8 +180,8 @@ def _checks(op: Operator, worst: dict[str, float]) -> Iterator[tuple[str, Callab
     yield f"{case.name} captured", lambda: _captured(op, case)
     yield f"{case.name} synchronization", lambda: _synchronizes(op, case)
     yield f"{case.name} autocast", lambda: _autocast(op, case)
-    if op.huge and "triton" in op.implementations:
-        yield "over 2^31 elements", lambda: _huge(op)
+    for huge in op.huge:
+        yield f"over 2^31 elements {dict(huge.sizes)}", lambda h=huge: _huge(op, h)
 
 
 def _implementations(op: Operator, inputs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -324,11 +326,23 @@ def _autocast(op: Operator, case: Case) -> list[str]:
     return problems
 
 
-def _huge(op: Operator) -> list[str]:
-    assert op.huge is not None
-    inputs = op.inputs(Case("huge", op.huge), DEVICE, torch.float16, 0)
-    assert next(iter(inputs.values())).numel() > 1 << 31
-    compared = tail_of_huge(op, inputs, op.implementations["triton"].call)
+def _huge(op: Operator, huge: Huge) -> list[str]:
+    # One process at a time, or their tensors would not fit in the memory together.
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            return _end_of(op, huge)
+        finally:
+            torch.cuda.empty_cache()
+
+
+def _end_of(op: Operator, huge: Huge) -> list[str]:
+    inputs = op.inputs(Case("huge", huge.sizes), DEVICE, torch.float16, 0)
+    triton = op.implementations["triton"]
+    refused = triton.refuses(*inputs.values()) if triton.refuses else None
+    if refused:
+        return [f"triton: {refused}"]
+    compared = end_of_huge(op, inputs, triton, huge)
     return [str(comparison) for comparison in compared if not comparison.right]
 
 
