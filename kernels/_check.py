@@ -7,6 +7,7 @@ when it computes in the tested dtype sets the scale: an implementation may lose 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from kernels._operator import Implementation, Inputs, Operator
+from kernels._operator import Huge, Implementation, Inputs, Operator
 
 # On top of twice the reference's error, in units in the last place of the largest value (of 1, if
 # terms cancel to zero throughout): another order of the same sums moves a result by that much,
@@ -95,8 +96,7 @@ class Exact:
         """Every output and gradient of ``call`` against the exact ones."""
         with poisoned() if poison else contextlib.nullcontext():
             found = self.results(call)
-        device = next(iter(found.values())).device.type
-        stated = call.stated_ulps.get(device, 0.0) if isinstance(call, Implementation) else 0.0
+        stated = _stated(call, next(iter(found.values())))
         return [self.compare_one(what, found[what], stated) for what in self.exact]
 
     def judge(self, found: dict[str, Tensor]) -> list[Comparison]:
@@ -139,30 +139,55 @@ class Exact:
         ]
 
 
-def tail_of_huge(op: Operator, inputs: Inputs, call: Callable[..., Any]) -> list[Comparison]:
-    """The last two entries of the first dimension of huge inputs, forward and first gradient.
+def end_of_huge(
+    op: Operator, inputs: Inputs, call: Callable[..., Any], huge: Huge
+) -> list[Comparison]:
+    """The last results of huge inputs, and every gradient that comes of these.
 
     What a kernel whose offsets overflow 32 bits gets wrong; a reference of the whole would not fit.
+    Results of all entries together are left out, unless they are one number.
     """
     first = next(iter(inputs.values()))
     count = first.shape[0]
-    batched = {
-        name: isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == count
+    names = [n for n in op.gradients if inputs.get(n) is not None]
+    leaves = {n: inputs[n].detach().requires_grad_() for n in names}
+    outputs = as_tuple(call(*(inputs | leaves).values()))
+    kept = [i for i, y in enumerate(outputs) if not y.dim() or y.shape[0] == count]
+    exact = Exact(
+        dataclasses.replace(op, comparable=lambda result: tuple(as_tuple(result)[i] for i in kept)),
+        huge.end(inputs) if huge.end else _last_two(inputs, count),
+    )
+    assert exact.upstream is not None
+    found, live, upstream = {}, [], []
+    for number, (i, part) in enumerate(zip(kept, exact.upstream, strict=True)):
+        found[f"output {number}"] = _last(outputs[i].detach(), part)
+        if outputs[i].requires_grad:
+            live.append(outputs[i])
+            upstream.append(torch.zeros_like(outputs[i]))
+            _last(upstream[-1], part).copy_(part)
+    gradients = torch.autograd.grad(live, list(leaves.values()), upstream)
+    for name, whole in zip(names, gradients, strict=True):
+        what = f"gradient of {name}"
+        found[what] = _last(whole, exact.exact[what])
+    stated = _stated(call, first)
+    return [exact.compare_one(what, value, stated) for what, value in found.items()]
+
+
+def _last_two(inputs: Inputs, count: int) -> Inputs:
+    return {
+        name: x[-2:] if isinstance(x, Tensor) and x.dim() and x.shape[0] == count else x
         for name, x in inputs.items()
     }
-    tail = {name: x[-2:] if batched[name] else x for name, x in inputs.items()}
-    exact = Exact(op, tail)
-    assert exact.upstream is not None
-    leaf = first.detach().requires_grad_()
-    outputs = as_tuple(call(leaf, *list(inputs.values())[1:]))
-    found = {f"output {i}": y[-2:].detach() for i, y in enumerate(outputs)}
-    upstream = [torch.zeros_like(y) for y in outputs]
-    for whole, part in zip(upstream, exact.upstream, strict=True):
-        whole[-2:] = part
-    live = [(y, u) for y, u in zip(outputs, upstream, strict=True) if y.requires_grad]
-    (grad,) = torch.autograd.grad([y for y, _ in live], leaf, [u for _, u in live])
-    found[f"gradient of {next(iter(inputs))}"] = grad[-2:]
-    return [exact.compare_one(what, value) for what, value in found.items()]
+
+
+def _last(x: Tensor, like: Tensor) -> Tensor:
+    """The last entries of ``x`` along every dimension, as many as ``like`` has."""
+    return x[tuple(slice(x.shape[dim] - n, None) for dim, n in enumerate(like.shape))]
+
+
+def _stated(call: Callable[..., Any], where: Tensor) -> float:
+    stated = call.stated_ulps if isinstance(call, Implementation) else {}
+    return stated.get(where.device.type, 0.0)
 
 
 @contextlib.contextmanager

@@ -79,6 +79,19 @@ class Implementation:
         return self.call(*args, **kwargs)
 
 
+@dataclass(frozen=True)
+class Huge:
+    """Sizes of which one tensor has over 2^31 elements: kernels are asked for the end of it.
+
+    ``end(inputs)`` are inputs that give the last results of the whole along every dimension, and
+    all of its gradients that come of these; None: the last two entries of what has as many as the
+    first input along its first dimension.
+    """
+
+    sizes: Mapping[str, Any]
+    end: Callable[[Inputs], Inputs] | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operator:
     """One operator of the library.
@@ -90,8 +103,7 @@ class Operator:
     ``inputs``. ``large_reference`` stands in for the reference where that would not fit in memory.
     ``comparable`` turns results that are unique only up to a choice into ones that can be compared.
     ``gradients_in_forward``: they are computed there where they will be asked for, so that the
-    backward pass by itself says nothing. ``huge`` are sizes whose first tensor has over 2^31
-    elements, along its first dimension.
+    backward pass by itself says nothing. ``huge`` are sizes at which 32-bit offsets overflow.
     """
 
     name: str
@@ -106,7 +118,7 @@ class Operator:
     large_reference: Callable[..., Any] | None = None
     comparable: Callable[[Any], Any] | None = None
     gradients_in_forward: bool = False
-    huge: Mapping[str, Any] | None = None
+    huge: tuple[Huge, ...] = ()
 
     def unavailable(self, impl: str, device_type: str) -> str | None:
         """Why ``impl`` cannot run on devices of this type; None if it can."""

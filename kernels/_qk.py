@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels._autograd import applied, once_differentiable
 from kernels._column_sum import column_sum
-from kernels._operator import Case, Mistake, floating, random_tensor, same_device, unit_stride
+from kernels._operator import Case, Huge, Mistake, floating, random_tensor, same_device, unit_stride
 from kernels._qk_kernels import (
     launch_backward,
     launch_forward,
@@ -255,6 +255,9 @@ def sizes(batch: int, length: int, heads: int, kv_heads: int, dim: int, **more: 
     """The sizes of a case over heads, by name."""
     named = {"batch": batch, "length": length, "heads": heads, "kv_heads": kv_heads, "dim": dim}
     return named | more
+
+
+HUGE = (Huge(sizes(66, 4096, 64, 1, 128)),)
 
 
 def random_sizes(random: Random, **more: Any) -> Any:

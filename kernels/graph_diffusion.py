@@ -26,6 +26,7 @@ from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
+    Huge,
     Implementation,
     Inputs,
     Mistake,
@@ -113,7 +114,7 @@ def _graph_diffusion_steps_kernel(
     ``BACKWARD``: start is dh, end dh_0, and the states are the g_(s+1); P is taken transposed.
     """
     o_n = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    o_m = tl.arange(0, BLOCK)
+    o_m = tl.arange(0, BLOCK).to(tl.int64)
     m = (o_n < n_rows)[:, None] & (o_m < SLOTS)[None, :]
     b_start = tl.load(start_ptr + o_n[:, None] * start_stride + o_m[None, :], mask=m, other=0.0)
     b_start = b_start.to(tl.float32)
@@ -127,7 +128,8 @@ def _graph_diffusion_steps_kernel(
     b_sum = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     for s in range(STEPS):
         if KEEP:
-            p_state = states_ptr + (s * n_rows + o_n)[:, None] * SLOTS + o_m[None, :]
+            i_state = tl.cast(s, tl.int64) * n_rows + o_n
+            p_state = states_ptr + i_state[:, None] * SLOTS + o_m[None, :]
             tl.store(p_state, b_h, mask=m)
         b_next = ALPHA * tl.dot(b_h, b_p, input_precision="tf32x3")
         if BACKWARD:
@@ -258,6 +260,10 @@ OP = Operator(
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,
+    huge=(
+        Huge({"rows": (1 << 25) + 3, "slots": 64, "steps": 1}),
+        Huge({"rows": (1 << 29) + 3, "slots": 1, "steps": 5}),  # the states before each step
+    ),
     gradients=("h_BM", "p_MM"),
     cases=(
         Case("63x20 3 steps", {"rows": 63, "slots": 20, "steps": 3}),

@@ -27,6 +27,7 @@ from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
+    Huge,
     Implementation,
     Inputs,
     Mistake,
@@ -280,7 +281,7 @@ def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> 
     rows, dim, words = (case.sizes[n] for n in ("rows", "dim", "words"))
     generator = torch.Generator("cpu").manual_seed(seed + 2)
     target = torch.randint(words, (rows,), generator=generator)
-    target[: rows // 5] = -100
+    target[: rows - case.sizes.get("counted", rows - rows // 5)] = -100
     make = {"device": device, "dtype": dtype}
     return {
         "x": random_tensor(rows, dim, seed=seed, **make),
@@ -319,6 +320,18 @@ OP = Operator(
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,
+    # The loss is one number of all tokens: only the last two count.
+    huge=(
+        Huge(
+            {
+                "rows": (1 << 21) + 3,
+                "dim": 1024,
+                "words": 100,
+                "counted": 2,
+                "reduction": "sum",
+            }
+        ),
+    ),
     gradients=("x", "weight_VD"),
     cases=(
         Case("63x100 V1000", {"rows": 63, "dim": 100, "words": 1000}),

@@ -25,6 +25,7 @@ from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
+    Huge,
     Implementation,
     Inputs,
     Mistake,
@@ -374,7 +375,7 @@ OP = Operator(
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,
-    huge={"rows": (1 << 21) + 3, "dim": 1024},
+    huge=(Huge({"rows": (1 << 21) + 3, "dim": 1024}),),
     gradients=("x", "weight"),
     cases=(
         Case("63x100", {"rows": 63, "dim": 100}),

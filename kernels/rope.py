@@ -148,7 +148,7 @@ OP = Operator(
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,
-    huge=_qk.sizes(66, 4096, 64, 1, 128),
+    huge=_qk.HUGE,
     gradients=("q_BHSD", "k_BGSD"),
     cases=(
         Case("B2 S63 H6/3 D20", _qk.sizes(2, 63, 6, 3, 20)),

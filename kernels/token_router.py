@@ -25,6 +25,7 @@ from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
+    Huge,
     Implementation,
     Inputs,
     Mistake,
@@ -320,7 +321,7 @@ OP = Operator(
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,
-    huge={"batch": (1 << 10) + 3, "length": 2048, "dim": 1024, "k": 100},
+    huge=(Huge({"batch": (1 << 10) + 3, "length": 2048, "dim": 1024, "k": 100}),),
     gradients=("x_BSD", "score_BS"),
     cases=(
         Case("3x63x20 k17", {"batch": 3, "length": 63, "dim": 20, "k": 17}),

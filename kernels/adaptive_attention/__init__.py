@@ -42,6 +42,7 @@ from kernels._dispatch import run
 from kernels._operator import (
     Case,
     Cost,
+    Huge,
     Implementation,
     Inputs,
     Mistake,
@@ -328,6 +329,11 @@ OP = Operator(
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,
+    huge=(
+        Huge(
+            _case("many", (1 << 14) + 3, 64, 16, 2, 128, [40, 128], [8, 16], allow_fp8=True).sizes
+        ),
+    ),
     gradients=("q_BHSD", "k_BGTD", "v_BGTD"),
     cases=(
         _case("B2 S33 H4/2 D24", 2, 33, 4, 2, 24, [5, 24], [16, 32]),

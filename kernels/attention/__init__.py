@@ -30,6 +30,7 @@ from kernels._dispatch import run
 from kernels._operator import (
     Case,
     Cost,
+    Huge,
     Implementation,
     Inputs,
     Mistake,
@@ -212,6 +213,13 @@ def _sizes(random: Random) -> dict[str, Any]:
     }
 
 
+def _last_queries(inputs: Inputs) -> Inputs:
+    """With the keys that they see."""
+    seen = inputs["window"] + 1
+    k, v = (inputs[name][:, :, -seen:] for name in ("k_BGTD", "v_BGTD"))
+    return inputs | {"q_BHSD": inputs["q_BHSD"][:, :, -2:], "k_BGTD": k, "v_BGTD": v}
+
+
 OP = Operator(
     name="attention",
     function=attention,
@@ -235,6 +243,10 @@ OP = Operator(
     cost=_cost,
     sizes=_sizes,
     large_reference=chunked,
+    huge=(
+        Huge(_case("many", (1 << 14) + 3, 64, 16, 1, 128).sizes),
+        Huge(_case("long", 1, (1 << 18) + 3, 64, 64, 128, window=64).sizes, _last_queries),
+    ),
     gradients=("q_BHSD", "k_BGTD", "v_BGTD"),
     cases=(
         _case("B2 S63 H6/2 D24 causal", 2, 63, 6, 2, 24),

@@ -32,6 +32,7 @@ from kernels._dispatch import run
 from kernels._operator import (
     Case,
     Cost,
+    Huge,
     Implementation,
     Inputs,
     Mistake,
@@ -344,6 +345,12 @@ def _case(batch: int, length: int, dim: int, width: int = 4, **more: Any) -> dic
     return {"batch": batch, "length": length, "dim": dim, "width": width} | more
 
 
+def _last_rows(inputs: Inputs) -> Inputs:
+    x, width = inputs["x_BLD"], inputs["weight_DW"].shape[1]
+    before = x[:, -2 - width : -2].transpose(1, 2)
+    return inputs | {"x_BLD": x[:, -2:], "initial_state_BDW": before}
+
+
 OP = Operator(
     name="causal_conv1d",
     function=causal_conv1d,
@@ -355,7 +362,10 @@ OP = Operator(
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,
-    huge=_case((1 << 9) + 3, 4096, 1024, bias=True, state=False),
+    huge=(
+        Huge(_case((1 << 9) + 3, 4096, 1024, state=False)),
+        Huge(_case(1, (1 << 21) + 3, 1024, state=False), _last_rows),
+    ),
     gradients=("x_BLD", "weight_DW", "bias_D", "initial_state_BDW"),
     cases=(
         Case("B2 L17 D20 W4", _case(2, 17, 20)),

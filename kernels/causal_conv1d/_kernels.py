@@ -99,7 +99,8 @@ def causal_conv1d_forward_kernel(
         b_1, b_2, b_3 = b_d, b_c, b_b
     if tl.program_id(1) == 0:
         for w in range(0, W):
-            b_x = _row(x_ptr, state_ptr, length - W + w, length, x_row, o_d, dim, W, HAS_STATE)
+            t = tl.cast(length, tl.int64) - W + w
+            b_x = _row(x_ptr, state_ptr, t, length, x_row, o_d, dim, W, HAS_STATE)
             tl.store(final_ptr + (i_b * dim + o_d) * W + w, b_x, mask=m_d)
 
 

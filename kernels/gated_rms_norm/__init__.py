@@ -27,6 +27,7 @@ from kernels._dispatch import run
 from kernels._operator import (
     Case,
     Cost,
+    Huge,
     Implementation,
     Inputs,
     Mistake,
@@ -301,7 +302,7 @@ OP = Operator(
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,
-    huge={"rows": (1 << 21) + 3, "dim": 1024, "group": 256},
+    huge=(Huge({"rows": (1 << 21) + 3, "dim": 1024, "group": 256}),),
     gradients=("x", "z", "weight"),
     cases=(
         Case("63x100", {"rows": 63, "dim": 100}),

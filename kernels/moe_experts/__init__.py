@@ -30,6 +30,7 @@ from kernels._dispatch import run
 from kernels._operator import (
     Case,
     Cost,
+    Huge,
     Implementation,
     Inputs,
     Mistake,
@@ -198,6 +199,8 @@ def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> 
     index = torch.rand(rows, experts, generator=generator).argsort(-1)[:, :k]
     if case.sizes.get("routing") == "first":  # all to the same; most experts are empty
         index = torch.arange(k).expand(rows, k).contiguous()
+    if case.sizes.get("routing") == "last":
+        index = torch.arange(experts - k, experts).expand(rows, k).contiguous()
     if case.sizes.get("routing") == "dropped":
         index[torch.rand(rows, k, generator=generator) < 0.3] = -1
     make = {"device": device, "dtype": dtype}
@@ -251,6 +254,12 @@ def _sizes(random: Random) -> dict[str, Any]:
     }
 
 
+def _last_experts(inputs: Inputs) -> Inputs:
+    gate, down = inputs["gate_EFD"], inputs["down_EDF"]
+    index = inputs["index"] - (down.shape[0] - 2)
+    return inputs | {"index": index, "gate_EFD": gate[-2:], "down_EDF": down[-2:]}
+
+
 OP = Operator(
     name="moe_experts",
     function=moe_experts,
@@ -262,6 +271,21 @@ OP = Operator(
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,
+    huge=(
+        Huge(
+            {
+                "rows": (1 << 21) + 3, "dim": 1024, "width": 512, "experts": 4, "k": 1,
+                "packed": True,
+            }
+        ),
+        Huge(
+            {
+                "rows": 40, "dim": 4096, "width": 4096, "experts": 66, "k": 2, "packed": True,
+                "routing": "last",
+            },
+            _last_experts,
+        ),
+    ),
     gradients=("x", "weight", "gate_EFD", "up_EFD", "down_EDF"),
     large_reference=_by_expert,
     cases=(

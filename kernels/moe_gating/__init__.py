@@ -33,6 +33,7 @@ from kernels._dispatch import run
 from kernels._operator import (
     Case,
     Cost,
+    Huge,
     Implementation,
     Inputs,
     Mistake,
@@ -363,6 +364,7 @@ OP = Operator(
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,
+    huge=(Huge({"rows": (1 << 21) + 3, "dim": 1024, "experts": 8, "k": 2, "noisy": True}),),
     gradients=("x", "weight_EH", "noise"),
     cases=(
         Case("63x100 E20 k3", {"rows": 63, "dim": 100, "experts": 20, "k": 3}),

@@ -14,7 +14,7 @@ def _add_product(
     o_h = start + tl.arange(0, BLOCK_H)
     m_h = (o_h < H)[None, :]
     p_x = x_ptr + o_n[:, None] * x_stride + o_h[None, :]
-    p_w = w_ptr + o_e[:, None] * w_stride + o_h[None, :]
+    p_w = w_ptr + o_e.to(tl.int64)[:, None] * w_stride + o_h[None, :]
     b_x = tl.load(p_x, mask=m_n[:, None] & m_h, other=0.0)
     b_w = tl.load(p_w, mask=m_e[:, None] & m_h, other=0.0)
     if WIDE:

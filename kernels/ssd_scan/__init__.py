@@ -29,6 +29,7 @@ from kernels._dispatch import run
 from kernels._operator import (
     Case,
     Cost,
+    Huge,
     Implementation,
     Inputs,
     Mistake,
@@ -328,7 +329,7 @@ OP = Operator(
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,
-    huge=_case((1 << 9) + 3, 4096, 16, 64, 1, 16, state=False),
+    huge=(Huge(_case((1 << 9) + 3, 4096, 16, 64, 1, 16, state=False)),),
     gradients=NAMES,
     cases=(
         Case("B1 L67 H8 P12 G2 N20", _case(1, 67, 8, 12, 2, 20)),

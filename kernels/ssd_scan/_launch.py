@@ -415,8 +415,8 @@ class Scan(torch.autograd.Function):
             dx,
             ddt,
             sums[0].to(a.dtype),
-            _over_heads(db, groups),
-            _over_heads(dc, groups),
+            over_heads(db, groups, b.dtype),
+            over_heads(dc, groups, c.dtype),
             None if d is None else sums[1].to(d.dtype),
             None if bias is None else sums[2].to(bias.dtype),
             None if ctx.initial is None else dinitial,
@@ -425,8 +425,8 @@ class Scan(torch.autograd.Function):
         )
 
 
-def _over_heads(g: Tensor, groups: int) -> Tensor:
-    """The sum over the heads of each group."""
-    if groups == g.shape[2]:
-        return g
-    return g.unflatten(2, (groups, -1)).sum(3, dtype=torch.float32).to(g.dtype)
+def over_heads(g: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """The sum of ``g`` [..., H, N] over the heads of each group: [..., G, N] in ``dtype``."""
+    if groups == g.shape[-2]:
+        return g.to(dtype)
+    return g.unflatten(-2, (groups, -1)).sum(-2, dtype=torch.float32).to(dtype)

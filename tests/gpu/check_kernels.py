@@ -1,9 +1,11 @@
 """On a GPU host: is every operator right, and how fast is it? One JSON file and a table.
 
     python tests/gpu/check_kernels.py [-o kernels.json] [--only rms_norm ...] [--minutes 6]
+                                      [--part right]
 
 Every operator is checked in a process of its own, several at a time, so that a crash or a hang of
-one costs only that one; then each is timed alone, what is right only. Needs torch, triton and this
+one costs only that one; then each is timed alone, what is right only. An operator whose kernels
+take long to compile is checked by a process for each dtype. Needs torch, triton and this
 repository; neither pytest nor Qt. Exit code 1 if anything was wrong.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import fcntl
 import functools
 import json
 import os
@@ -35,14 +38,21 @@ import torch  # noqa: E402
 import kernels  # noqa: E402
 from kernels import OPS, Case, Operator, hardware  # noqa: E402
 from kernels._bench import Row, bench  # noqa: E402
-from kernels._check import Exact, as_tuple, stretched, tail_of_huge  # noqa: E402
+from kernels._check import Exact, as_tuple, end_of_huge, stretched  # noqa: E402
 from kernels._host_cost import host_costs  # noqa: E402
+from kernels._operator import Huge  # noqa: E402
 from kernels._timing import ceilings  # noqa: E402
 
 DEVICE = torch.device("cuda", 0)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+PARTS = ("right", "fast")
 WORKERS = 6  # processes that check at the same time
 COSTLY = "attention"  # is timed last, with all the time that is left
+# Shapes, masks and dtypes have 40 to 50 kernels each here, of 1 to 5 seconds to compile. Those of
+# FP16 and BF16 have the same tiles: a shape is asked for in FP32 and in one of the two.
+MANY_KERNELS = ("adaptive_attention", "attention")
+# Compiles for every shape and dtype, in about ten seconds each: asked for a shape in one dtype.
+COMPILED_FOR_EACH = "flex"
 
 
 def main() -> int:
@@ -54,7 +64,10 @@ def main() -> int:
     parser.add_argument(
         "--host-cost", action="store_true", help="print this only, as JSON: microseconds a call"
     )
-    parser.add_argument("--part", choices=["right", "fast"], help="only this, in this process")
+    parser.add_argument("--part", choices=PARTS, help="only this; of one operator, in this process")
+    parser.add_argument(
+        "--dtype", choices=[str(d)[6:] for d in DTYPES], help="of what is right, only this share"
+    )
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("check_kernels needs a CUDA GPU, and torch finds none", file=sys.stderr)
@@ -65,38 +78,66 @@ def main() -> int:
         }
         print(json.dumps({name: _host(OPS[name], names) for name, names in only.items()}, indent=1))
         return 0
-    if options.part:
+    if options.part and len(options.only) == 1:
         (name,) = options.only
         write = functools.partial(_write, options.output)
         if options.part == "right":
-            write(check(OPS[name]))
+            write(check(OPS[name], options.dtype))
         else:
             measure(OPS[name], time.monotonic() + 60 * options.minutes, write)
         return 0
-    return _run_all(options.only, options.output, 60 * options.minutes)
+    parts = (options.part,) if options.part else PARTS
+    return _run_all(options.only, parts, options.output, 60 * options.minutes)
 
 
-def _run_all(names: list[str], output: Path, seconds: float) -> int:
+def _run_all(names: list[str], parts: tuple[str, ...], output: Path, seconds: float) -> int:
     deadline = time.monotonic() + seconds
-    report: dict[str, Any] = {"environment": environment(), "right": {}, "fast": {}}
-    with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
-        begun = {n: pool.submit(_child, n, "right", deadline - 0.35 * seconds) for n in names}
-        for name, future in begun.items():
-            report["right"][name] = future.result()
-            print(*_summary(name, report["right"][name]), sep="\n", flush=True)
+    report: dict[str, Any] = {"environment": environment(), **{part: {} for part in PARTS}}
+    wrong: list[str] = []
+    if "right" in parts:
+        reserved = 0.35 * seconds if "fast" in parts else 0.0
+        with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
+            begun = {
+                name: [
+                    pool.submit(_child, name, "right", deadline - reserved, *share)
+                    for share in _shares(name)
+                ]
+                for name in sorted(names, key=lambda name: name not in MANY_KERNELS)
+            }
+            for name in names:
+                found = _together([future.result() for future in begun[name]])
+                report["right"][name] = found
+                print(*_summary(name, found), sep="\n", flush=True)
+                output.write_text(json.dumps(report, indent=1))
+        wrong = [name for name in names if report["right"][name]["failures"]]
+    if "fast" in parts:
+        for place, name in enumerate(sorted(names, key=COSTLY.__eq__)):
+            left = deadline - time.monotonic()
+            limit = time.monotonic() + min(left, 2 * left / (len(names) - place))
+            report["fast"][name] = _child(name, "fast", limit)
+            print(*_table(name, report["fast"][name]), sep="\n", flush=True)
             output.write_text(json.dumps(report, indent=1))
-    for place, name in enumerate(sorted(names, key=COSTLY.__eq__)):
-        left = deadline - time.monotonic()
-        limit = time.monotonic() + min(left, 2 * left / (len(names) - place))
-        report["fast"][name] = _child(name, "fast", limit)
-        print(*_table(name, report["fast"][name]), sep="\n", flush=True)
-        output.write_text(json.dumps(report, indent=1))
-    wrong = [name for name in names if report["right"][name]["failures"]]
-    print(f"\n{len(names) - len(wrong)} operators right, wrong: {wrong or 'none'}; {output}")
+    if "right" in parts:
+        print(f"\n{len(names) - len(wrong)} operators right, wrong: {wrong or 'none'}; {output}")
     return 1 if wrong else 0
 
 
-def _child(name: str, part: str, deadline: float) -> dict[str, Any]:
+def _shares(name: str) -> list[list[str]]:
+    """What more the processes that check an operator are told."""
+    return [["--dtype", str(d)[6:]] for d in DTYPES] if name in MANY_KERNELS else [[]]
+
+
+def _together(shares: list[dict[str, Any]]) -> dict[str, Any]:
+    """What was found of one operator, by all of its processes."""
+    whole: dict[str, Any] = {"checks": 0, "failures": [], "worst": {}}
+    for share in shares:
+        whole["checks"] += share.get("checks", 0)
+        whole["failures"] += share["failures"]
+        whole["worst"] |= share.get("worst", {})
+    return whole
+
+
+def _child(name: str, part: str, deadline: float, *told: str) -> dict[str, Any]:
     """One operator's part in a process of its own; what went wrong with it is a failure."""
     left = deadline - time.monotonic()
     if left < 5:
@@ -104,7 +145,7 @@ def _child(name: str, part: str, deadline: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "part.json"
         command = [sys.executable, __file__, "--only", name, "--part", part, "-o", str(file)]
-        command += ["--minutes", str(0.8 * left / 60)]
+        command += ["--minutes", str(0.8 * left / 60), *told]
         problem = ""
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=left)
@@ -140,12 +181,14 @@ def environment() -> dict[str, Any]:
     }
 
 
-def check(op: Operator) -> dict[str, Any]:
-    """Everything about being right, of one operator on this GPU."""
+def check(op: Operator, dtype: str | None = None) -> dict[str, Any]:
+    """Everything about being right, of one operator on this GPU; of one ``dtype``, if given."""
     failures: list[str] = []
     worst: dict[str, float] = {}
     checks = 0
-    for title, test in _checks(op, worst):
+    for title, of, test in _checks(op, worst):
+        if dtype not in (None, str(of)[6:]):
+            continue
         checks += 1
         try:
             failures += [f"{title}: {problem}" for problem in test()]
@@ -158,28 +201,37 @@ def check(op: Operator) -> dict[str, Any]:
     return {"checks": checks, "failures": failures, "worst": worst}
 
 
-def _checks(op: Operator, worst: dict[str, float]) -> Iterator[tuple[str, Callable[[], list[str]]]]:
+def _checks(
+    op: Operator, worst: dict[str, float]
+) -> Iterator[tuple[str, torch.dtype, Callable[[], list[str]]]]:
+    """Title, the dtype that its kernels are of, and what is wrong."""
     rng = random.Random(0)
     small = [case for case in op.cases if not case.bench]
     small += [Case(f"random {i}", op.sizes(rng)) for i in range(3)]
-    for dtype in DTYPES:
-        for case in small:
-            for apart in (False, True) if dtype == torch.float16 else (False,):
+    many = op.name in MANY_KERNELS
+    for number, case in enumerate(small):
+        dtypes = (torch.float32, DTYPES[2 - number % 2]) if many else DTYPES
+        for dtype in dtypes:
+            also_apart = dtype == torch.float16 and (not many or number % 3 != 1)
+            asked = dtype == dtypes[number // 2 % 2]
+            left_out = () if asked else (COMPILED_FOR_EACH,)
+            for apart in (False, True) if also_apart else (False,):
                 title = f"{case.name} {dtype}{' apart' if apart else ''}"
-                yield title, lambda c=case, d=dtype, a=apart: _compare(op, c, d, a, worst)
+                test = functools.partial(_compare, op, case, dtype, apart, worst, left_out=left_out)
+                yield title, dtype, test
+    narrow = torch.bfloat16
     for case in op.cases:
         if case.bench:
-            yield (
-                f"{case.name} large",
-                lambda c=case: _compare(op, c, torch.bfloat16, False, worst, large=True),
-            )
+            test = functools.partial(_compare, op, case, narrow, False, worst, large=True)
+            yield f"{case.name} large", narrow, test
     case = next(c for c in small if "0" not in c.name.split()[0][:2])
-    yield f"{case.name} compiled", lambda: _compiled(op, case)
-    yield f"{case.name} captured", lambda: _captured(op, case)
-    yield f"{case.name} synchronization", lambda: _synchronizes(op, case)
-    yield f"{case.name} autocast", lambda: _autocast(op, case)
-    if op.huge and "triton" in op.implementations:
-        yield "over 2^31 elements", lambda: _huge(op)
+    yield f"{case.name} compiled", narrow, lambda: _compiled(op, case)
+    yield f"{case.name} captured", narrow, lambda: _captured(op, case)
+    yield f"{case.name} synchronization", narrow, lambda: _synchronizes(op, case)
+    yield f"{case.name} autocast", narrow, lambda: _autocast(op, case)
+    for huge in op.huge:
+        title = f"over 2^31 elements {dict(huge.sizes)}"
+        yield title, torch.float16, functools.partial(_huge, op, huge)
 
 
 def _implementations(op: Operator, inputs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -201,6 +253,7 @@ def _compare(
     apart: bool,
     worst: dict[str, float],
     large: bool = False,
+    left_out: tuple[str, ...] = (),
 ) -> list[str]:
     inputs = op.inputs(case, DEVICE, dtype, 0)
     if apart:
@@ -208,8 +261,8 @@ def _compare(
     exact = Exact(op, inputs, large=large)
     problems = []
     for name, call in _implementations(op, inputs):
-        if large and name in ("manual", "sdpa_math"):
-            continue  # they hold the whole matrix of weights
+        if name in left_out or (large and name in ("manual", "sdpa_math")):
+            continue  # the latter hold the whole matrix of weights
         try:
             compared = exact.compare(call)
         except Exception:
@@ -324,11 +377,23 @@ def _autocast(op: Operator, case: Case) -> list[str]:
     return problems
 
 
-def _huge(op: Operator) -> list[str]:
-    assert op.huge is not None
-    inputs = op.inputs(Case("huge", op.huge), DEVICE, torch.float16, 0)
-    assert next(iter(inputs.values())).numel() > 1 << 31
-    compared = tail_of_huge(op, inputs, op.implementations["triton"].call)
+def _huge(op: Operator, huge: Huge) -> list[str]:
+    # One process at a time, or their tensors would not fit in the memory together.
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            return _end_of(op, huge)
+        finally:
+            torch.cuda.empty_cache()
+
+
+def _end_of(op: Operator, huge: Huge) -> list[str]:
+    inputs = op.inputs(Case("huge", huge.sizes), DEVICE, torch.float16, 0)
+    triton = op.implementations["triton"]
+    refused = triton.refuses(*inputs.values()) if triton.refuses else None
+    if refused:
+        return [f"triton: {refused}"]
+    compared = end_of_huge(op, inputs, triton, huge)
     return [str(comparison) for comparison in compared if not comparison.right]
 
 

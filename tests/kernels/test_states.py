@@ -96,6 +96,26 @@ def test_steps_are_the_scan(impl):
     torch.testing.assert_close(state, final)
 
 
+@pytest.mark.parametrize("impl", implementations(OPS["ssd_step"]))
+def test_the_gradients_of_steps_one_after_the_other_are_those_of_the_scan(impl):
+    inputs = inputs_of("ssd_scan", **SIZES | {"length": 5})
+    if impl == "triton":
+        inputs = {n: x.float() if isinstance(x, torch.Tensor) else x for n, x in inputs.items()}
+    leaves = {n: x.requires_grad_() for n, x in inputs.items() if isinstance(x, torch.Tensor)}
+    x, dt, a, b, c, d, dt_bias, state, *_ = inputs.values()
+    steps = []
+    for t in range(5):
+        y_t, state = kernels.ssd_step(
+            x[:, t], dt[:, t], a, b[:, t], c[:, t], state, d, dt_bias, impl=impl
+        )
+        steps.append(y_t)
+    results = [kernels.ssd_scan(**inputs, impl="torch"), (torch.stack(steps, 1), state)]
+    upstream = [torch.randn_like(r) for r in results[0]]
+    gradients = [torch.autograd.grad(r, list(leaves.values()), upstream) for r in results]
+    for name, one, other in zip(leaves, *gradients, strict=True):
+        torch.testing.assert_close(other, one, msg=lambda m, n=name: f"{n}: {m}")
+
+
 def test_steps_that_vanish_and_steps_that_are_huge_are_finite_and_exact():
     raw = torch.tensor([-80.0, -30.0, -17.0, -15.0, 0.0, 15.0, 19.0, 25.0, 300.0], device=DEVICE)
     one = torch.ones(1, 9, 1, 1, device=DEVICE)
@@ -157,7 +177,7 @@ def test_autocast_changes_nothing(name):
             assert other.dtype == torch.float32 and torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", ["ssd_scan", "causal_conv1d", "gated_rms_norm"])
+@pytest.mark.parametrize("name", ["ssd_scan", "ssd_step", "causal_conv1d", "gated_rms_norm"])
 def test_an_input_without_gradient_needs_none(name):
     op = OPS[name]
     inputs = op.inputs(op.cases[0], DEVICE, torch.float32, 3)

@@ -1,0 +1,349 @@
+"""One step of Mamba-2's selective scan, for decoding: ``ssd_scan`` of a sequence of one.
+
+    dt = softplus(dt + dt_bias),    h' = exp(dt A) h + dt x B^T,    y = h' C + D x
+
+for each head with its state h [P, N]: Dao and Gu, "Transformers are SSMs", 2024 (arXiv 2405.21060),
+equation 2. The new state is returned, and the old one is left as it was. With f = exp(dt A) and
+G = dh' + dy C^T, the whole gradient of the new state, the gradients are
+
+    dh = f G,    dx = dt G B + D dy,    dB = sum of dt G^T x,    dC = sum of h'^T dy
+    dD = dy . x,    dA = dt f <G, h>,    ddt = (x . G B + A f <G, h>) softplus'(dt + dt_bias)
+
+with the sums of dB and dC over the heads of a group, and those of dA, dD and dt_bias, whose terms
+are ddt, over samples.
+h' is computed anew from h, which is all that is kept: steps in a row can be trained through, at the
+cost of a state for each. The state is read and written once, backward read twice and written once,
+and nothing else is large, so that memory bounds it. Arithmetic is in FP32, and in FP64 where ddt,
+dA and dD are summed up.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels._autograd import applied, once_differentiable
+from kernels._column_sum import column_sum
+from kernels._dispatch import run
+from kernels._operator import (
+    Case,
+    Cost,
+    Huge,
+    Implementation,
+    Inputs,
+    Operator,
+    Work,
+    accumulator,
+    blank,
+    cdiv,
+    tensor_bytes,
+    unit_stride,
+)
+from kernels._triton import MAX_GRID, missing, no_fp64, on_device, power_of_two
+from kernels._tuning import Key, Tile, Tunable, size_class
+from kernels.ssd_scan import random_inputs, step_sizes, validate
+from kernels.ssd_scan._launch import over_heads
+from kernels.ssd_step._kernels import (
+    launch_backward,
+    launch_step,
+    ssd_step_backward_kernel,
+    ssd_step_kernel,
+)
+
+TILE = 2048  # elements of the state that one program takes
+
+
+def ssd_step(
+    x_BHP: Tensor,
+    dt_BH: Tensor,
+    A_H: Tensor,
+    B_BGN: Tensor,
+    C_BGN: Tensor,
+    state_BHPN: Tensor,
+    D_H: Tensor | None = None,
+    dt_bias_H: Tensor | None = None,
+    *,
+    dt_softplus: bool = True,
+    impl: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """One step: y [B, H, P] of x's dtype, and the new state [B, H, P, N] of the old one's.
+
+    The inputs are those of ``ssd_scan`` without L; all but ``dt_softplus`` get gradients, also
+    through the new state. ``impl``: auto, torch or triton. Raises ``Mistake`` for what does not go
+    together.
+    """
+    validate("ssd_step", 3, x_BHP, dt_BH, A_H, B_BGN, C_BGN, D_H, dt_bias_H, state_BHPN)
+    return run(OP, impl, x_BHP, dt_BH, A_H, B_BGN, C_BGN, state_BHPN, D_H, dt_bias_H, dt_softplus)
+
+
+def reference(
+    x_BHP: Tensor,
+    dt_BH: Tensor,
+    A_H: Tensor,
+    B_BGN: Tensor,
+    C_BGN: Tensor,
+    state_BHPN: Tensor,
+    D_H: Tensor | None = None,
+    dt_bias_H: Tensor | None = None,
+    dt_softplus: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """The definition."""
+    wide = accumulator(x_BHP.dtype)
+    per_group = x_BHP.shape[1] // B_BGN.shape[1]
+    x = x_BHP.to(wide)
+    b_BHN, c_BHN = (t.to(wide).repeat_interleave(per_group, dim=1) for t in (B_BGN, C_BGN))
+    dt = step_sizes(dt_BH, dt_bias_H, dt_softplus, wide)
+    fall = torch.exp(dt * A_H.to(wide))[..., None, None]
+    h = fall * state_BHPN.to(wide) + (dt[..., None] * x)[..., None] * b_BHN[:, :, None]
+    y = (h * c_BHN[:, :, None]).sum(-1)
+    if D_H is not None:
+        y = y + x * D_H.to(wide)[:, None]
+    return y.to(x_BHP.dtype), h.to(state_BHPN.dtype)
+
+
+def _tiles(device: int, dim: int, n_states: int, *_: Any) -> list[Tile]:
+    """Rows of the state of a program, and warps."""
+    most, block = power_of_two(dim), power_of_two(n_states)
+    rows = max(1, min(most, TILE // block))
+    half, twice = max(1, rows // 2), min(most, 2 * rows)
+    return [(rows, 4), (rows, 2), (rows, 8), (half, 2), (half, 4), (half, 1), (twice, 8)]
+
+
+_FORWARD = Tunable("ssd_step.forward", (ssd_step_kernel,), _tiles)
+_BACKWARD = Tunable("ssd_step.backward", (ssd_step_backward_kernel,), _tiles)
+
+
+def _key(x: Tensor, b: Tensor, state: Tensor) -> Key:
+    batch, heads, dim = x.shape
+    return x.get_device(), dim, b.shape[2], x.dtype, state.dtype, size_class(batch * heads)
+
+
+def _forward(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor,
+    d: Tensor | None,
+    bias: Tensor | None,
+    softplus: bool,
+) -> tuple[Tensor, Tensor]:
+    (batch, heads, dim), (groups, n_states) = x.shape, b.shape[1:]
+    y = blank(x)
+    new = blank(state)
+    x, b, c = unit_stride(x), unit_stride(b), unit_stride(c)
+    key = _key(x, b, state)
+    block_p, warps = _FORWARD.tile(key, _forward, x, dt, a, b, c, state, d, bias, softplus)
+    with on_device(x):
+        launch_step(
+            (cdiv(dim, block_p), heads, batch),
+            x,
+            dt,
+            a.contiguous(),
+            b,
+            c,
+            state.contiguous(),
+            d if d is None else d.contiguous(),
+            bias if bias is None else bias.contiguous(),
+            y,
+            new,
+            heads // groups,
+            *x.stride()[:2],
+            *dt.stride()[:2],
+            *b.stride()[:2],
+            *c.stride()[:2],
+            P=dim,
+            N=n_states,
+            SOFTPLUS=softplus,
+            HAS_D=d is not None,
+            HAS_BIAS=bias is not None,
+            BLOCK_P=block_p,
+            BLOCK_N=power_of_two(n_states),
+            num_warps=warps,
+        )
+    return y, new
+
+
+def _backward(
+    dy: Tensor,
+    dnew: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor,
+    d: Tensor | None,
+    bias: Tensor | None,
+    softplus: bool,
+    need_state: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor]:
+    """dx, ddt, the shares of every head in dB and dC, dstate, and those of samples in the rest."""
+    (batch, heads, dim), (groups, n_states) = x.shape, b.shape[1:]
+    dx, ddt = blank(x), blank(dt)
+    shared = torch.float32 if groups < heads else b.dtype
+    db, dc = (torch.empty(batch, heads, n_states, dtype=shared, device=x.device) for _ in range(2))
+    dstate = blank(state) if need_state else None
+    share = torch.empty(batch, 3 * heads, dtype=torch.float32, device=x.device)
+    dy, x, b, c = unit_stride(dy), unit_stride(x), unit_stride(b), unit_stride(c)
+    key = (*_key(x, b, state), need_state)
+    block_p, warps = _BACKWARD.tile(
+        key, _backward, dy, dnew, x, dt, a, b, c, state, d, bias, softplus, need_state
+    )
+    with on_device(x):
+        launch_backward(
+            (heads, batch),
+            dy,
+            dnew.contiguous(),
+            x,
+            dt,
+            a.contiguous(),
+            b,
+            c,
+            state.contiguous(),
+            d if d is None else d.contiguous(),
+            bias if bias is None else bias.contiguous(),
+            dx,
+            ddt,
+            db,
+            dc,
+            dstate,
+            share,
+            heads // groups,
+            *dy.stride()[:2],
+            *x.stride()[:2],
+            *dt.stride()[:2],
+            *b.stride()[:2],
+            *c.stride()[:2],
+            P=dim,
+            N=n_states,
+            SOFTPLUS=softplus,
+            HAS_D=d is not None,
+            HAS_BIAS=bias is not None,
+            DSTATE=need_state,
+            BLOCK_P=block_p,
+            BLOCK_N=power_of_two(n_states),
+            num_warps=warps,
+        )
+    return dx, ddt, db, dc, dstate, share
+
+
+class _Step(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        state: Tensor,
+        d: Tensor | None,
+        bias: Tensor | None,
+        softplus: bool,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, dt, a, b, c, state, d, bias)
+        ctx.softplus = softplus
+        return _forward(x, dt, a, b, c, state, d, bias, softplus)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor, dnew: Tensor) -> tuple[Tensor | None, ...]:
+        x, dt, a, b, c, state, d, bias = ctx.saved_tensors
+        need_state = ctx.needs_input_grad[5]
+        dx, ddt, db, dc, dstate, share = _backward(
+            dy, dnew, x, dt, a, b, c, state, d, bias, ctx.softplus, need_state
+        )
+        with on_device(x):
+            sums = column_sum(share, torch.float32).view(3, -1)
+        return (
+            dx,
+            ddt,
+            sums[0].to(a.dtype),
+            over_heads(db, b.shape[1], b.dtype),
+            over_heads(dc, c.shape[1], c.dtype),
+            dstate,
+            None if d is None else sums[1].to(d.dtype),
+            None if bias is None else sums[2].to(bias.dtype),
+            None,
+        )
+
+
+def _triton(*arguments: Any) -> tuple[Tensor, Tensor]:
+    return applied(_Step, *arguments)
+
+
+def _refuses(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *_: Any) -> str | None:
+    if not x.numel() or not b.numel():
+        return "takes no empty tensors"
+    if max(x.shape[:2]) > MAX_GRID:
+        return f"takes up to {MAX_GRID} samples and heads, not {x.shape[0]} and {x.shape[1]}"
+    if b.shape[2] > TILE:
+        return f"holds rows of at most {TILE} states, not {b.shape[2]}"
+    return no_fp64(x)
+
+
+_ORDER = {
+    "x_BHP": "x", "dt_BH": "dt", "A_H": "A", "B_BGN": "B", "C_BGN": "C",
+    "state_BHPN": "state", "D_H": "D", "dt_bias_H": "dt_bias",
+}  # fmt: skip
+
+
+def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
+    found = random_inputs(case, device, dtype, seed, ())
+    softplus = case.sizes.get("softplus", True)
+    return {name: found[key] for name, key in _ORDER.items()} | {"dt_softplus": softplus}
+
+
+def _cost(x_BHP: Tensor, state_BHPN: Tensor, **others: Any) -> Cost:
+    small = tensor_bytes(*[t for t in others.values() if isinstance(t, Tensor)])
+    x, state, n = tensor_bytes(x_BHP), tensor_bytes(state_BHPN), state_BHPN.numel()
+    # Of a number of the state: G, its products with h, B and x, h' and its product with dy, and dh.
+    return Cost(Work(2 * x + small + 2 * state, 5 * n), Work(3 * (x + state) + 2 * small, 14 * n))
+
+
+def _sizes(random: Random) -> dict[str, Any]:
+    groups = random.choice((1, 2, 4))
+    return {
+        "batch": random.randint(1, 3),
+        "heads": groups * random.randint(1, 3),
+        "dim": random.randint(1, 70),
+        "groups": groups,
+        "states": random.randint(1, 130),
+        "d": random.random() < 0.7,
+        "bias": random.random() < 0.7,
+        "wide": random.random() < 0.5,
+    }
+
+
+def _case(batch: int, heads: int, dim: int, groups: int, states: int, **more: Any) -> Any:
+    named = {"batch": batch, "heads": heads, "dim": dim, "groups": groups, "states": states}
+    return named | more
+
+
+OP = Operator(
+    name="ssd_step",
+    function=ssd_step,
+    reference=reference,
+    implementations={
+        "triton": Implementation(_triton, missing, _refuses),
+        "torch": Implementation(reference),
+    },
+    inputs=_inputs,
+    cost=_cost,
+    sizes=_sizes,
+    huge=(Huge(_case((1 << 14) + 3, 16, 64, 1, 128, wide=False)),),
+    gradients=tuple(_ORDER),
+    cases=(
+        Case("B3 H6 P33 G2 N100", _case(3, 6, 33, 2, 100)),
+        Case("B1 H1 P1 G1 N1", _case(1, 1, 1, 1, 1, d=False, bias=False)),
+        Case("B2 H2 P64 G1 N128 narrow", _case(2, 2, 64, 1, 128, wide=False, softplus=False)),
+        Case("B0 H4 P8 G2 N8", _case(0, 4, 8, 2, 8)),
+        Case("B128 H80 P64 G1 N128", _case(128, 80, 64, 1, 128), bench=True),
+        Case("B1 H80 P64 G1 N128", _case(1, 80, 64, 1, 128), bench=True),
+    ),
+)

@@ -1,0 +1,177 @@
+"""The Triton kernels of one step of the scan.
+
+Forward, a program takes some rows of one head's state; backward, all of them one block after the
+other, because what a head has one of (ddt) or one row of (dB, dC) is a sum over them. Sums that may
+cancel, those of ddt, dA and dD, are in FP64.
+"""
+
+from __future__ import annotations
+
+from kernels._launch import launcher
+from kernels._triton import tl, triton
+from kernels.ssd_scan._kernels import soft_step
+
+
+@triton.jit
+def ssd_step_kernel(
+    x_ptr,
+    dt_ptr,
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    state_ptr,
+    d_ptr,
+    bias_ptr,
+    y_ptr,
+    new_ptr,
+    heads_per_group,
+    x_batch,
+    x_head,
+    dt_batch,
+    dt_head,
+    b_batch,
+    b_group,
+    c_batch,
+    c_group,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    SOFTPLUS: tl.constexpr,
+    HAS_D: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """y and the new state, of ``BLOCK_P`` rows of one head's state."""
+    i_h = tl.program_id(1).to(tl.int64)
+    i_b = tl.program_id(2).to(tl.int64)
+    i_g = i_h // heads_per_group
+    o_p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    o_n = tl.arange(0, BLOCK_N)
+    m_p = o_p < P
+    m_n = o_n < N
+    dt = tl.load(dt_ptr + i_b * dt_batch + i_h * dt_head).to(tl.float32)
+    if HAS_BIAS:
+        dt += tl.load(bias_ptr + i_h).to(tl.float32)
+    if SOFTPLUS:
+        dt = soft_step(dt)
+    fall = tl.exp(dt.to(tl.float64) * tl.load(a_ptr + i_h).to(tl.float64)).to(tl.float32)
+    b_x = tl.load(x_ptr + i_b * x_batch + i_h * x_head + o_p, mask=m_p, other=0.0).to(tl.float32)
+    b_b = tl.load(b_ptr + i_b * b_batch + i_g * b_group + o_n, mask=m_n, other=0.0)
+    b_c = tl.load(c_ptr + i_b * c_batch + i_g * c_group + o_n, mask=m_n, other=0.0)
+    i_head = i_b * tl.num_programs(1) + i_h
+    o_state = i_head * (P * N) + o_p[:, None] * N + o_n[None, :]
+    m = m_p[:, None] & m_n[None, :]
+    b_state = tl.load(state_ptr + o_state, mask=m, other=0.0).to(tl.float32) * fall
+    b_state += (b_x * dt)[:, None] * b_b.to(tl.float32)[None, :]
+    tl.store(new_ptr + o_state, b_state, mask=m)
+    b_y = tl.sum(b_state * b_c.to(tl.float32)[None, :], axis=1)
+    if HAS_D:
+        b_y += b_x * tl.load(d_ptr + i_h).to(tl.float32)
+    tl.store(y_ptr + i_head * P + o_p, b_y, mask=m_p)
+
+
+launch_step = launcher(ssd_step_kernel)
+
+
+@triton.jit
+def ssd_step_backward_kernel(
+    dy_ptr,
+    dnew_ptr,
+    x_ptr,
+    dt_ptr,
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    state_ptr,
+    d_ptr,
+    bias_ptr,
+    dx_ptr,
+    ddt_ptr,
+    db_ptr,
+    dc_ptr,
+    dstate_ptr,
+    share_ptr,
+    heads_per_group,
+    dy_batch,
+    dy_head,
+    x_batch,
+    x_head,
+    dt_batch,
+    dt_head,
+    b_batch,
+    b_group,
+    c_batch,
+    c_group,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    SOFTPLUS: tl.constexpr,
+    HAS_D: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    DSTATE: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Of one head of one sample: dx, ddt, the state's gradient if ``DSTATE``, and shares of the
+    sums over heads (dB, dC [B, H, N]) and over samples ([B, 3, H] of dA, dD, d dt_bias)."""
+    i_h = tl.program_id(0).to(tl.int64)
+    i_b = tl.program_id(1).to(tl.int64)
+    n_heads = tl.num_programs(0)
+    i_g = i_h // heads_per_group
+    i_head = i_b * n_heads + i_h
+    o_n = tl.arange(0, BLOCK_N)
+    m_n = o_n < N
+    raw = tl.load(dt_ptr + i_b * dt_batch + i_h * dt_head).to(tl.float32)
+    if HAS_BIAS:
+        raw += tl.load(bias_ptr + i_h).to(tl.float32)
+    dt = raw
+    if SOFTPLUS:
+        dt = soft_step(raw)
+    a = tl.load(a_ptr + i_h).to(tl.float64)
+    fall = tl.exp(dt.to(tl.float64) * a)
+    b_b = tl.load(b_ptr + i_b * b_batch + i_g * b_group + o_n, mask=m_n, other=0.0).to(tl.float32)
+    b_c = tl.load(c_ptr + i_b * c_batch + i_g * c_group + o_n, mask=m_n, other=0.0).to(tl.float32)
+    b_db = tl.zeros([BLOCK_N], dtype=tl.float32)
+    b_dc = tl.zeros([BLOCK_N], dtype=tl.float32)
+    came = tl.zeros([], dtype=tl.float64)
+    stayed = tl.zeros([], dtype=tl.float64)
+    dd = tl.zeros([], dtype=tl.float64)
+    for start in range(0, P, BLOCK_P):
+        o_p = start + tl.arange(0, BLOCK_P)
+        m_p = o_p < P
+        p_x = x_ptr + i_b * x_batch + i_h * x_head + o_p
+        p_dy = dy_ptr + i_b * dy_batch + i_h * dy_head + o_p
+        b_x = tl.load(p_x, mask=m_p, other=0.0).to(tl.float32)
+        b_dy = tl.load(p_dy, mask=m_p, other=0.0).to(tl.float32)
+        o_state = i_head * (P * N) + o_p[:, None] * N + o_n[None, :]
+        m = m_p[:, None] & m_n[None, :]
+        b_state = tl.load(state_ptr + o_state, mask=m, other=0.0).to(tl.float32)
+        # The whole gradient of the new state: what is handed back for it, and through y.
+        b_g = tl.load(dnew_ptr + o_state, mask=m, other=0.0).to(tl.float64)
+        b_g += b_dy.to(tl.float64)[:, None] * b_c.to(tl.float64)[None, :]
+        stayed += tl.sum(tl.sum(b_g * b_state.to(tl.float64), axis=1), axis=0)
+        b_du = tl.sum(b_g * b_b.to(tl.float64)[None, :], axis=1)
+        came += tl.sum(b_du * b_x.to(tl.float64), axis=0)
+        b_dx = b_du.to(tl.float32) * dt
+        if HAS_D:
+            b_dx += b_dy * tl.load(d_ptr + i_h).to(tl.float32)
+            dd += tl.sum(b_dy.to(tl.float64) * b_x.to(tl.float64), axis=0)
+        tl.store(dx_ptr + i_head * P + o_p, b_dx, mask=m_p)
+        if DSTATE:
+            tl.store(dstate_ptr + o_state, (b_g * fall).to(tl.float32), mask=m)
+        b_u = (b_x * dt)[:, None]
+        b_db += tl.sum(b_g.to(tl.float32) * b_u, axis=0)
+        b_new = b_state * fall.to(tl.float32) + b_u * b_b[None, :]
+        b_dc += tl.sum(b_new * b_dy[:, None], axis=0)
+    tl.store(db_ptr + i_head * N + o_n, b_db, mask=m_n)
+    tl.store(dc_ptr + i_head * N + o_n, b_dc, mask=m_n)
+    ddt = came + stayed * fall * a
+    if SOFTPLUS:
+        ddt *= 1.0 / (1.0 + tl.exp(-raw.to(tl.float64)))
+    tl.store(ddt_ptr + i_head, ddt.to(tl.float32))
+    p_share = share_ptr + i_b * 3 * n_heads + i_h
+    tl.store(p_share, (stayed * fall * dt.to(tl.float64)).to(tl.float32))
+    tl.store(p_share + n_heads, dd.to(tl.float32))
+    tl.store(p_share + 2 * n_heads, ddt.to(tl.float32))
+
+
+launch_backward = launcher(ssd_step_backward_kernel)

@@ -1,0 +1,110 @@
+"""The GPU check's own arithmetic: what it asks for, and how it shares that among processes."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels import OPS
+
+SCRIPT = Path(__file__).parents[1] / "gpu" / "check_kernels.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("check_kernels", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    path = list(sys.path)
+    spec.loader.exec_module(module)
+    sys.path[:] = path
+    return module
+
+
+def small(op):
+    return [case.name for case in op.cases if not case.bench] + [f"random {i}" for i in range(3)]
+
+
+def comparisons(script, op, monkeypatch):
+    """Case, dtype, apart, and what is left out, of every comparison of a small case."""
+    asked = []
+
+    def note(op, case, dtype, apart, worst, large=False, left_out=()):
+        if not large:
+            asked.append((case.name, dtype, apart, left_out))
+        return []
+
+    monkeypatch.setattr(script, "_compare", note)
+    for title, _, test in script._checks(op, {}):
+        if title.rsplit(" ", 1)[-1] in ("apart", *map(str, script.DTYPES)):
+            test()
+    return asked
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_every_shape_is_compared_in_fp32_and_16_bits_and_every_dtype_in_many(
+    script, name, monkeypatch
+):
+    op = OPS[name]
+    asked = comparisons(script, op, monkeypatch)
+    for case in small(op):
+        dtypes = {dtype for found, dtype, *_ in asked if found == case}
+        assert torch.float32 in dtypes and len(dtypes) > 1, case
+    for dtype in script.DTYPES:
+        assert len({case for case, found, *_ in asked if found == dtype}) >= len(small(op)) // 2
+    assert sum(apart for *_, apart, _ in asked) >= 2
+
+
+def test_what_compiles_for_each_shape_is_asked_for_each_once_and_in_every_dtype(
+    script, monkeypatch
+):
+    asked = comparisons(script, OPS["attention"], monkeypatch)
+    flex = {(c, d) for c, d, _, left_out in asked if script.COMPILED_FOR_EACH not in left_out}
+    assert sorted(case for case, _ in flex) == sorted(small(OPS["attention"]))
+    assert {dtype for _, dtype in flex} == set(script.DTYPES)
+
+
+@pytest.mark.parametrize("name", ["attention", "rms_norm"])
+def test_the_processes_of_an_operator_make_all_of_its_checks_once(script, name, monkeypatch):
+    done = []
+    monkeypatch.setattr(script, "_compare", lambda *_, **__: done.append("compared") or [])
+    for other in ("_compiled", "_captured", "_synchronizes", "_autocast", "_huge"):
+        monkeypatch.setattr(script, other, lambda *_, n=other: done.append(n) or [])
+    script.check(OPS[name])
+    whole = sorted(done)
+    done.clear()
+    shares = [script.check(OPS[name], *told[1:]) for told in script._shares(name)]
+    assert sorted(done) == whole and len(shares) == (3 if name in script.MANY_KERNELS else 1)
+    assert script._together(shares)["checks"] == len(whole)
+
+
+@pytest.mark.parametrize("wrong", [None, "attention"])
+def test_several_operators_are_checked_without_being_timed(script, wrong, monkeypatch, tmp_path):
+    asked = []
+
+    def child(name, part, deadline, *told):
+        asked.append((name, part, *told))
+        return {"checks": 1, "failures": ["off"] * (name == wrong), "worst": {}}
+
+    monkeypatch.setattr(script, "_child", child)
+    monkeypatch.setattr(script, "environment", dict)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    file = tmp_path / "report.json"
+    only = ["--only", "rms_norm", "attention", "--part", "right"]
+    monkeypatch.setattr(sys, "argv", ["check_kernels.py", *only, "-o", str(file)])
+    assert script.main() == (wrong is not None)
+    assert {part for _, part, *_ in asked} == {"right"}
+    assert [told[-1] for name, _, *told in asked if name == "attention"] == [
+        "float32", "float16", "bfloat16",
+    ]  # fmt: skip
+    report = json.loads(file.read_text())
+    assert report["right"].keys() == {"rms_norm", "attention"} and not report["fast"]
+    assert report["right"]["attention"]["checks"] == 3
+
+
+def test_case_names_tell_the_checks_of_an_operator_apart(script):
+    for op in OPS.values():
+        titles = [title for title, *_ in script._checks(op, {})]
+        assert len(set(titles)) == len(titles), op.name
