@@ -15,12 +15,13 @@ from sessions.verdict_words import duration, rebuilding
 KIND = "attribution"
 MEBIBYTE = 2**20
 
+TOGETHER = "all together"
 _KINDS = {
     "step": "adds",
     "without": "gives beside the others",
     "share": "share",
     "interaction": "together beyond each",
-    "total": "all together",
+    "total": TOGETHER,
 }
 
 

@@ -22,7 +22,7 @@ def kernels_table(study: Study, most: int = MOST) -> Table:
     """The kernels that took longest, whatever module they ran for."""
     whole = breakdown.total_us(study) or math.nan
     rows: list[list[Cell]] = [
-        [name, calls, us, 100 * us / whole]
+        [name, _whole(calls), us, 100 * us / whole]
         for name, (calls, us) in list(breakdown.by(study, "name").items())[:most]
     ]
     what = "Operator" if study.asked.get("device") == "cpu" else "Kernel"
@@ -33,7 +33,7 @@ def kinds_table(study: Study) -> Table:
     """Time by operator class."""
     whole = breakdown.total_us(study) or math.nan
     rows: list[list[Cell]] = [
-        [name, calls, us, 100 * us / whole]
+        [name, _whole(calls), us, 100 * us / whole]
         for name, (calls, us) in breakdown.by(study, "kind").items()
     ]
     return Table(f"Operator classes: {study.title}", _columns("Class"), rows)
@@ -42,14 +42,14 @@ def kinds_table(study: Study) -> Table:
 def achieved_table(study: Study) -> Table:
     """Each operator of the library, and class of the others: its time against the roof's."""
     rows: list[list[Cell]] = [
-        [one.name, one.calls, one.us, one.least_us, 100 * one.share]
+        [one.name, _whole(one.calls), one.us, one.least_us, 100 * one.share]
         for one in breakdown.achieved(study)
     ]
     columns = [
         Column("Operator"),
         Column("Calls"),
-        Column("Achieved", "us"),
-        Column("Attainable", "us"),
+        Column("Achieved", "µs"),
+        Column("Attainable", "µs"),
         Column("Of attainable", "%"),
     ]
     return Table(f"Operators against the roof: {study.title}", columns, rows)
@@ -72,8 +72,8 @@ def modules_table(study: Study, depth: int = DEPTH) -> Table:
     add(breakdown.tree(study), 0)
     columns = [
         Column("Module"),
-        Column("Time", "us"),
-        Column("Its own", "us"),
+        Column("Time", "µs"),
+        Column("Its own", "µs"),
         Column("Share", "%"),
     ]
     return Table(f"Modules: {study.title}", columns, rows)
@@ -102,8 +102,8 @@ def gaps_table(study: Study) -> Table:
     rows: list[list[Cell]] = []
     if table:
         columns = (table["module"], table["count"], table["us"])
-        rows = [[str(m), float(n), float(us)] for m, n, us in zip(*columns, strict=True)]
-    heads = [Column("Before a kernel of"), Column("Times"), Column("Waited", "us")]
+        rows = [[str(m), _whole(float(n)), float(us)] for m, n, us in zip(*columns, strict=True)]
+    heads = [Column("Before a kernel of"), Column("Times"), Column("Waited", "µs")]
     return Table(f"The GPU waits, under the profiler: {study.title}", heads, rows)
 
 
@@ -115,7 +115,7 @@ def difference_table(before: Study, after: Study, most: int = MOST) -> Table:
         for one in breakdown.difference(before, after, "kind" if why_not else "module")[:most]
     ]
     head = "Class" if why_not else "Module"
-    columns = [Column(head), Column("A", "us"), Column("B", "us"), Column("B less A", "us")]
+    columns = [Column(head), Column("A", "µs"), Column("B", "µs"), Column("B less A", "µs")]
     return Table(f"By {head.lower()}: A {before.title}, B {after.title}", columns, rows)
 
 
@@ -131,5 +131,10 @@ def memory_difference_table(before: Study, after: Study) -> Table:
     return Table("Memory at the peaks of A and B", columns, rows)
 
 
+def _whole(count: float) -> float | int:
+    """A mean of counts, as a count where it is one."""
+    return int(count) if float(count).is_integer() else count
+
+
 def _columns(what: str) -> list[Column]:
-    return [Column(what), Column("Calls"), Column("Time", "us"), Column("Share", "%")]
+    return [Column(what), Column("Calls"), Column("Time", "µs"), Column("Share", "%")]

@@ -21,6 +21,7 @@ KIND = "claims"
 TABLE = "claims"
 HOLDS = "holds"
 FAILS = "does not hold"
+_PLURAL = {HOLDS: "hold", FAILS: "do not hold"}
 UNDECIDED = "undecided"
 NOT_HERE = "not applicable here"
 NOT_MEASURED = "not measured"
@@ -121,7 +122,8 @@ def measured_text(row: Row) -> str:
 def count(found: Iterable[Row]) -> str:
     """How many claims came out how."""
     results = [row.result for row in found]
-    shown = ", ".join(f"{results.count(r)} {r}" for r in RESULTS if r in results)
+    found_as = [(results.count(one), one) for one in RESULTS if one in results]
+    shown = ", ".join(f"{n} {_PLURAL.get(one, one) if n > 1 else one}" for n, one in found_as)
     return f"{len(results)} claim{'s' * (len(results) != 1)}: {shown}"
 
 

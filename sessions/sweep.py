@@ -31,6 +31,7 @@ MEASURED, OUT_OF_MEMORY, REFUSED = "measured", "out of memory", "refused"
 FAILED, VOID = "failed", "void"
 ALL, LONGER = "all", "longer half"  # parts of a curve
 LEAST_BLOCKS = 3  # for an interval
+_EXPONENT = 0.05  # what an exponent of two points is rounded to, at best
 
 Value = float | str
 
@@ -150,8 +151,11 @@ def is_numeric(study: Study, place: int = 0) -> bool:
 
 
 def field_title(study: Study, place: int = 0) -> str:
-    """The field as axes name it: ``sequence`` of ``settings.sequence``."""
-    return str(study.asked["fields"][place]).rpartition(".")[2].replace("_", " ")
+    """The field as axes name it: ``sequence`` of ``settings.sequence``, ``layers`` of
+    ``model.n_layers``.
+    """
+    name = str(study.asked["fields"][place]).rpartition(".")[2]
+    return name.removeprefix("n_").replace("_", " ")
 
 
 def dimensions(study: Study) -> int:
@@ -253,7 +257,7 @@ def exponent_text(found: Scaling | None) -> str:
     if found is None or not math.isfinite(found.exponent):
         return "no exponent" if found is None else f"no exponent: {found.reason}"
     if not math.isfinite(found.low):
-        return f"{number(found.exponent)}, no interval: {found.reason}"
+        return f"{number(found.exponent, _EXPONENT)}, no interval: {found.reason}"
     error = (found.high - found.low) / 2
     middle, low, high = (number(end, error) for end in (found.exponent, found.low, found.high))
     return f"{middle} ({low} to {high})"

@@ -24,6 +24,8 @@ from workbench.ui.panels import _parts
 from workbench.ui.state import AppState
 
 LEFT_WIDTH = 352
+LEFT = {"build", "toggles"}
+LEFT_LEAST = 300  # narrower, its texts would be cut off
 BUILD_HEIGHT = 376  # holds all of a usual form
 BUILD_SHARE = 0.5  # of the left column's height, at most
 BOTTOM_HEIGHT = 208
@@ -51,6 +53,8 @@ class Desk(QMainWindow):
         self.setTabPosition(Qt.DockWidgetArea.AllDockWidgetAreas, QTabWidget.TabPosition.North)
         self.setDocumentMode(True)
         self.docks = {panel.name: self._make(panel) for panel in panels}
+        for name in LEFT & self.docks.keys():
+            self.docks[name].setMinimumWidth(LEFT_LEAST)
         self._settle = QTimer(self)
         self._settle.setSingleShot(True)
         self._settle.timeout.connect(self._settle_titles)

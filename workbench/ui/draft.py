@@ -114,6 +114,11 @@ def with_toggles(configuration: Configuration, toggles: dict[str, str]) -> Confi
     return msgspec.structs.replace(configuration, toggles={**configuration.toggles, **toggles})
 
 
+def has(catalogue: Catalogue | None, family: str) -> bool:
+    """Whether there is such a family; a benchmark of kernels is of none."""
+    return catalogue is not None and any(one.name == family for one in catalogue.families)
+
+
 def family_of(catalogue: Catalogue, name: str) -> FamilyInfo:
     """The family by name; raises ``KeyError``."""
     return _named(catalogue.families, name, "family")

@@ -140,9 +140,9 @@ class AppState(QObject):
         running = self.verdicts.goes_on or self.running
         if not self.active or running is None or self.configuration is None:
             return {}
-        runs = running.toggles
+        runs = running.toggles  # none while kernels are timed
         chosen = self.configuration.toggles
-        return {name: option for name, option in chosen.items() if runs.get(name) != option}
+        return {name: option for name, option in chosen.items() if runs.get(name, option) != option}
 
     def set_theme(self, theme: Theme) -> None:
         """Show the window in these colours."""
@@ -324,7 +324,7 @@ class AppState(QObject):
                 self.progress = message
             case protocol.SegmentStarted():
                 self.running = message.configuration
-                if self.replaying:
+                if self.replaying and draft.has(self.catalogue, message.configuration.family):
                     self.configuration = message.configuration
                 if self._refused:
                     self._take_back()

@@ -6,8 +6,9 @@ import time
 
 import numpy as np
 from PySide6.QtCore import QTimer
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QStatusBar, QToolButton, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QStatusBar, QWidget
 
+from sessions.numbers import number
 from workbench.ui import fonts
 from workbench.ui.icons import icon
 from workbench.ui.panels import _parts
@@ -15,7 +16,7 @@ from workbench.ui.state import AppState
 
 PERIOD_MS = 500
 RATE_WINDOW_S = 2.0
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 _STATES = {  # by the runner's state: the word, its icon and its colour
     "none": ("No runner", "stop", "muted"),
     "starting": ("Starting", "pending", "accent"),
@@ -42,15 +43,16 @@ class StatusBar(QStatusBar):
         self._progress = QProgressBar()
         self._progress.setFixedWidth(120)
         self._progress.setTextVisible(False)
-        self._cancel = QToolButton()
-        self._cancel.setText("Cancel")
+        self._cancel = _parts.compact("Cancel")
         self._cancel.clicked.connect(state.cancel)
         host = QWidget()
         left = _parts.tight(QHBoxLayout(host), 6)
         left.setContentsMargins(8, 0, 8, 0)
         for widget in (self._mark, self.runner, self._progress_text, self._progress, self._cancel):
             left.addWidget(widget)
+        left.addStretch(1)
         self.addWidget(host)
+        self.setFixedHeight(self._cancel.sizeHint().height() + 6)  # with progress and without
         self._facts = {
             name: self._add_fact(name) for name in ("rate", "memory", "elapsed", "file", "device")
         }
@@ -115,19 +117,27 @@ class StatusBar(QStatusBar):
         state = self._state
         segments = state.session.segments
         rate = memory = ""
-        if segments and len(segments[-1].steps["t_s"]):
-            steps = segments[-1].steps
+        steps = segments[-1].steps if segments else {}
+        # A benchmark of kernels measures no memory, and its calls are no steps.
+        if len(steps.get("allocated", ())) and not np.isnan(steps["allocated"][-1]):
             times = steps["t_s"][-4096:]
             recent = int((times >= times[-1] - RATE_WINDOW_S).sum())
             span = float(times[-1] - times[-recent])
             if state.runner_state == "running" and state.live and recent > 1 and span > 0:
-                rate = f"{(recent - 1) / span:.3g} steps/s"
+                rate = f"{number((recent - 1) / span)} steps/s"
             held = "resident" if np.isnan(steps["reserved"][-1]) else "allocated"
-            if not np.isnan(steps["allocated"][-1]):  # a benchmark does not measure it
-                memory = f"{float(steps['allocated'][-1]) / GIB:.2f} GiB {held}"
+            memory = f"{_size(float(steps['allocated'][-1]))} {held}"
         self._facts["rate"].setText(rate)
         self._facts["memory"].setText(memory)
         self._facts["elapsed"].setText(
             time.strftime("%H:%M:%S", time.gmtime(state.elapsed_s)) if state.active else ""
         )
         self._facts["file"].setText(self._file_text())
+
+
+def _size(size_bytes: float) -> str:
+    return (
+        f"{number(size_bytes / GIB)} GiB"
+        if size_bytes >= GIB
+        else f"{number(size_bytes / MIB)} MiB"
+    )

@@ -61,7 +61,8 @@ class Bar(QFrame):
         _parts.clear(self._lines)
         for text, mark, role in lines:
             label = _parts.note(text, role if role in ("good", "warning", "bad", "accent") else "")
-            self._lines.addWidget(_parts.marked(label, mark, theme, role) if mark else label)
+            line = _parts.marked(label, mark, theme, role) if mark else label
+            self._lines.addWidget(line, 0, Qt.AlignmentFlag.AlignVCenter)  # level with a button
         _parts.clear(self._beside)
         _parts.clear(self._below)
         place = self._beside if len(lines) == 1 else self._below

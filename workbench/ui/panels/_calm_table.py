@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
@@ -19,6 +21,9 @@ from workbench.ui.panels.segments import ROW_HEIGHT
 if TYPE_CHECKING:
     from sessions.tables import Table
 
+FIGURE_SPACE, POINT_SPACE = "\u2007", "\u2008"  # as wide as a figure, as a point
+_NUMBER = re.compile(r"[+−-]?[\d,]+(?:\.(\d+))?")
+_MOST_PLACES = 4  # after the point; where there are more, room is worth more than order
 LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 
@@ -41,6 +46,16 @@ class CalmTable(QTableWidget):
         self.horizontalHeader().setStretchLastSection(True)
         self.horizontalHeader().setDefaultAlignment(LEFT)
 
+    def wrap(self) -> None:
+        """Let sentences take several lines, at any width."""
+        self.setWordWrap(True)
+        self.verticalHeader().setMinimumSectionSize(ROW_HEIGHT)
+        later = QTimer(self)  # when all columns have their widths
+        later.setSingleShot(True)
+        later.timeout.connect(self.resizeRowsToContents)
+        for changed in (self.horizontalHeader().sectionResized, self.model().dataChanged):
+            changed.connect(lambda *_: later.start(0))
+
     def put(self, row: int, column: int, text: str, *, number: bool = False) -> QTableWidgetItem:
         """Set the text of one cell."""
         item = QTableWidgetItem(text)
@@ -54,10 +69,37 @@ class CalmTable(QTableWidget):
         """Show a table of a session; what is no text is a number."""
         from sessions.tables import text
 
+        shown = [[text(cell) for cell in row] for row in table.rows]
+        columns = [aligned(column) for column in zip(*shown, strict=True)]
         if self.columnCount() != len(table.columns):
             self.setColumnCount(len(table.columns))
-        self.setHorizontalHeaderLabels([column.heading for column in table.columns])
+        self.setHorizontalHeaderLabels([headed(column.heading) for column in table.columns])
         self.setRowCount(len(table.rows))
         for row, cells in enumerate(table.rows):
             for column, cell in enumerate(cells):
-                self.put(row, column, text(cell), number=not isinstance(cell, str))
+                self.put(row, column, columns[column][row], number=not isinstance(cell, str))
+                item = self.item(row, column)
+                assert item is not None
+                item.setToolTip(shown[row][column])
+
+
+def aligned(texts: Sequence[str]) -> list[str]:
+    """Numbers filled up at the right, so that their points stand above another at a right edge.
+
+    What is no number stays as it is.
+    """
+    found = [_NUMBER.fullmatch(text) for text in texts]
+    places = [len(match[1] or "") if match else 0 for match in found]
+    most = max(places, default=0)
+    if not 0 < most <= _MOST_PLACES:
+        return list(texts)
+    return [
+        text + (POINT_SPACE * (not own) + FIGURE_SPACE * (most - own) if match else "")
+        for text, match, own in zip(texts, found, places, strict=True)
+    ]
+
+
+def headed(heading: str) -> str:
+    """A heading that begins as all do: a word with a capital, a symbol such as p95 as it is."""
+    word = heading.split(" ")[0]
+    return heading[:1].upper() + heading[1:] if word.isalpha() and len(word) > 1 else heading

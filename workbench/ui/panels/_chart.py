@@ -56,6 +56,7 @@ class Chart(QWidget):
         self.options: dict[str, str] = {}  # what a person chose; the first choice otherwise
         self._key: object = None
         self.readings = False
+        self.brief = False  # one line where there is nothing to draw, and room for no more
         self.zero = True
         self._theme = theme
         self._reason: str | None = None
@@ -96,9 +97,9 @@ class Chart(QWidget):
             self._theme = theme
             x_range = self.canvas.vb.viewRange()[0]
             follow_x = self.canvas.follow_x
-            texts = self.canvas.axis("bottom").texts
+            texts, captions = self.canvas.axis("bottom").texts, self.canvas.captions
             self.canvas = self._new_canvas()
-            self.canvas.follow_x = follow_x
+            self.canvas.follow_x, self.canvas.captions = follow_x, captions
             self.canvas.axis("bottom").texts = texts
             self.canvas.vb.setXRange(*x_range, padding=0)
             self._dress()
@@ -114,7 +115,9 @@ class Chart(QWidget):
         self._reason = self.plot.can_show(self.runs)
         self._looked_at = time.monotonic()
         if self._reason is not None:
-            self._empty.setText(f"<b>{self.plot.title}</b><br><br>{self._reason}")
+            apart = "&nbsp;&nbsp; " if self.brief else "<br><br>"
+            self._empty.setText(f"<b>{self.plot.title}</b>{apart}{self._reason}")
+            self._empty.setMargin(4 if self.brief else 16)
             self._stack.setCurrentWidget(self._empty)
             self._button.hide()
             return

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QPoint, Qt, Signal
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import (
-    QComboBox,
     QHeaderView,
     QMenu,
     QTableWidgetItem,
@@ -17,6 +16,7 @@ from PySide6.QtWidgets import (
 
 from workbench.ui import fonts
 from workbench.ui.icons import icon
+from workbench.ui.option_picker import CalmComboBox
 from workbench.ui.panels import _parts
 from workbench.ui.panels._calm_table import RIGHT, CalmTable
 from workbench.ui.panels._segment_model import swatch
@@ -44,7 +44,6 @@ _NUMBERS = range(3, 7)
 _ROW_PX = ROW_HEIGHT + 4  # a row holds a box to choose from
 _VERDICT, _REMOVE = 2, 7  # columns
 _REMOVE_PX = 36
-_SEGMENT_PX = 130
 
 
 class SessionsTable(CalmTable):
@@ -64,8 +63,7 @@ class SessionsTable(CalmTable):
         header = self.horizontalHeader()
         header.setMinimumSectionSize(_REMOVE_PX)
         header.setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
-        header.setSectionResizeMode(1, QHeaderView.ResizeMode.Interactive)
-        self.setColumnWidth(1, _SEGMENT_PX)
+        header.setSectionResizeMode(1, QHeaderView.ResizeMode.Stretch)
         header.setStretchLastSection(False)
         header.setSectionResizeMode(_REMOVE, QHeaderView.ResizeMode.Fixed)
         self.setColumnWidth(_REMOVE, _REMOVE_PX)
@@ -106,15 +104,13 @@ class SessionsTable(CalmTable):
             self.setCellWidget(row, _REMOVE, self._remove_button(run))
 
     def _segments(self, run: Run, arm: Arm) -> QWidget:
-        box = QComboBox()
+        box = CalmComboBox()
         box.setFrame(False)
         box.addItems(
             [segment.label or f"segment {segment.index}" for segment in run.session.segments]
         )
         box.setCurrentIndex(run.session.segments.index(arm.segment))
         box.setToolTip(box.currentText())
-        box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
-        box.setMinimumContentsLength(8)
         box.activated.connect(lambda place: self.segmentChosen.emit(run.session, place))
         return box
 

@@ -28,7 +28,11 @@ class CalmSpinBox(QSpinBox):
 
 
 class CalmDoubleSpinBox(QDoubleSpinBox):
-    """A number that a passing mouse wheel does not change."""
+    """A number, at the right as all are, that a passing mouse wheel does not change."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setAlignment(Qt.AlignmentFlag.AlignRight)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         """Leave the wheel to the panel that scrolls."""

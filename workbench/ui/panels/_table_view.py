@@ -16,6 +16,7 @@ class TableView(CalmTable):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.table: Table | None = None
+        self.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # kernels differ at their ends
         self.horizontalHeader().setStretchLastSection(False)
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.customContextMenuRequested.connect(self._show_menu)

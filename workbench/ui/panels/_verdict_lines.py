@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from PySide6.QtGui import QColor
+from PySide6.QtWidgets import QTableWidgetItem
+
 from sessions.model import PairedComparison, Segment
 from sessions.verdict import are_right, unchecked_arms, wrong_arms
 from sessions.verdict_words import numerics_lines
+from workbench.ui.icons import icon
 from workbench.ui.panels._evidence import mark_of
+from workbench.ui.theme import Theme
 
 Line = tuple[str, str, str]  # text, icon, role of the colour
 
-_TONES = {"FASTER": "good", "SLOWER": "bad", "SAME": "accent"}
-_ICONS = {"FASTER": "effective", "SLOWER": "warning", "SAME": "info"}
+TONES = {"FASTER": "good", "SLOWER": "bad", "SAME": "accent"}
+ICONS = {"FASTER": "effective", "SLOWER": "warning", "SAME": "info"}
 
 
 def tone(comparison: PairedComparison, verdict: str = "") -> str:
@@ -22,14 +27,21 @@ def tone(comparison: PairedComparison, verdict: str = "") -> str:
     """
     if wrong_arms(comparison):
         return "bad"
-    found = _TONES.get(verdict or comparison.verdict, "")
+    found = TONES.get(verdict or comparison.verdict, "")
     return "warning" if found == "good" and unchecked_arms(comparison) else found
 
 
 def icon_of(comparison: PairedComparison, verdict: str = "") -> str:
     """The icon of its verdict, or of another."""
     verdict = verdict or comparison.verdict
-    return "error" if wrong_arms(comparison) else _ICONS.get(verdict, "unknown")
+    return "error" if wrong_arms(comparison) else ICONS.get(verdict, "unknown")
+
+
+def dress(item: QTableWidgetItem, icon_name: str, role: str, theme: Theme) -> None:
+    """Give the cell of a verdict its icon and colour; ``role`` may be empty."""
+    item.setIcon(icon(icon_name, theme, role or "muted"))
+    if role:
+        item.setForeground(QColor(getattr(theme, role)))
 
 
 def of_arm(comparison: PairedComparison, side: str, segments: Sequence[Segment]) -> list[Line]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtGui import QColor
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QIcon, QPixmap
 from PySide6.QtWidgets import QHeaderView, QTableWidgetItem, QWidget
 
 from sessions.model import PairedComparison
 from sessions.side_by_side import verdicts_table
 from workbench.ui.icons import icon
+from workbench.ui.panels import _parts
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels._calm_table import LEFT, RIGHT, CalmTable
 from workbench.ui.panels.segments import ROW_HEIGHT
@@ -18,6 +20,7 @@ from workbench.ui.state import AppState
 SHOWN = 4  # rows; one scrolls to the others
 _WIDE = ("A", "B")  # columns that share the room; the others take what they need
 _MARKED = "verdict"
+WITHOUT = "without"
 SHOWN_HERE = "shown above"
 OPENS = "double-click, or press Enter, to show it above"
 
@@ -29,6 +32,9 @@ class VerdictsTable(CalmTable):
         super().__init__(parent)
         self._state = state
         self._shown: object = None
+        blank = QPixmap(self.iconSize().expandedTo(_parts.ICON))
+        blank.fill(Qt.GlobalColor.transparent)
+        self._blank = QIcon(blank)  # all rows begin at one edge
         self.horizontalHeader().setStretchLastSection(False)
         self.setAccessibleName("Verdicts; a double click or Enter shows one")
         self.hide()
@@ -62,7 +68,14 @@ class VerdictsTable(CalmTable):
             assert first is not None
             if row == shown:
                 first.setIcon(icon("live", self._state.theme, "accent"))
-            first.setToolTip(f"{first.text()}: {SHOWN_HERE if row == shown else OPENS}")
+            else:
+                first.setIcon(self._blank)
+            sides = (first, self.item(row, 1))
+            labels = (comparison.arms[0], comparison.arms[-1])
+            for item, text, whole in zip(sides, apart(*labels), labels, strict=True):
+                assert item is not None
+                item.setText(text)
+                item.setToolTip(f"{whole}: {SHOWN_HERE if row == shown else OPENS}")
         rows = min(SHOWN, len(comparisons))
         self.setFixedHeight(rows * ROW_HEIGHT + self.horizontalHeader().sizeHint().height() + 4)
         self.scrollToItem(self.item(shown, 0))
@@ -71,7 +84,25 @@ class VerdictsTable(CalmTable):
     def _mark(self, item: QTableWidgetItem, one: PairedComparison) -> None:
         verdict = item.text()  # as it holds among all
         tone = verdict_lines.tone(one, verdict)
-        theme = self._state.theme
-        item.setIcon(icon(verdict_lines.icon_of(one, verdict), theme, tone or "muted"))
-        if tone:
-            item.setForeground(QColor(getattr(theme, tone)))
+        verdict_lines.dress(item, verdict_lines.icon_of(one, verdict), tone, self._state.theme)
+
+
+def apart(a: str, b: str) -> tuple[str, str]:
+    """The labels of two arms without what both have: what tells them apart is seen at once."""
+    of_a, of_b = _choices(a), _choices(b)
+    if of_a == of_b:
+        return a, b
+    pairs = ((of_a, of_b), (of_b, of_a))
+    left, right = (", ".join(one for one in own if one not in other) for own, other in pairs)
+    return left or WITHOUT, right or WITHOUT
+
+
+def _choices(label: str) -> list[str]:
+    """``Title: option`` each; a comma within a title does not part it."""
+    found: list[str] = []
+    for piece in label.split(", "):
+        if found and ":" not in found[-1]:
+            found[-1] += f", {piece}"
+        else:
+            found.append(piece)
+    return found

@@ -14,11 +14,13 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from sessions.attribution_words import effects_table, headline, is_measured, remarks, wrong_arms
+from sessions.attribution_words import TOGETHER, effects_table, headline, remarks, wrong_arms
 from sessions.model import Study
+from sessions.numbers import MISSING, text
 from workbench.ui import draft
 from workbench.ui.attributions import MODES
 from workbench.ui.panels import _parts
+from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels._calm_table import CalmTable
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._soon import Soon
@@ -26,9 +28,10 @@ from workbench.ui.panels.empty import Empty
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.state import AppState
 
-_CHOICES_PX = 248
+_CHOICES_PX = 272
 _BOX_PX = 112  # of a line, beside its text: the box and two arrows
 _ARROWS = (Qt.ArrowType.UpArrow, Qt.ArrowType.DownArrow)
+_VERDICT = 5  # column of the effects
 _ELIDE = Qt.TextElideMode.ElideRight
 
 
@@ -45,6 +48,7 @@ class AttributionPanel(QWidget):
         self.chart = Chart(PLOTS["attribution"], state.theme)
         self.chart.setMinimumSize(240, 140)
         self.table = CalmTable()
+        self.table.wrap()
         self.headline = _parts.title()
         self.about = _parts.note()
         self.why_not = _parts.note()
@@ -138,8 +142,11 @@ class AttributionPanel(QWidget):
                 toggle = draft.toggle_of(catalogue, name)
                 option = draft.option_title(toggle, candidates[name])
                 text = f"{toggle.title}: {option}"
-                room = _CHOICES_PX - _BOX_PX
-                box.setText(box.fontMetrics().elidedText(text, _ELIDE, room))
+                metrics, room = box.fontMetrics(), _CHOICES_PX - _BOX_PX
+                lines = (
+                    [text] if metrics.horizontalAdvance(text) <= room else [toggle.title, option]
+                )
+                box.setText("\n".join(metrics.elidedText(line, _ELIDE, room) for line in lines))
                 box.setToolTip(text)
                 box.setAccessibleName(text)
             for by, mover in zip((-1, 1), self.movers[name], strict=True):
@@ -187,8 +194,19 @@ class AttributionPanel(QWidget):
         if self._state.attributions.measuring:
             said = f"Measuring: {said}"
         self.headline.setText(f"{said[:1].upper()}{said[1:]}")
-        tone = "bad" if wrong_arms(study) else "accent" if is_measured(study) else ""
-        _parts.set_tone(self.headline, tone)
+        table = effects_table(study)
+        verdicts = [str(row[_VERDICT]) for row in table.rows]
+        all_in_all = next((row[_VERDICT] for row in table.rows if row[1] == TOGETHER), "")
+        tone = verdict_lines.TONES.get(str(all_in_all), "")
+        _parts.set_tone(self.headline, "bad" if wrong_arms(study) else tone)
         self.about.setText(" ".join(remarks(study)[1:]))
         self.chart.show_runs([Run(self._state.session)])
-        self.table.show_table(effects_table(study))
+        self.table.show_table(table)
+        for row, verdict in enumerate(verdicts):
+            item = self.table.item(row, _VERDICT)
+            assert item is not None
+            name = verdict_lines.ICONS.get(verdict, "unknown")
+            verdict_lines.dress(item, name, verdict_lines.TONES.get(verdict, ""), self._state.theme)
+        for place in range(len(table.columns)):
+            known = any(text(row[place]) not in (MISSING, "") for row in table.rows)
+            self.table.setColumnHidden(place, bool(table.rows) and not known)

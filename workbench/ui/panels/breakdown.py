@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from PySide6.QtCore import QPointF, Qt
 from PySide6.QtWidgets import (
-    QComboBox,
     QFileDialog,
     QHBoxLayout,
     QPushButton,
@@ -17,6 +16,7 @@ from PySide6.QtWidgets import (
 
 from sessions import breakdown, breakdown_tables
 from sessions.model import Study
+from workbench.ui.option_picker import CalmComboBox
 from workbench.ui.panels import _parts
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._soon import Soon
@@ -56,15 +56,12 @@ class BreakdownPanel(QWidget):
         self.start.clicked.connect(lambda: state.breakdowns.profile())
         self.traced = QPushButton("Profile and export a trace …")
         self.traced.clicked.connect(self._export)
-        self.which, self.against = QComboBox(), QComboBox()
+        self.which, self.against = CalmComboBox(), CalmComboBox()
         self.which.setToolTip("The profile that is shown")
         self.which.activated.connect(self._choose)
         self.against.setToolTip("Another profile, aligned by module, or by class if compiled")
         self.against.activated.connect(self._show_difference)
         for box in (self.which, self.against):
-            box.setSizeAdjustPolicy(
-                QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon
-            )
             box.setMinimumContentsLength(16)
         self.kernels, self.kinds, self.modules, self.difference, self.roles_apart, self.waiting = (
             TableView() for _ in range(6)
@@ -99,7 +96,7 @@ class BreakdownPanel(QWidget):
                              ("Against", self.against)):  # fmt: skip
             if text:
                 bar.addWidget(_parts.muted(text))
-            bar.addWidget(widget)
+            bar.addWidget(widget, int(isinstance(widget, CalmComboBox)))
         bar.addWidget(self.progress, 1)
         left = QWidget()
         column = _parts.tight(QVBoxLayout(left), 0)

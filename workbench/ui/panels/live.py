@@ -40,6 +40,9 @@ WINDOWS: dict[str, float | None] = {
     "Last 5 minutes": 300.0,
     "Last 30 minutes": 1800.0,
 }
+_LEAST_PX = 96  # of a plot
+_MOST_PX = 2**24 - 1  # Qt's QWIDGETSIZE_MAX: no limit
+_LINE_PX = 36  # of one that has nothing to draw, when others have
 _ROOMS = 32  # steps in which the view of a growing session doubles
 _MARGIN = 0.01  # of the range, left free beyond the newest sample
 
@@ -69,7 +72,7 @@ class LivePanel(QWidget):
         for name in order:
             chart = self.charts[name]
             chart.readings = True
-            chart.setMinimumHeight(96)
+            chart.setMinimumHeight(_LEAST_PX)
             chart.cursorMoved.connect(self._move_cursor)
             chart.rangePicked.connect(lambda c=chart: self._picked(c))
             chart.resetWanted.connect(self._follow_all)
@@ -83,7 +86,7 @@ class LivePanel(QWidget):
             state,
             "live",
             "Nothing has run yet",
-            "Press Run to build the model and watch it here, or drop a session file (.h5).",
+            "Press Run (F5) to build the model and watch it here, or drop a session file (.h5).",
         )
         self._stack = QStackedLayout()
         self._stack.addWidget(self._empty)
@@ -151,10 +154,26 @@ class LivePanel(QWidget):
     def _stack_up(self) -> None:
         """Name phases and markers on the topmost plot only, and times under the lowest."""
         drawn = [chart for chart in self.shown if chart.reason is None]
+        self._fold()
         for chart in drawn:
             chart.canvas.captions = chart is drawn[0]
             chart.canvas.axis("bottom").texts = chart is drawn[-1]
         self._align()
+
+    def _fold(self) -> None:
+        """Leave a plot that has nothing to draw one line, once there are steps: most have by then
+        all that they will ever have.
+        """
+        stepped = _steps(self._run) > 0
+        for chart in self.shown:
+            folded = stepped and chart.reason is not None
+            if folded and not chart.brief:  # it may have been asked before the first step
+                folded = chart.plot.can_show([self._run]) is not None
+            if folded != chart.brief:
+                chart.brief = folded
+                chart.setMinimumHeight(_LINE_PX if folded else _LEAST_PX)
+                chart.setMaximumHeight(_LINE_PX if folded else _MOST_PX)
+                chart.show_runs([self._run])
 
     def _make_bar(self) -> QWidget:
         bar = QWidget()
@@ -259,6 +278,7 @@ class LivePanel(QWidget):
                 elif chart.reason is None:
                     again_ms = FRAME_MS  # it has data now, which the range does not know of yet
                     self._stack_up()
+        self._fold()
         if again_ms:
             self._dirty = True
             if not self._timer.isActive():

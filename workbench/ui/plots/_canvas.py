@@ -22,6 +22,7 @@ from workbench.ui.style import Style, shade
 
 # How far samples may lift the y axis above what it follows: single outliers shall not flatten it.
 _REACH = 0.6
+_BELOW_STRIP_PX = 5.0  # where that note begins: under the colours of the segments
 _NOTE_PX = 300.0  # from the right edge: where the note on what is off the scale ends at most
 _BINS_PER_OCTAVE = 4  # bin widths are rounded to these, so that a growing view shimmers rarely
 
@@ -313,7 +314,7 @@ class OffScale(Layer):
         left = frame.width - width - 8
         if left < 12:
             return
-        plate = QRectF(left - 16, 2, width + 22, metrics.height() + 2)
+        plate = QRectF(left - 16, _BELOW_STRIP_PX, width + 22, metrics.height() + 2)
         painter.fillRect(plate, shade(style.theme.surface, 0.92))
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
         painter.setPen(Qt.PenStyle.NoPen)
@@ -328,4 +329,4 @@ class OffScale(Layer):
         )
         painter.setFont(font)
         painter.setPen(shade(style.theme.muted))
-        painter.drawText(QPointF(left, 3 + metrics.ascent()), self.text)
+        painter.drawText(QPointF(left, plate.top() + 1 + metrics.ascent()), self.text)

@@ -10,7 +10,10 @@ import numpy as np
 
 from sessions.model import Segment
 from workbench.ui.plots._arrays import Array
+from workbench.ui.plots._canvas import Canvas
 from workbench.ui.plots._plot import Run
+
+MOST = 12  # in one plot: more names leave it no room, and more curves cannot be told apart
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,18 @@ def distributions(runs: Sequence[Run]) -> list[Distribution]:
             color = segment.index if len(runs) == 1 else run.color if single else len(found)
             found.append(Distribution(_label(runs, run, segment, single), color, values))
     return found
+
+
+def drawn(runs: Sequence[Run], plot_item: Canvas) -> list[Distribution]:
+    """Those that a plot shows: of very many the ``MOST`` with the most steps, which it tells."""
+    found = distributions(runs)
+    if len(found) <= MOST:
+        return found
+    least = sorted((len(one.values) for one in found), reverse=True)[MOST - 1]
+    kept = [one for one in found if len(one.values) >= least][:MOST]
+    notes = [plot_item.header.subtitle, f"{MOST} of {len(found)}, those with the most steps"]
+    plot_item.header.subtitle = ", ".join(filter(None, notes))
+    return kept
 
 
 def no_steady_steps(runs: Sequence[Run]) -> str | None:

@@ -14,7 +14,7 @@ from workbench.ui.style import Style, shade
 
 _MARK_PX = 22.0
 _GAP_PX = 16.0
-_NAME_PX = 420.0
+_NAME_PX = 420.0  # a name may always take this
 _READ_S = 0.2
 
 
@@ -35,6 +35,7 @@ class Header(QGraphicsWidget):
         self.readings = False
         self.spare_px = 0.0  # kept free at the right end of the first row
         self._texts: list[str] = []
+        self._grown: dict[str, float] = {}  # pixels of the widest reading so far, by entry
         self._read_at = -math.inf
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
@@ -44,22 +45,25 @@ class Header(QGraphicsWidget):
         same = names == [entry.name for entry in self._entries]
         self._entries = entries
         before = self._height
-        self.arrange()
-        if not same or (self.readings and time.monotonic() - self._read_at >= _READ_S):
+        due = not same or (self.readings and time.monotonic() - self._read_at >= _READ_S)
+        if due:
+            self._read()
             self.update()
+        self.arrange()
         return self._height != before
 
     def set_cursor(self, x: float | None) -> None:
         """Read the values at ``x``, or the newest where it is None."""
         self._cursor = x
-        self._read_at = -math.inf
+        self._read()
+        self.arrange()
         self.update()
 
     def arrange(self) -> None:
         """Place the entries in rows and take the height that they need."""
         width = self.size().width()
         names = tuple(entry.name for entry in self._entries)
-        key = (width, self.title, self.subtitle, self.readings, names)
+        key = (width, self.title, self.subtitle, self.readings, names, tuple(self._grown.values()))
         if key == self._arranged or width <= 0:
             return
         self._arranged = key
@@ -100,27 +104,27 @@ class Header(QGraphicsWidget):
         painter.drawText(QPointF(0, metrics.ascent()), self.title)
         if self.subtitle:
             left = QFontMetricsF(style.font(bold=True)).horizontalAdvance(self.title) + 10
-            room = max(0.0, self.size().width() - left)
+            room = max(0.0, self.size().width() - left - self.spare_px)
             text = metrics.elidedText(self.subtitle, Qt.TextElideMode.ElideRight, room)
             painter.setFont(style.font())
             painter.setPen(shade(style.theme.muted))
             painter.drawText(QPointF(left, metrics.ascent()), text)
         painter.setFont(style.font())
-        if self.readings:
-            self._read()
-        else:
-            self._texts = [""] * len(self._entries)
         for entry, text, (x, y) in zip(self._entries, self._texts, self._places, strict=False):
             self._draw_entry(painter, metrics, entry, text, x, y)
 
     def _read(self) -> None:
-        """Read the values anew, but newest ones no faster than a person can."""
-        now = time.monotonic()
-        if now - self._read_at < _READ_S and len(self._texts) == len(self._entries):
+        """Read the values anew, and keep room for the widest that was read."""
+        if not self.readings:
+            self._texts = [""] * len(self._entries)
             return
-        self._read_at = now
+        self._read_at = time.monotonic()
         place = math.nan if self._cursor is None else self._cursor
         self._texts = [entry.reading(place) if entry.reading else "" for entry in self._entries]
+        metrics = QFontMetricsF(self._style.font())
+        for entry, text in zip(self._entries, self._texts, strict=True):
+            grown = max(self._grown.get(entry.name, 0.0), metrics.horizontalAdvance(text))
+            self._grown[entry.name] = grown
 
     def _draw_entry(
         self,
@@ -147,7 +151,7 @@ class Header(QGraphicsWidget):
         else:
             painter.drawRect(QRectF(x + 3, y + 3, _MARK_PX - 6, metrics.height() - 6))
         painter.setPen(shade(style.theme.muted if self.readings else style.theme.text))
-        name = metrics.elidedText(entry.name, Qt.TextElideMode.ElideMiddle, _NAME_PX)
+        name = self._name(entry, metrics)
         left = x + _MARK_PX + 5
         painter.drawText(QPointF(left, y + metrics.ascent()), name)
         if text:
@@ -155,9 +159,16 @@ class Header(QGraphicsWidget):
             left += metrics.horizontalAdvance(name) + 6
             painter.drawText(QPointF(left, y + metrics.ascent()), text)
 
+    def _name(self, entry: Entry, metrics: QFontMetricsF) -> str:
+        """Its name, elided where not even a row of its own would hold it."""
+        reading = metrics.horizontalAdvance(entry.widest) if self.readings else 0.0
+        room = self.size().width() - self.spare_px - _MARK_PX - 11 - reading
+        return metrics.elidedText(entry.name, Qt.TextElideMode.ElideMiddle, max(_NAME_PX, room))
+
     def _entry_width(self, entry: Entry, metrics: QFontMetricsF) -> float:
-        name = metrics.elidedText(entry.name, Qt.TextElideMode.ElideMiddle, _NAME_PX)
+        name = self._name(entry, metrics)
         width = _MARK_PX + 5 + metrics.horizontalAdvance(name)
         if self.readings and entry.reading is not None:
-            width += 6 + metrics.horizontalAdvance(entry.widest)
+            reserved = metrics.horizontalAdvance(entry.widest)
+            width += 6 + max(reserved, self._grown.get(entry.name, 0.0))
         return width

@@ -25,6 +25,7 @@ from workbench.ui.style import Style, shade
 MARKED = ("toggle", "note", "warning", "error")
 _LOW_PX = 100.0  # a plot this low has labels in one row only
 _LABEL_PX = 200.0  # a longer label is elided; hovering shows it whole
+_LEAST_PX = 96.0  # a label makes room for those after it, but becomes no shorter
 _SAME_S = 0.5  # a segment that begins this close to a toggle's mark is told by that mark
 
 
@@ -105,11 +106,12 @@ class Lane(QGraphicsWidget):
         free = [0.0] * rows
         self._labels = []
         scale = frame.width / (frame.x[1] - frame.x[0])
-        for mark in marks:
-            if not frame.x[0] <= mark.t_s <= frame.x[1]:
-                continue
-            x = (mark.t_s - frame.x[0]) * scale
-            text = metrics.elidedText(mark.text, Qt.TextElideMode.ElideRight, _LABEL_PX)
+        seen = [mark for mark in marks if frame.x[0] <= mark.t_s <= frame.x[1]]
+        places = [(mark.t_s - frame.x[0]) * scale for mark in seen]
+        for number, (mark, x) in enumerate(zip(seen, places, strict=True)):
+            after = places[number + rows] if number + rows < len(places) else frame.width
+            most = min(_LABEL_PX, max(_LEAST_PX, after - x - 14))
+            text = metrics.elidedText(mark.text, Qt.TextElideMode.ElideRight, most)
             width = metrics.horizontalAdvance(text)
             for row, place in itertools.product(range(rows), (x + 4, x - 4 - width)):
                 if place >= free[row] and place + width <= frame.width:

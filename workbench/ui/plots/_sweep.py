@@ -160,7 +160,7 @@ def _ticks(study: Study, place: Callable[[Array], Array]) -> list[tuple[float, s
 
 def _fit_name(name: str, fitted: Scaling) -> str:
     text = sweep.exponent_text(fitted).partition(", no interval")[0]
-    return f"{name}: exponent {text}"
+    return f"{name}: exponent {text.replace('-', '−')}"
 
 
 class Points(Layer):

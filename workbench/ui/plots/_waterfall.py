@@ -199,7 +199,8 @@ class Bars(Layer):
         width = metrics.horizontalAdvance(text)
         left = end + _GAP_PX
         if left + width > frame.width:
-            left = max(0.0, float(frame.px(min(bar.start, bar.stop))) - _GAP_PX - width)
+            first = min(bar.start, bar.stop, bar.low if math.isfinite(bar.low) else math.inf)
+            left = max(0.0, float(frame.px(first)) - _GAP_PX - width)
         painter.setFont(font)
         painter.setPen(shade(self._style.theme.text))
         painter.drawText(QPointF(left, y + (metrics.ascent() - metrics.descent()) / 2), text)

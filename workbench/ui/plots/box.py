@@ -18,6 +18,7 @@ from workbench.ui.plots._canvas import Canvas
 from workbench.ui.plots._distributions import (
     Distribution,
     distributions,
+    drawn,
     no_steady_steps,
 )
 from workbench.ui.plots._layers import Frame, Layer
@@ -86,7 +87,7 @@ class Box(Layer):
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
     """One box per segment, the first on top."""
-    found = distributions(runs)
+    found = drawn(runs, plot_item)
     left = plot_item.axis("left")
     left.categories = [(-float(row), item.label) for row, item in enumerate(found)]
     plot_item.describe((MILLISECONDS, "Step time"), (STEPS, ""))

@@ -18,7 +18,7 @@ from workbench.ui.plots._canvas import Canvas
 from workbench.ui.plots._distributions import (
     Distribution,
     distribution_table,
-    distributions,
+    drawn,
     no_steady_steps,
 )
 from workbench.ui.plots._layers import Entry, Frame, Layer
@@ -88,7 +88,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
     plot_item.describe((MILLISECONDS, "Step time"), (PERCENT, "Share of steps"))
     plot_item.fixed_y = (0.0, 101.0)
     plot_item.pad_x = 0.04
-    for distribution in distributions(runs):
+    for distribution in drawn(runs, plot_item):
         plot_item.add(Curve(distribution, style))
 
 

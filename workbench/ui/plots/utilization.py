@@ -32,6 +32,12 @@ _COLUMNS = {
     "sm_occupancy": "SM occupancy",
     "others": "by other processes",
 }
+_SHORT = {  # where several are missing
+    "sm_active": "SM",
+    "tensor_active": "tensor",
+    "dram_active": "DRAM",
+    "sm_occupancy": "occupancy",
+}
 _TOP = 103.0  # so that a line at 100 % is whole
 
 
@@ -66,17 +72,22 @@ class _Absent(Layer):
     def entries(self) -> list[Entry]:
         if not self._run.session.telemetry:
             return []
-        missing: dict[str, list[str]] = {}
+        missing: dict[str, dict[str, str]] = {}  # by reason: names by column
         for column, name in _COLUMNS.items():
             how = _how(self._run, column)
             if how.startswith(ABSENT):
-                missing.setdefault(how.removeprefix(ABSENT), []).append(name)
+                missing.setdefault(how.removeprefix(ABSENT), {})[column] = name
         pen = QPen(shade(self._style.theme.muted))
         none = QBrush(Qt.BrushStyle.NoBrush)
         return [
-            Entry(f"no {', '.join(names)}: {reason}", "dots", pen, none)
+            Entry(f"no {', '.join(_brief(names))}: {reason}", "dots", pen, none)
             for reason, names in missing.items()
         ]
+
+
+def _brief(names: dict[str, str]) -> list[str]:
+    """Names by column, short ones where there are too many for one line."""
+    return [_SHORT.get(c, name) if len(names) > 2 else name for c, name in names.items()]
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:

@@ -1,0 +1,150 @@
+"""What is written on plots can be read: nothing covers anything, and nothing important is cut."""
+
+from __future__ import annotations
+
+import itertools
+
+import attribution_samples
+import pytest
+from PySide6.QtCore import QPointF, QRectF
+from PySide6.QtGui import QBrush, QFontMetricsF, QPainter, QPen, QPixmap
+from synthetic import cpu_session, gpu_session
+from test_plots import STYLES, painted
+
+from sessions import sweep
+from sessions.model import Event, Session
+from sessions.scaling import Scaling
+from workbench.ui.panels._chart import Chart
+from workbench.ui.panels.live import _LEAST_PX, _LINE_PX, LivePanel
+from workbench.ui.plots import PLOTS, Run
+from workbench.ui.plots._distributions import MOST
+from workbench.ui.plots._header import Header
+from workbench.ui.plots._layers import Entry, Frame
+from workbench.ui.plots._waterfall import Bar, Bars
+from workbench.ui.theme import DARK, LIGHT
+
+
+class Noting(QPainter):
+    """Paints, and notes where texts and lines went: their ends on the x axis."""
+
+    def __init__(self, on: QPixmap) -> None:
+        super().__init__(on)
+        self.texts: list[tuple[float, float]] = []
+        self.lines: list[tuple[float, float]] = []
+
+    def drawText(self, place: QPointF, text: str) -> None:
+        width = self.fontMetrics().horizontalAdvance(text)
+        self.texts.append((place.x(), place.x() + width))
+        super().drawText(place, text)
+
+    def drawLine(self, start: QPointF, end: QPointF) -> None:
+        if start.y() == end.y():
+            self.lines.append((start.x(), end.x()))
+        super().drawLine(start, end)
+
+
+def test_a_reading_that_grows_beyond_what_was_reserved_covers_no_other_entry():
+    said = ["21 ms"]
+    header = Header(STYLES["dark"])
+    header.readings = True
+    header.setGeometry(QRectF(0, 0, 900, 20))
+    pen, brush = QPen(), QBrush()
+    entries = [
+        Entry("band", "band", pen, brush, lambda _: said[0], "88 ms"),
+        Entry("median", "line", pen, brush, lambda _: "1 ms", "88 ms"),
+    ]
+    header.set_entries(entries)
+    for said[0] in ("21 ms", "209 µs – 2.41 ms and what else a reading says"):
+        header.set_cursor(1.0)
+        metrics = QFontMetricsF(STYLES["dark"].font())
+        (first, row), (second, other_row) = header._places
+        end = first + 27 + metrics.horizontalAdvance("band") + 6
+        assert row == other_row and end + metrics.horizontalAdvance(said[0]) < second
+
+
+def test_the_newest_of_crowded_markers_is_named():
+    session = gpu_session(1, 200)
+    last = float(session.segments[-1].steps["t_s"][-1])
+    for place in (0.3, 0.55, 0.8):
+        text = f"a change that takes many words to tell of, at {place}"
+        session.events.append(Event(place * last, "note", text))
+    _, canvas = painted(PLOTS["step_time"], [Run(session)], STYLES["dark"], size=(700, 140))
+    told = [(x, text) for x, _, _, text, mark in canvas.lane._labels if mark.kind == "note"]
+    assert len(told) == 3 and all(text for _, text in told), told
+
+
+@pytest.mark.parametrize("high", [150.0, 320.0])
+def test_the_label_of_an_effect_is_never_on_its_interval(high):
+    bar = Bar(1, "time", 110.0, 100.0, low=60.0, high=high, whole=False, change=-9.0)
+    layer = Bars("time", [bar], -1, STYLES["dark"])
+    pixmap = QPixmap(400, 100)
+    painter = Noting(pixmap)
+    layer.draw(painter, Frame((0.0, 330.0), (-2.0, 0.0), 400.0, 100.0))
+    painter.end()
+    ((left, right),) = painter.texts
+    start, stop = max(painter.lines, key=lambda line: line[1] - line[0])
+    assert right < start or left > stop
+
+
+@pytest.mark.parametrize("name", ["ecdf", "box"])
+def test_very_many_configurations_leave_the_plot_its_room_and_what_is_left_out_is_told(name):
+    session = gpu_session(3 * MOST, 30)
+    _, canvas = painted(PLOTS[name], [Run(session)], STYLES["print"], size=(900, 520))
+    assert len(canvas.layers) == MOST
+    assert f"{MOST} of {3 * MOST}" in canvas.header.subtitle
+    assert canvas.vb.rect().height() > 520 / 2
+    few = gpu_session(MOST, 30)
+    _, canvas = painted(PLOTS[name], [Run(few)], STYLES["print"], size=(900, 520))
+    assert len(canvas.layers) == MOST and "of" not in canvas.header.subtitle
+
+
+def test_a_chart_that_names_nothing_still_names_nothing_in_another_theme(qtbot):
+    chart = Chart(PLOTS["memory"], DARK)
+    qtbot.addWidget(chart)
+    chart.show_runs([Run(gpu_session(2, 40))])
+    chart.canvas.captions = False
+    chart.set_theme(LIGHT)
+    assert not chart.canvas.captions
+
+
+def test_a_plot_without_data_takes_one_line_of_the_live_stack_once_there_are_steps(
+    qtbot, state, show
+):
+    panel = LivePanel(state)
+    qtbot.addWidget(panel)
+    panel.resize(1000, 700)
+    panel.show()
+    show(cpu_session())
+    power, steps = panel.charts["power"], panel.charts["step_time"]
+    qtbot.waitUntil(lambda: power.height() <= _LINE_PX and steps.reason is None)
+    assert power.reason is not None and steps.height() > 1.5 * _LEAST_PX
+    named = [chart.canvas.captions for chart in panel.shown if chart.reason is None]
+    assert named == [True] + [False] * (len(named) - 1)
+    show(gpu_session(2, 60))
+    qtbot.waitUntil(lambda: power.reason is None and power.height() >= _LEAST_PX)
+
+
+def test_an_exponent_of_two_points_has_two_decimals():
+    nan = float("nan")
+    found = Scaling(2, -0.000184, nan, nan, factor=1.0, scatter=nan, reason="two")
+    assert sweep.exponent_text(found) == "0.00, no interval: two"
+
+
+def test_a_field_is_called_by_what_it_counts():
+    asked = {"fields": ["settings.sequence", "model.n_kv_heads"]}
+    study = attribution_samples.study()
+    study.asked.update(asked)
+    assert [sweep.field_title(study, place) for place in (0, 1)] == ["sequence", "kv heads"]
+
+
+def test_every_pair_of_legend_entries_of_a_live_plot_is_apart():
+    session = Session(title="one", segments=gpu_session(2, 60).segments)
+    _, canvas = painted(PLOTS["step_time"], [Run(session)], STYLES["dark"], size=(1040, 160))
+    header, metrics = canvas.header, QFontMetricsF(STYLES["dark"].font())
+    spans = [
+        (row, left, left + header._entry_width(entry, metrics))
+        for (left, row), entry in zip(header._places, canvas.entries(), strict=True)
+    ]
+    assert len(spans) > 3
+    for (row, _, end), (other, start, _) in itertools.pairwise(spans):
+        assert row != other or end < start

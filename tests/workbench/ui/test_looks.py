@@ -1,0 +1,193 @@
+"""How panels look: figures in line, nothing cut off, one colour for one meaning, no jumps."""
+
+from __future__ import annotations
+
+import attribution_samples
+import claims_samples
+import msgspec
+import numpy as np
+import pytest
+from fake_catalogue import catalogue
+from fake_session import session
+from PySide6.QtGui import QFontMetrics
+from PySide6.QtWidgets import QLabel, QPushButton, QTextEdit, QVBoxLayout, QWidget
+
+from sessions import claims
+from sessions.model import Configuration, Session
+from sessions.numbers import MISSING
+from sessions.tables import Column, Table
+from workbench import protocol
+from workbench.ui.panels._bar import Bar
+from workbench.ui.panels._calm_table import FIGURE_SPACE, POINT_SPACE, aligned, headed
+from workbench.ui.panels._table_view import TableView
+from workbench.ui.panels._verdicts_table import WITHOUT, apart
+from workbench.ui.status import StatusBar
+from workbench.ui.theme import DARK
+
+
+def test_points_of_a_column_stand_above_another_and_the_text_is_the_same(qapp):
+    texts = ["19", "15.7", "1,024", "−0.25", MISSING, "below 0.001"]
+    filled = aligned(texts)
+    assert [one.rstrip() for one in filled] == texts
+    metrics = QFontMetrics(QLabel().font())
+    ends = {metrics.horizontalAdvance(one) - _whole(metrics, one) for one in filled[:4]}
+    assert max(ends) - min(ends) <= 2, "from the point to the right edge"
+    assert filled[4:] == texts[4:]
+    assert aligned(["1", "20"]) == ["1", "20"] and aligned(["0.12345", "7"]) == ["0.12345", "7"]
+
+
+def _whole(metrics: QFontMetrics, text: str) -> int:
+    return metrics.horizontalAdvance(text.strip().partition(".")[0])
+
+
+def test_what_is_copied_from_a_table_has_no_filling(qtbot, qapp):
+    view = TableView()
+    qtbot.addWidget(view)
+    view.show_table(Table("t", [Column("name"), Column("us", "µs")], [["a", 2], ["b", 1.25]]))
+    assert view.item(0, 1).text() == f"2{POINT_SPACE}{2 * FIGURE_SPACE}"
+    view.copy(".csv")
+    assert qapp.clipboard().text().split() == ["name,us", "(µs)", "a,2", "b,1.25"]
+
+
+@pytest.mark.parametrize(
+    ("heading", "shown"),
+    [("time ratio", "Time ratio"), ("p95 (ms)", "p95 (ms)"), ("A", "A"), ("p (Holm)", "p (Holm)")],
+)
+def test_headings_begin_with_a_capital_and_symbols_stay(heading, shown):
+    assert headed(heading) == shown
+
+
+def test_arms_are_told_apart_by_what_differs():
+    rest = "Triton kernels, all: On, AdamW: Fused"
+    assert apart(f"Checkpointing: Full, {rest}", rest) == ("Checkpointing: Full", WITHOUT)
+    assert apart("Triton kernels, all: On", "Triton kernels, all: Off") == (
+        "Triton kernels, all: On",
+        "Triton kernels, all: Off",
+    )
+    assert apart("defaults", "defaults") == ("defaults", "defaults")
+
+
+def test_claims_are_counted_in_grammar():
+    rows = [one for one in claims_samples.rows() if one.result in (claims.HOLDS, claims.FAILS)]
+    holds = next(one for one in rows if one.result == claims.HOLDS)
+    fails = next(one for one in rows if one.result == claims.FAILS)
+    assert claims.count([holds, fails]) == "2 claims: 1 holds, 1 does not hold"
+    assert claims.count([holds] * 2 + [fails] * 3) == "5 claims: 2 hold, 3 do not hold"
+
+
+def test_a_bars_line_stands_level_with_its_button(qtbot):
+    host, bar = QWidget(), Bar(lambda: None)
+    qtbot.addWidget(host)
+    column = QVBoxLayout(host)
+    column.addWidget(bar)
+    column.addWidget(QTextEdit(), 1)
+    bar.say("info", [("did it help?", "info", "accent")], [("Verdict", lambda: None)], DARK)
+    host.resize(330, 400)
+    host.show()
+    qtbot.waitUntil(lambda: 0 < bar.height() < 60)
+    button = bar.findChild(QPushButton)
+    mark, text = bar.findChildren(QLabel)
+    middles = [
+        one.mapTo(bar, one.rect().center()).y() for one in (button, mark, text) if one is not None
+    ]
+    assert max(middles) - min(middles) <= 2, middles
+
+
+def test_an_attributions_words_have_the_colours_of_verdicts_and_its_notes_are_whole(qtbot, window):
+    window.resize(1440, 900)
+    shown = Session(title="attributed")
+    shown.studies.append(attribution_samples.study(memory=False))
+    window.attribute()
+    window.state._show(shown)
+    panel = window.attribution
+    panel._show()
+    assert panel.headline.property("tone") == "good"
+    table = panel.table
+    columns = [table.horizontalHeaderItem(place).text() for place in range(table.columnCount())]
+    verdict, note = columns.index("Verdict"), columns.index("Note")
+    tones = {table.item(row, verdict).text(): table.item(row, verdict).foreground().color().name()
+             for row in range(table.rowCount())}  # fmt: skip
+    theme = window.state.theme
+    assert tones["FASTER"] == theme.good and tones["SLOWER"] == theme.bad
+
+    def whole() -> bool:
+        rows = range(table.rowCount())
+        return all(
+            table.sizeHintForRow(row) <= table.rowHeight(row) <= 80 and table.item(row, note).text()
+            for row in rows
+        )
+
+    qtbot.waitUntil(whole)
+    assert table.isColumnHidden(columns.index("Memory ratio")), "there is nothing in it"
+
+
+def test_the_left_column_is_never_narrower_than_its_texts(qtbot, window):
+    window.resize(2560, 1000)
+    window.resize(900, 800)
+    qtbot.waitUntil(lambda: window.width() == 900)
+    for name in ("build", "toggles"):
+        assert window.desk.docks[name].width() >= 300
+
+
+@pytest.fixture
+def offered(state):
+    """The window's state with a catalogue and a configuration, without a runner."""
+    state._take(catalogue())
+    assert state.configuration is not None
+    return state
+
+
+def test_the_status_bar_keeps_its_height_when_progress_comes_and_goes(qtbot, offered):
+    bar = StatusBar(offered)
+    qtbot.addWidget(bar)
+    bar.show()
+    idle = bar.height()
+    offered.progress = protocol.Progress(task="compile", fraction=0.25, text="3 of 12")
+    offered._set_state("building", "")
+    qtbot.waitUntil(bar._progress.isVisible)
+    bar.close_timer()
+    assert bar._cancel.isVisible()
+    assert bar.height() == bar.minimumHeight() == idle
+    assert bar._cancel.sizeHint().height() < idle
+
+
+def test_the_status_bar_tells_sizes_and_rates_as_plots_do(qtbot, offered):
+    bar = StatusBar(offered)
+    qtbot.addWidget(bar)
+    offered.session = offered.recorder.session = session()
+    offered.runner_state = "running"
+    steps = offered.session.segments[-1].steps
+    rate, memory = bar._facts["rate"], bar._facts["memory"]
+    bar._show_numbers()
+    assert "e+" not in rate.text() and rate.text().endswith(" steps/s")
+    assert memory.text() == f"{steps['allocated'][-1] / 2**30:.1f} GiB allocated"
+    steps["allocated"][-1] = 512.4 * 2**20
+    steps["t_s"][:] = steps["t_s"][0] + 1e-7 * np.arange(len(steps["t_s"]))
+    bar._show_numbers()
+    assert (rate.text(), memory.text()) == ("10000000 steps/s", "512 MiB allocated")
+    steps["allocated"][-1] = np.nan  # as of kernels that are timed
+    bar._show_numbers()
+    assert not rate.text() and not memory.text()
+
+
+KERNELS = Configuration(family="kernels", preset="")
+
+
+def test_no_toggle_is_on_its_way_while_kernels_are_timed(offered):
+    offered._set_state("running", "Timing kernels")
+    offered.running = KERNELS
+    assert not offered.pending
+    other = {**offered.configuration.toggles, "precision": "amp_bf16"}
+    offered.running = msgspec.structs.replace(offered.configuration, toggles=other)
+    assert list(offered.pending) == ["precision"]
+
+
+def test_a_replay_of_a_benchmark_leaves_the_forms_as_they_are(offered):
+    before = offered.configuration
+    offered.replaying = True
+    started = protocol.SegmentStarted(index=0, configuration=KERNELS, label="rms_norm")
+    assert "segmentsChanged" in offered._take(started)
+    assert offered.configuration == before
+    known = msgspec.structs.replace(before, seed=7)
+    offered._take(protocol.SegmentStarted(index=1, configuration=known, label="other"))
+    assert offered.configuration == known
