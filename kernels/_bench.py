@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from kernels._check import Exact, as_tuple
+from kernels._eight_bit import ceilings_for
 from kernels._operator import Case, Cost, Inputs, Operator, Work
 from kernels._peers import peers
-from kernels._timing import ceilings, gpu_times_us, kernel_us
+from kernels._timing import gpu_times_us, kernel_us
 from kernels._tuning import Choice, reset_tiles, tiles, tuning
 
 COMPILED = "torch.compile"  # the reference, compiled
@@ -121,11 +122,12 @@ def _bench_case(
 ) -> Iterator[Row]:
     inputs = op.inputs(case, device, dtype, 0)
     cost = op.cost(**inputs)
-    limits = ceilings(str(device), dtype)
+    ceilings_for(cost.forward, str(device), dtype)  # measured now, while there is memory for it
 
     def row(impl: str, direction: str, work: Work, **known: Any) -> Row:
         name = str(dtype).removeprefix("torch.")
-        return Row(op.name, case.name, impl, direction, name, work, limits.floor_us(work), **known)
+        floor_us = ceilings_for(work, str(device), dtype).floor_us(work)
+        return Row(op.name, case.name, impl, direction, name, work, floor_us, **known)
 
     try:
         exact = Exact(op, inputs, large=True)

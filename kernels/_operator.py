@@ -34,6 +34,7 @@ class Work:
 
     bytes: int
     flops: int
+    unit: str = ""  # of the 8-bit matrix units ("float8", "int8") that the products suit
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ class Ceilings:
 
     bytes_per_s: float
     flops_per_s: float
+    dtype: str = ""  # of the matrix product
 
     def floor_us(self, work: Work) -> float:
         """The least time that the work can take at these rates."""
@@ -31,7 +32,8 @@ class Ceilings:
 @functools.cache
 def ceilings(device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> Ceilings:
     """Measured once per device and dtype, on random data."""
-    return Ceilings(copy_rate(device), matrix_rate(device, dtype))
+    name = str(dtype).removeprefix("torch.")
+    return Ceilings(copy_rate(device), matrix_rate(device, dtype), name)
 
 
 def copy_rate(device: str) -> float:

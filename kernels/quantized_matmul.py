@@ -270,7 +270,8 @@ def _cost(x: Tensor, weight_NK: Tensor, scale: Tensor, scheme: str) -> Cost:
     n, k = weight_NK.shape
     rows = x.numel() // k
     moved = tensor_bytes(x, weight_NK, scale) + rows * n * x.element_size()
-    return Cost(Work(moved, 2 * rows * n * k), Work(moved, 2 * rows * n * k))
+    unit = {"int8_dynamic": "int8", "int8_weight_only": ""}.get(scheme, "float8")
+    return Cost(Work(moved, 2 * rows * n * k, unit), Work(moved, 2 * rows * n * k))
 
 
 def _size(rows: int, k: int, n: int, scheme: str) -> dict[str, int]:

@@ -15,7 +15,7 @@ _DAY_S = 86400.0
 def describe(found: Ceilings) -> str:
     """Rates, device and date in a line that stays true."""
     rates = ", ".join(
-        f"{name} {number(rate / 1e12)} TFLOP/s" for name, rate in found.flops_per_s.items()
+        f"{name} {matrix_rate(rate, name)}" for name, rate in found.flops_per_s.items()
     )
     what = "" if found.driver.startswith("threads") else "driver "
     driver = f", {what}{found.driver}" if found.driver else ""
@@ -23,6 +23,16 @@ def describe(found: Ceilings) -> str:
         f"copy {number(found.bytes_per_s / 1e9)} GB/s, matrix products {rates}; measured on "
         f"{found.device} (torch {found.torch}{driver}), {_day(found.created)}"
     )
+
+
+def matrix_rate(rate: float, dtype: str) -> str:
+    """A rate with its unit: integers have no floating point."""
+    return f"{number(rate / 1e12)} {'TOP/s' if dtype.startswith('int') else 'TFLOP/s'}"
+
+
+def lacking(found: Ceilings) -> list[str]:
+    """Which rates the device has none of, and why, in sentences."""
+    return [f"No {name} rate: {why}." for name, why in found.lacking.items()]
 
 
 def age(found: Ceilings, now: float | None = None) -> str:
@@ -40,7 +50,8 @@ def age(found: Ceilings, now: float | None = None) -> str:
 def utilization(segment: Segment, step_ms: float) -> float:
     """Model FLOPs utilization, 0 to 1: the FLOPs that the model's mathematics needs for a step
     (Chowdhery et al., PaLM, 2022), over the step's time and the *measured* rate of a large matrix
-    product in the dtype that the step computes in. NaN where the FLOPs or the rate are not known.
+    product in the dtype that the step computes in; in that of its codes where linear layers
+    multiply in 8 bits, though the rest of the step does not. NaN where FLOPs or rate are not known.
     """
     flops = segment.ledger.get("model_flops")
     rate = segment.ledger.get("matrix_flops_per_s")
@@ -60,7 +71,7 @@ def ceiling_words(segment: Segment) -> str:
         return "the device's matrix rate is not measured: run workbench ceilings --measure"
     when = ledger.get("ceilings_created")
     day = f", {_day(float(when))}" if isinstance(when, int | float) else ""
-    return f"of {number(rate / 1e12)} TFLOP/s, this device's measured {dtype} matrix rate{day}"
+    return f"of {matrix_rate(rate, str(dtype))}, this device's measured {dtype} matrix rate{day}"
 
 
 def _day(unix_s: float) -> str:

@@ -118,12 +118,14 @@ def rated(session: Session) -> list[Rated]:
 
 
 def roofs(session: Session) -> list[Roof]:
-    """The ceilings that the session's kernels were timed under, one for each dtype."""
+    """The ceilings that the session's kernels were timed under, one for each dtype of products."""
     found = {}
     for segment in session.segments:
         rates = [segment.ledger.get(name) for name in ("bytes_per_s", "flops_per_s")]
         if segment.configuration.family == KERNELS and all(rates):
-            dtype = str(segment.configuration.settings["dtype"])
+            # Sessions of earlier versions have no roofs of 8-bit matrix units.
+            plain = segment.configuration.settings["dtype"]
+            dtype = str(segment.ledger.get("matrix_dtype", plain))
             found[dtype] = Roof(dtype, *(float(rate) for rate in rates if rate))
     return list(found.values())
 

@@ -154,7 +154,8 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     torch: str
     created: float  # Unix time
     bytes_per_s: float  # of a large copy, read and written
-    flops_per_s: dict[str, float]  # of a large matrix product: "bfloat16", "tf32" ...
+    flops_per_s: dict[str, float]  # of a large matrix product: "bfloat16", "tf32", "int8" ...
+    lacking: dict[str, str] = {}  # why there is no rate of a dtype, in a clause
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):

@@ -107,6 +107,15 @@ def test_a_profile_of_compiled_code_is_aligned_by_class_and_says_why():
     assert breakdown_tables.difference_table(eager, eager).columns[0].name == "Module"
 
 
+def test_compiled_code_whose_modules_are_told_is_aligned_by_module():
+    told = [
+        ("gemm", "blocks.0.mlp", "forward", "matrix product", 8.0, 100.0),
+        ("triton_red_fused_0", breakdown.COMPILED, "forward", "fused by Inductor", 1.0, 4.0),
+        ("Python", breakdown.COMPILED, "forward", "host", 1.0, 50.0),  # only calls the kernels
+    ]
+    assert breakdown.not_by_module(study(TRAINED), study(told)) == ""
+
+
 @pytest.mark.parametrize(
     ("busy", "said"),
     [

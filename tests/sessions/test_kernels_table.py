@@ -109,3 +109,13 @@ def test_the_roof_is_the_lower_of_memory_and_arithmetic(session):
     (roof,) = roofs(session)
     assert roof.dtype == "bfloat16"
     assert roof.at([50, 200, 1000]).tolist() == [2e14, 8e14, 8e14]
+
+
+def test_8_bit_matrix_units_have_a_roof_of_their_own_beside_that_of_their_tensors(session):
+    for each in session.segments:
+        each.ledger |= {"bytes_per_s": 4e12, "flops_per_s": 8e14, "matrix_dtype": "bfloat16"}
+    session.segments[-1].ledger |= {"flops_per_s": 1.6e15, "matrix_dtype": "float8"}
+    assert {roof.dtype: roof.flops_per_s for roof in roofs(session)} == {
+        "bfloat16": 8e14,
+        "float8": 1.6e15,
+    }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 
-from sessions.ceilings import age, describe
+from sessions.ceilings import age, describe, lacking
 from sessions.model import Ceilings
 from workbench import ceilings, protocol
 from workbench.recorder import Recorder
@@ -59,6 +61,26 @@ def test_the_description_names_rates_device_and_date_and_the_age_how_old_they_ar
     assert age(FOUND, FOUND.created + 7200) == "2 h ago"
     assert age(FOUND, FOUND.created + 10 * 86400) == "10 days ago"
     assert "clock" in age(FOUND, FOUND.created - 5)
+
+
+def test_what_was_kept_before_8_bit_rates_were_measured_is_still_known():
+    ceilings.store(FOUND)
+    rows = json.loads(ceilings.path().read_bytes())
+    for row in rows.values():
+        del row["lacking"]
+    ceilings.path().write_text(json.dumps(rows))
+    assert ceilings.load("H200", "570.1", "2.11.0") == (FOUND, "")
+    assert lacking(FOUND) == []
+
+
+def test_8_bit_rates_have_their_units_and_those_that_are_not_there_a_reason():
+    why = {"float8": "torch's FP8 product needs compute capability 8.9, not 8.0"}
+    rates = {"bfloat16": 3e14, "int8": 6e14}
+    found = msgspec.structs.replace(FOUND, flops_per_s=rates, lacking=why)
+    ceilings.store(found)
+    assert ceilings.load("H200", "570.1", "2.11.0") == (found, "")
+    assert "bfloat16 300 TFLOP/s, int8 600 TOP/s" in describe(found)
+    assert lacking(found) == [f"No float8 rate: {why['float8']}."]
 
 
 @pytest.mark.parametrize("source, said", [("kept", "kept from an earlier run"),

@@ -6,7 +6,7 @@ import argparse
 
 import msgspec
 
-from sessions.ceilings import age, describe
+from sessions.ceilings import age, describe, lacking
 from workbench import ceilings, headless, protocol
 from workbench.commands._command import DONE, Command, answer, answer_json, say
 from workbench.commands._headless import Bar, exit_code, settle
@@ -42,6 +42,8 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         how = "kept" if last.source == "kept" else "measured now"
         answer(f"{describe(last.ceilings)} ({how}, {age(last.ceilings)}; {ceilings.path()})")
+        for why in lacking(last.ceilings):
+            answer(why)
     return DONE
 
 

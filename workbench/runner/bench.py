@@ -9,9 +9,9 @@ import torch
 import kernels
 from kernels import hardware
 from kernels._bench import Row, bench, default_cases
+from kernels._eight_bit import ceilings_for
 from kernels._host_cost import RECORDED, HostCost, host_costs
 from kernels._operator import Case
-from kernels._timing import Ceilings, ceilings
 from sessions.model import KERNELS, Configuration, Phase, Scalar
 from workbench import protocol
 from workbench.runner.failures import Cancelled, Mistake
@@ -27,7 +27,6 @@ class BenchRun:
     def __init__(self, rig: Rig, command: protocol.Bench) -> None:
         self._rig = rig
         self._command = command
-        self._limits = Ceilings(math.nan, math.nan)  # what this device reaches at best
         self._segments: dict[int, int] = {}  # of a row's id, while the row lives
         self.steps = 0
 
@@ -73,7 +72,6 @@ class BenchRun:
         ours = [name for name in asked if name in op.implementations]
         host = {} if command.forward_only else host_costs(op, device, dtype, ours)
         kept: list[Row] = []
-        self._limits = ceilings(str(device), dtype)
         rows = bench(
             op,
             device,
@@ -125,12 +123,14 @@ class BenchRun:
         rig.wire.send(protocol.Steps(segment=index, columns=columns))
 
     def _facts(self, row: Row) -> None:
+        limits = ceilings_for(row.work, str(self._rig.device), DTYPES[row.dtype])
         ledger: dict[str, Scalar] = {
             "floor_us": row.floor_us,
             "bytes": row.work.bytes,
             "flops": row.work.flops,
-            "bytes_per_s": self._limits.bytes_per_s,
-            "flops_per_s": self._limits.flops_per_s,
+            "bytes_per_s": limits.bytes_per_s,
+            "flops_per_s": limits.flops_per_s,
+            "matrix_dtype": limits.dtype,
         }
         measured = {
             "error": row.error,

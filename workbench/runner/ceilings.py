@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.backends import cudnn
 
-from kernels import _timing, hardware
+from kernels import _eight_bit, _timing, hardware
 from sessions.model import Ceilings
 from workbench import ceilings, protocol
 from workbench.runner.environment import driver
@@ -18,6 +18,7 @@ from workbench.runner.wire import Wire
 
 if TYPE_CHECKING:
     from workbench.runner.rig import Rig
+    from workbench.runner.toggles import Situation
 
 # The matrix rate that each option of the precision toggle is set against.
 COMPUTES = {
@@ -27,6 +28,14 @@ COMPUTES = {
     "amp_bf16": "bfloat16",
     "bf16": "bfloat16",
 }
+
+
+def matrix_dtype(situation: Situation) -> str:
+    """The matrix rate that a step's linear layers are set against: in 8 bits where they multiply
+    so.
+    """
+    unit = _eight_bit.unit_of(situation.option("quantization"), situation.device.type)
+    return unit or COMPUTES[situation.option("precision")]
 
 
 class Roof:
@@ -55,13 +64,15 @@ class Roof:
         name, driven, version = self._identity()
         self._wire.send(protocol.State(state="building", text="Measuring the device's ceilings"))
         where = str(self.device)
+        rates, lacking = self._rates(where)
         self.found = Ceilings(
             device=name,
             driver=driven,
             torch=version,
             created=time.time(),
             bytes_per_s=_timing.copy_rate(where),
-            flops_per_s=dict(self._rates(where)),
+            flops_per_s=rates,
+            lacking=lacking,
         )
         _timing.release()
         if self.device.type == "cuda":
@@ -75,7 +86,19 @@ class Roof:
         self._tell("measured", why)
         return self.found
 
-    def _rates(self, where: str) -> Iterator[tuple[str, float]]:
+    def _rates(self, where: str) -> tuple[dict[str, float], dict[str, str]]:
+        """Matrix rates by dtype, and why there is none of some."""
+        rates, lacking = dict(self._wide_rates(where)), {}
+        _eight_bit.measured.cache_clear()
+        for name in _eight_bit.UNITS:
+            found = _eight_bit.measured(name, where)
+            if isinstance(found, str):
+                lacking[name] = found
+            else:
+                rates[name] = found
+        return rates, lacking
+
+    def _wide_rates(self, where: str) -> Iterator[tuple[str, float]]:
         facts = hardware.of(self.device)
         yield "float32", _timing.matrix_rate(where, torch.float32)
         if facts.tf32:

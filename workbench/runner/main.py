@@ -5,12 +5,14 @@ from __future__ import annotations
 import traceback
 
 from workbench import protocol
+from workbench.runner.profiling import provenance
 from workbench.runner.wire import Wire
 
 
 def main() -> int:
     """Serve commands until Quit; the exit code is 0 unless the GPU's context was lost."""
     wire = Wire.take_standard_streams()
+    provenance.ask()
     try:
         from workbench.runner.engine import Engine  # after the wire: importing torch may print
 

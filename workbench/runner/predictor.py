@@ -118,7 +118,10 @@ def least_us(call: Call, ceilings: Ceilings) -> float:
         return memory_us
     rate = ceilings.flops_per_s.get(call.dtype)
     if rate is None:
-        raise NotCounted(f"the matrix rate of {call.dtype} is not among the measured ceilings")
+        lacks = ceilings.lacking.get(call.dtype, "workbench ceilings --measure measures it")
+        raise NotCounted(
+            f"the matrix rate of {call.dtype} is not among the measured ceilings: {lacks}"
+        )
     return max(memory_us, 1e6 * call.flops / rate)
 
 

@@ -29,11 +29,13 @@ from workbench.runner.arm import Arm, label
 from workbench.runner.blocks import Contender, TimedBlock
 from workbench.runner.failures import Mistake
 from workbench.runner.graph_pools import resident_bytes
+from workbench.runner.probes import recordings
 from workbench.runner.profiling import findings, marks, roles, sums, trace
 from workbench.runner.profiling.trace import Trace
 from workbench.runner.resolve import demand
 from workbench.runner.rig import Rig
 from workbench.runner.toggles import Situation
+from workbench.runner.toggles.compile import repeated_blocks
 from workbench.runner.workloads import Step
 
 MOST_STEPS = 100
@@ -104,14 +106,14 @@ class ProfileRun:
             held, profiled_us = self._record(arm, path, arm.step, self._command.steps)
             turns.take_commands()
             rig.state("running", "Reading the trace")
-            found = trace.read(path, rig.device.type)
+            found = findings.read(path, arm)
             if file is not None:
                 findings.keep(path, file)
             course = roles.course(found, held)
-            if uncaptured := getattr(arm.step, "uncaptured", None):
-                beside, _ = self._record(arm, path, uncaptured, 1)
-                plain = trace.read(path, rig.device.type)
+            if (beside := self._without_graphs(arm, path)) is not None:
+                plain = findings.read(path, arm)
                 sums.name_replayed(found, plain)
+                found.untold = found.untold or plain.untold
                 course = roles.replayed(roles.course(plain, beside), held)
         rig.watchdog.active = True
         rig.watchdog.begin(rig.phases.phase)
@@ -120,7 +122,7 @@ class ProfileRun:
         # They may be slower, and so are no steady steps of the segment.
         while (after := blocks.run_block(rig, contender, 0)) is None:
             turns.take_commands()
-        notes = findings.notes(arm, before)
+        notes = findings.notes(arm, before, found)
         if situation.on_gpu and (disturbed := findings.disturbed(before, after)):
             notes.append(disturbed)
             rig.wire.send(protocol.Note(kind="warning", text=disturbed))
@@ -144,6 +146,16 @@ class ProfileRun:
             arm.step()
             self._rig.synchronize()
         return float(torch.cuda.max_memory_allocated(self._rig.device) + resident_bytes(arm))
+
+    def _without_graphs(self, arm: Arm, path: Path) -> roles.Known | None:
+        """Write the trace of the same step without its CUDA graphs, where it has any and can."""
+        if uncaptured := getattr(arm.step, "uncaptured", None):
+            return self._record(arm, path, uncaptured, 1)[0]
+        index = self._rig.device.index
+        if not (findings.has_inductors_graphs(arm) and recordings.can_launch(index)):
+            return None
+        with recordings.launched(index):
+            return self._record(arm, path, arm.step, 1)[0]
 
     def _record(self, arm: Arm, path: Path, step: Step, steps: int) -> tuple[roles.Known, float]:
         """Run the marked steps and write their trace; what was held, and the time of a step."""
@@ -256,6 +268,8 @@ def _marked(arm: Arm, gradients: list[set[int]]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if not findings.is_compiled(arm):
             stack.enter_context(marks.modules_marked(arm.model))
+        elif arm.situation.option("compile_scope") == "blocks":
+            stack.enter_context(marks.blocks_marked(arm.model, repeated_blocks(arm.model)))
         if arm.trainer is not None:
             stack.enter_context(
                 marks.before_updates(

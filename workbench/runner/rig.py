@@ -15,7 +15,7 @@ import torch
 from sessions.model import Phase, Scalar
 from workbench import protocol
 from workbench.runner.arm import Arm, Arms
-from workbench.runner.ceilings import COMPUTES, Roof
+from workbench.runner.ceilings import Roof, matrix_dtype
 from workbench.runner.contention import Alarm
 from workbench.runner.memory import GpuMemory, HostMemory, make_memory
 from workbench.runner.phases import PhaseTracker
@@ -135,7 +135,7 @@ class Rig:
         known = self.roof.found
         if known is None:
             return facts
-        dtype = COMPUTES[arm.situation.option("precision")]
+        dtype = matrix_dtype(arm.situation)
         roof: dict[str, Scalar] = {
             "bytes_per_s": known.bytes_per_s,
             "ceilings_created": known.created,

@@ -22,12 +22,13 @@ from torch.utils.flop_counter import flop_registry
 
 from kernels import Cost, Operator, Work
 from kernels._dispatch import watched
+from kernels._eight_bit import UNITS
 from workbench.runner.profiling import kinds
 
 # Implementations that are made of several torch operators, each of which is counted.
 PLAIN = frozenset({"torch", "manual", "chunked", "sdpa_math", "subspace", "dequantize"})
-# Matrix units that compute in another dtype than their tensors show.
-_UNITS = {"scaled_mm": "float8", "int_mm": "int8"}
+# Matrix units that compute in another dtype than their tensors show, by implementation.
+_UNITS = {unit.implementation: name for name, unit in UNITS.items()}
 _GATHERS = frozenset({"embedding", "index_select", "gather", "index", "take", "_unsafe_index"})
 _SCATTERS = frozenset({
     "index_copy", "index_add", "index_put", "scatter", "scatter_add", "scatter_reduce",

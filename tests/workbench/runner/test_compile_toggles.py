@@ -14,6 +14,8 @@ from built import blocked, found, stepped
 
 from sessions.model import Configuration
 from workbench.runner.failures import explain
+from workbench.runner.profiling.marks import blocks_marked
+from workbench.runner.toggles.compile import repeated_blocks
 
 BROKEN = Path(__file__).parent / "broken_model.py"
 PRINT_LINE = 1 + next(n for n, t in enumerate(BROKEN.read_text().split("\n")) if "print(" in t)
@@ -70,6 +72,29 @@ def test_blocks_that_are_compiled_one_by_one_share_a_graph(own, small):
     arm = compiled(small, compile_scope="blocks")
     assert found(arm)["compile_scope"] == (status, text)
     assert "1 graph compiled, 0 graph breaks" in found(arm)["compile"][1]
+
+
+def test_compiled_blocks_are_marked_from_outside_and_nothing_is_compiled_again(small):
+    arm = compiled(small, "train", compile_scope="blocks")
+    blocks = repeated_blocks(arm.model)
+    methods = [dict(block.__dict__) for block in blocks]
+    before = arm.compiles.read().text()
+    with arm.entered(), torch.profiler.profile() as profiler, blocks_marked(arm.model, blocks):
+        arm.step()
+    marks = {event.name for event in profiler.events() if event.name.startswith("module ")}
+    assert marks == {
+        "module embedding", "module blocks.0", "module blocks.1", "module norm", "module (loss)"
+    }  # fmt: skip
+    regions = [e for e in profiler.events() if e.name.startswith("Torch-Compiled Region")]
+    around = {next(name for name in _callers(region) if name in marks) for region in regions}
+    assert around == {"module blocks.0", "module blocks.1"}
+    assert arm.compiles.read().text() == before
+    assert [dict(block.__dict__) for block in blocks] == methods
+
+
+def _callers(event):
+    while (event := event.cpu_parent) is not None:
+        yield event.name
 
 
 def test_blocks_that_nothing_calls_show_that_nothing_was_compiled(own, monkeypatch):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 
+from kernels import _timing
 from models import FAMILIES
 from sessions.model import Ceilings, Configuration
 from workbench.runner import predictor as predictors
 from workbench.runner import tally
+from workbench.runner.ceilings import Roof, matrix_dtype
 from workbench.runner.predictor import Predictor
 from workbench.runner.resolve import resolve
 
@@ -97,6 +100,52 @@ def test_a_rate_that_was_not_measured_is_named_and_not_replaced():
         configured("forward"), configured("forward", precision="bf16")
     )
     assert made.ratio is None and "matrix rate of bfloat16 is not among" in made.text
+
+
+@pytest.mark.parametrize("rate, faster", [(4e14, True), (5e11, False)])
+def test_the_int8_rate_decides_what_quantized_layers_are_predicted_to_take(rate, faster):
+    rates = {**ROOF.flops_per_s, "int8": rate}
+    roof = msgspec.structs.replace(ROOF, flops_per_s=rates, bytes_per_s=1e15)  # bound by products
+    made = Predictor(SimpleNamespace(device=CPU, ceilings=roof)).of(
+        configured("forward"), configured("forward", quantization="int8_dynamic")
+    )
+    assert made.ratio is not None and (made.ratio < 1) == faster, made
+
+
+def test_a_rate_that_the_device_lacks_has_its_reason_and_one_not_yet_measured_the_remedy():
+    options = configured("forward"), configured("forward", quantization="int8_dynamic")
+    for lacking, said in (({"int8": "there are no units"}, "ceilings: there are no units"),
+                          ({}, "workbench ceilings --measure measures it")):  # fmt: skip
+        roof = msgspec.structs.replace(ROOF, lacking=lacking)
+        made = Predictor(SimpleNamespace(device=CPU, ceilings=roof)).of(*options)
+        assert made.ratio is None and "matrix rate of int8 is not among" in made.text
+        assert said in made.text
+
+
+@pytest.mark.parametrize(
+    "options, dtype",
+    [
+        ({"quantization": "int8_dynamic"}, "int8"),
+        ({"quantization": "int8_weight_only"}, "float32"),
+        ({"quantization": "fp8_tensor"}, "float32"),  # the reference: the CPU has no such units
+        ({"precision": "bf16", "quantization": "fp8_row"}, "bfloat16"),
+    ],
+)
+def test_utilization_is_of_the_units_that_linear_layers_multiply_in(options, dtype):
+    assert matrix_dtype(resolve(configured("forward", **options), CPU)) == dtype
+
+
+def test_measuring_takes_8_bit_rates_where_they_are_and_keeps_reasons_elsewhere(monkeypatch):
+    monkeypatch.setattr(_timing, "matrix_rate", lambda where, dtype: 1e12)
+    monkeypatch.setattr(_timing, "copy_rate", lambda where: 1e10)
+    told = []
+    roof = Roof(SimpleNamespace(send=told.append), CPU)
+    found = roof.measure()
+    assert set(found.flops_per_s) == {"float32", "bfloat16", "int8"}
+    assert "needs a CUDA GPU" in found.lacking["float8"]
+    roof.found = None
+    roof.at_start()
+    assert roof.found == found and told[-1].source == "kept"
 
 
 def test_counting_runs_nothing_and_leaves_no_imagined_tensor_behind(predictor):

@@ -95,12 +95,16 @@ def test_a_captured_step_is_told_by_module_and_its_pool_as_memory(runner, busy):
     assert breakdown.highest(study)["private_pools"] > 0.2 * study.facts["peak_bytes"]
 
 
-def test_compiled_code_is_told_by_kernel_and_class(runner, busy):
-    study = profile(runner, busy, compile="default", precision="amp_bf16")
-    kinds = breakdown.by(study, "kind")
-    assert kinds["fused by Inductor"][1] > 0
-    assert breakdown.COMPILED in breakdown.by(study, "module")
-    assert "by module" in " ".join(breakdown.words(study))
+@pytest.mark.parametrize(
+    ("mode", "scope"), [("default", "model"), ("default", "blocks"), ("reduce-overhead", "model")]
+)
+def test_compiled_code_is_told_by_kernel_class_and_module(runner, busy, eager, mode, scope):
+    study = profile(runner, busy, compile=mode, compile_scope=scope, precision="amp_bf16")
+    assert breakdown.by(study, "kind")["fused by Inductor"][1] > 0
+    assert breakdown.unattributed(study) < 0.1
+    assert not breakdown.not_by_module(eager, study)
+    assert breakdown.total_us(study) == pytest.approx(study.facts["busy_us"], rel=0.03)
+    assert "innermost module" in " ".join(breakdown.words(study))
     assert_roles_add_up(study)
 
 

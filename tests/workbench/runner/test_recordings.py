@@ -69,3 +69,40 @@ def test_a_skip_is_told_with_inductors_reason_and_the_models_line(tree):
     text = f"1 CUDA graph recorded, skipped 2 times because of {expected}"
     found = said(cudagraph_skips=2, skip_reasons=reasons, recordings=1)
     assert found == ("effective", f"{text}, replayed in the last step")
+
+
+class Tree:
+    """A tree as far as it runs a function."""
+
+    def __init__(self) -> None:
+        self.ids_to_funcs = {7: SimpleNamespace(model=lambda inputs: ("launched", *inputs))}
+        self.after: list[int] = []
+
+    def run(self, inputs, function):
+        out = self._run(inputs, function)
+        self.after.append(function)
+        return out
+
+    def _run(self, inputs, function):
+        return ("replayed", *inputs)
+
+
+def test_what_was_recorded_is_launched_inside_and_replayed_again_after(monkeypatch):
+    made = Tree()
+    trees = SimpleNamespace(get_manager=lambda index, create_if_none_exists: made)
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
+    kept = made.run  # Inductor keeps the method, and not the tree
+    assert recordings.can_launch(0) and kept([1], 7) == ("replayed", 1)
+    with pytest.raises(RuntimeError, match="in the step"), recordings.launched(0):
+        assert kept([2], 7) == ("launched", 2)
+        raise RuntimeError("in the step")
+    assert kept([3], 7) == ("replayed", 3) and made.after == [7, 7, 7]
+
+
+def test_a_tree_that_works_otherwise_or_recorded_nothing_is_left_alone(monkeypatch):
+    empty = Tree()
+    empty.ids_to_funcs.clear()
+    for made in (empty, SimpleNamespace(ids_to_funcs={7: None}), None):
+        trees = SimpleNamespace(get_manager=lambda index, create_if_none_exists, made=made: made)
+        monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
+        assert not recordings.can_launch(0)

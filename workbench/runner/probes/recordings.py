@@ -45,6 +45,26 @@ def replays() -> bool:
     return tree is not None and tree.path_state.name == "EXECUTION"
 
 
+def can_launch(index: int | None) -> bool:
+    """Whether ``launched`` can be entered: something was recorded, in a tree that is known."""
+    tree = manager(index)
+    return callable(getattr(type(tree), "_run", None)) and bool(getattr(tree, "ids_to_funcs", None))
+
+
+@contextlib.contextmanager
+def launched(index: int | None) -> Iterator[None]:
+    """What was recorded runs inside as it was compiled: launched kernel by kernel, its memory taken
+    from the allocator and given back. So Inductor itself runs a function that it cannot record.
+    """
+    tree = manager(index)
+    functions = tree.ids_to_funcs
+    tree._run = lambda inputs, function: functions[function].model(inputs)
+    try:
+        yield
+    finally:
+        del tree._run
+
+
 @contextlib.contextmanager
 def skips(reasons: Counter[str]) -> Iterator[None]:
     """Count in ``reasons`` why graphs are left out meanwhile."""

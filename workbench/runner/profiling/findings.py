@@ -12,6 +12,10 @@ from sessions.model import Scalar
 from workbench.runner.arm import Arm
 from workbench.runner.blocks import TimedBlock
 from workbench.runner.failures import Mistake
+from workbench.runner.probes import recordings
+from workbench.runner.profiling import provenance, trace
+from workbench.runner.profiling.compiled import name_compiled
+from workbench.runner.profiling.trace import Trace
 from workbench.runner.resolve import footprint
 from workbench.runner.toggles import Situation
 from workbench.runner.toggles.compile import WITH_GRAPHS
@@ -24,23 +28,42 @@ def is_compiled(arm: Arm) -> bool:
     return arm.situation.option("compile") != "off" and arm.compiles.graphs > 0
 
 
-def notes(arm: Arm, before: TimedBlock) -> list[Scalar]:
+def has_inductors_graphs(arm: Arm) -> bool:
+    """Whether Inductor replays CUDA graphs that it recorded for the arm."""
+    return arm.situation.option("compile") in WITH_GRAPHS and arm.compiles.recordings > 0
+
+
+def read(path: Path, arm: Arm) -> Trace:
+    """The trace of an arm's marked steps, what Inductor generated given to the modules too."""
+    situation = arm.situation
+    found = trace.read(path, situation.device.type)
+    if is_compiled(arm):
+        modules = {name: type(module).__name__ for name, module in arm.model.named_modules()}
+        name_compiled(found, provenance.known(), modules, has_loss=situation.workload.trains)
+    return found
+
+
+def notes(arm: Arm, before: TimedBlock, found: Trace) -> list[Scalar]:
     """What a reader of the tables must know; ``before`` ran without the profiler."""
     told: list[Scalar] = []
     if is_compiled(arm):
         told.append(
-            "torch.compile fuses operators of several modules into one kernel, so that compiled "
-            "code is told by kernel and class, and not by module."
+            "torch.compile fuses operators of several modules into one kernel: its time is told "
+            "for the innermost module that holds them all."
         )
-    if getattr(arm.step, "uncaptured", None):
+        if found.untold:
+            told.append(f"(compiled code) is what no module could be told for: {found.untold}.")
+    inductors = has_inductors_graphs(arm)
+    if inductors and not recordings.can_launch(arm.situation.device.index):
+        told.append(
+            "Inductor replays CUDA graphs of its own, and this version of torch does not show how "
+            "to run them otherwise: their kernels are not told by module, nor their pools by role."
+        )
+    elif inductors or getattr(arm.step, "uncaptured", None):
         told.append(
             "A CUDA graph is replayed as a whole: its kernels are told by module where they are "
             "those of the same step run once without the graph. So is its memory by role; what the "
             "graph's pool has beyond that is told as private pools."
-        )
-    elif arm.situation.option("compile") in WITH_GRAPHS:
-        told.append(
-            "Inductor captures its graphs by itself: what lies in their pools is not told by role."
         )
     if before.void:
         told.append(f"The steps that were timed without the profiler do not count: {before.void}.")

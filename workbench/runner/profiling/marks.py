@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,7 @@ from kernels import Operator
 from kernels._dispatch import watched
 from models import Model
 from sessions.breakdown import LOSS
-from workbench.runner.profiling.trace import MODULE, OPERATOR
-
-ROOT = "(model)"  # the model's own name, which has none among its modules
+from workbench.runner.profiling.trace import MODULE, OPERATOR, ROOT
 
 
 class _Ranges:
@@ -48,24 +46,46 @@ def modules_marked(model: Model) -> Iterator[None]:
         yield from _modules_marked(model)
 
 
+@contextlib.contextmanager
+def blocks_marked(model: Model, blocks: Sequence[nn.Module]) -> Iterator[None]:
+    """Mark calls of modules and of the loss, where ``blocks`` were compiled each by itself.
+
+    A block is marked around its compiled methods, and nothing that lies in it.
+    """
+    methods = [(block, name, block.__dict__[name]) for block in blocks
+               for name in ("forward", "branch") if name in block.__dict__]  # fmt: skip
+    names = {id(module): name for name, module in model.named_modules()}
+    for block, method, compiled in methods:
+        block.__dict__[method] = _within(f"{MODULE}{names[id(block)]}", compiled)
+    try:
+        yield from _modules_marked(model, {id(one) for block in blocks for one in block.modules()})
+    finally:
+        for block, method, compiled in methods:
+            block.__dict__[method] = compiled
+
+
+def _within(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        with record_function(name):
+            return call(*args, **kwargs)
+
+    return marked
+
+
 def _marked_operator(op: Operator, impl: str, args: tuple[Any, ...]) -> Any:
     with record_function(f"{OPERATOR}{op.name}"):
         return op.implementations[impl].call(*args)
 
 
-def _modules_marked(model: Model) -> Iterator[None]:
+def _modules_marked(model: Model, passed_over: Collection[int] = ()) -> Iterator[None]:
     hooks = []
     for name, module in model.named_modules():
+        if id(module) in passed_over:
+            continue
         ranges = _Ranges(name or ROOT)
         hooks.append(module.register_forward_pre_hook(ranges.before))
         hooks.append(module.register_forward_hook(ranges.after, always_call=True))
-    loss: Callable[..., torch.Tensor] = model.loss
-
-    def marked(*batch: torch.Tensor) -> torch.Tensor:
-        with record_function(f"{MODULE}{LOSS}"):
-            return loss(*batch)
-
-    nn.Module.__setattr__(model, "loss", marked)
+    nn.Module.__setattr__(model, "loss", _within(f"{MODULE}{LOSS}", model.loss))
     try:
         yield
     finally:

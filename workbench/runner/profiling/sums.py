@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import difflib
 import re
@@ -56,6 +57,8 @@ def host_rows(trace: Trace) -> list[Row]:
     """The host's own time of the marked steps by operator: together, the steps' whole time."""
     found: dict[_Key, list[float]] = defaultdict(lambda: [0, 0.0])
     threads = {trace.spans[step].thread for step in trace.steps}
+    # A compiled graph whose kernels are seen is itself no more than the calls of them.
+    callers = {span.parent for span in trace.spans if "cpp_" in span.name}
     for index, span in enumerate(trace.spans):
         if span.thread not in threads or not trace.within(index):
             continue
@@ -64,7 +67,9 @@ def host_rows(trace: Trace) -> list[Row]:
             name, kind = "autograd engine", kinds.HOST
         elif _BOOKKEEPING.search(name):  # what it computes, it calls operators for
             kind = kinds.HOST
-        elif span.category == "user_annotation" and kind != "fused by Inductor":
+        elif index in callers or (
+            span.category == "user_annotation" and kind != "fused by Inductor"
+        ):
             name, kind = "Python", kinds.HOST
         if span.phase == "optimizer" and kind != kinds.HOST:
             kind = kinds.OPTIMIZER
@@ -75,20 +80,21 @@ def host_rows(trace: Trace) -> list[Row]:
 
 
 def name_replayed(replayed: Trace, uncaptured: Trace) -> None:
-    """Give replayed kernels the modules that the same step's kernels have without a CUDA graph.
+    """Give replayed kernels the modules that the same step's kernels have without CUDA graphs.
 
-    A graph replays kernels in the order of their capture, so the two steps' names are aligned;
-    what has no counterpart stays the graph's.
+    Graphs replay kernels in the order of their capture, so the two steps' names are aligned; what
+    has no counterpart stays the graphs'.
     """
     pattern = [
         (one.name, *place(uncaptured, one), operator_of(uncaptured, one)) for one in uncaptured.work
     ]
     names = [name for name, *_ in pattern]
-    launches: dict[int, list[int]] = defaultdict(list)
+    begun = [replayed.spans[step].start for step in replayed.steps]
+    steps: dict[int, list[int]] = defaultdict(list)
     for index, one in enumerate(replayed.work):
         if place(replayed, one)[0] == REPLAYED:
-            launches[one.launch].append(index)
-    for indices in launches.values():
+            steps[bisect.bisect(begun, replayed.spans[one.launch].start)].append(index)
+    for indices in steps.values():
         here = [replayed.work[index].name for index in indices]
         for own, other, size in difflib.SequenceMatcher(
             None, here, names, autojunk=False

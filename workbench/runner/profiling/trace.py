@@ -22,6 +22,7 @@ from sessions.breakdown import COMPILED, GRADIENTS, LOSS, OPTIMIZER, OUTSIDE, RE
 
 STEP = "workbench step"  # the range around each marked step
 OPERATOR = "operator "  # what the range of a call of the kernel library begins with
+ROOT = "(model)"  # the model's own name, which has none among its modules
 MODULE = "module "  # what the range of a module begins with; the rest is its name
 _NODE = "autograd::engine::evaluate_function: "
 _ACCUMULATE = f"{_NODE}torch::autograd::AccumulateGrad"
@@ -111,6 +112,7 @@ class Trace:
     steps: list[int] = field(default_factory=list)  # spans that are marked steps
     work: list[Work] = field(default_factory=list)  # of the marked steps, by start
     allocations: list[Allocation] = field(default_factory=list)  # on the device, by time
+    untold: str = ""  # why compiled code is given to no module, in clauses
 
     def callers(self, index: int) -> list[str]:
         """Names of the operators around a span and its own, the innermost first."""

@@ -22,6 +22,7 @@ from workbench.protocol import Blocked
 from workbench.runner.compiles import keep_records
 from workbench.runner.failures import Mistake
 from workbench.runner.probes import recordings
+from workbench.runner.profiling import provenance
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     Finding,
@@ -57,6 +58,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 
 def _apply(option: str, build: Build) -> None:
     keep_records()
+    provenance.keep()
     build.phases.watch_compiles()
     build.compile_options["mode"] = option
     build.compute_wrappers.append(lambda compute: _compiled(compute, build))
