@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from sessions.checked import MARKS
 from sessions.model import PairedComparison
 from sessions.numbers import Measured, number, text
 from sessions.verdict import REGION, are_right, unchecked_arms, wrong_arms
@@ -91,7 +92,7 @@ def numerics_lines(comparison: PairedComparison) -> list[str]:
     lines = []
     for arm, found in sorted(comparison.facts.get("numerics", {}).items()):
         against = f" against {found['reference']}" if found["reference"] else ""
-        mark = {True: "right", False: "WRONG", None: "unknown"}[are_right(found)]
+        mark = MARKS[are_right(found)]
         line = f"{'AB'[int(arm)]}: numbers {mark}{against}: {found['text']}"
         if found.get("max_error") is not None:
             line += (
