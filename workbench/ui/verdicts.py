@@ -239,7 +239,7 @@ class Verdicts(QObject):
             state.edit(draft.with_toggles(state.configuration, configuration.toggles))
         toggles = state.configuration.toggles
         self.resumes = True
-        state.send(protocol.Start(configuration=draft.with_toggles(configuration, toggles)))
+        state.send(state.checklists.start_of(draft.with_toggles(configuration, toggles)))
 
     def _keep_floor(self, after: int) -> None:
         """Store what the comparison that has just ended says of the machine."""
