@@ -80,6 +80,7 @@ class Compare(Command, tag="compare"):
     before: list[Block] = []
     before_s: float = 0.0
     predict: bool = False
+    floor_note: str = ""  # whose floor it is, where it is not that of what is compared
 
 
 class Predict(Command, tag="predict"):
@@ -115,6 +116,7 @@ class Attribute(Command, tag="attribute"):
     seed: int = 0
     orders: int = 8
     build_s: float | None = None
+    floor_note: str = ""
 
 
 class Validate(Command, tag="validate"):
@@ -132,6 +134,7 @@ class Validate(Command, tag="validate"):
     budget_s: float = 20.0
     region: float = 0.01
     floor: float = 0.0
+    floor_note: str = ""
 
 
 class Profile(Command, tag="profile"):

@@ -82,11 +82,9 @@ class Checklists(QObject):
         state = self._state
         if state.configuration is None or state.catalogue is None or self.why_not():
             return
-        state.perform(
-            protocol.Validate(
-                configuration=state.configuration,
-                expect_speedup=self.expect_speedup or None,
-                budget_s=state.verdicts.budget_s,
-                floor=floors.floor_of(state.catalogue),
-            )
+        command = protocol.Validate(
+            configuration=state.configuration,
+            expect_speedup=self.expect_speedup or None,
+            budget_s=state.verdicts.budget_s,
         )
+        state.perform(floors.respected(state.catalogue, command))
