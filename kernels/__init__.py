@@ -34,6 +34,7 @@ from kernels._operator import (
 )
 from kernels._policy import Policy, attention_usage, policies, policy
 from kernels._tuning import Choice, reset_tiles, tiles, tuning
+from kernels._workspace import Workspace
 
 for _module in pkgutil.iter_modules(__path__):
     if not _module.name.startswith("_") and _module.name != "hardware":
@@ -78,6 +79,7 @@ __all__ = [
     "Status",
     "Unavailable",
     "Work",
+    "Workspace",
     "adaptive_attention",
     "add_rms_norm",
     "attention",

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 import kernels
-from models._layers import INIT_STD, Linear
+from models._layers import INIT_STD, Linear, usable
 
 
 class ExpertMLP(nn.Module):
@@ -25,6 +25,8 @@ class ExpertMLP(nn.Module):
         self.router = Linear(dim, n_experts)
         self.gate_up = nn.Parameter(torch.empty(n_experts, 2 * hidden, dim))
         self.down = nn.Parameter(torch.empty(n_experts, dim, hidden))
+        # Where inference computes, if it is set; overwritten by each layer that has the same.
+        self.workspace: kernels.Workspace | None = None
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
         """The starting value of parameter ``name``, in FP32 on the CPU."""
@@ -35,5 +37,13 @@ class ExpertMLP(nn.Module):
         """The result, the balancing loss ([], 1 where balanced), each expert's share of tokens."""
         weight, expert, count_X, mean_X = kernels.moe_gating(x_BSE, self.router.weight, self.top_k)
         share_X = count_X.to(mean_X.dtype) / expert.numel()
-        y_BSE = kernels.moe_experts(x_BSE, expert, weight, self.gate_up, None, self.down)
+        y_BSE = kernels.moe_experts(
+            x_BSE,
+            expert,
+            weight,
+            self.gate_up,
+            None,
+            self.down,
+            workspace=usable(self.workspace),
+        )
         return y_BSE, len(share_X) * (share_X * mean_X).sum(), share_X

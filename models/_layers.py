@@ -88,6 +88,13 @@ class SwiGLUMLP(nn.Module):
         return self.down(kernels.swiglu(self.gate_up(x_BSE)))
 
 
+def usable(workspace: kernels.Workspace | None) -> kernels.Workspace | None:
+    """The workspace where it may be used: a compiler plans memory itself, and a backward pass needs
+    what the next layer would overwrite.
+    """
+    return None if torch.compiler.is_compiling() or torch.is_grad_enabled() else workspace
+
+
 def mlp_width(dim: int, ratio: float) -> int:
     """Feed-forward width for ``ratio * dim``: the nearest multiple of 128, of 8 below 1024.
 

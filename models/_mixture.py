@@ -30,7 +30,7 @@ import kernels
 from models._attention import Attention, KVState, RotaryCache
 from models._initialise import started
 from models._language_model import BlockOutput
-from models._layers import INIT_STD, RMSNorm, SwiGLUMLP, residual_std
+from models._layers import INIT_STD, RMSNorm, SwiGLUMLP, residual_std, usable
 from models._mistake import ConfigurationError
 from models._moe_config import MoEConfig
 
@@ -102,6 +102,8 @@ class MixtureOfExperts(nn.Module):
             "load_entropy": 1,
             "dropped_share": 1,
         }
+        # Where inference computes, if it is set; overwritten by each layer that has the same.
+        self.workspace: kernels.Workspace | None = None
         started(self)
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
@@ -119,7 +121,15 @@ class MixtureOfExperts(nn.Module):
         if self.training and self.capacity_factor:
             index_BSK = within_capacity(index_BSK, len(share_E), self.capacity_factor)
             measured["dropped_share"] = (index_BSK < 0).float().mean()[None]
-        y_BSD = kernels.moe_experts(x_BSD, index_BSK, weight_BSK, self.gate_up, None, self.down)
+        y_BSD = kernels.moe_experts(
+            x_BSD,
+            index_BSK,
+            weight_BSK,
+            self.gate_up,
+            None,
+            self.down,
+            workspace=usable(self.workspace),
+        )
         if self.shared is not None:
             y_BSD = y_BSD + self.shared(x_BSD)
         loss = self.balance_weight * balance if self.balance_weight else None
@@ -151,22 +161,12 @@ class StreamBuffer:
     """Memory for the residual stream of an inference, allocated once for the largest yet seen."""
 
     def __init__(self) -> None:
-        # What was outgrown is kept: a captured graph may still write to it.
-        self._flat: list[Tensor] = []
+        self._memory = kernels.Workspace()
 
     def total(self, x: Tensor, y: Tensor) -> Tensor:
         """``x + y`` in the buffer, where ``x`` may already be."""
-        dtype, count = torch.promote_types(x.dtype, y.dtype), x.numel()
-        inference = torch.is_inference_mode_enabled()
-        for flat in self._flat:
-            fits = flat.numel() >= count and flat.dtype == dtype and flat.device == x.device
-            # What was made in inference mode cannot be written to outside of it.
-            if fits and (inference or not flat.is_inference()):
-                break
-        else:
-            flat = torch.empty(count, dtype=dtype, device=x.device)
-            self._flat.append(flat)
-        return torch.add(x, y, out=flat[:count].view(x.shape))
+        dtype = torch.promote_types(x.dtype, y.dtype)
+        return torch.add(x, y, out=self._memory.take("stream", x.shape, dtype, x.device))
 
 
 class Block(nn.Module):

@@ -10,7 +10,7 @@ from sessions.columns import row_count
 from sessions.model import Session, Study
 from sessions.numbers import Cell, Measured, text
 from sessions.tables import Column, Table
-from sessions.verdict_words import duration, rebuilding
+from sessions.verdict_words import duration, rebuilding, sentence
 
 KIND = "attribution"
 MEBIBYTE = 2**20
@@ -131,6 +131,8 @@ def remarks(study: Study) -> list[str]:
     ]
     if facts.get("final"):
         said.append(f"{facts['rounds']} rounds in {duration(float(facts['seconds']))}.")
+    if note := study.asked.get("floor_note"):
+        said.append(sentence(note))
     said += rebuilding(facts)
     for found, arms in _without_effect(study).items():
         said.append(f"{found} ({', '.join(arms)}).")

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sessions import scaling
+from sessions.checked import MARKS
 from sessions.model import Scalar, Study
 from sessions.numbers import Cell, Measured, number
 from sessions.scaling import Scaling
@@ -220,7 +221,7 @@ def numbers_lines(study: Study) -> list[str]:
     for arm, name in enumerate(map(str, study.asked["arms"])):
         right, text = _numbers_of(study, arm)
         if text:
-            found.append(f"{name}: numbers {_RIGHT[right]}: {text}")
+            found.append(f"{name}: numbers {MARKS[right]}: {text}")
     return found
 
 
@@ -303,7 +304,7 @@ def points_table(study: Study) -> Table:
                 Measured(rate, rate * half / middle if middle > 0 else math.nan),
                 _mebibytes(float(column["peak_bytes"][place])),
                 int(column["blocks"][place]),
-                _RIGHT[curve.right] if curve.numbers else "",
+                MARKS[curve.right] if curve.numbers else "",
                 curve.reasons[place],
             ]
             rows.append(row)
@@ -343,7 +344,6 @@ def fits_table(study: Study) -> Table:
     return Table("Exponents", columns, rows)
 
 
-_RIGHT = {True: "right", False: "WRONG", None: "unknown"}
 _NUMBERS = ("median_ms", "low_ms", "high_ms", "error", "tokens_per_s", "peak_bytes", "blocks")
 
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from sessions import checked
 from sessions.ceilings import utilization
 from sessions.comparison import (
     Arm,
@@ -113,6 +114,7 @@ def differences_table(comparison: Comparison, title: str = "Differences") -> Tab
 
 # Of the *measured* matrix rate: ``sessions.ceilings.utilization``.
 UTILIZATION = "MFU"
+NUMBERS = "numbers"
 _STEP_COLUMNS = [
     Column("steady steps"),
     Column("median", "ms"),
@@ -131,6 +133,9 @@ def _arms_table(
     shares = [utilization(arm.segment, arm.summary.median) for arm in arms]
     if has_shares := any(map(math.isfinite, shares)):
         columns.append(Column(UTILIZATION, "%"))
+    numbers = [checked.mark(arm.segment.ledger) for arm in arms]
+    if any(numbers):
+        columns.append(Column(NUMBERS))
     notes = [_note(arm, arms) for arm in arms]
     if any(notes):
         columns.append(Column("note"))
@@ -142,6 +147,8 @@ def _arms_table(
         row += _step_cells(arm)
         if has_shares:
             row.append(_percent(shares[place], arm.summary.median, arm.summary.error))
+        if any(numbers):
+            row.append(numbers[place] or None)
         if any(notes):
             row.append(note)
         rows.append(row)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from sessions.checked import MARKS
 from sessions.model import PairedComparison
 from sessions.numbers import Measured, number, text
 from sessions.verdict import REGION, are_right, unchecked_arms, wrong_arms
@@ -68,7 +69,9 @@ def p_text(p: float) -> str:
 def remarks(comparison: PairedComparison) -> list[str]:
     """Why the verdict is not a clearer one, and what would make it so: sentences."""
     facts = comparison.facts
-    said = [_sentence(reason) for reason in facts.get("reasons", [])]
+    said = [sentence(reason) for reason in facts.get("reasons", [])]
+    if note := facts.get("floor_note"):
+        said.append(sentence(note))
     said += rebuilding(facts)
     if comparison.verdict == "UNDECIDED" and facts.get("final"):
         more_s = facts.get("more_s")
@@ -83,7 +86,7 @@ def rebuilding(facts: Mapping[str, Any]) -> list[str]:
         return []
     # Sessions from before captures were told apart hold no reason.
     why = facts.get("rebuilt_because") or "the arms do not fit in memory together"
-    return [_sentence(f"{why}: each block built its arm anew")]
+    return [sentence(f"{why}: each block built its arm anew")]
 
 
 def numerics_lines(comparison: PairedComparison) -> list[str]:
@@ -91,7 +94,7 @@ def numerics_lines(comparison: PairedComparison) -> list[str]:
     lines = []
     for arm, found in sorted(comparison.facts.get("numerics", {}).items()):
         against = f" against {found['reference']}" if found["reference"] else ""
-        mark = {True: "right", False: "WRONG", None: "unknown"}[are_right(found)]
+        mark = MARKS[are_right(found)]
         line = f"{'AB'[int(arm)]}: numbers {mark}{against}: {found['text']}"
         if found.get("max_error") is not None:
             line += (
@@ -111,5 +114,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
-def _sentence(reason: str) -> str:
+def sentence(reason: str) -> str:
+    """A clause as a sentence."""
     return f"{reason[:1].upper()}{reason[1:]}."

@@ -1,24 +1,31 @@
 """What identical arms differ by on this machine, stored; nothing smaller is claimed by a verdict.
 
-One file in the state folder holds a floor for each device under each driver and torch: with another
-of these it is another machine, and has to be calibrated again.
+One file in the state folder holds floors by machine and by kind. With another device, driver or
+torch it is another machine, and has to be calibrated again. A kind is a family, a workload and a
+precision: short steps scatter more than long ones. What was never calibrated has the largest floor
+of the machine, the general one, and whoever reads the verdict is told so.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from sessions.model import Configuration, PairedComparison
 from sessions.verdict import MIN_PAIRS
 from workbench import journal, kept
-from workbench.protocol import Catalogue
+from workbench.protocol import Attribute, Catalogue, Compare, Validate
+
+PRECISION = "precision"  # the toggle that a kind names
+Judging = TypeVar("Judging", Compare, Attribute, Validate)
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine's floor, and the comparison of identical arms that it comes from."""
+    """A floor, and the comparison of identical arms that it comes from."""
 
     device: str
     software: str = ""  # driver and torch
@@ -27,6 +34,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     pairs: int
     seconds: float
     measured_with: str  # family, preset and workload
+    kind: str = ""  # as ``kind_of`` says; empty in files of before kinds were told apart
 
 
 def path() -> Path:
@@ -34,21 +42,65 @@ def path() -> Path:
     return journal.folder() / "calibration.json"
 
 
-def load(catalogue: Catalogue) -> Calibration | None:
-    """The calibration of a runner's machine, or None where there is none that can be read."""
-    return _load_all().get(_key(catalogue.device_title, _software(catalogue)))
+def load(catalogue: Catalogue) -> list[Calibration]:
+    """All calibrations of a runner's machine that can be read, the largest floor first."""
+    machine = catalogue.device_title, _software(catalogue)
+    found = [one for one in _load_all().values() if (one.device, one.software) == machine]
+    return sorted(found, key=lambda one: -one.floor)
 
 
-def floor_of(catalogue: Catalogue) -> float:
-    """The floor of a runner's machine; 0 where it was never calibrated."""
-    found = load(catalogue)
-    return 0.0 if found is None else found.floor
+def kind_of(catalogue: Catalogue, configuration: Configuration) -> str:
+    """What scatters alike: family, workload and precision, in words."""
+    defaults = {toggle.name: toggle.default for toggle in catalogue.toggles}
+    precision = configuration.toggles.get(PRECISION, defaults.get(PRECISION, ""))
+    kind = f"{configuration.family} {configuration.workload}"
+    return f"{kind} in {precision}" if precision else kind
+
+
+def choose(known: Sequence[Calibration], kind: str) -> Calibration | None:
+    """The calibration of a kind, or else the one with the largest floor; None where none is."""
+    own = [one for one in known if one.kind == kind]
+    return next(iter(own or known), None)
+
+
+def respected(catalogue: Catalogue, command: Judging) -> Judging:
+    """The command, told to claim nothing under the floor of what it compares.
+
+    The largest of the kinds' floors counts. ``floor_note`` says whose floor it is where that is not
+    their own; without any calibration the floor is 0.
+    """
+    known = load(catalogue)
+    kinds = dict.fromkeys(kind_of(catalogue, one) for one in _compared(catalogue, command))
+    chosen = {kind: found for kind in kinds if (found := choose(known, kind)) is not None}
+    command.floor = max((one.floor for one in chosen.values()), default=0.0)
+    borrowed = [kind for kind, one in chosen.items() if one.kind != kind]
+    if borrowed:
+        command.floor_note = (
+            f"{' and '.join(borrowed)} {'was' if len(borrowed) == 1 else 'were'} never calibrated: "
+            f"the largest noise floor of this machine counts, {100 * known[0].floor:.2g} % with "
+            f"{known[0].measured_with}"
+        )
+    return command
+
+
+def _compared(catalogue: Catalogue, command: Judging) -> list[Configuration]:
+    """The configurations among which a command says which is faster."""
+    if isinstance(command, Compare):
+        return [command.base, command.other]
+    if isinstance(command, Attribute):
+        return [command.base, _with(command.base, command.toggles)]
+    off = {toggle.name: toggle.options[0].name for toggle in catalogue.toggles}
+    return [command.configuration, _with(command.configuration, off)]
+
+
+def _with(configuration: Configuration, toggles: dict[str, str]) -> Configuration:
+    return msgspec.structs.replace(configuration, toggles={**configuration.toggles, **toggles})
 
 
 def calibrated(
     catalogue: Catalogue, comparison: PairedComparison, configuration: Configuration
 ) -> Calibration:
-    """What a comparison of identical arms says of the machine; raises as ``floor``."""
+    """What a comparison of identical arms says of their kind; raises as ``floor``."""
     return Calibration(
         device=catalogue.device_title,
         software=_software(catalogue),
@@ -59,6 +111,7 @@ def calibrated(
         measured_with=" ".join(
             (configuration.family, configuration.preset, configuration.workload)
         ),
+        kind=kind_of(catalogue, configuration),
     )
 
 
@@ -76,8 +129,9 @@ def floor(comparison: PairedComparison) -> float:
 
 
 def store(calibration: Calibration) -> None:
-    """Keep a calibration, in place of an earlier one of the machine; raises ``OSError``."""
-    name = _key(calibration.device, calibration.software)
+    """Keep a calibration, in place of an earlier one of its kind; raises ``OSError``."""
+    machine = filter(None, (calibration.device, calibration.software))
+    name = ": ".join(filter(None, (", ".join(machine), calibration.kind)))
     kept.write(path(), name, calibration, _load_all())
 
 
@@ -86,8 +140,7 @@ def describe(calibration: Calibration) -> str:
     day = time.strftime("%Y-%m-%d", time.localtime(calibration.created))
     return (
         f"identical arms differ by up to {100 * calibration.floor:.2g} % on {calibration.device} "
-        f"({calibration.measured_with}, {calibration.pairs} pairs, {day}); "
-        "nothing smaller is claimed"
+        f"({_measured(calibration)}, {calibration.pairs} pairs, {day}); nothing smaller is claimed"
     )
 
 
@@ -97,13 +150,27 @@ def age(calibration: Calibration) -> str:
     return "today" if days < 1 else f"{days} day{'s' * (days > 1)} ago"
 
 
+def told(known: Sequence[Calibration], kind: str) -> str:
+    """What identical arms of a kind differ by, how old that is, and whether it is their own."""
+    found = choose(known, kind)
+    if found is None:
+        return "Noise floor not known: calibrate, or differences of the machine count as real."
+    whose = "" if found.kind == kind else f"; {kind} itself was never calibrated"
+    return (
+        f"Noise floor {100 * found.floor:.2g} %, calibrated {age(found)} with "
+        f"{_measured(found)}{whose}; nothing smaller is claimed."
+    )
+
+
+def _measured(calibration: Calibration) -> str:
+    """What was run: a kind names the precision, too."""
+    precision = calibration.kind.partition(" in ")[2]
+    return f"{calibration.measured_with}{f' in {precision}' if precision else ''}"
+
+
 def _software(catalogue: Catalogue) -> str:
     found = catalogue.environment
     return ", ".join(f"{name} {found[name]}" for name in ("driver", "torch") if found.get(name))
-
-
-def _key(device: str, software: str) -> str:
-    return f"{device}, {software}" if software else device
 
 
 def _load_all() -> dict[str, Calibration]:

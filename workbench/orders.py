@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from sessions.model import Configuration, Scalar
@@ -24,8 +26,9 @@ class Command(msgspec.Struct, kw_only=True, tag_field="type"):
 class Start(Command, tag="start"):
     """Build the configuration and run it until ``steps`` or ``seconds`` have passed, or Stop.
 
-    ``check``: compare the numbers of each configuration with a reference when its last step is
-    over; Facts say ``numbers``, and ``numbers_right`` unless nobody knows.
+    ``check``: whether the numbers of each configuration are compared with a reference, once: not,
+    after its ``last`` step, or in a pause between two when it has been ``steady`` for a moment,
+    which a command puts off. Facts tell of it as ``sessions.checked`` says.
     ``load_state``: a file of decode state to go on from; ``save_state``: where to leave one when
     the run ends between two steps. Empty: none. Both are for workloads that decode.
     """
@@ -33,7 +36,7 @@ class Start(Command, tag="start"):
     configuration: Configuration
     steps: int | None = None
     seconds: float | None = None
-    check: bool = False
+    check: Literal["never", "last", "steady"] = "never"
     load_state: str = ""
     save_state: str = ""
 
@@ -77,6 +80,7 @@ class Compare(Command, tag="compare"):
     before: list[Block] = []
     before_s: float = 0.0
     predict: bool = False
+    floor_note: str = ""  # whose floor it is, where it is not that of what is compared
 
 
 class Predict(Command, tag="predict"):
@@ -112,6 +116,7 @@ class Attribute(Command, tag="attribute"):
     seed: int = 0
     orders: int = 8
     build_s: float | None = None
+    floor_note: str = ""
 
 
 class Validate(Command, tag="validate"):
@@ -129,6 +134,7 @@ class Validate(Command, tag="validate"):
     budget_s: float = 20.0
     region: float = 0.01
     floor: float = 0.0
+    floor_note: str = ""
 
 
 class Profile(Command, tag="profile"):

@@ -49,7 +49,7 @@ from workbench.preferences import OR as OR
 from workbench.preferences import LeftOut as LeftOut
 from workbench.preferences import TogglePreset as TogglePreset
 
-VERSION = 2
+VERSION = 3
 # The index of a study that is written beside the runner, which counts its own from 0.
 OWN_STUDY = -1
 

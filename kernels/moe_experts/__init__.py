@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kernels._autograd import applied
 from kernels._dispatch import run
@@ -43,6 +44,7 @@ from kernels._operator import (
     tensor_bytes,
 )
 from kernels._triton import missing, no_fp64
+from kernels._workspace import Workspace
 from kernels.moe_experts._autograd import Experts
 from kernels.swiglu import reference as swiglu
 
@@ -58,6 +60,7 @@ def moe_experts(
     down_EDF: Tensor,
     *,
     impl: str | None = None,
+    workspace: Workspace | None = None,
 ) -> Tensor:
     """Returns [..., D] in x's dtype.
 
@@ -65,10 +68,18 @@ def moe_experts(
     that choice; ``weight`` [..., K], the routing weights, of any floating dtype. ``gate_EFD``,
     ``up_EFD`` and ``down_EDF`` are laid out as ``torch.nn.Linear`` has them; with ``up_EFD`` None
     the first is [E, 2 F, D], the gates above the ups. All floating tensors get gradients. Under
-    autocast x and the experts are in its dtype. ``impl``: auto, torch or triton. Raises ``Mistake``
-    if shapes, dtypes or devices do not go together.
+    autocast x and the experts are in its dtype. ``impl``: auto, torch or triton. With a
+    ``workspace`` the result and all that is computed on the way lie there, until the next call with
+    it: for inference, and not in PyTorch on a GPU. Raises ``Mistake`` if shapes, dtypes or devices
+    do not go together, or gradients would need what a workspace holds.
     """
     _validate(x, index, weight, gate_EFD, up_EFD, down_EDF)
+    experts = (gate_EFD, up_EFD, down_EDF)
+    if workspace is not None and _learns(x, weight, *experts):
+        raise Mistake(
+            "moe_experts: a backward pass needs what the next call overwrites in a workspace; pass "
+            "none, or run under torch.no_grad()"
+        )
     device_type = x.device.type
     if torch.is_autocast_enabled(device_type) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device_type)
@@ -82,7 +93,13 @@ def moe_experts(
             f"moe_experts: x and the experts must have one dtype, but have "
             f"{', '.join(str(dtype) for dtype in dtypes)}"
         )
-    return run(OP, impl, x, index, weight, gate_EFD, up_EFD, down_EDF)
+    rest = () if workspace is None else (workspace,)
+    return run(OP, impl, x, index, weight, gate_EFD, up_EFD, down_EDF, *rest)
+
+
+def _learns(*tensors: Tensor | None) -> bool:
+    """Whether a backward pass follows."""
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors if t is not None)
 
 
 def _validate(
@@ -127,6 +144,7 @@ def reference(
     gate_EFD: Tensor,
     up_EFD: Tensor | None,
     down_EDF: Tensor,
+    workspace: Workspace | None = None,
 ) -> Tensor:
     """The definition: every token through every expert, times the weight, which is mostly zero."""
     wide = accumulator(x.dtype)
@@ -149,6 +167,7 @@ def _by_expert(
     gate_EFD: Tensor,
     up_EFD: Tensor | None,
     down_EDF: Tensor,
+    workspace: Workspace | None = None,
 ) -> Tensor:
     """The same, each expert with its own tokens only: the host has to know which those are."""
     wide = accumulator(x.dtype)
@@ -170,20 +189,82 @@ def _halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
     return gate.chunk(2, 1)
 
 
+def _in_workspace(
+    x: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    gate_EFD: Tensor,
+    up_EFD: Tensor | None,
+    down_EDF: Tensor,
+    workspace: Workspace,
+) -> Tensor:
+    """By expert, too, with the choices (rows R) sorted; the host has to know where experts end."""
+    wide, (n_experts, dim, width) = accumulator(x.dtype), down_EDF.shape
+    gate_EFD, up_EFD = _halves(gate_EFD, up_EFD)
+    x_ND, choices = x.reshape(-1, dim), index.reshape(-1)
+    n_rows = len(choices)
+
+    def take(role: str, *shape: int, dtype: torch.dtype = x.dtype) -> Tensor:
+        return workspace.take(role, shape, dtype, x.device)
+
+    expert_R, token_R = (take(role, n_rows, dtype=torch.int64) for role in ("expert", "token"))
+    torch.sort(choices, stable=True, out=(expert_R, token_R))
+    weight_R = take("weight", n_rows, dtype=weight.dtype)
+    torch.index_select(weight.reshape(-1), 0, token_R, out=weight_R)
+    token_R.div_(index.shape[-1], rounding_mode="floor")
+    x_RD = torch.index_select(x_ND, 0, token_R, out=take("permuted", n_rows, dim))
+    gate_RF, up_RF, hidden_RF = (take(role, n_rows, width) for role in ("gate", "up", "hidden"))
+    # Choices of no expert stand before the first's, or behind the last's.
+    ends = torch.searchsorted(expert_R, torch.arange(n_experts + 1, device=x.device)).tolist()
+    mine = slice(ends[0], ends[-1])
+    spans = [slice(*ends[e : e + 2]) for e in range(n_experts)]
+    for e, rows in enumerate(spans):
+        torch.mm(x_RD[rows], gate_EFD[e].T, out=gate_RF[rows])
+        torch.mm(x_RD[rows], up_EFD[e].T, out=up_RF[rows])
+    wide_RF = gate_RF if wide == x.dtype else take("gate wide", n_rows, width, dtype=wide)
+    wide_RF[mine].copy_(gate_RF[mine])
+    functional.silu(wide_RF[mine], inplace=True).mul_(up_RF[mine])
+    hidden_RF[mine].copy_(wide_RF[mine])
+    out_RD = take("rows", n_rows, dim)
+    for e, rows in enumerate(spans):
+        torch.mm(hidden_RF[rows], down_EDF[e].T, out=out_RD[rows])
+    wide_RD = take("rows wide", n_rows, dim, dtype=wide)
+    wide_RD[mine].copy_(out_RD[mine]).mul_(weight_R[mine, None])
+    y_ND = take("out wide", len(x_ND), dim, dtype=wide).zero_()
+    y_ND.index_add_(0, token_R[mine], wide_RD[mine])
+    y_ND = y_ND if wide == x.dtype else take("out", len(x_ND), dim).copy_(y_ND)
+    return y_ND.view(x.shape)
+
+
 def _torch(x: Tensor, *rest: Any) -> Tensor:
+    *given, workspace = (*rest, None)[:6]
     # On a GPU the loop would wait for it, and no graph can hold tensors of unknown size.
     if x.device.type == "cpu" and not torch.compiler.is_compiling():
-        return _by_expert(x, *rest)
-    return reference(x, *rest)
+        return _by_expert(x, *given) if workspace is None else _in_workspace(x, *rest)
+    return reference(x, *given)
 
 
-def _triton(x: Tensor, index: Tensor, weight: Tensor, *experts: Tensor | None) -> Tensor:
-    learned = [t.requires_grad for t in (x, weight, *experts) if t is not None]
-    return applied(Experts, x, index, weight, *experts, torch.is_grad_enabled() and any(learned))
+def _triton(
+    x: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    down: Tensor,
+    workspace: Workspace | None = None,
+) -> Tensor:
+    learns = _learns(x, weight, gate, up, down)
+    return applied(Experts, x, index, weight, gate, up, down, learns, workspace)
 
 
 def _refuses(
-    x: Tensor, index: Tensor, weight: Tensor, gate: Tensor, up: Tensor | None, down: Tensor
+    x: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    down: Tensor,
+    workspace: Workspace | None = None,
 ) -> str | None:
     if down.shape[0] > MAX_EXPERTS:
         return f"takes up to {MAX_EXPERTS} experts, not {down.shape[0]}"
@@ -229,6 +310,7 @@ def _cost(
     gate_EFD: Tensor,
     up_EFD: Tensor | None,
     down_EDF: Tensor,
+    workspace: Workspace | None = None,
 ) -> Cost:
     experts = tensor_bytes(gate_EFD, up_EFD, down_EDF)
     routing = tensor_bytes(index, weight)

@@ -18,6 +18,7 @@ from kernels._triton import (
     shared_bytes,
 )
 from kernels._tuning import Tile, Tunable
+from kernels._workspace import Workspace, room
 from kernels.moe_experts._order import Order, by_expert
 from kernels.moe_experts._products import (
     launch_combine,
@@ -115,9 +116,16 @@ def _halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _hidden(
-    x: Tensor, order: Order, gate: Tensor, up: Tensor, sizes: _Sizes, m: int, keep: bool
+    x: Tensor,
+    order: Order,
+    gate: Tensor,
+    up: Tensor,
+    sizes: _Sizes,
+    m: int,
+    keep: bool,
+    workspace: Workspace | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    hidden = torch.empty(len(order.choice), sizes.width, dtype=x.dtype, device=x.device)
+    hidden = room(workspace, "hidden", (len(order.choice), sizes.width), x.dtype, x.device)
     both = torch.empty(len(hidden), 2 * sizes.width, **_like(x)) if keep else None
     key = (x.get_device(), x.dtype, m, sizes.width, sizes.dim, keep)
     tile = _HIDDEN.tile(key, _hidden, x, order, gate, up, sizes, m, keep)
@@ -142,13 +150,14 @@ def _product(
     second: Tensor | None = None,
     transposed: bool = False,
     k: int = 0,
+    workspace: Workspace | None = None,
 ) -> Tensor:
     """The rows ``a``, or with ``k`` the tokens, times their experts' ``b`` [E, R, columns].
 
     ``transposed``: b is [E, columns, R]. ``second``: plus the next R columns of a times that.
     """
     depth, columns = (b.shape[2], b.shape[1]) if transposed else (b.shape[1], b.shape[2])
-    out = torch.empty(len(order.choice), columns, **_like(a))
+    out = room(workspace, "rows", (len(order.choice), columns), a.dtype, a.device)
     key = (
         a.get_device(), a.dtype, m, columns, depth, second is not None, transposed, k > 0,
     )  # fmt: skip
@@ -198,9 +207,16 @@ def _weight_gradient(
     return out
 
 
-def _combine(rows: Tensor, order: Order, weight: Tensor | None, n_tokens: int, k: int) -> Tensor:
+def _combine(
+    rows: Tensor,
+    order: Order,
+    weight: Tensor | None,
+    n_tokens: int,
+    k: int,
+    workspace: Workspace | None = None,
+) -> Tensor:
     dim = rows.shape[1]
-    out = torch.empty(n_tokens, dim, **_like(rows))
+    out = room(workspace, "out", (n_tokens, dim), rows.dtype, rows.device)
     block = min(1024, power_of_two(dim))
     n_rows = max(1, min(16, 2048 // block))
     launch_combine((cdiv(n_tokens, n_rows), cdiv(dim, block)),
@@ -211,7 +227,9 @@ def _combine(rows: Tensor, order: Order, weight: Tensor | None, n_tokens: int, k
 
 
 class Experts(torch.autograd.Function):
-    """Of x, index, weight, gate, up, down as in ``moe_experts``, and whether gradients follow."""
+    """Of x, index, weight, gate, up, down as in ``moe_experts``, whether gradients follow, and a
+    workspace where they do not.
+    """
 
     @staticmethod
     def forward(
@@ -223,16 +241,19 @@ class Experts(torch.autograd.Function):
         up: Tensor | None,
         down: Tensor,
         keep: bool,
+        workspace: Workspace | None,
     ) -> Tensor:
         """The mixture."""
         x_ND, weight = as_rows(x), weight.contiguous()
         sizes = _sizes(x_ND, index, down)
         m = _rows_per_block(index.numel(), sizes.experts, x.dtype == torch.float32)
         with on_device(x):
-            order = by_expert(index, sizes.experts, m)
-            hidden, both = _hidden(x_ND, order, *_halves(gate, up), sizes, m, keep)
-            rows = _product(hidden, order, unit_stride(down), m, transposed=True)
-            y = _combine(rows, order, weight, sizes.tokens, sizes.k)
+            order = by_expert(index, sizes.experts, m, workspace)
+            hidden, both = _hidden(x_ND, order, *_halves(gate, up), sizes, m, keep, workspace)
+            rows = _product(
+                hidden, order, unit_stride(down), m, transposed=True, workspace=workspace
+            )
+            y = _combine(rows, order, weight, sizes.tokens, sizes.k, workspace)
         ctx.save_for_backward(x, weight, gate, up, down, both, *order)
         ctx.m = m
         return y.view(x.shape)
@@ -247,7 +268,7 @@ class Experts(torch.autograd.Function):
         sizes = _sizes(x_ND, weight, down)
         gate_EFD, up_EFD = _halves(gate, up)
         k, width = sizes.k, sizes.width
-        need_x, _, _, need_gate, need_up, need_down, _ = ctx.needs_input_grad
+        need_x, _, _, need_gate, need_up, need_down, *_ = ctx.needs_input_grad
         dx = dgate = dup = ddown = None
         with on_device(x):
             hidden = _product(dy_ND, order, unit_stride(down), m, k=k)
@@ -263,4 +284,4 @@ class Experts(torch.autograd.Function):
                 dgate = _weight_gradient(x_ND, dgates, order, gate, k, False)
             if need_up:
                 dup = _weight_gradient(x_ND, dboth[:, width:], order, up, k, False)
-        return dx, None, dweight, dgate, dup, ddown, None
+        return dx, None, dweight, dgate, dup, ddown, None, None

@@ -16,6 +16,7 @@ from torch import Tensor
 from kernels._launch import launcher
 from kernels._operator import cdiv
 from kernels._triton import on_device, power_of_two, tl, triton
+from kernels._workspace import Workspace, room
 
 
 class Order(NamedTuple):
@@ -123,7 +124,7 @@ def _moe_experts_place_kernel(
 _launch_place = launcher(_moe_experts_place_kernel)
 
 
-def by_expert(index: Tensor, n_experts: int, m: int) -> Order:
+def by_expert(index: Tensor, n_experts: int, m: int, workspace: Workspace | None = None) -> Order:
     """The order of the choices ``index`` (any shape), in blocks of ``m`` rows."""
     n_choices, device = index.numel(), index.device
     block_e = max(16, power_of_two(n_experts))
@@ -131,13 +132,16 @@ def by_expert(index: Tensor, n_experts: int, m: int) -> Order:
     chunk = sub * cdiv(n_choices, 256 * sub)
     n_chunks = cdiv(n_choices, chunk)
     n_blocks = (n_choices + min(n_experts, n_choices) * (m - 1)) // m
-    make = {"dtype": torch.int32, "device": device}
-    count = torch.empty(n_chunks, n_experts, **make)
+
+    def make(role: str, *shape: int) -> Tensor:
+        return room(workspace, role, shape, torch.int32, device)
+
+    count = make("count", n_chunks, n_experts)
     order = Order(
-        choice=torch.empty(n_choices, **make),
-        row=torch.empty(n_choices, **make),
-        first=torch.empty(n_experts + 1, **make),
-        block=torch.empty(3, n_blocks, **make),
+        choice=make("choice", n_choices),
+        row=make("row", n_choices),
+        first=make("first", n_experts + 1),
+        block=make("block", 3, n_blocks),
     )
     index = index.contiguous()
     tile = {"E": n_experts, "BLOCK_E": block_e, "num_warps": 4}

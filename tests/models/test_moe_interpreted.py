@@ -39,6 +39,14 @@ for impl in ("torch", "triton"):
     found[impl] = [loss.detach(), *(p.grad.clone() for p in model.parameters())]
 for one, other in zip(*found.values(), strict=True):
     torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+model.eval()
+workspace, outputs = kernels.Workspace(), []
+with torch.no_grad(), kernels.using(all="triton", attention="manual"):
+    for given in (None, workspace, workspace):
+        model.blocks[0].mixture.workspace = given
+        outputs.append(model(tokens))
+assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
+assert (workspace.made, workspace.taken) == (8, 16), (workspace.made, workspace.taken)
 print("agree", len(found["torch"]))
 """
 

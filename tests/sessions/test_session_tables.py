@@ -13,10 +13,10 @@ import session_samples as samples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions import tables
+from sessions import checked, tables
 from sessions.comparison import compare
 from sessions.errors import SessionError
-from sessions.model import Configuration, Segment, Session
+from sessions.model import Configuration, Numerics, Segment, Session
 from sessions.tables import Column, Measured, Table
 
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)
@@ -179,6 +179,19 @@ def test_segments_table_states_the_models_share_of_the_measured_matrix_rate():
     place = [column.heading for column in table.columns].index("MFU (%)")
     assert table.rows[0][place].value == pytest.approx(4e2 / table.rows[0][place - 6].value)
     assert tables.text(table.rows[1][place]) == tables.MISSING  # no FLOPs are known of it
+
+
+def test_segments_table_says_of_each_segment_whether_its_numbers_were_right():
+    session = session_of(10.0, 8.0, 6.0, 5.0)
+    assert "numbers" not in [column.name for column in tables.segments_table(session).columns]
+    for segment, ok in zip(session.segments, (True, False, None), strict=False):
+        segment.ledger |= checked.facts(Numerics(reference="float64", ok=ok, text="why"))
+    table = tables.segments_table(session)
+    place = [column.name for column in table.columns].index("numbers")
+    assert [row[place] for row in table.rows] == ["right", "WRONG", "unknown", None]
+    assert [checked.text(segment.ledger) for segment in session.segments] == [
+        "against float64: why", "against float64: why", "why", ""
+    ]  # fmt: skip
 
 
 def test_segments_table_can_take_another_baseline():

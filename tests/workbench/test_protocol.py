@@ -37,6 +37,8 @@ def strategy(kind) -> st.SearchStrategy:
         return st.lists(strategy(arguments[0]), max_size=3)
     if origin is dict:
         return st.dictionaries(*map(strategy, arguments), max_size=3)
+    if origin is typing.Literal:
+        return st.sampled_from(arguments)
     if origin in (types.UnionType, typing.Union):
         return st.one_of(*map(strategy, arguments))
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):

@@ -44,7 +44,7 @@ class Course:
     """Goes through experiments in order, in one session; each command is bounded in time.
 
     ``budget_s``: of measuring for one claim, at most. ``limit_s``: for all together, or None.
-    ``floor_of`` a runner's machine is the least difference told there, ``clock`` tells seconds.
+    ``respect`` tells a command the least difference of a runner's machine, ``clock`` tells seconds.
     ``was_cut``: the latest command took too long. ``ended`` says why it did so early, where it did.
     """
 
@@ -53,7 +53,7 @@ class Course:
         chosen: Sequence[Chosen],
         budget_s: float,
         limit_s: float | None = None,
-        floor_of: Callable[[protocol.Catalogue], float] = lambda _catalogue: 0.0,
+        respect: Callable[[protocol.Catalogue, protocol.Attribute], object] = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._chosen = list(chosen)
@@ -61,7 +61,7 @@ class Course:
         self._limit_s = limit_s
         self._clock = clock
         self._began = clock()
-        self._floor_of = floor_of
+        self._respect = respect
         self._session = Session()
         self._now: _Now | None = None
         self._next = 0  # place of the experiment to begin
@@ -224,7 +224,7 @@ class Course:
         building_s *= 1.0 if self._device == "cuda" else CPU_TIMES
         left_s = self._left_s()
         if isinstance(command, protocol.Attribute):
-            command.floor = self._floor_of(catalogue)
+            self._respect(catalogue, command)
             command.build_s = min(building_s, max(1.0, LEFT_SHARE * left_s))
             measuring_s = command.budget_s
         elif isinstance(command, protocol.Start):

@@ -64,16 +64,16 @@ def _run(arguments: argparse.Namespace) -> int:
 
     def begin(catalogue: protocol.Catalogue) -> protocol.Compare:
         both = configure(catalogue, arguments)
-        return protocol.Compare(
+        command = protocol.Compare(
             base=with_toggles(catalogue, both, arguments.a),
             other=with_toggles(catalogue, both, arguments.b),
             budget_s=arguments.budget,
             region=arguments.region / 100,
-            floor=floors.floor_of(catalogue),
             order=arguments.order,
             seed=arguments.seed,
             predict=True,
         )
+        return floors.respected(catalogue, command)
 
     outcome = measure(begin)
     saved = settle(outcome, arguments.output)

@@ -71,16 +71,16 @@ def _run(arguments: argparse.Namespace) -> int:
         toggles = with_toggles(catalogue, nothing, arguments.toggles).toggles
         if not toggles:
             raise Mistaken("--toggles: name at least one, as NAME=OPTION")
-        return protocol.Attribute(
+        command = protocol.Attribute(
             base=base,
             toggles=toggles,
             mode=arguments.mode,
             budget_s=arguments.budget,
             region=arguments.region / 100,
-            floor=floors.floor_of(catalogue),
             seed=arguments.seed,
             orders=arguments.orders,
         )
+        return floors.respected(catalogue, command)
 
     with Bar() as bar:
         outcome = headless.run(begin, watch=bar.watch)

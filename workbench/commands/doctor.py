@@ -122,11 +122,13 @@ def _compiler(catalogue: protocol.Catalogue | None) -> Check:
 
 
 def _calibration(catalogue: protocol.Catalogue | None) -> Check:
-    found = floors.load(catalogue) if catalogue else None
-    if found is None:
+    found = floors.load(catalogue) if catalogue else []
+    if not found:
         text = "verdicts do not know what identical arms differ by here: workbench calibrate"
         return Check("calibration", "missing", text)
-    return Check("calibration", "ok", floors.describe(found))
+    kinds = ", ".join(sorted({one.kind for one in found if one.kind}))
+    text = floors.describe(found[0])
+    return Check("calibration", "ok", f"{text}; calibrated: {kinds}" if kinds else text)
 
 
 def _optional(name: str, enables: str, how: str) -> Check:

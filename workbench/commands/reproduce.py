@@ -77,7 +77,7 @@ def _run(arguments: argparse.Namespace) -> int:
         _chosen(arguments.documents, arguments.only),
         arguments.budget,
         arguments.limit,
-        floors.floor_of,
+        floors.respected,
     )
     told: set[tuple[str, ...]] = set()
     with Bar() as bar:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from sessions import statistics
+from sessions import checked, statistics
 from sessions.ceilings import ceiling_words, utilization
 from sessions.model import Configuration, Phase, Scalar, Segment
 from sessions.tables import segments_table
@@ -29,7 +29,6 @@ from workbench.commands._headless import Bar, exit_code, settle, warnings
 from workbench.offered import expected
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-_RIGHT = {True: "right", False: "WRONG", None: "unknown"}
 OWN = "own"  # the family of a person's own files
 SECONDS = 10.0  # where neither steps nor seconds are asked for
 
@@ -108,7 +107,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 configuration=configure(catalogue, arguments),
                 steps=arguments.steps,
                 seconds=seconds,
-                check=arguments.check,
+                check="last" if arguments.check else "never",
                 load_state=_absolute(arguments.load_state),
                 save_state=_absolute(arguments.save_state),
             ),
@@ -135,9 +134,8 @@ def _run(arguments: argparse.Namespace) -> int:
             for found in session.segments[-1].evidence:
                 answer(f"{found.toggle}={found.requested}: {found.status}: {found.text}")
             for segment in session.segments:
-                if "numbers" in segment.ledger:
-                    right = _RIGHT[segment.ledger.get("numbers_right")]
-                    answer(f"numbers {right}: {segment.ledger['numbers']}")
+                if mark := checked.mark(segment.ledger):
+                    answer(f"numbers {mark}: {checked.text(segment.ledger)}")
                 if "text" in segment.ledger:
                     answer(_generated(segment))
         if saved:
@@ -146,7 +144,7 @@ def _run(arguments: argparse.Namespace) -> int:
             if event.kind == "info":
                 answer(event.text)
     code = exit_code(outcome)
-    wrong = any(one.ledger.get("numbers_right") is False for one in session.segments)
+    wrong = any(checked.are_wrong(one.ledger) for one in session.segments)
     return FAILED if wrong and code == DONE else code
 
 

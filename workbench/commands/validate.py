@@ -63,18 +63,19 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         check_output(arguments.output)
-    with Bar() as bar:
-        outcome = headless.run(
-            lambda catalogue: protocol.Validate(
-                configuration=configure(catalogue, arguments),
-                steps=arguments.steps,
-                batches=arguments.batch,
-                expect_speedup=arguments.expect_speedup,
-                budget_s=arguments.budget,
-                floor=floors.floor_of(catalogue),
-            ),
-            watch=bar.watch,
+
+    def begin(catalogue: protocol.Catalogue) -> protocol.Validate:
+        command = protocol.Validate(
+            configuration=configure(catalogue, arguments),
+            steps=arguments.steps,
+            batches=arguments.batch,
+            expect_speedup=arguments.expect_speedup,
+            budget_s=arguments.budget,
         )
+        return floors.respected(catalogue, command)
+
+    with Bar() as bar:
+        outcome = headless.run(begin, watch=bar.watch)
     study = checklist.newest(outcome.session)
     if study is not None:
         outcome.session.title = f"{study.title}: checklist"

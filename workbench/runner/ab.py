@@ -115,6 +115,7 @@ class CompareRun:
                     "budget_s": command.budget_s,
                     "region": command.region,
                     "floor": command.floor,
+                    "floor_note": command.floor_note,
                     "half_width": command.half_width,
                     "order": command.order,
                     "seed": command.seed,

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable
 
+from sessions import checked
 from sessions.model import Numerics, Phase, Scalar
 from workbench import protocol
 from workbench.runner import blocks, numerics
@@ -109,6 +110,8 @@ class Alternation:
         rig.state("running", f"Checking the numbers of {contender.name}")
         assert contender.arm is not None  # no name of its own: it may have to make room below
         found = numerics.check(contender.arm, contender.situation)
+        rig.arms.keep_numbers(contender.situation, found)
+        rig.wire.send(protocol.Facts(segment=contender.segment, ledger=checked.facts(found)))
         blocks.free_memory()
         rig.state("running", f"Warming up {contender.name}")
         self.warm_up(contender)
@@ -252,17 +255,14 @@ class Alternation:
         self.alone = True
         contender.arm = None
         self._make_room(contender)
-        self._note("info", f"{contender.name}: {trying_again(failure)}")
+        self._rig.note("info", f"{contender.name}: {trying_again(failure)}")
         arm = self._enter(contender)
         self.why_alone = "the arms do not fit in memory together"
         if failure.kind == "capture":  # it hides what it failed of, which may have been memory
             self.why_alone = f"{contender.name} could be captured only with the memory to itself"
-        self._note("warning", f"{self.why_alone}: each block builds its arm anew")
+        self._rig.note("warning", f"{self.why_alone}: each block builds its arm anew")
         self.when_alone()
         return arm
-
-    def _note(self, kind: str, text: str) -> None:
-        self._rig.wire.send(protocol.Note(kind=kind, text=text))
 
     def _make_room(self, contender: Contender) -> None:
         """Free the other arms, whose place in memory this one needs."""

@@ -19,7 +19,7 @@ import torch
 import kernels
 from models import Model
 from models._checkpointing import kept_operators, reset_kept_operators
-from sessions.model import Configuration, Evidence, Scalar
+from sessions.model import Configuration, Evidence, Numerics, Scalar
 from workbench.runner.attention_facts import attention_facts
 from workbench.runner.ceilings import fp32_products
 from workbench.runner.compiles import Compiles
@@ -201,6 +201,7 @@ class Arms:
     def __init__(self) -> None:
         self._arms: dict[bytes, Arm] = {}
         self._weights: dict[bytes, Weights] = {}
+        self._numbers: dict[bytes, Numerics] = {}
 
     @property
     def count(self) -> int:
@@ -240,10 +241,19 @@ class Arms:
             torch.cuda.empty_cache()
         return count
 
+    def numbers_of(self, situation: Situation) -> Numerics | None:
+        """What a check of the situation's numbers found; None where none was made."""
+        return self._numbers.get(_numbers_key(situation))
+
+    def keep_numbers(self, situation: Situation, found: Numerics) -> None:
+        """Know what a check found for as long as there are weights of this model."""
+        self._numbers[_numbers_key(situation)] = found
+
     def forget_all(self) -> None:
-        """Free all arms and weights."""
+        """Free all arms and weights, and know nothing of their numbers."""
         self._arms.clear()
         self._weights.clear()
+        self._numbers.clear()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -388,6 +398,11 @@ def _weights_key(situation: Situation) -> bytes:
     """Of the weights of one structure: toggles may change the configuration, and so what fits."""
     config = situation.family.of_weights(situation.config)
     return _model_key(situation) + msgspec.json.encode(config)
+
+
+def _numbers_key(situation: Situation) -> bytes:
+    # The structure too: a file with a model of one's own may have changed under its name.
+    return _weights_key(situation) + _arm_key(situation, 0)
 
 
 def make_step_batches(build: Build) -> Batches:

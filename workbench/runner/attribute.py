@@ -188,6 +188,7 @@ class AttributeRun:
             "budget_s": command.budget_s,
             "region": command.region,
             "floor": command.floor,
+            "floor_note": command.floor_note,
             "half_width": command.half_width,
             "seed": command.seed,
         }

@@ -11,7 +11,7 @@ rate. It may be as far from 1 as the plain model's is, and ``SHORT`` more.
 
 An optimizer with moments of another kind (in 8 bits) begins anew, as its reference does; a table of
 8 bits is off by 7 % at most in its first decade, so that the losses may be off by ``ROUGH`` more of
-what training changes. Weights, moments and scale are put back.
+what training changes. Weights, moments, scale and batches are put back.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ SHORT = 0.25  # of the reference's way
 ROUGH = 0.1  # of what training changes of the loss
 _LEAST = 16  # numbers of a tensor that cannot stand still by chance
 Steps = Mapping[int, Tensor]  # by the address of the arm's parameter: where training moved it
+Between = Callable[[], None]  # called between the parts of a check, which it may end by raising
+
+
+def go_on() -> None:
+    """Let nothing end a check."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +94,17 @@ class Curve:
         )
 
 
-def check(arm: Arm, dtype: torch.dtype) -> Curve:
+def check(arm: Arm, dtype: torch.dtype, between: Between = go_on) -> Curve:
     """Compare ``STEPS`` losses, and where the weights went, with the reference's in ``dtype``."""
     rough = not _is_plain(arm)
-    reference = _plain_course(arm, dtype, fresh=rough)
-    plain = _plain_course(arm, None, fresh=rough)
-    with _put_back(arm) as kept, _fresh_moments(arm) if rough else contextlib.nullcontext():
-        own = Course(_own_losses(arm), _moved(arm, kept))
+    advances = arm.batches.advances
+    try:
+        reference = _plain_course(arm, dtype, between, fresh=rough)
+        plain = _plain_course(arm, None, between, fresh=rough)
+        with _put_back(arm) as kept, _fresh_moments(arm) if rough else contextlib.nullcontext():
+            own = Course(_own_losses(arm, between), _moved(arm, kept))
+    finally:
+        arm.batches.go_to(advances)
     off = [abs(one - other) for one, other in zip(own.losses, reference.losses, strict=True)]
     worst = next((each for each in off if each != each), max(off))  # NaN before all
     allowed = bound(plain.losses, reference.losses)
@@ -167,17 +176,18 @@ def _moved(arm: Arm, before: Mapping[int, Tensor]) -> Steps:
     }
 
 
-def _own_losses(arm: Arm) -> list[float]:
+def _own_losses(arm: Arm, between: Between) -> list[float]:
     losses = []
     with arm.entered():
         arm.batches.rewind()
         for _ in range(STEPS):
             arm.batches.advance()
             losses.append(arm.step().clone())
+            between()
     return [float(loss) for loss in losses]
 
 
-def _plain_course(arm: Arm, dtype: torch.dtype | None, *, fresh: bool) -> Course:
+def _plain_course(arm: Arm, dtype: torch.dtype | None, between: Between, *, fresh: bool) -> Course:
     """Of a copy in ``dtype``, or in the arm's own precision and flags."""
     plain = {name: "torch" for name, op in kernels.OPS.items() if "torch" in op.implementations}
     wrap: Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]
@@ -205,6 +215,7 @@ def _plain_course(arm: Arm, dtype: torch.dtype | None, *, fresh: bool) -> Course
             loss = wrap(model.loss)(*batch)
             trainer.update(loss)
             losses.append(loss.detach().double())
+            between()
         steps = {
             id(each): copies[id(each)].detach().float() - each.detach().float()
             for each in arm.model.weights().values()

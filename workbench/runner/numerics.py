@@ -34,13 +34,17 @@ from workbench.runner.arm import Arm
 from workbench.runner.ceilings import fp32_products
 from workbench.runner.compiles import eager
 from workbench.runner.failures import explain, is_fatal
-from workbench.runner.loss_curve import Curve, take_choices
+from workbench.runner.loss_curve import Between, Curve, go_on, take_choices
 from workbench.runner.toggles import Situation
 from workbench.runner.workloads import Compute
 
 SLACK = 2.0  # times the error of the plain model in the same precision
 _PIECE = 1 << 24  # outputs that are compared at a time
 _ROOM = 4  # times the reference's weights and outputs must be free for it
+
+
+class PutOff(Exception):  # noqa: N818 - a request, not an error
+    """A check was ended for something more urgent, and nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +70,22 @@ def _unwrapped(compute: Compute) -> Compute:
     return compute
 
 
-def check(arm: Arm, situation: Situation) -> Numerics:
+def check(arm: Arm, situation: Situation, between: Between = go_on) -> Numerics:
     """Compare the arm with its reference, outside of all timing; never raises but fatally.
 
     What lacks the memory, or a reference, is not checked; whatever else goes wrong is wrong.
+    ``between`` is called between its parts and may end it by raising ``PutOff``; the arm is left
+    as it was, even so.
     """
     name = ""
     try:
         with _plain_kernels():
             reference, name = _reference(arm, situation)
+        between()
         with _choices_kept(arm) as put_back:
-            return _judge(arm, situation, reference, name, put_back)
+            return _judge(arm, situation, reference, name, put_back, between)
+    except PutOff:
+        raise
     except Exception as error:
         if is_fatal(error):
             raise
@@ -115,8 +124,10 @@ def _judge(
     reference: Outputs,
     name: str,
     put_back: Callable[[], None],
+    between: Between,
 ) -> Numerics:
     plain = _plain(arm, situation)
+    between()
     with arm.entered():
         own = _own(arm, situation, put_back)
     put_back()
@@ -148,7 +159,7 @@ def _judge(
         text += f"; loss off by {difference:+.2g}, at most {bound:.2g} expected"
     right: bool | None = ok
     captured = situation.option("cuda_graphs") != "off"
-    course = _curve(arm, situation, name)
+    course = _curve(arm, situation, name, between)
     curve = course if isinstance(course, Curve) else None
     if curve is not None:
         right = ok and curve.ok
@@ -194,14 +205,14 @@ def _loss_bound(plain: float, reference: float, allowed: Distance, values: torch
     return SLACK * abs(plain - reference) + scatter + loss_curve.rounding(reference)
 
 
-def _curve(arm: Arm, situation: Situation, name: str) -> Curve | str:
+def _curve(arm: Arm, situation: Situation, name: str, between: Between) -> Curve | str:
     """The losses over some steps of an arm that trains; or why there are none, or nothing."""
     if not situation.workload.trains:
         return ""
     room = _free_bytes(situation) / 2
     for dtype in dict.fromkeys((getattr(torch, name), torch.float32)):
         if (needed := loss_curve.bytes_needed(arm, dtype)) <= room:
-            return loss_curve.check(arm, dtype)
+            return loss_curve.check(arm, dtype, between)
     return (
         f"copies to compare with take {needed / 2**30:.3g} GiB, and half of the free memory is "
         f"{room / 2**30:.3g} GiB"

@@ -108,6 +108,10 @@ class Rig:
         """Tell what the runner does now."""
         self.wire.send(protocol.State(state=state, text=text))
 
+    def note(self, kind: str, text: str) -> None:
+        """Put something on the timeline; ``kind`` as in ``protocol.Note``."""
+        self.wire.send(protocol.Note(kind=kind, text=text))
+
     def send_steps(self, laps: list[Lap], block: int = 0) -> None:
         """Send finished steps, with the memory as it is now; ``block`` is 0 outside of one."""
         memory = self.memory.sample()

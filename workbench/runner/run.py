@@ -16,7 +16,7 @@ import torch
 
 from sessions.model import Configuration, Evidence, Phase, Scalar
 from workbench import protocol
-from workbench.runner import cures, numerics
+from workbench.runner import cures
 from workbench.runner.arm import Arm, label
 from workbench.runner.blame import failed_options
 from workbench.runner.cures import cure
@@ -25,13 +25,13 @@ from workbench.runner.finite import FiniteWatch
 from workbench.runner.metrics import MetricReader
 from workbench.runner.resolve import check_limits, demand
 from workbench.runner.rig import Rig
+from workbench.runner.segment_check import STEADY_STEPS, SegmentCheck
 from workbench.runner.states import SavedRound, check_decodes, read_round, save_round
 from workbench.runner.text import TextReader
 from workbench.runner.toggles import Situation, all_toggles
 from workbench.runner.toggles.kernel_tuning import origins
 
 FLUSH_NS = 33_000_000
-STEADY_STEPS = 3  # after as many an option has had its chance to show an effect
 
 
 class RunEnded(Exception):  # noqa: N818 - carries a reason, not an error
@@ -60,7 +60,7 @@ class Run:
         self._steady = 0
         self._saved: SavedRound | None = None  # to go on from, until it is done
         self._shown = False  # whether the segment's evidence was sent
-        self._checked: set[bytes] = set()  # configurations whose numbers were compared
+        self._numbers = SegmentCheck(rig, start.check)
         self.configuration = start.configuration  # that was asked for last
         self.steps = 0
 
@@ -106,7 +106,7 @@ class Run:
         self._rig.wire.send(failure)
         self.configuration = before.configuration
         if self._arm is None:
-            self._note("warning", "went back to the configuration before")
+            self._rig.note("warning", "went back to the configuration before")
             self._begin(before)
 
     def _begin(self, situation: Situation) -> None:
@@ -129,7 +129,7 @@ class Run:
         arm = self._enter(situation, reused)
         if isinstance(arm, protocol.Failure):
             count = rig.arms.forget_arms()
-            self._note("info", f"freed what was built before ({count}); {trying_again(arm)}")
+            self._rig.note("info", f"freed what was built before ({count}); {trying_again(arm)}")
             arm = self._enter(situation, reused, again=True)
             assert isinstance(arm, Arm)
         rig.memory.follow(arm)
@@ -138,6 +138,7 @@ class Run:
         self._finite = FiniteWatch(rig.device)
         self._text = TextReader(wire, index, arm)
         self._shown = False
+        self._numbers.begin(situation)
         rig.state("running")
 
     def _enter(
@@ -161,7 +162,7 @@ class Run:
                 self._first_step(arm)
             if self._saved is not None:
                 self._saved.restore(arm)
-                self._note("info", self._saved.told)
+                self._rig.note("info", self._saved.told)
                 self._saved = None
             return arm
         except Exception as error:
@@ -221,21 +222,22 @@ class Run:
         self._entered.close()
         if last and self._start.save_state:
             self._rig.watchdog.active = False  # writing is no hang
-            self._note("info", save_round(self._start.save_state, arm))
-        if self._start.check and not self._rig.wire.cancelled.is_set():
-            self._check(arm)
+            self._rig.note("info", save_round(self._start.save_state, arm))
+        self._numbers.end(arm)
 
-    def _check(self, arm: Arm) -> None:
-        """Compare its numbers with a reference, after its last step: that disturbs none."""
-        key = msgspec.json.encode(arm.configuration)
-        if key in self._checked:
-            return
-        self._checked.add(key)
-        self._rig.watchdog.active = False  # nothing steps meanwhile, which would count as a hang
-        self._rig.state("running", "Checking the numbers")
-        found = numerics.check(arm, arm.situation)
-        right = {} if found.ok is None else {"numbers_right": found.ok}
-        self._facts(numbers=found.text, **right)
+    def _check_numbers(self, arm: Arm) -> None:
+        """In a pause between two steps, after which the segment warms up again."""
+        self._flush(wait=True)
+        self._entered.close()
+        self._numbers.look(arm)
+        self._entered.enter_context(arm.entered())
+        if arm.rounds is not None:
+            arm.restart()
+            arm.ready()
+        self._rig.phases.restart()
+        self._rig.watchdog.active = True
+        self._rig.watchdog.begin(self._rig.phases.phase)
+        self._rig.state("running")
 
     def _read_state(self, situation: Situation) -> SavedRound | None:
         """What to go on from, if anything; raises ``Mistake`` before anything is built."""
@@ -249,7 +251,7 @@ class Run:
         """Step until a command waits; raises RunEnded at a limit."""
         rig, arm = self._rig, self._arm
         assert arm is not None
-        wire, phases, watchdog = rig.wire, rig.phases, rig.watchdog
+        wire, phases, watchdog, numbers = rig.wire, rig.phases, rig.watchdog, self._numbers
         step, ready = arm.step, arm.ready
         lap = rig.clock.lap
         limit = self._start.steps if self._start.steps is not None else float("inf")
@@ -257,6 +259,8 @@ class Run:
         rig.clock.begin()
         while not wire.waiting and self.steps < limit:
             if ready():
+                if numbers.due(arm, self._steady):
+                    self._check_numbers(arm)
                 rig.clock.begin()
             self._output = step()
             phase = phases.step_phase(now_ns)
@@ -267,6 +271,8 @@ class Run:
                 self._flush()
                 if self._deadline_ns is not None and now_ns > self._deadline_ns:
                     break
+                if arm.rounds is None and numbers.due(arm, self._steady):
+                    self._check_numbers(arm)
                 rig.clock.begin()
         else:
             if self.steps < limit:
@@ -360,7 +366,7 @@ class Run:
         }
         if not changed:
             return
-        self._note("toggle", _describe(changed))
+        self._rig.note("toggle", _describe(changed))
         self._switch(msgspec.structs.replace(before, toggles={**before.toggles, **changed}))
 
     def _end(self, command: protocol.Command) -> None:
@@ -380,9 +386,6 @@ class Run:
     def _tell_evidence(self, evidence: list[Evidence]) -> None:
         segment = self._rig.segments - 1
         self._rig.wire.send(protocol.EvidenceFound(segment=segment, evidence=evidence))
-
-    def _note(self, kind: str, text: str) -> None:
-        self._rig.wire.send(protocol.Note(kind=kind, text=text))
 
 
 def _describe(changed: dict[str, str]) -> str:

@@ -185,6 +185,7 @@ class ValidateRun:
                 budget_s=command.budget_s,
                 region=command.region,
                 floor=command.floor,
+                floor_note=command.floor_note,
                 seed=situation.configuration.seed,
             ),
         )

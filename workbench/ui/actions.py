@@ -86,6 +86,11 @@ def _toggle_automatic(window: MainWindow) -> None:
     offers.set_automatic(not offers.automatic)
 
 
+def _toggle_check(window: MainWindow) -> None:
+    checklists = window.state.checklists
+    checklists.set_each_segment(not checklists.each_segment)
+
+
 def _no_data(state: AppState) -> str:
     return "" if state.session.segments else "Nothing has been measured yet."
 
@@ -197,6 +202,9 @@ ACTIONS = (
     Action("auto-verdict", "Auto-verdict", "Run", "verdict", _toggle_automatic, "",
            "Judge every change of a toggle in a run against the configuration before it, then go "
            "on with the new one", checked=lambda s: s.offers.automatic, group=2),
+    Action("check-numbers", "Check each segment's numbers", "Run", "checklist", _toggle_check, "",
+           "Pause each new configuration of the runs to come, once, and compare its numbers with a "
+           "reference in FP64 or FP32", checked=lambda s: s.checklists.each_segment, group=2),
     Action("compare", "Compare with …", "Compare", "compare", dialogs.compare, "Ctrl+Shift+O",
            "Put the sessions of files beside this one"),
     Action("clear-compared", "Clear comparison", "Compare", "close",

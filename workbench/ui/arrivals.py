@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from sessions import checked
 from workbench import protocol
 
-# The signals of ``AppState`` that tell of a message.
-TOUCHED: dict[type[protocol.Message], set[str]] = {
+_TOUCHED: dict[type[protocol.Message], set[str]] = {
     protocol.Progress: {"stateChanged"},
     protocol.Steps: {"dataArrived"},
     protocol.TelemetrySamples: {"dataArrived"},
@@ -33,3 +33,10 @@ MEASURED = (  # what makes the live session worth saving
     protocol.StudyRows,
     protocol.StudyFacts,
 )
+
+
+def touched(message: protocol.Message) -> set[str]:
+    """The signals of ``AppState`` that tell of a message."""
+    if isinstance(message, protocol.Facts) and checked.was_checked(message.ledger):
+        return {"segmentsChanged"}
+    return _TOUCHED.get(type(message), set())

@@ -122,12 +122,11 @@ class Attributions(QObject):
             toggles=toggles,
             mode=self.mode,
             budget_s=self.budget_s,
-            floor=floors.floor_of(state.catalogue),
             seed=base.seed,
         )
         self._before = attribution_words.newest(state.recorder.session)
         self._ends = 2 if state.active else 1
-        state.perform(command)
+        state.perform(floors.respected(state.catalogue, command))
 
     def _take(self, message: protocol.AnyMessage) -> None:
         if isinstance(message, protocol.Finished) and self._ends:

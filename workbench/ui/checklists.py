@@ -1,4 +1,4 @@
-"""The validation checklist as the window asks for it: what is expected, and why it cannot be."""
+"""What the window asks to be checked: each segment's numbers, or all of a configuration."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject
 
 from sessions import checklist
-from sessions.model import Study
+from sessions.model import Configuration, Study
 from workbench import floors, protocol
 
 if TYPE_CHECKING:
+    from workbench.ui.settings import Settings
     from workbench.ui.state import AppState
 
 
@@ -21,6 +22,31 @@ class Checklists(QObject):
         super().__init__(state)
         self._state = state
         self.expect_speedup = 0.0  # 0: not to be slower
+        self._settings: Settings | None = None
+        self._each_segment = False
+
+    @property
+    def each_segment(self) -> bool:
+        """Whether a run compares the numbers of each segment with a reference, in a pause."""
+        return self._each_segment
+
+    def keep_in(self, settings: Settings) -> None:
+        """Remember there whether segments are checked, and take what is remembered."""
+        self._settings = settings
+        self._each_segment = settings.check_numbers
+
+    def set_each_segment(self, checks: bool) -> None:
+        """Check the segments of the runs to come, or leave them alone."""
+        self._each_segment = checks
+        if self._settings is not None:
+            self._settings.check_numbers = checks
+        self._state.stateChanged.emit()
+
+    def start_of(self, configuration: Configuration) -> protocol.Start:
+        """The command that runs a configuration, and checks its segments where that is wanted."""
+        return protocol.Start(
+            configuration=configuration, check="steady" if self._each_segment else "never"
+        )
 
     @property
     def newest(self) -> Study | None:
@@ -56,11 +82,9 @@ class Checklists(QObject):
         state = self._state
         if state.configuration is None or state.catalogue is None or self.why_not():
             return
-        state.perform(
-            protocol.Validate(
-                configuration=state.configuration,
-                expect_speedup=self.expect_speedup or None,
-                budget_s=state.verdicts.budget_s,
-                floor=floors.floor_of(state.catalogue),
-            )
+        command = protocol.Validate(
+            configuration=state.configuration,
+            expect_speedup=self.expect_speedup or None,
+            budget_s=state.verdicts.budget_s,
         )
+        state.perform(floors.respected(state.catalogue, command))

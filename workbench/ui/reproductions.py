@@ -95,7 +95,7 @@ class Reproductions(QObject):
             self.experiments(document, experiment),
             self.budget_s,
             self.limit_s or None,
-            floors.floor_of,
+            floors.respected,
         )
         self._record(self._course.begin(state.catalogue, state.session))
         self._ask()

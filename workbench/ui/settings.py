@@ -84,6 +84,15 @@ class Settings:
     def auto_verdict(self, automatic: bool) -> None:
         self._store.setValue("auto_verdict", "true" if automatic else "false")
 
+    @property
+    def check_numbers(self) -> bool:
+        """Whether a run compares the numbers of each segment with a reference."""
+        return str(self._store.value("check_numbers", "true")) == "true"
+
+    @check_numbers.setter
+    def check_numbers(self, checks: bool) -> None:
+        self._store.setValue("check_numbers", "true" if checks else "false")
+
     def layout(self, part: str) -> QByteArray | None:
         """A stored geometry or dock state; None when there is none of this version."""
         value = self._store.value(f"layout{LAYOUT_VERSION}/{part}")

@@ -16,7 +16,7 @@ from workbench.client import Runner
 from workbench.journal import Journal
 from workbench.recorder import Recorder
 from workbench.ui import complaints, draft, files
-from workbench.ui.arrivals import MEASURED, TOUCHED
+from workbench.ui.arrivals import MEASURED, touched
 from workbench.ui.attributions import Attributions
 from workbench.ui.breakdowns import Breakdowns
 from workbench.ui.checklists import Checklists
@@ -257,7 +257,7 @@ class AppState(QObject):
         if self.configuration is not None and self.runner_state == "idle":
             self.show_live()
             self.set_follow(True)
-            self._link.send(protocol.Start(configuration=self.configuration))
+            self._link.send(self.checklists.start_of(self.configuration))
 
     def perform(self, command: protocol.Command) -> None:
         """Run a command that takes a while (a comparison, a study) in place of what runs now."""
@@ -294,11 +294,11 @@ class AppState(QObject):
             self._link.send(protocol.Check(configuration=self.configuration))
 
     def _drain(self) -> None:
-        touched: set[str] = set()
+        due: set[str] = set()
         for message in self._link.drain():
-            touched |= self._take(message)
+            due |= self._take(message)
             self.heard.emit(message)
-        for name in sorted(touched):
+        for name in sorted(due):
             getattr(self, name).emit()
 
     def _take(self, message: protocol.AnyMessage) -> set[str]:
@@ -340,7 +340,7 @@ class AppState(QObject):
                 return {"eventsChanged", "configurationChanged"}
         if isinstance(message, MEASURED):
             self._changed()
-        return TOUCHED.get(type(message), set())
+        return touched(message)
 
     def _take_back(self) -> None:
         """Toggles that the run refused, or could not be built with, are chosen no longer."""
@@ -442,7 +442,7 @@ class AppState(QObject):
         message.t_s = self._runner_clock()
         self.recorder.record(message)
         self._journal(message)
-        for name in sorted(TOUCHED.get(type(message), ())):
+        for name in sorted(touched(message)):
             getattr(self, name).emit()
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ class Verdicts(QObject):
         self._state = state
         self.budget_s = BUDGET_S  # seconds of alternating that a new comparison may take
         self.resumes = False  # an interrupted run was told to go on and does not yet
-        self.calibration: floors.Calibration | None = None  # of the runner's machine
+        self._known: list[floors.Calibration] = []  # of the runner's machine
         self._asked: _Asked | None = None
         state.catalogueChanged.connect(self._read_floor)
         state.heard.connect(self._finished)
@@ -112,10 +112,11 @@ class Verdicts(QObject):
             base=base,
             other=other,
             budget_s=self.budget_s,
-            floor=self._floor(),
             seed=other.seed,
             predict=True,
         )
+        if (catalogue := self._state.catalogue) is not None:
+            command = floors.respected(catalogue, command)
         self._ask(command, other)
 
     def why_not_calibrate(self) -> str:
@@ -135,14 +136,11 @@ class Verdicts(QObject):
         self._ask(command, both, after=len(self._state.recorder.session.comparisons))
 
     def floor_text(self) -> str:
-        """What identical arms differ by on this machine, and how old that is."""
-        known = self.calibration
-        if known is None:
-            return "Noise floor not known: calibrate, or differences of the machine count as real."
-        return (
-            f"Noise floor {100 * known.floor:.2g} %, calibrated {floors.age(known)} with "
-            f"{known.measured_with}; nothing smaller is claimed."
-        )
+        """What identical arms of the kind being edited differ by here, and how old that is."""
+        catalogue, configuration = self._state.catalogue, self._state.configuration
+        if catalogue is None or configuration is None:
+            return ""
+        return floors.told(self._known, floors.kind_of(catalogue, configuration))
 
     def compared(self, base: Configuration, other: Configuration) -> bool:
         """Whether this session has a clear verdict on the two, in whichever order."""
@@ -193,6 +191,7 @@ class Verdicts(QObject):
             budget_s=self.more_s(),
             region=facts.get("region", 0.01),
             floor=facts.get("floor", 0.0),
+            floor_note=facts.get("floor_note", ""),
             half_width=0.0,  # all of the seconds: narrow enough ended it before, and undecided
             order=facts.get("order", "random"),
             seed=facts.get("seed", 0) + len(newest.order),  # else the old order came again
@@ -239,7 +238,7 @@ class Verdicts(QObject):
             state.edit(draft.with_toggles(state.configuration, configuration.toggles))
         toggles = state.configuration.toggles
         self.resumes = True
-        state.send(protocol.Start(configuration=draft.with_toggles(configuration, toggles)))
+        state.send(state.checklists.start_of(draft.with_toggles(configuration, toggles)))
 
     def _keep_floor(self, after: int) -> None:
         """Store what the comparison that has just ended says of the machine."""
@@ -265,7 +264,7 @@ class Verdicts(QObject):
 
     def _read_floor(self) -> None:
         catalogue = self._state.catalogue
-        self.calibration = None if catalogue is None else floors.load(catalogue)
+        self._known = [] if catalogue is None else floors.load(catalogue)
 
     def _forget(self) -> None:
         asked = self._asked
@@ -275,10 +274,6 @@ class Verdicts(QObject):
             self._asked = None
         if self._state.runner_state != "idle":
             self.resumes = False
-
-    def _floor(self) -> float:
-        catalogue = self._state.catalogue
-        return 0.0 if catalogue is None else floors.floor_of(catalogue)
 
     def _why_not(self) -> str:
         state = self._state

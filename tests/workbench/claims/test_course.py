@@ -26,12 +26,16 @@ class Drive:
         self.now = 0.0
         made = documents()[document]
         chosen = [(made, one) for one in made.experiments if not names or one.name in names]
-        self.course = Course(chosen, 3.0, limit_s, lambda _: 0.02, lambda: self.now)
+        self.course = Course(chosen, 3.0, limit_s, self.respect, lambda: self.now)
         self.catalogue = msgspec.structs.replace(GPU, device=device)
         self.recorder = Recorder()
         self.recorder.record(self.catalogue)
         self.study = 0
         self.own(self.course.begin(self.catalogue, self.recorder.session))
+
+    def respect(self, catalogue, command) -> None:
+        assert catalogue is self.catalogue
+        command.floor = 0.02
 
     def own(self, messages) -> None:
         for message in messages:

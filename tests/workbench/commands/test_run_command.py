@@ -251,4 +251,4 @@ def test_wrong_numbers_exit_with_1_where_they_were_asked_for(ran, sent, capsys, 
     commands = sent(ran.catalogue, *told)
     assert main(["run", "hydra", "--check"]) == code
     (start,) = (one for one in commands if isinstance(one, protocol.Start))
-    assert start.check and said in capsys.readouterr().out
+    assert start.check == "last" and said in capsys.readouterr().out

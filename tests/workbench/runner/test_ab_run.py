@@ -47,8 +47,9 @@ def compare(runner, base, other, **asked):
 
 def test_identical_arms_are_not_told_apart_and_all_is_kept(runner, small):
     count = len(runner.session.segments)
-    found = compare(runner, small, small)
+    found = compare(runner, small, small, floor_note="whose floor it is")
     assert found.verdict in ("SAME", "UNDECIDED")
+    assert found.facts["floor_note"] == "whose floor it is"
     assert found.facts["pairs"] >= 2 and found.facts["identical"]
     assert found.low < found.ratio < found.high
     assert found.facts["final"]

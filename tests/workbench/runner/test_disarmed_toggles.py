@@ -22,6 +22,7 @@ WHERE = {
     "cudnn_benchmark": ("own", "train"),
     "kernel_fourier_mix": ("mahia", "train"),
     "kernel_low_rank": ("adaattn", "train"),
+    "moe_buffers": ("moe", "forward"),
     "ssd_chunk": ("mamba2", "train"),
     "triton_adaptive_attention": ("adaattn", "train"),
     "triton_causal_conv1d": ("mamba2", "train"),

@@ -321,11 +321,11 @@ def test_bad_lines_are_ignored_one_by_one_and_the_run_goes_on(runner, small):
 
 def test_a_run_that_is_asked_to_checks_each_configuration_once_after_its_last_step(runner, small):
     since, count = len(runner.messages), len(runner.session.segments)
-    runner.start(small, steps=30, check=True)
+    runner.start(small, steps=30, check="last")
     assert runner.finish().steps == 30
     (segment,) = runner.session.segments[count:]
     assert segment.ledger["numbers_right"] is True
-    assert segment.ledger["numbers"].startswith("relative error ")
+    assert segment.ledger["numbers"].startswith("against float64: relative error ")
     told = [message for message in runner.messages[since:] if isinstance(message, protocol.Facts)]
     steps = [message for message in runner.messages[since:] if isinstance(message, protocol.Steps)]
     assert "numbers" in told[-1].ledger

@@ -167,7 +167,8 @@ def test_a_calibration_compares_the_configuration_with_itself_and_its_floor_is_s
     (comparison,) = state.session.comparisons
     arms = [state.session.segments[at].configuration for at in comparison.facts["segments"]]
     assert arms[0] == arms[1]
-    found = floors.load(state.catalogue)
+    (found,) = floors.load(state.catalogue)
+    assert found.kind == floors.kind_of(state.catalogue, arms[0])
     assert found.floor == pytest.approx(floors.floor(comparison))
     said = f"Noise floor {100 * found.floor:.2g} %, calibrated today"
     qtbot.waitUntil(lambda: panel.floor.text().startswith(said))

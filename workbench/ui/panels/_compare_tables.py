@@ -14,6 +14,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from sessions import checked
 from workbench.ui import fonts
 from workbench.ui.icons import icon
 from workbench.ui.option_picker import CalmComboBox
@@ -155,11 +156,15 @@ class DifferencesTable(CalmTable):
 
 def verdict(arm: Arm) -> str:
     """The ratio with its interval, and in words what it says; no more than the interval allows."""
+    numbers = ""
+    if checked.are_wrong(arm.segment.ledger):
+        numbers = "; WRONG numbers" if arm.ratio is None else "WRONG numbers; by time "
+    return f"baseline{numbers}" if arm.ratio is None else f"{numbers}{_by_time(arm.ratio)}"
+
+
+def _by_time(found: Ratio) -> str:
     from sessions.tables import number
 
-    found = arm.ratio
-    if found is None:
-        return "baseline"
     if found.low is None or found.high is None:
         return f"{number(found.ratio)} ×, no interval: {found.reason.partition(':')[0]}"
     error = (found.high - found.low) / 2
@@ -181,7 +186,9 @@ def reading(found: Ratio) -> str:
 
 
 def tone(arm: Arm) -> str:
-    """``good``, ``bad`` or ``text``: a colour of the theme beside the words."""
+    """``good``, ``bad`` or ``text``: a colour of the theme; wrong numbers are bad, however fast."""
+    if checked.are_wrong(arm.segment.ledger):
+        return "bad"
     if arm.ratio is None:
         return "text"
     return {"faster": "good", "slower": "bad"}.get(reading(arm.ratio), "text")

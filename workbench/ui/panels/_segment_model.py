@@ -10,8 +10,10 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelInd
 from PySide6.QtGui import QColor, QIcon, QPainter, QPixmap
 from PySide6.QtWidgets import QWidget
 
+from sessions import checked
 from sessions.ceilings import ceiling_words
 from workbench.ui import fonts
+from workbench.ui.icons import icon
 from workbench.ui.state import AppState
 from workbench.ui.theme import Theme
 
@@ -24,7 +26,11 @@ DIFFERS = "Differs from the baseline"
 SHOWN = {"steady steps": "Steps", "median": "Median", "p95": "p95", "ratio": "Ratio"}
 PEAK = "peak memory"
 SHARE = "MFU"
-MEASURED = (*SHOWN, "ratio from", "ratio to", PEAK, SHARE, "note")
+NUMBERS = "Numbers"
+MEASURED = (*SHOWN, "ratio from", "ratio to", PEAK, SHARE, NUMBERS.lower(), "note")
+RED = ("Ratio", "95 % interval")  # where the numbers are wrong, however fast
+_MARKS = {"right": ("effective", "good"), checked.WRONG: ("error", "bad")}  # icon, colour
+_UNKNOWN = ("unknown", "warning")
 AS_BASELINE = "as the baseline"
 
 
@@ -35,6 +41,16 @@ class Shown:
     headings: Sequence[str] = ()
     numeric: Sequence[bool] = ()
     cells: Sequence[Sequence[str]] = ()
+
+    def mark(self, row: int) -> tuple[str, str]:
+        """Icon and colour of what is known of a segment's numbers; empty where nothing is."""
+        word = self.cells[row][self.headings.index(NUMBERS)] if NUMBERS in self.headings else ""
+        return _MARKS.get(word, _UNKNOWN if word == checked.MARKS[None] else ("", ""))
+
+    def tone(self, row: int, column: int) -> str:
+        """The colour of a cell, where it has one of its own."""
+        heading, (_, role) = self.headings[column], self.mark(row)
+        return role if heading == NUMBERS or (role == "bad" and heading in RED) else ""
 
 
 class SegmentModel(QAbstractTableModel):
@@ -98,8 +114,12 @@ class SegmentModel(QAbstractTableModel):
         """The cell's text, alignment, face and swatch."""
         row, column = index.row(), index.column()
         match role:
+            case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] == NUMBERS:
+                return checked.text(self._state.session.segments[row].ledger)
             case Qt.ItemDataRole.DisplayRole | Qt.ItemDataRole.ToolTipRole:
                 return self._shown.cells[row][column]
+            case Qt.ItemDataRole.ForegroundRole if tone := self._shown.tone(row, column):
+                return QColor(getattr(self._state.theme, tone))
             case Qt.ItemDataRole.TextAlignmentRole:
                 return _alignment(self._shown.numeric[column])
             case Qt.ItemDataRole.FontRole:
@@ -108,6 +128,9 @@ class SegmentModel(QAbstractTableModel):
                 return font
             case Qt.ItemDataRole.DecorationRole if column == 0:
                 return swatch(row, self._state.theme)
+            case Qt.ItemDataRole.DecorationRole if self._shown.headings[column] == NUMBERS:
+                mark, color = self._shown.mark(row)
+                return icon(mark, self._state.theme, color) if mark else None
         return None
 
 
@@ -144,7 +167,7 @@ def condensed(table: Table, baseline: int) -> Shown:
             differs(number, row),
             *(text(row[place[name]]) for name in SHOWN),
             interval(number, row),
-            *(text(row[place[name]]) for name in (PEAK, SHARE) if name in place),
+            *(text(row[place[name]]) for name in (PEAK, SHARE, NUMBERS.lower()) if name in place),
         ]
         for number, row in enumerate(table.rows)
     ]
@@ -155,7 +178,9 @@ def condensed(table: Table, baseline: int) -> Shown:
     ]
     headings = ["#", DIFFERS, *numbers[:-1], "95 % interval", numbers[-1]]
     headings += [f"{SHARE} %"] if SHARE in place else []
-    return Shown(headings, [False, False, *[True] * (len(headings) - 2)], cells)
+    headings += [NUMBERS] if NUMBERS.lower() in place else []
+    numeric = [at > 1 and heading != NUMBERS for at, heading in enumerate(headings)]
+    return Shown(headings, numeric, cells)
 
 
 def swatch(index: int, theme: Theme) -> QIcon:

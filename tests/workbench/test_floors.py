@@ -1,0 +1,138 @@
+"""Noise floors belong to what was calibrated: a machine, and a family, workload and precision."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import msgspec
+import pytest
+import wire_samples
+
+from sessions.model import PairedComparison
+from sessions.verdict_words import remarks
+from workbench import floors, protocol
+from workbench.offered import OptionInfo, ToggleInfo
+
+OPTIONS = [OptionInfo(name=name, title=name) for name in ("fp32", "bf16")]
+PRECISION = ToggleInfo(
+    name="precision", title="", help="", group="", options=OPTIONS, default="fp32"
+)
+CATALOGUE = msgspec.structs.replace(wire_samples.catalogue(), toggles=[PRECISION])
+FORWARD = wire_samples.configuration()
+TRAIN = msgspec.structs.replace(FORWARD, workload="train")
+# As the file was written before kinds were told apart.
+OLD = {
+    "none, torch 0": {
+        "device": "none",
+        "software": "torch 0",
+        "floor": 0.03,
+        "created": 1.7e9,
+        "pairs": 9,
+        "seconds": 3.0,
+        "measured_with": "moe base decode",
+    }
+}
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def in_(configuration, precision):
+    return msgspec.structs.replace(configuration, toggles={"precision": precision})
+
+
+def calibrate(configuration, floor):
+    """Keep what identical arms of a configuration were measured to differ by."""
+    measured = PairedComparison(
+        arms=["A", "A"],
+        order=[],
+        medians_ms=[],
+        ratio=1.0,
+        low=1 / (1 + floor),
+        high=1.0,
+        verdict="SAME",
+        facts={"pairs": 9, "seconds": 3.0},
+    )
+    floors.store(floors.calibrated(CATALOGUE, measured, configuration))
+
+
+def keep_old():
+    floors.path().parent.mkdir(parents=True, exist_ok=True)
+    floors.path().write_text(json.dumps(OLD))
+
+
+def compared(base, other):
+    return floors.respected(CATALOGUE, protocol.Compare(base=base, other=other))
+
+
+def test_each_kind_has_the_floor_that_it_was_calibrated_with():
+    kinds = [(FORWARD, "fp32", 0.02), (FORWARD, "bf16", 0.01), (TRAIN, "fp32", 0.004)]
+    for configuration, precision, floor in kinds:
+        calibrate(in_(configuration, precision), floor)
+    for configuration, precision, floor in kinds:
+        arm = in_(configuration, precision)
+        command = compared(arm, arm)
+        assert command.floor == pytest.approx(floor) and command.floor_note == ""
+    calibrate(in_(TRAIN, "fp32"), 0.006)
+    assert [one.floor for one in floors.load(CATALOGUE)] == pytest.approx([0.02, 0.01, 0.006])
+
+
+def test_a_precision_that_is_not_named_is_the_default_one():
+    calibrate(TRAIN, 0.004)
+    assert floors.load(CATALOGUE)[0].kind == "hydra train in fp32"
+    assert compared(in_(TRAIN, "fp32"), TRAIN).floor_note == ""
+
+
+def test_arms_of_two_kinds_have_the_larger_floor():
+    calibrate(in_(TRAIN, "fp32"), 0.004)
+    calibrate(in_(TRAIN, "bf16"), 0.02)
+    command = compared(in_(TRAIN, "fp32"), in_(TRAIN, "bf16"))
+    assert command.floor == pytest.approx(0.02) and command.floor_note == ""
+
+
+def test_what_was_never_calibrated_has_the_machines_largest_floor_and_the_reader_is_told():
+    calibrate(in_(FORWARD, "fp32"), 0.02)
+    calibrate(in_(FORWARD, "bf16"), 0.01)
+    command = compared(in_(FORWARD, "bf16"), in_(TRAIN, "bf16"))
+    assert command.floor == pytest.approx(0.02)
+    assert command.floor_note == (
+        "hydra train in bf16 was never calibrated: the largest noise floor of this machine "
+        "counts, 2 % with hydra tiny forward"
+    )
+    comparison = PairedComparison(
+        arms=[], order=[], medians_ms=[], ratio=1.0, low=math.nan, high=math.nan,
+        verdict="UNDECIDED", facts={"floor_note": command.floor_note},
+    )  # fmt: skip
+    assert any(text.startswith("Hydra train in bf16 was never") for text in remarks(comparison))
+
+
+def test_files_of_before_hold_a_floor_for_every_kind_until_it_has_its_own():
+    keep_old()
+    kind = floors.kind_of(CATALOGUE, TRAIN)
+    command = compared(TRAIN, TRAIN)
+    assert command.floor == 0.03 and command.floor_note.endswith("3 % with moe base decode")
+    assert "hydra train in fp32 itself was never" in floors.told(floors.load(CATALOGUE), kind)
+    calibrate(TRAIN, 0.004)
+    assert compared(TRAIN, TRAIN).floor == pytest.approx(0.004)
+    assert compared(FORWARD, FORWARD).floor == 0.03, "the old one is kept beside it"
+    said = floors.told(floors.load(CATALOGUE), kind)
+    assert "0.4 %, calibrated today with hydra tiny train in fp32; nothing" in said
+
+
+def test_a_machine_without_any_calibration_claims_whatever_it_measures():
+    command = compared(TRAIN, FORWARD)
+    assert (command.floor, command.floor_note) == (0.0, "")
+    assert floors.told([], "any").startswith("Noise floor not known")
+
+
+def test_an_attribution_and_a_checklist_respect_the_floors_of_all_that_they_compare():
+    calibrate(in_(TRAIN, "fp32"), 0.02)
+    calibrate(in_(TRAIN, "bf16"), 0.004)
+    attribution = protocol.Attribute(base=TRAIN, toggles={"precision": "bf16"})
+    checklist = protocol.Validate(configuration=in_(TRAIN, "bf16"))
+    for command in (attribution, checklist):
+        found = floors.respected(CATALOGUE, command)
+        assert found.floor == pytest.approx(0.02) and found.floor_note == ""

@@ -1,0 +1,87 @@
+"""What the window shows of each segment's numbers, and that it asks for them unless told not to."""
+
+from __future__ import annotations
+
+import pytest
+from fake_session import session
+from PySide6.QtCore import Qt
+from test_panels import panel, show
+
+from sessions import checked
+from sessions.comparison import compare_segments
+from sessions.model import Numerics
+from workbench import protocol
+from workbench.ui.arrivals import touched
+from workbench.ui.panels import _compare_tables as compare_tables
+
+FOREGROUND, TIP = Qt.ItemDataRole.ForegroundRole, Qt.ItemDataRole.ToolTipRole
+FOUND = {
+    1: Numerics(reference="float64", ok=True, text="as expected"),
+    2: Numerics(reference="float64", ok=False, text="far off"),
+    3: Numerics(reference="", ok=None, text="not checked: no memory"),
+}
+
+
+@pytest.fixture
+def measured():
+    """A sitting of six segments, of some of which the numbers are known."""
+    made = session()
+    for place, found in FOUND.items():
+        made.segments[place].ledger |= checked.facts(found)
+    return made
+
+
+def test_a_faster_segment_with_wrong_numbers_is_red_and_an_unknown_one_amber(
+    qtbot, ready, measured
+):
+    show(ready, measured)
+    model, theme = panel(ready, "segments").model, ready.state.theme
+    qtbot.waitUntil(lambda: model.rowCount() == 6, timeout=30_000)
+    headings = [
+        model.headerData(at, Qt.Orientation.Horizontal) for at in range(model.columnCount())
+    ]
+    ratio, numbers = headings.index("Ratio"), headings.index("Numbers")
+    words = [model.index(row, numbers).data() for row in range(6)]
+    assert words[1:4] == ["right", "WRONG", "unknown"]
+    assert words[0] == words[4] == words[5] != ""
+
+    def color(row, column):
+        found = model.index(row, column).data(FOREGROUND)
+        return None if found is None else found.name()
+
+    assert float(model.index(2, ratio).data()) < 1, "it is faster, and yet"
+    assert color(2, ratio) == color(2, numbers) == theme.bad.lower()
+    assert color(3, numbers) == theme.warning.lower() and color(3, ratio) is None
+    assert color(1, numbers) == theme.good.lower() and color(1, ratio) is None
+    assert color(0, ratio) is color(0, numbers) is None
+    assert model.index(2, numbers).data(TIP) == "against float64: far off"
+    assert model.index(3, numbers).data(TIP) == "not checked: no memory"
+    icons = [model.index(row, numbers).data(Qt.ItemDataRole.DecorationRole) for row in range(6)]
+    assert [icon is not None for icon in icons] == [False, True, True, True, False, False]
+
+
+def test_beside_other_sessions_wrong_numbers_come_before_faster(measured):
+    arms = compare_segments([measured.segments[0], measured.segments[2]], ["one", "other"], 0)
+    assert compare_tables.tone(arms[1]) == "bad"
+    said = compare_tables.verdict(arms[1])
+    assert said.startswith("WRONG numbers; by time 0.") and said.endswith(", faster")
+    del measured.segments[2].ledger[checked.RIGHT], measured.segments[2].ledger[checked.TEXT]
+    assert compare_tables.tone(arms[1]) == "good"
+
+
+def test_numbers_that_arrive_renew_the_table_and_other_facts_do_not():
+    told = protocol.Facts(segment=0, ledger=checked.facts(FOUND[1]))
+    assert touched(told) == {"segmentsChanged"}
+    assert not touched(protocol.Facts(segment=0, ledger={"prefills": 3}))
+
+
+def test_a_run_checks_each_segment_unless_the_setting_says_no_which_is_remembered(ready, settings):
+    sent = []
+    ready.state._link.send = sent.append
+    action = ready.actions_["check-numbers"]
+    assert action.isChecked()
+    ready.state.start()
+    action.trigger()
+    assert not action.isChecked() and not settings.check_numbers
+    ready.state.start()
+    assert [start.check for start in sent] == ["steady", "never"]

@@ -1,0 +1,83 @@
+"""Compute all layers of experts in one workspace that is allocated once, as the MoE document asks.
+
+The order of the choices, the rows of the experts, their hidden activations and the output lie there
+in inference; a training step needs them until its backward pass, and ``torch.compile`` plans memory
+itself. PyTorch's allocator mostly hands out the same memory anyway, so that what is saved is the
+host's time: it pays where steps are short and no CUDA graph is replayed. Counted for MoE base, 8 x
+1,024 tokens in BF16 with the Triton kernels: 63 MB serve what are 96 allocations of a pass.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import kernels
+from models import Model
+from workbench.protocol import Blocked
+from workbench.runner.toggles._called import not_called
+from workbench.runner.toggles._residual import needs_inference
+from workbench.runner.toggles._toggle import (
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    effective,
+    no_effect,
+)
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm, Build
+
+
+def _blocked(option: str, situation: Situation) -> Blocked | None:
+    if why := not_called("moe_experts", situation) or needs_inference(True, situation):
+        return why
+    own = situation.option("triton_moe_experts")
+    chosen = situation.option("triton") == "on" if own == "follow" else own == "triton"
+    if not situation.on_gpu or chosen:
+        return None
+    return Blocked(
+        "PyTorch takes every token through every expert on a GPU, in memory of its own",
+        "Let Triton compute the experts.",
+        {"triton_moe_experts": "triton"},
+    )
+
+
+def _apply(option: str, build: Build) -> None:
+    def share(model: Model) -> None:
+        workspace = kernels.Workspace()
+        for module in model.modules():
+            if hasattr(module, "workspace"):
+                module.workspace = workspace
+
+    build.transforms.append(share)
+
+
+def _evidence(option: str, arm: Arm) -> Finding:
+    held = [getattr(module, "workspace", None) for module in arm.model.modules()]
+    layers = [workspace for workspace in held if workspace is not None]
+    if not layers:
+        return no_effect("no layer of experts has a workspace")
+    taken, made = layers[0].taken, layers[0].made
+    if taken <= made:
+        if arm.situation.option("compile") != "off":
+            return no_effect("nothing was computed there: torch.compile plans its memory itself")
+        return no_effect(f"{taken} tensors were taken from {made} allocations: none was reused")
+    return effective(
+        f"{len(layers)} layers took {taken:,} tensors so far from {made} allocations, "
+        f"{layers[0].bytes / 1e6:.3g} MB in all"
+    )
+
+
+TOGGLE = Toggle(
+    name="moe_buffers",
+    title="Pre-allocated MoE buffers",
+    help=__doc__,
+    group="Memory",
+    stage=Stage.MEMORY,
+    options={"off": "Off", "on": "On"},
+    apply=_apply,
+    evidence=_evidence,
+    blocked=_blocked,
+    bundled="acts on the layers of experts of the bundled families, which yours has not",
+)
