@@ -1,5 +1,6 @@
-"""What the marker ``gpu`` means: where such a test runs, and why not here; and how CI draws."""
+"""What the marker ``gpu`` means, where such a test runs and why not here; and what CI saves."""
 
+import gc
 import os
 
 import pytest
@@ -12,6 +13,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if os.environ.get("CI"):  # the same examples each time, and fewer: by hand there are all
     settings.register_profile("few", settings.get_profile("ci"), max_examples=40)
     settings.load_profile("few")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: garbage is looked for among what the tests make."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else extensions complain at the end of what they take for leaks
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -38,8 +38,8 @@ def child(tmp_path_factory) -> dict[str, list[ET.Element]]:
     """The child's test cases by operator."""
     report = tmp_path_factory.mktemp("interpreter") / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
-    done = subprocess.run(
-        [*command, f"--junit-xml={report}", *(str(HERE / file) for file in FILES)],
+    done = subprocess.run(  # in one process: the cores have other tests to run
+        [*command, "-n", "0", f"--junit-xml={report}", *(str(HERE / file) for file in FILES)],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

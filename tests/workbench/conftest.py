@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 WINDOWS = ("plots", "ui")  # the folders whose tests paint
+HANG_MS = 60_000  # nothing that is waited for takes so long, however busy the machine is
 
 
 @pytest.fixture(autouse=True)
@@ -15,6 +16,19 @@ def own_places(tmp_path, monkeypatch):
     """No test writes to the user's journals or settings."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture
+def qtbot(qtbot, monkeypatch):
+    """The plugin's, whose waits for a state or a signal fail only where nothing comes of them."""
+    for name in ("waitUntil", "waitSignal"):
+        wait = getattr(qtbot, name)
+
+        def patient(*args, timeout: int = HANG_MS, wait=wait, **options):
+            return wait(*args, timeout=max(timeout, HANG_MS), **options)
+
+        monkeypatch.setattr(qtbot, name, patient)
+    return qtbot
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -42,7 +42,7 @@ class Verdicts(QObject):
         self._known: list[floors.Calibration] = []  # of the runner's machine
         self._asked: _Asked | None = None
         state.catalogueChanged.connect(self._read_floor)
-        state.heard.connect(self._finished)
+        state.heard.connect(self._hear)
         state.stateChanged.connect(self._forget)
 
     @property
@@ -212,10 +212,15 @@ class Verdicts(QObject):
         state.perform(command)
         state.comparisonsChanged.emit()
 
-    def _finished(self, message: protocol.AnyMessage) -> None:
+    def _hear(self, message: protocol.AnyMessage) -> None:
+        """A run goes on once its state is told; ``stateChanged`` may still be about what ended."""
+        if isinstance(message, protocol.Finished):
+            self._finished(message)
+        elif isinstance(message, protocol.State) and message.state != "idle":
+            self.resumes = False
+
+    def _finished(self, message: protocol.Finished) -> None:
         asked = self._asked
-        if not isinstance(message, protocol.Finished):
-            return
         self.resumes = False
         if asked is None:
             return
@@ -271,9 +276,7 @@ class Verdicts(QObject):
         if asked is not None and asked.ends > 1 and self._state.runner_state == "idle":
             asked.ends, asked.goes_on = 1, None  # what it was to interrupt had ended by itself
         if self._state.runner_state in ("starting", "dead"):
-            self._asked = None
-        if self._state.runner_state != "idle":
-            self.resumes = False
+            self._asked, self.resumes = None, False
 
     def _why_not(self) -> str:
         state = self._state

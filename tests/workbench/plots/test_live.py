@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from PySide6.QtCore import QPoint, QPointF, Qt
+from PySide6.QtCore import QPoint, QPointF, QRectF, Qt
 from PySide6.QtGui import QGuiApplication, QImage, QWheelEvent
 from PySide6.QtWidgets import QApplication
 from synthetic import cpu_session, gpu_session
@@ -89,10 +89,10 @@ def test_a_held_view_does_not_move_and_draws_nothing_new_while_steps_arrive(qtbo
     before = ranges(running)
     drawn = running.charts["step_time"].canvas.x_span()
     grow(state)
+    qtbot.waitUntil(lambda: "50 steps since" in running._status.text())
     qtbot.wait(60)
     assert ranges(running) == before
     assert running.charts["step_time"].canvas.x_span() == drawn
-    assert "50 steps since" in running._status.text()
     assert running._live.isVisible() and not running._hold.isVisible()
 
 
@@ -154,11 +154,12 @@ def test_the_crosshair_is_linked_and_reads_every_plot(qtbot, running):
 
 
 def test_stacked_plots_line_up(qtbot, running):
-    qtbot.wait(50)
-    lefts = {round(chart.canvas.vb.sceneBoundingRect().left()) for chart in running.shown}
-    rights = {round(chart.canvas.vb.sceneBoundingRect().right()) for chart in running.shown}
-    assert len(lefts) == 1
-    assert len(rights) == 1
+    def lined_up() -> bool:
+        boxes = [chart.canvas.vb.sceneBoundingRect() for chart in running.shown]
+        sides = (QRectF.left, QRectF.right)
+        return all(len({round(side(box)) for box in boxes}) == 1 for side in sides)
+
+    qtbot.waitUntil(lined_up)
 
 
 def test_only_the_lowest_plot_with_data_names_the_times(qtbot, panel, show):

@@ -43,7 +43,6 @@ def running(qtbot, state, segments: int = 1) -> None:
             and not state.verdicts.busy
             and not state.verdicts.resumes
         ),
-        timeout=20_000,
     )
 
 
@@ -79,7 +78,7 @@ def test_a_click_offers_a_verdict_against_the_configuration_before_it(qtbot, sta
     qtbot.waitUntil(bar.isVisible)
     assert "Triton kernels, all: On: did it help?" in texts(bar)
     press(qtbot, bar, "Verdict")
-    qtbot.waitUntil(lambda: "Measuring: " in texts(bar), timeout=10_000)
+    qtbot.waitUntil(lambda: "Measuring: " in texts(bar))
     running(qtbot, state)
     assert compared(state) == [({"triton": "off"}, {"triton": "on"})]
     assert state.running.toggles["triton"] == "on"  # the new one goes on
@@ -90,10 +89,10 @@ def test_the_prediction_stands_beside_the_offer_and_the_residual_beside_the_verd
 ):
     state.set_toggle("triton", "on")
     running(qtbot, state, 2)
-    qtbot.waitUntil(lambda: "predicted by the roofline" in texts(bar).lower(), timeout=10_000)
+    qtbot.waitUntil(lambda: "predicted by the roofline" in texts(bar).lower())
     assert "0.90 of the step time" in texts(bar)
     press(qtbot, bar, "Verdict")
-    qtbot.waitUntil(lambda: "roofline estimate explains" in texts(bar), timeout=20_000)
+    qtbot.waitUntil(lambda: "roofline estimate explains" in texts(bar))
     assert "Predicted 0.90, measured 0.80: 0.10 better" in texts(bar)
     running(qtbot, state)
 
@@ -149,7 +148,7 @@ def test_auto_verdict_measures_by_itself_and_the_new_configuration_goes_on(
 ):
     state.offers.set_automatic(True)
     state.set_toggle("triton", "on")
-    qtbot.waitUntil(lambda: state.verdicts.busy, timeout=10_000)
+    qtbot.waitUntil(lambda: state.verdicts.busy)
     running(qtbot, state)
     assert compared(state) == [({"triton": "off"}, {"triton": "on"})]
     kinds = [type(one).__name__ for one in asked if not isinstance(one, protocol.Check)]
@@ -163,7 +162,7 @@ def test_auto_verdict_measures_by_itself_and_the_new_configuration_goes_on(
 def test_fast_but_wrong_is_red_in_auto_verdict_too(qtbot, state, bar):
     state.offers.set_automatic(True)
     state.set_toggle("compile", "reduce-overhead")
-    qtbot.waitUntil(lambda: state.verdicts.busy, timeout=10_000)
+    qtbot.waitUntil(lambda: state.verdicts.busy)
     running(qtbot, state)
     qtbot.waitUntil(lambda: "by time: B is FASTER" in texts(bar))
     shown = texts(bar)
@@ -177,15 +176,18 @@ def test_fast_but_wrong_is_red_in_auto_verdict_too(qtbot, state, bar):
     assert tones[amber] == "warning"
 
 
-def test_quick_clicks_make_one_comparison(qtbot, state, bar):
+def test_quick_clicks_make_one_comparison(qtbot, state, bar, monkeypatch):
     state.offers.set_automatic(True)
+    settle_ms = offers.SETTLE_MS
+    monkeypatch.setattr(offers, "SETTLE_MS", 3_600_000)  # quick is what comes before it is over
     for place, (name, option) in enumerate(
         [("triton", "on"), ("adamw", "fused"), ("precision", "bf16")]
     ):
         state.set_toggle(name, option)
         if place < 2:  # each has run before the next click
             running(qtbot, state, place + 2)
-    qtbot.waitUntil(lambda: state.verdicts.busy, timeout=10_000)
+    monkeypatch.setattr(offers, "SETTLE_MS", settle_ms)
+    qtbot.waitUntil(lambda: state.verdicts.busy)
     running(qtbot, state)
     qtbot.wait(700)
     assert compared(state) == [
@@ -196,15 +198,23 @@ def test_quick_clicks_make_one_comparison(qtbot, state, bar):
     ]
 
 
-def test_a_click_during_a_comparison_waits_and_is_judged_next(qtbot, state, panel, bar):
+@pytest.mark.parametrize("drained", ["with what follows it", "alone"])
+def test_a_click_during_a_comparison_waits_and_is_judged_next(qtbot, state, panel, bar, drained):
+    if drained == "alone":  # as on a busy machine: the end, then what it touched, then idle
+
+        def touch(message) -> None:
+            if isinstance(message, protocol.Finished):
+                state.stateChanged.emit()
+
+        state.heard.connect(touch)
     state.offers.set_automatic(True)
     state.set_toggle("triton", "on")
-    qtbot.waitUntil(lambda: state.verdicts.measuring, timeout=10_000)
+    qtbot.waitUntil(lambda: state.verdicts.measuring)
     state.set_toggle("adamw", "fused")
     assert state.pending == {"adamw": "fused"}
     pending = "\n".join(label.text() for label in panel.findChildren(QLabel))
     assert "1 change for the verdict" in pending
-    qtbot.waitUntil(lambda: len(state.session.comparisons) == 2, timeout=20_000)
+    qtbot.waitUntil(lambda: len(state.session.comparisons) == 2)
     running(qtbot, state)
     assert not state.failures
     assert compared(state) == [
@@ -217,7 +227,7 @@ def test_a_click_during_a_comparison_waits_and_is_judged_next(qtbot, state, pane
 def test_what_was_compared_is_not_compared_again_by_itself(qtbot, state, bar):
     state.offers.set_automatic(True)
     state.set_toggle("triton", "on")
-    qtbot.waitUntil(lambda: len(state.session.comparisons) == 1, timeout=10_000)
+    qtbot.waitUntil(lambda: len(state.session.comparisons) == 1)
     running(qtbot, state)
     assert state.session.comparisons[0].verdict == "FASTER"
     qtbot.wait(350)
@@ -226,13 +236,13 @@ def test_what_was_compared_is_not_compared_again_by_itself(qtbot, state, bar):
     qtbot.wait(700)
     assert len(state.session.comparisons) == 1
     press(qtbot, bar, "Compare again")
-    qtbot.waitUntil(lambda: len(state.session.comparisons) == 2, timeout=10_000)
+    qtbot.waitUntil(lambda: len(state.session.comparisons) == 2)
 
 
 def test_stop_ends_the_comparison_and_the_run(qtbot, state, bar):
     state.offers.set_automatic(True)
     state.set_toggle("triton", "on")
-    qtbot.waitUntil(lambda: state.verdicts.measuring, timeout=10_000)
+    qtbot.waitUntil(lambda: state.verdicts.measuring)
     state.stop()
     qtbot.waitUntil(lambda: state.runner_state == "idle" and not state.verdicts.busy)
     qtbot.wait(400)
@@ -245,7 +255,6 @@ def test_enough_ends_the_comparison_and_the_run_goes_on(qtbot, state, bar):
     press(qtbot, bar, "Verdict")
     qtbot.waitUntil(
         lambda: state.verdicts.measuring and len(state.session.comparisons[0].order) > 4,
-        timeout=10_000,
     )
     press(qtbot, bar, "Enough")
     running(qtbot, state)
@@ -259,7 +268,6 @@ def test_undecided_can_be_measured_on_from_the_bar_and_the_run_goes_on(qtbot, st
     press(qtbot, bar, "Verdict")
     qtbot.waitUntil(
         lambda: state.verdicts.measuring and state.verdicts.newest.facts.get("pairs", 0) > 1,
-        timeout=10_000,
     )
     press(qtbot, bar, "Enough")
     running(qtbot, state)
@@ -299,10 +307,10 @@ def test_a_runner_that_dies_in_a_comparison_leaves_nothing_waiting(qtbot, state,
     state.set_toggle("triton", "on")
     qtbot.waitUntil(bar.isVisible)
     press(qtbot, bar, "Verdict")
-    qtbot.waitUntil(lambda: state.verdicts.measuring, timeout=10_000)
+    qtbot.waitUntil(lambda: state.verdicts.measuring)
     state.restart_runner()
     assert not state.verdicts.busy
-    qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
+    qtbot.waitUntil(lambda: state.runner_state == "idle")
     assert state.verdicts.why_not_before() == ""
 
 

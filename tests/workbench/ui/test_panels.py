@@ -171,8 +171,7 @@ def test_the_layout_is_kept_for_the_next_window_and_can_be_reset(qapp, qtbot, wi
     assert again.desk.docks["events"].isHidden()
     assert again.desk.docks["toggles"].isFloating()
     again.reset_layout()
-    qtbot.wait(50)
-    assert not any(dock.isFloating() for dock in again.desk.docks.values())
+    qtbot.waitUntil(lambda: not any(dock.isFloating() for dock in again.desk.docks.values()))
     assert again.desk.docks["events"] in again.desk.tabifiedDockWidgets(
         again.desk.docks["segments"]
     )
