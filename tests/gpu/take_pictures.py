@@ -347,8 +347,8 @@ def main() -> int:
         sitting.attempt(name, act)
         if name != "run" and state.active and name != "compare":
             sitting.attempt(f"after {name}", sitting.idle)
-    for theme in THEMES:
-        for size in SIZES:
+    for size in SIZES:
+        for theme in THEMES:
             sitting.attempt(f"{theme} {size}", lambda t=theme, s=size: sitting.sheet(t, s))
     sitting.window.close()
     print(f"{len(sitting.failures)} failures", *sitting.failures, sep="\n")
