@@ -223,8 +223,8 @@ def fill(row: Row, built: dict[str, Any], options: Any, device: torch.device) ->
     row.facts |= facts | {"fp32": built["fp32"]}
     if row.failure:
         return
-    steps = [step(side, row.work, built["x"], built["dy"]) for side in sides]
-    alternate(row, steps, options.budget, device)
+    ours, peers = (step(side, row.work, built["x"], built["dy"]) for side in sides)
+    alternate(row, {"the peer": peers, "ours": ours}, options.budget, device)
     row.facts["seconds"] = time.perf_counter() - began
 
 
@@ -249,10 +249,10 @@ def step(side: Side, work: str, x: Tensor, dy: Tensor) -> Callable[[], Any]:
 
 
 def alternate(
-    row: Row, steps: list[Callable[[], Any]], budget_s: float, device: torch.device
+    row: Row, arms: dict[str, Callable[[], Any]], budget_s: float, device: torch.device
 ) -> None:
-    """Time pairs of blocks, the peer's as the base, until it is settled or the budget spent."""
-    clock, turns = make_clock(device), random.Random(0)
+    """Time pairs of blocks, the first arm as the base, until it is settled or the budget spent."""
+    clock, turns, steps = make_clock(device), random.Random(0), [*arms.values()]
 
     def block(arm: int, count: int) -> float:
         for _ in range(SETTLING_STEPS):
@@ -281,7 +281,7 @@ def alternate(
         pair += 1
         spent_s = time.perf_counter() - began
         blocks = PairedComparison(
-            arms=["the peer", "ours"],
+            arms=[*arms],
             order=order,
             medians_ms=medians,
             pairs=numbers,
@@ -294,10 +294,11 @@ def alternate(
         row.judgement = verdict.judge(blocks, seconds=spent_s)
         if row.judgement.settled or spent_s > budget_s:
             break
-    row.peer_ms, row.ours_ms = (
-        stats.median(ms for ms, of in zip(medians, order, strict=True) if of == arm)
-        for arm in (0, 1)
-    )
+    medians_ms = {
+        name: stats.median(ms for ms, of in zip(medians, order, strict=True) if of == arm)
+        for arm, name in enumerate(arms)
+    }
+    row.ours_ms, row.peer_ms = medians_ms["ours"], medians_ms["the peer"]
     row.facts |= {"block_steps": counts, "blocks": list(zip(order, medians, strict=True))}
 
 
