@@ -10,7 +10,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.autograd import function as torch_function
 
-__all__ = ["applied", "once_differentiable"]
+__all__ = ["applied", "needs_gradient", "once_differentiable"]
 
 
 class _Unrecorded:
@@ -36,6 +36,13 @@ def applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     ):
         return function.apply(*arguments)
     return function.forward(_Unrecorded(), *arguments)
+
+
+def needs_gradient(*tensors: torch.Tensor | None) -> bool:
+    """Whether a backward pass will ask for the gradient of one of these."""
+    # A list and not a generator: Dynamo cannot trace one around a function that it inlines.
+    learned = [x is not None and x.requires_grad for x in tensors]
+    return torch.is_grad_enabled() and any(learned)
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:

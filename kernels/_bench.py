@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._check import Exact, as_tuple
+from kernels._check import Comparison, Exact, as_tuple
 from kernels._eight_bit import ceilings_for
 from kernels._operator import Case, Cost, Inputs, Operator, Work
 from kernels._peers import peers
@@ -137,13 +137,9 @@ def _bench_case(
     pristine = {name: x.clone() for name, x in inputs.items() if isinstance(x, Tensor)}
     tuned: dict[str, Any] = {}
     if tune and TUNED in op.implementations and time.monotonic() < deadline:
-        began = time.perf_counter()
-        try:
-            tuned = {"tiles": tune_case(op, inputs)}
-        except Exception:  # noqa: BLE001  the rest is still to be timed
-            problem = f"not tuned: {traceback.format_exc(limit=-4)}"
+        tuned, problem = _tuned(op, inputs)
+        if problem:
             yield row(TUNED, "forward", cost.forward, problem=problem)
-        tuned["autotune_s"] = time.perf_counter() - began
     for impl, call, mode in _subjects(op, inputs, only, tune):
         for name, value in pristine.items():
             inputs[name].copy_(value)  # some peers write into what they are given
@@ -154,14 +150,8 @@ def _bench_case(
         try:
             compared = exact.compare(call, poison=False)
             _synchronize(device)
-            known = {
-                "first_s": time.perf_counter() - began,
-                "error": max((c.error / c.allowed for c in compared if c.allowed), default=0.0),
-                "difference": max(
-                    (c.error for c in compared if c.what.startswith("output")), default=0.0
-                ),
-                **(tuned if impl == TUNED else {}),
-            }
+            known = {"first_s": time.perf_counter() - began, **_errors(compared)}
+            known |= tuned if impl == TUNED else {}
             wrong = [str(c) for c in compared if not c.right]
             if wrong:
                 yield row(impl, "forward", cost.forward, problem=f"wrong: {wrong[0]}", **known)
@@ -178,6 +168,27 @@ def _bench_case(
             yield row(impl, "forward", cost.forward, problem=problem)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
+
+
+def _errors(compared: list[Comparison]) -> dict[str, Any]:
+    """What a ``Row`` tells of a comparison with the exact results."""
+    outputs = (c.error for c in compared if c.what.startswith("output"))
+    return {
+        "error": max((c.error / c.allowed for c in compared if c.allowed), default=0.0),
+        "difference": max(outputs, default=0.0),
+    }
+
+
+def _tuned(op: Operator, inputs: Inputs) -> tuple[dict[str, Any], str]:
+    """What a ``Row`` tells of the tuning before it, and why there are no tiles, if so."""
+    began = time.perf_counter()
+    tuned: dict[str, Any] = {}
+    problem = ""
+    try:
+        tuned["tiles"] = tune_case(op, inputs)
+    except Exception:  # noqa: BLE001  the rest is still to be timed
+        problem = f"not tuned: {traceback.format_exc(limit=-4)}"
+    return {**tuned, "autotune_s": time.perf_counter() - began}, problem
 
 
 def tune_case(op: Operator, inputs: Inputs) -> list[Choice]:

@@ -21,7 +21,7 @@ from kernels._qk_kernels import (
     qk_backward_kernel,
     qk_forward_kernel,
 )
-from kernels._triton import on_device, power_of_two, sm_count
+from kernels._triton import head_strides, on_device, power_of_two, sm_count
 from kernels._tuning import Key, Tile, Tunable, size_class
 
 
@@ -36,6 +36,18 @@ def _table_arguments(
         cos, sin = cos.contiguous(), sin.contiguous()
     step = 2 if interleaved and cos.shape[1] == dim else 1
     return cos, sin, cos.shape[0], cos.stride(0), step
+
+
+def _constants(
+    q: Tensor, k: Tensor, cos: Tensor | None, interleaved: bool, offsets: Tensor | None, eps: float
+) -> dict[str, Any]:
+    """What the kernels of both directions take as constants, the tile's apart."""
+    half = q.shape[3] // 2
+    return {
+        "OFFSETS": 0 if offsets is None else 1 if offsets.numel() == 1 else 2,
+        "Q_HEADS": q.shape[1], "K_HEADS": k.shape[1], "HALF": half, "INTERLEAVED": interleaved,
+        "ROPE": cos is not None, "EPS": eps, "BLOCK_D": power_of_two(half),
+    }  # fmt: skip
 
 
 def _tiles(pairs: int, device: int, dim: int, q_heads: int, k_heads: int, *_: Any) -> list[Tile]:
@@ -69,7 +81,7 @@ def _launch_forward(
     eps: float,
     backward: bool,
 ) -> tuple[Tensor, Tensor]:
-    batch, q_heads, length, dim = q.shape
+    batch, _, length, dim = q.shape
     # empty_like keeps the order of the strides: what came as [B, S, H, D] in memory leaves so. The
     # kernel needs the last one to be 1 in the results, too.
     q, k = unit_stride(q), unit_stride(k)
@@ -85,15 +97,9 @@ def _launch_forward(
     with on_device(q):
         launch_forward((batch * length,),
             q, k, q_out, k_out, q_weight, k_weight, cos, sin,
-            offsets, offset, length, positions, table_stride,
-            *q.stride()[:3], *k.stride()[:3],
-            *q_out.stride()[:3],
-            *k_out.stride()[:3],
-            OFFSETS=0 if offsets is None else 1 if offsets.numel() == 1 else 2,
-            Q_HEADS=q_heads, K_HEADS=k.shape[1], HALF=dim // 2, TABLE_STEP=step,
-            INTERLEAVED=interleaved, NORM=q_weight is not None, ROPE=cos is not None,
-            BACKWARD=backward, EPS=eps, BLOCK_H=block_h, BLOCK_D=power_of_two(dim // 2),
-            num_warps=warps,
+            offsets, offset, length, positions, table_stride, *head_strides(q, k, q_out, k_out),
+            TABLE_STEP=step, NORM=q_weight is not None, BACKWARD=backward, BLOCK_H=block_h,
+            num_warps=warps, **_constants(q, k, cos, interleaved, offsets, eps),
         )  # fmt: skip
     return q_out, k_out
 
@@ -112,7 +118,7 @@ def _launch_backward(
     offsets: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    batch, q_heads, length, dim = q.shape
+    batch, _, length, dim = q.shape
     q, k = unit_stride(q), unit_stride(k)
     dq, dk = torch.empty_like(q), torch.empty_like(k)
     if not (batch and length and dim):
@@ -130,15 +136,9 @@ def _launch_backward(
         launch_backward((programs,),
             q, k, dq_out, dk_out, dq, dk, q_weight, k_weight, partial_sums, cos, sin,
             offsets, offset, n_tokens, length, positions, table_stride,
-            *q.stride()[:3], *k.stride()[:3],
-            *dq_out.stride()[:3],
-            *dk_out.stride()[:3],
-            *dq.stride()[:3],
-            *dk.stride()[:3],
-            OFFSETS=0 if offsets is None else 1 if offsets.numel() == 1 else 2,
-            Q_HEADS=q_heads, K_HEADS=k.shape[1], HALF=dim // 2, TABLE_STEP=step,
-            INTERLEAVED=interleaved, ROPE=cos is not None, EPS=eps,
-            BLOCK_H=block_h, BLOCK_D=power_of_two(dim // 2), num_warps=warps,
+            *head_strides(q, k, dq_out, dk_out, dq, dk),
+            TABLE_STEP=step, BLOCK_H=block_h, num_warps=warps,
+            **_constants(q, k, cos, interleaved, offsets, eps),
         )  # fmt: skip
         dweights = column_sum(partial_sums, q_weight.dtype)
     return dq, dk, dweights[:dim], dweights[dim:]
@@ -251,7 +251,9 @@ def random_heads(
     return q, k
 
 
-def sizes(batch: int, length: int, heads: int, kv_heads: int, dim: int, **more: Any) -> Any:
+def sizes(
+    batch: int, length: int, heads: int, kv_heads: int, dim: int, **more: Any
+) -> dict[str, Any]:
     """The sizes of a case over heads, by name."""
     named = {"batch": batch, "length": length, "heads": heads, "kv_heads": kv_heads, "dim": dim}
     return named | more
@@ -260,7 +262,7 @@ def sizes(batch: int, length: int, heads: int, kv_heads: int, dim: int, **more: 
 HUGE = (Huge(sizes(66, 4096, 64, 1, 128)),)
 
 
-def random_sizes(random: Random, **more: Any) -> Any:
+def random_sizes(random: Random, **more: Any) -> dict[str, Any]:
     """Small sizes of every sort, for the tests."""
     return sizes(
         random.randint(1, 3),

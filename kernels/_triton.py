@@ -142,3 +142,8 @@ def as_rows(x: Tensor) -> Tensor:
     """``x`` as a matrix of its last dimension's rows, each contiguous; copies only if it must."""
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     return unit_stride(rows)
+
+
+def head_strides(*tensors: Tensor) -> list[int]:
+    """Of samples, heads and tokens, of tensors [B, H, S, D] one after the other."""
+    return [stride for x in tensors for stride in x.stride()[:3]]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, once_differentiable
+from kernels._autograd import applied, needs_gradient, once_differentiable
 from kernels._dispatch import run
 from kernels._launch import launcher
 from kernels._operator import (
@@ -212,7 +212,7 @@ class _Diffuse(torch.autograd.Function):
 
 
 def _triton(h: Tensor, p: Tensor, steps: int, alpha: float) -> Tensor:
-    return applied(_Diffuse, h, p, steps, alpha, torch.is_grad_enabled() and p.requires_grad)
+    return applied(_Diffuse, h, p, steps, alpha, needs_gradient(p))
 
 
 def _refuses(h: Tensor, p: Tensor, steps: int, alpha: float) -> str | None:

@@ -12,7 +12,7 @@ from kernels._autograd import applied, once_differentiable
 from kernels._operator import Implementation, cdiv, unit_stride
 from kernels._triton import (
     LARGE_BYTES,
-    dot_precision,
+    head_strides,
     missing,
     on_device,
     power_of_two,
@@ -31,12 +31,12 @@ from kernels.adaptive_attention._kernels import (
 from kernels.attention._flash import (
     MANY_ROWS,
     backward_tiles,
+    constants,
+    delta_of,
     forward_tiles,
-    head_strides,
     key_of,
     refuses,
 )
-from kernels.attention._flash_kernels import launch_delta
 
 _FP8_UNITS = hardware.needs("FP8", (8, 9))
 
@@ -76,8 +76,7 @@ def _narrowed(
     unit = torch.empty(batch, heads, tokens, dtype=torch.float32, device=x.device)
     n_rows = batch * heads * tokens
     launch_narrow((cdiv(n_rows, 32),),
-        x, near, low, unit, bits, n_rows, tokens, *x.stride()[:3],
-        *near.stride()[:3],
+        x, near, low, unit, bits, n_rows, tokens, *head_strides(x, near),
         HEADS=heads, R=heads // bits.shape[0], D=dim, BITS=threshold, ROWS=32, BLOCK_D=block_d,
         num_warps=4,
     )  # fmt: skip
@@ -107,8 +106,7 @@ def _forward(
     )  # fmt: skip
     launch_forward((batch * groups * cdiv(rows, m),),
         q, q_low, q_unit, k, k_low, k_unit, v, out, lse, rank, bits, length, keys,
-        *q.stride()[:3], *k.stride()[:3],
-        *v.stride()[:3], *out.stride()[:3],
+        *head_strides(q, k, v, out),
         BITS=threshold if bits is not None else 0, M=m, N=n,
         num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
@@ -178,18 +176,14 @@ class _Adaptive(torch.autograd.Function):
         threshold: int,
     ) -> Tensor:
         q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
-        heads, groups, dim = q.shape[1], k.shape[1], q.shape[3]
         # FP8 units take products of at least 32 columns, others of 16.
         least = 32 if threshold == 8 else 16
-        block_d = max(least, power_of_two(dim))
+        block_d = max(least, power_of_two(q.shape[3]))
         widths = 1
         while rank is not None and widths < 3 and block_d >> widths >= least:
             widths += 1
-        ctx.options = {
-            "GROUPS": groups, "R": heads // groups, "D": dim, "SCALE": scale, "CAUSAL": causal,
-            "RANKED": rank is not None, "WIDTHS": widths, "BLOCK_D": block_d,
-            "PRECISION": dot_precision(),
-        }  # fmt: skip
+        ctx.options = constants(q, k, causal, scale, block_d)
+        ctx.options |= {"RANKED": rank is not None, "WIDTHS": widths}
         q_low = q_unit = k_low = k_unit = None
         with on_device(q):
             if bits is not None:
@@ -206,14 +200,8 @@ class _Adaptive(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, rank = ctx.saved_tensors
         dout = unit_stride(dout)
-        batch, heads, length, dim = q.shape
-        delta = torch.empty_like(lse)
-        n_rows = batch * heads * length
         with on_device(q):
-            launch_delta((cdiv(n_rows, 32),),
-                out, dout, delta, n_rows, length, heads, *head_strides(out, dout),
-                D=dim, ROWS=32, BLOCK_D=ctx.options["BLOCK_D"], num_warps=4,
-            )  # fmt: skip
+            delta = delta_of(out, dout, lse, ctx.options["BLOCK_D"])
             dk, dv = _dkdv(q, k, v, dout, lse, delta, rank, ctx.options)
             dq = _dq(q, k, v, dout, lse, delta, rank, ctx.options)
         return dq, dk, dv, None, None, None, None, None

@@ -19,6 +19,7 @@ from kernels._operator import Implementation, cdiv, unit_stride
 from kernels._triton import (
     LARGE_BYTES,
     dot_precision,
+    head_strides,
     missing,
     no_fp64,
     on_device,
@@ -155,17 +156,12 @@ def _forward(
         target = torch.empty(*shape, dim, dtype=torch.float32, device=q.device)
         target_lse = torch.empty(shape, dtype=torch.float32, device=q.device)
         strides = target.stride()[:4]
-    lengths = _lengths(kv_length)
     with on_device(q):
         launch_forward((batch * groups * splits * cdiv(rows, m),),
             q, k, v, target, target_lse, kv_length, length, keys, window or 0, splits,
-            *q.stride()[:3], *k.stride()[:3],
-            *v.stride()[:3],
-            strides[0], strides[1], strides[2], strides[3],
-            GROUPS=groups, R=heads // groups, D=dim, SCALE=scale, CAUSAL=causal,
-            WINDOW=window is not None, LENGTHS=lengths, SPLIT=splits > 1, M=m, N=n,
-            BLOCK_D=max(16, power_of_two(dim)), PRECISION=dot_precision(),
-            num_warps=warps, num_stages=stages,
+            *head_strides(q, k, v), *strides,
+            WINDOW=window is not None, LENGTHS=_lengths(kv_length), SPLIT=splits > 1, M=m, N=n,
+            num_warps=warps, num_stages=stages, **constants(q, k, causal, scale, _block(dim)),
         )  # fmt: skip
         if splits > 1:
             launch_merge((batch * heads * length,),
@@ -176,9 +172,28 @@ def _forward(
     return out, lse
 
 
-def head_strides(*tensors: Tensor) -> list[int]:
-    """Of samples, heads and tokens."""
-    return [stride for x in tensors for stride in x.stride()[:3]]
+def _block(dim: int) -> int:
+    return max(16, power_of_two(dim))
+
+
+def constants(q: Tensor, k: Tensor, causal: bool, scale: float, block_d: int) -> dict[str, Any]:
+    """What the kernels of every direction take as constants; ``block_d`` pads the dimension."""
+    groups = k.shape[1]
+    return {
+        "GROUPS": groups, "R": q.shape[1] // groups, "D": q.shape[3], "SCALE": scale,
+        "CAUSAL": causal, "BLOCK_D": block_d, "PRECISION": dot_precision(),
+    }  # fmt: skip
+
+
+def delta_of(out: Tensor, dout: Tensor, lse: Tensor, block_d: int) -> Tensor:
+    """Each row's product of the output and its gradient, [B, H, S] as ``lse``."""
+    delta = torch.empty_like(lse)
+    _, heads, length, dim = out.shape
+    launch_delta((cdiv(lse.numel(), 32),),
+        out, dout, delta, lse.numel(), length, heads, *head_strides(out, dout),
+        D=dim, ROWS=32, BLOCK_D=block_d, num_warps=4,
+    )  # fmt: skip
+    return delta
 
 
 def _dkdv(
@@ -253,20 +268,11 @@ class _Flash(torch.autograd.Function):
         q, k, v, out, lse, kv_length = ctx.saved_tensors
         causal, window, scale, lengths = ctx.mask
         dout = unit_stride(dout)
-        batch, heads, length, dim = q.shape
-        delta = torch.empty_like(lse)
-        n_rows, block_d = batch * heads * length, max(16, power_of_two(dim))
-        groups = k.shape[1]
-        options = {
-            "GROUPS": groups, "R": heads // groups, "D": dim, "SCALE": scale, "CAUSAL": causal,
-            "WINDOW": window is not None, "LENGTHS": lengths, "BLOCK_D": block_d,
-            "PRECISION": dot_precision(),
-        }  # fmt: skip
+        block_d = _block(q.shape[3])
+        options = constants(q, k, causal, scale, block_d)
+        options |= {"WINDOW": window is not None, "LENGTHS": lengths}
         with on_device(q):
-            launch_delta((cdiv(n_rows, 32),),
-                out, dout, delta, n_rows, length, heads, *head_strides(out, dout),
-                D=dim, ROWS=32, BLOCK_D=block_d, num_warps=4,
-            )  # fmt: skip
+            delta = delta_of(out, dout, lse, block_d)
             dk, dv = _dkdv(q, k, v, dout, lse, delta, kv_length, window, options)
             dq = _dq(q, k, v, dout, lse, delta, kv_length, window, options)
         return dq, dk, dv, None, None, None, None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels import _triton
+from kernels._autograd import needs_gradient
 from kernels._operator import Implementation, own_code, traced_as_constant, unit_stride
 from kernels.attention._masks import RECOMPUTED_ULPS
 
@@ -105,7 +106,7 @@ def _refuses(
         return "flex takes no float64"
     if q.is_cuda and q.shape[-1] < 16:
         return f"flex takes head dimensions of at least 16 on a GPU, not {q.shape[-1]}"
-    if not q.is_cuda and torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
+    if not q.is_cuda and needs_gradient(q, k, v):
         return "flex has no backward pass on the CPU"
     return None
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels import hardware
+from kernels._autograd import needs_gradient
 from kernels._operator import Implementation, traced_as_constant, unit_stride
 from kernels.attention._masks import trivial
 
@@ -57,7 +58,7 @@ class _Library:
                 return f"{self.title} takes no kv_length"
             if kv_length.dim() == 2:
                 return f"{self.title} takes no kv_length for every query"
-            if _needs_grad(q, k, v):
+            if needs_gradient(q, k, v):
                 return f"{self.title} has no gradient with a kv_length"
             if torch.compiler.is_compiling():
                 return f"{self.title} with a kv_length cannot be traced by torch.compile"
@@ -67,7 +68,7 @@ class _Library:
             return (
                 f"{self.title} takes head dimensions 8, 16, ... {self.max_dim}, not {q.shape[-1]}"
             )
-        if self.trained_dims and q.shape[-1] not in self.trained_dims and _needs_grad(q, k, v):
+        if self.trained_dims and q.shape[-1] not in self.trained_dims and needs_gradient(q, k, v):
             return (
                 f"{self.title} has right gradients for head dimensions {self.trained_dims}, "
                 f"not {q.shape[-1]}"
@@ -99,10 +100,6 @@ def _import_problem_once(module: str) -> str:
     except Exception as error:  # noqa: BLE001  a broken build may raise anything
         return f"{module} cannot be imported: {type(error).__name__}: {error}"
     return ""
-
-
-def _needs_grad(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 def _window(causal: bool, window: int | None, everything: Any) -> tuple[Any, Any]:

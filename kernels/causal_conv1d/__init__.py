@@ -175,6 +175,22 @@ def _grid(x: Tensor, tile: Tile) -> tuple[int, int, int, tuple[int, int, int]]:
     return stretch, block, warps, (cdiv(dim, block), cdiv(length, stretch), batch)
 
 
+def _constants(
+    weight: Tensor, bias: Tensor | None, state: Tensor | None, silu: bool
+) -> dict[str, Any]:
+    """What the kernels of both directions take as constants, the tile's apart."""
+    return {
+        "W": weight.shape[1],
+        "SILU": silu,
+        "HAS_BIAS": bias is not None,
+        "HAS_STATE": state is not None,
+    }
+
+
+def _contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor]:
@@ -190,21 +206,18 @@ def _forward(
             grid,
             x,
             weight,
-            bias if bias is None else bias.contiguous(),
-            state if state is None else state.contiguous(),
+            _contiguous(bias),
+            _contiguous(state),
             y,
             final,
             length,
             dim,
             *x.stride()[:2],
             weight.stride(0),
-            W=width,
-            SILU=silu,
-            HAS_BIAS=bias is not None,
-            HAS_STATE=state is not None,
             STRETCH=stretch,
             BLOCK_D=block,
             num_warps=warps,
+            **_constants(weight, bias, state, silu),
         )
     return y, final
 
@@ -236,8 +249,8 @@ def _backward(
             dfinal.contiguous(),
             x,
             weight,
-            bias if bias is None else bias.contiguous(),
-            state if state is None else state.contiguous(),
+            _contiguous(bias),
+            _contiguous(state),
             dx,
             dstate,
             shares,
@@ -246,13 +259,10 @@ def _backward(
             *dy.stride()[:2],
             *x.stride()[:2],
             weight.stride(0),
-            W=width,
-            SILU=silu,
-            HAS_BIAS=bias is not None,
-            HAS_STATE=state is not None,
             STRETCH=stretch,
             BLOCK_D=block,
             num_warps=warps,
+            **_constants(weight, bias, state, silu),
         )
         sums = column_sum(shares, torch.float32)
     return dx, sums, dstate

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels._autograd import applied
+from kernels._autograd import applied, needs_gradient
 from kernels._dispatch import run
 from kernels._operator import (
     Case,
@@ -75,7 +75,7 @@ def moe_experts(
     """
     _validate(x, index, weight, gate_EFD, up_EFD, down_EDF)
     experts = (gate_EFD, up_EFD, down_EDF)
-    if workspace is not None and _learns(x, weight, *experts):
+    if workspace is not None and needs_gradient(x, weight, *experts):
         raise Mistake(
             "moe_experts: a backward pass needs what the next call overwrites in a workspace; pass "
             "none, or run under torch.no_grad()"
@@ -95,11 +95,6 @@ def moe_experts(
         )
     rest = () if workspace is None else (workspace,)
     return run(OP, impl, x, index, weight, gate_EFD, up_EFD, down_EDF, *rest)
-
-
-def _learns(*tensors: Tensor | None) -> bool:
-    """Whether a backward pass follows."""
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors if t is not None)
 
 
 def _validate(
@@ -253,7 +248,7 @@ def _triton(
     down: Tensor,
     workspace: Workspace | None = None,
 ) -> Tensor:
-    learns = _learns(x, weight, gate, up, down)
+    learns = needs_gradient(x, weight, gate, up, down)
     return applied(Experts, x, index, weight, gate, up, down, learns, workspace)
 
 

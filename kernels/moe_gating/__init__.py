@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, once_differentiable
+from kernels._autograd import applied, needs_gradient, once_differentiable
 from kernels._dispatch import run
 from kernels._operator import (
     Case,
@@ -284,8 +284,7 @@ class _Gate(torch.autograd.Function):
 def _triton(
     x: Tensor, weight_EH: Tensor, k: int, renormalise: bool, noise: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    learned = [t.requires_grad for t in (x, weight_EH, noise) if t is not None]
-    keep = torch.is_grad_enabled() and any(learned)
+    keep = needs_gradient(x, weight_EH, noise)
     return applied(_Gate, x, weight_EH, k, renormalise, noise, keep)
 
 

@@ -244,7 +244,7 @@ class Sitting:
         before = dataclasses.replace(files.snapshot(self.state.session), id="earlier")
         before.title = "Earlier sitting"
         state = self.state
-        state.compare_with(before)
+        state.compared.add(before)
         trained = [
             one.index for one in state.session.segments if one.configuration.workload == "train"
         ]

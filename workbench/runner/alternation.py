@@ -27,6 +27,7 @@ from workbench.runner.failures import (
     is_fatal,
     trying_again,
 )
+from workbench.runner.memory import free_memory
 from workbench.runner.rig import Rig
 from workbench.runner.run import RunEnded
 
@@ -112,7 +113,7 @@ class Alternation:
         found = numerics.check(contender.arm, contender.situation)
         rig.arms.keep_numbers(contender.situation, found)
         rig.wire.send(protocol.Facts(segment=contender.segment, ledger=checked.facts(found)))
-        blocks.free_memory()
+        free_memory()
         rig.state("running", f"Warming up {contender.name}")
         self.warm_up(contender)
         self.set_steps(contender)
@@ -221,7 +222,7 @@ class Alternation:
             contender.arm = None
         self._rig.arms.forget_all()
         gc.collect()  # what was compiled holds its model in a cycle
-        blocks.free_memory()
+        free_memory()
 
     def _enter(self, contender: Contender) -> Arm:
         rig = self._rig
@@ -271,7 +272,7 @@ class Alternation:
                 other.arm = None
         if contender.arm is None:
             self._rig.arms.forget_arms()
-            blocks.free_memory()
+            free_memory()
 
     def _attempt(
         self, contender: Contender, run: Callable[[Rig, Contender], TimedBlock | None]

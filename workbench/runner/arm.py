@@ -26,6 +26,7 @@ from workbench.runner.compiles import Compiles
 from workbench.runner.data import Batches, make_batches
 from workbench.runner.failures import Mistake, explain, is_fatal
 from workbench.runner.flops import counting_flops, model_flops
+from workbench.runner.memory import free_memory
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.probe import Probe, probe
 from workbench.runner.rounds import Rounds
@@ -237,8 +238,7 @@ class Arms:
         count = len(self._arms)
         self._arms.clear()
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        free_memory()
         return count
 
     def numbers_of(self, situation: Situation) -> Numerics | None:
@@ -254,8 +254,7 @@ class Arms:
         self._arms.clear()
         self._weights.clear()
         self._numbers.clear()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        free_memory()
 
     def keep_only(self, *situations: Situation) -> None:
         """Free everything if any of it belongs to another model or seed than these."""

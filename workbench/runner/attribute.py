@@ -27,6 +27,7 @@ from workbench.runner.alternation import Alternation
 from workbench.runner.arm import label
 from workbench.runner.blocks import Contender, TimedBlock
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
+from workbench.runner.memory import free_memory
 from workbench.runner.resolve import LONGEST_S, demand, require_unblocked, resolve
 from workbench.runner.rig import Rig
 from workbench.runner.run import RunEnded
@@ -283,7 +284,7 @@ class AttributeRun:
         alternation.contenders.remove(contender)
         alternation.alone = alone
         gc.collect()
-        blocks.free_memory()
+        free_memory()
         text = f"{arm.title}: {arm.state}: {arm.reason}"
         self._rig.wire.send(protocol.Note(kind="warning", text=text))
 

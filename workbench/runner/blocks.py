@@ -12,8 +12,6 @@ import time
 from dataclasses import dataclass
 from statistics import median
 
-import torch
-
 from sessions.model import Phase
 from sessions.statistics import MIN_BLOCK_MS, MIN_BLOCK_STEPS
 from workbench.runner.arm import Arm
@@ -145,9 +143,3 @@ def _run(rig: Rig, arm: Arm, steps: int) -> int:
 
 def _marked(laps: list[Lap], phase: Phase) -> list[Lap]:
     return [lap._replace(phase=phase) for lap in laps]
-
-
-def free_memory() -> None:
-    """Give the allocator's cached memory back, for what is built next."""
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -84,3 +84,9 @@ class HostMemory:
 def make_memory(device: torch.device) -> GpuMemory | HostMemory:
     """The sampler for this device."""
     return GpuMemory(device) if device.type == "cuda" else HostMemory()
+
+
+def free_memory() -> None:
+    """Give the allocator's cached memory back, for what is built next."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

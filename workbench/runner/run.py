@@ -22,6 +22,7 @@ from workbench.runner.blame import failed_options
 from workbench.runner.cures import cure
 from workbench.runner.failures import MEMORY_MAY_CURE, Cancelled, explain, is_fatal, trying_again
 from workbench.runner.finite import FiniteWatch
+from workbench.runner.memory import free_memory
 from workbench.runner.metrics import MetricReader
 from workbench.runner.resolve import check_limits, demand
 from workbench.runner.rig import Rig
@@ -101,8 +102,7 @@ class Run:
             return
         # Outside of the except clause: its traceback would keep the tensors of the failed build.
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        free_memory()
         self._rig.wire.send(failure)
         self.configuration = before.configuration
         if self._arm is None:

@@ -12,8 +12,9 @@ import time
 from sessions import checked
 from sessions.model import Numerics
 from workbench import protocol
-from workbench.runner import blocks, numerics
+from workbench.runner import numerics
 from workbench.runner.arm import Arm
+from workbench.runner.memory import free_memory
 from workbench.runner.rig import Rig
 from workbench.runner.toggles import Situation
 
@@ -56,7 +57,7 @@ class SegmentCheck:
         except numerics.PutOff:
             return
         finally:
-            blocks.free_memory()
+            free_memory()
         seconds = time.perf_counter() - began
         said = f"checked in {seconds:.1f} s, between two steps"
         if found.ok is False:

@@ -27,6 +27,7 @@ from workbench.runner.alternation import WARM_UP_S, Alternation
 from workbench.runner.arm import label
 from workbench.runner.blocks import Contender
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
+from workbench.runner.memory import free_memory
 from workbench.runner.resolve import LONGEST_S, require_unblocked, resolve, tell_left_out
 from workbench.runner.rig import Rig
 from workbench.runner.run import RunEnded
@@ -330,7 +331,7 @@ class SweepRun:
         else:
             self._rig.arms.forget_all()
         gc.collect()
-        blocks.free_memory()
+        free_memory()
 
     # Telling
 

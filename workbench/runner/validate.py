@@ -18,6 +18,7 @@ from workbench.runner.arm import Arm, label
 from workbench.runner.blocks import Contender
 from workbench.runner.checks import Result, fails, not_applicable, passed
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
+from workbench.runner.memory import free_memory
 from workbench.runner.probes.graphs import Break
 from workbench.runner.resolve import demand, require_unblocked, resolve
 from workbench.runner.rig import Rig
@@ -122,7 +123,7 @@ class ValidateRun:
             if is_fatal(error):
                 raise
             failure = explain(error)
-        blocks.free_memory()  # outside of the except clause, whose traceback keeps tensors
+        free_memory()  # outside of the except clause, whose traceback keeps tensors
         return fails(failure.sentence)
 
     @property
@@ -135,7 +136,7 @@ class ValidateRun:
         assert self._situation is not None
         self._contender = None
         self._rig.arms.forget(self._situation, COPY)
-        blocks.free_memory()
+        free_memory()
         return self._situation
 
     def _report(self, name: str, result: Result) -> None:
@@ -228,7 +229,7 @@ class ValidateRun:
                 result = self._one_batch(other)
             finally:
                 self._rig.arms.forget(other, COPY)
-                blocks.free_memory()
+                free_memory()
             states.add(result.status)
             said.append(f"batch {batch}: {result.evidence}")
             self._arms.take_commands()

@@ -108,7 +108,7 @@ def _no_redo(state: AppState) -> str:
 
 
 def _no_comparison(state: AppState) -> str:
-    return "" if state.compared else "No session is compared."
+    return "" if state.compared.sessions else "No session is compared."
 
 
 def _no_runner_wanted(state: AppState) -> str:
@@ -208,7 +208,7 @@ ACTIONS = (
     Action("compare", "Compare with …", "Compare", "compare", dialogs.compare, "Ctrl+Shift+O",
            "Put the sessions of files beside this one"),
     Action("clear-compared", "Clear comparison", "Compare", "close",
-           lambda w: w.state.clear_compared(), "", "Take every other session away",
+           lambda w: w.state.compared.clear(), "", "Take every other session away",
            _no_comparison),
     Action("doctor", "Doctor", "Help", "doctor", dialogs.doctor, "",
            "What this machine has, what is missing and what it would enable"),

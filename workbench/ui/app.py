@@ -54,7 +54,7 @@ def build(application, arguments: argparse.Namespace) -> MainWindow:  # type: ig
     window = MainWindow(state, settings, appearance)
     state.start_runner()
     for number, path in enumerate(arguments.files):
-        (state.add_compared if number else window.open_path)(path)
+        (state.compared.open if number else window.open_path)(path)
     return window
 
 

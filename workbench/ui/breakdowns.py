@@ -38,7 +38,7 @@ class Breakdowns(QObject):
             for number, study in enumerate(own, 1)
             if study is not shown
         ]
-        for session in state.compared:
+        for session in state.compared.sessions:
             found += [
                 (f"{session.title}: {study.title}", study) for study in breakdown.profiles(session)
             ]

@@ -71,7 +71,6 @@ class Demo(QObject):
         self._say = say
         self._acts: list[Act] = []
         self._segments = 0  # that the demo has asked for
-        self._began_s = 0.0  # of the present segment
         self.outcome = Outcome()
         self._timer = QTimer(self)
         self._timer.timeout.connect(self._look)

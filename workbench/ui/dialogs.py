@@ -52,7 +52,7 @@ def compare(window: MainWindow) -> None:
     """Ask for files and put their sessions beside the one that is shown."""
     names, _ = QFileDialog.getOpenFileNames(window, "Compare with", folder(), files.FILTER)
     for name in names:
-        window.state.add_compared(Path(name))
+        window.state.compared.open(Path(name))
 
 
 def save(window: MainWindow) -> None:

@@ -12,7 +12,6 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyqtgraph as pg
@@ -21,14 +20,12 @@ from PySide6.QtGui import QGuiApplication, QImage, QPageSize, QPainter, QPdfWrit
 from PySide6.QtSvg import QSvgGenerator
 from PySide6.QtWidgets import QApplication
 
+from sessions.tables import Table
 from workbench.ui.plots import PLOTS, Plot, Run
 from workbench.ui.plots._canvas import Canvas
 from workbench.ui.plots._plot import DrawnTable
 from workbench.ui.style import paper_style, shade
 from workbench.ui.theme import PRINT, Theme
-
-if TYPE_CHECKING:
-    from sessions.tables import Table
 
 SUFFIXES = (".png", ".svg", ".pdf", ".csv")
 TABLE_SUFFIXES = (".csv", ".md")
@@ -151,13 +148,6 @@ def copy_data(plot: Plot, runs: Sequence[Run], options: Mapping[str, str] | None
 def copy_table(table: Table, suffix: str) -> None:
     """Put a table on the clipboard as ``.csv`` or ``.md``."""
     QGuiApplication.clipboard().setText(table_text(table, suffix))
-
-
-def export_table(table: Table, path: str | os.PathLike[str]) -> Path:
-    """Write a table to ``path``, as CSV or Markdown by its suffix; raises ``ExportError``."""
-    target = Path(path)
-    _write(target, table_text(table, target.suffix.lower()).encode())
-    return target
 
 
 def table_text(table: Table, suffix: str) -> str:

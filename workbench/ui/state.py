@@ -20,6 +20,7 @@ from workbench.ui.arrivals import MEASURED, touched
 from workbench.ui.attributions import Attributions
 from workbench.ui.breakdowns import Breakdowns
 from workbench.ui.checklists import Checklists
+from workbench.ui.compared import Compared
 from workbench.ui.offers import Offers
 from workbench.ui.presets import Presets
 from workbench.ui.reproductions import Reproductions
@@ -44,7 +45,7 @@ class AppState(QObject):
 
     Panels read attributes, subscribe to signals and call methods. ``session`` is the session that
     is shown: the live one (``live`` is true, it grows) or one that was opened from a file.
-    ``compared`` are the sessions beside it. Nothing here blocks.
+    ``compared`` has the sessions beside it. Nothing here blocks.
     """
 
     catalogueChanged = Signal()
@@ -87,7 +88,7 @@ class AppState(QObject):
         self.session: Session = self.recorder.session
         self.path: Path | None = None  # the file of the shown session
         self.saved = True  # nothing was measured or noted since the live session was saved
-        self.compared: list[Session] = []
+        self.compared = Compared(self)
         self.baseline = 0  # index of the segment that ratios refer to
         self.selection: int | None = None  # index of the selected segment
         self.follow = True  # the plots scroll with the newest step
@@ -386,26 +387,6 @@ class AppState(QObject):
         self.tasks.start(
             lambda: files.read(path), lambda session: self._opened(session, path), self.refuse
         )
-
-    def add_compared(self, path: Path) -> None:
-        """Put the session of a file beside the one that is shown, once it is read."""
-        self.tasks.start(lambda: files.read(path), self.compare_with, self.refuse)
-
-    def compare_with(self, session: Session) -> None:
-        """Put a session beside the one that is shown; one that is there already is left out."""
-        if all(session.id != other.id for other in [self.session, *self.compared]):
-            self.compared.append(session)
-            self.comparedChanged.emit()
-
-    def remove_compared(self, session: Session) -> None:
-        """Take a session out of the comparison."""
-        self.compared.remove(session)
-        self.comparedChanged.emit()
-
-    def clear_compared(self) -> None:
-        """Leave the shown session alone."""
-        self.compared.clear()
-        self.comparedChanged.emit()
 
     def save_session(self, path: Path) -> None:
         """Write the session that is shown, as it is now, to a file."""

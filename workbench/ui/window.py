@@ -289,7 +289,7 @@ class MainWindow(QMainWindow):
         event.acceptProposedAction()
         for path in menus.dropped(event.mimeData()):
             if self.state.session.segments or self.state.path is not None:
-                self.state.add_compared(path)
+                self.state.compared.open(path)
             else:
                 self.open_path(path)
 
@@ -323,7 +323,7 @@ class MainWindow(QMainWindow):
         self.setWindowTitle(f"{session.title} - GPU optimization workbench")
 
     def _show_comparison(self) -> None:
-        if self.state.compared:
+        if self.state.compared.sessions:
             self.desk.bring("compare")
 
     def _show_text(self) -> None:

@@ -85,7 +85,7 @@ def test_compiled_code_is_set_against_it_by_class_with_the_reason(state, filled)
 
 
 def test_a_profile_of_a_session_beside_it_can_be_set_against_it(qtbot, state, filled):
-    state.compare_with(profile_samples.session(1, title="last week"))
+    state.compared.add(profile_samples.session(1, title="last week"))
     qtbot.waitUntil(lambda: filled.against.count() == 3)
     assert filled.against.itemText(2).startswith("last week: hydra base train")
 

@@ -29,7 +29,7 @@ def three(qtbot, panel, state):
     state.session = sessions[0]
     state.sessionChanged.emit()
     for session in sessions[1:]:
-        state.compare_with(session)
+        state.compared.add(session)
     settle(qtbot, panel, 3)
     return sessions
 
@@ -97,14 +97,14 @@ def test_a_session_can_be_taken_out_but_the_shown_one_cannot(qtbot, panel, three
     panel.sessions.cellWidget(1, 7).click()
     settle(qtbot, panel, 2)
     assert cells(panel, 0) == ["base", "ladder"]
-    state.clear_compared()
+    state.compared.clear()
     qtbot.waitUntil(lambda: panel._pages.currentWidget() is panel._empty)
 
 
 def test_a_different_driver_is_warned_of_and_listed(qtbot, panel, three, state):
     other = gpu_session(1, 300, seed=9, title="other driver")
     other.environment["driver"] = "570.10"
-    state.compare_with(other)
+    state.compared.add(other)
     settle(qtbot, panel, 4)
     assert panel._warning.isVisible()
     assert any("driver differs" in text for text in panel.found.comparison.warnings)
@@ -114,7 +114,7 @@ def test_a_different_driver_is_warned_of_and_listed(qtbot, panel, three, state):
 
 
 def test_gpu_and_cpu_times_are_not_given_a_ratio(qtbot, panel, three, state):
-    state.compare_with(cpu_session(300))
+    state.compared.add(cpu_session(300))
     settle(qtbot, panel, 4)
     assert "cannot be compared" in cells(panel, 2)[3]
 
@@ -123,8 +123,8 @@ def test_sessions_without_steady_steps_are_refused_in_a_sentence(qtbot, panel, s
     session = gpu_session(1, 4, title="short")
     state.session = session
     state.sessionChanged.emit()
-    state.compare_with(gpu_session(1, 100, title="long"))
-    state.compare_with(empty_session())
+    state.compared.add(gpu_session(1, 100, title="long"))
+    state.compared.add(empty_session())
     qtbot.waitUntil(lambda: bool(panel.found and panel.found.reason), timeout=60_000)
     assert panel._pages.currentWidget() is panel._empty
     assert "no steady steps" in panel._empty._sentence.text()
@@ -153,7 +153,7 @@ def test_the_theme_is_followed(panel, three, state):
 def test_a_live_session_is_compared_as_it_was_when_asked(qtbot, panel, show, state):
     live = gpu_session(1, 300, seed=1, title="live")
     show(live)
-    state.compare_with(gpu_session(1, 300, seed=2, title="saved"))
+    state.compared.add(gpu_session(1, 300, seed=2, title="saved"))
     settle(qtbot, panel, 2)
     run = panel.found.runs[0]
     assert run.session is not live
@@ -163,7 +163,7 @@ def test_a_live_session_is_compared_as_it_was_when_asked(qtbot, panel, show, sta
 
 
 def test_a_ratio_without_an_interval_says_why(qtbot, panel, three, state):
-    state.compare_with(gpu_session(1, 60, seed=7, title="short"))
+    state.compared.add(gpu_session(1, 60, seed=7, title="short"))
     settle(qtbot, panel, 4)
     assert cells(panel, 2)[3].endswith("×, no interval: too few independent blocks")
     assert "run at least" in panel.sessions.item(3, 2).toolTip()

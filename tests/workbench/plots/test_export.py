@@ -214,13 +214,15 @@ def test_image_and_data_go_to_the_clipboard(runs):
     assert len(lines) == 5
 
 
-def test_tables_are_written_as_csv_and_markdown(tmp_path):
+def test_tables_go_to_the_clipboard_as_csv_and_markdown(qapp):
     sessions: list[Session] = [gpu_session(1, 300, seed=seed, title=f"s{seed}") for seed in (1, 2)]
     table = comparison_table(compare(sessions))
-    assert export.export_table(table, tmp_path / "a.csv").read_text().startswith("session,")
-    assert "| --- |" in export.export_table(table, tmp_path / "a.md").read_text()
+    export.copy_table(table, ".csv")
+    assert QGuiApplication.clipboard().text().startswith("session,")
+    export.copy_table(table, ".md")
+    assert "| --- |" in QGuiApplication.clipboard().text()
     with pytest.raises(export.ExportError, match=r"unknown suffix '.xls', expected one of .csv"):
-        export.export_table(table, tmp_path / "a.xls")
+        export.copy_table(table, ".xls")
 
 
 def test_export_needs_no_application_no_window_and_no_display(tmp_path):

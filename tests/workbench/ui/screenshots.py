@@ -133,7 +133,7 @@ def arrange(window, situation: str) -> None:
         window.desk.bring("events")
     elif situation == "compare":
         for session in compared():
-            window.state.compare_with(session)
+            window.state.compared.add(session)
         window.desk.bring("compare")
     elif situation == "verdict":
         kept = state.session.comparisons

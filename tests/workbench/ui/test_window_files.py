@@ -74,10 +74,10 @@ def test_the_first_dropped_file_opens_and_the_second_compares(qtbot, ready, save
     qtbot.waitUntil(lambda: ready.state.session.title == "one")
     assert not ready.state.live
     assert drop(ready, saved[1])
-    qtbot.waitUntil(lambda: len(ready.state.compared) == 1)
-    assert ready.state.compared[0].title == "two"
+    qtbot.waitUntil(lambda: len(ready.state.compared.sessions) == 1)
+    assert ready.state.compared.sessions[0].title == "two"
     ready.actions_["clear-compared"].trigger()
-    assert not ready.state.compared
+    assert not ready.state.compared.sessions
 
 
 def test_other_files_cannot_be_dropped(ready, tmp_path):

@@ -29,7 +29,7 @@ def test_a_run_is_drawn_compared_and_copied_in_one_window(qapp, qtbot, state, se
     colours = {picture.pixel(x, y) for x in range(0, picture.width(), 3) for y in range(0, 300, 3)}
     assert len(colours) > 20
 
-    state.compare_with(session("another"))
+    state.compared.add(session("another"))
     qtbot.waitUntil(lambda: window.compare.isVisible())
     window.set_theme("light")
     state.stop()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import (
@@ -15,11 +14,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from sessions.tables import Table, text
 from workbench.ui import fonts
 from workbench.ui.panels.segments import ROW_HEIGHT
-
-if TYPE_CHECKING:
-    from sessions.tables import Table
 
 FIGURE_SPACE, POINT_SPACE = "\u2007", "\u2008"  # as wide as a figure, as a point
 _NUMBER = re.compile(r"[+−-]?[\d,]+(?:\.(\d+))?")
@@ -67,8 +64,6 @@ class CalmTable(QTableWidget):
 
     def show_table(self, table: Table) -> None:
         """Show a table of a session; what is no text is a number."""
-        from sessions.tables import text
-
         shown = [[text(cell) for cell in row] for row in table.rows]
         columns = [aligned(column) for column in zip(*shown, strict=True)]
         if self.columnCount() != len(table.columns):

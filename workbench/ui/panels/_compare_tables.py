@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from PySide6.QtCore import QPoint, Qt, Signal
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import (
@@ -15,6 +13,9 @@ from PySide6.QtWidgets import (
 )
 
 from sessions import checked
+from sessions.comparison import Arm, Comparison
+from sessions.statistics import Ratio
+from sessions.tables import differences_table, number
 from workbench.ui import fonts
 from workbench.ui.icons import icon
 from workbench.ui.option_picker import CalmComboBox
@@ -25,10 +26,6 @@ from workbench.ui.panels.segments import ROW_HEIGHT
 from workbench.ui.plots import Run
 from workbench.ui.plots._units import BYTES
 from workbench.ui.state import AppState
-
-if TYPE_CHECKING:
-    from sessions.comparison import Arm, Comparison
-    from sessions.statistics import Ratio
 
 _COLUMNS = (
     "Session",
@@ -80,8 +77,6 @@ class SessionsTable(CalmTable):
 
     def show_comparison(self, runs: list[Run], comparison: Comparison) -> None:
         """Fill the rows."""
-        from sessions.tables import number
-
         self._runs = runs
         self.setRowCount(len(runs))
         for row, (run, arm) in enumerate(zip(runs, comparison.arms, strict=True)):
@@ -120,7 +115,7 @@ class SessionsTable(CalmTable):
         button.setAutoRaise(True)
         button.setIconSize(_parts.SMALL_ICON)
         button.setIcon(icon("close", self._state.theme, "muted"))
-        removable = any(session.id == run.session.id for session in self._state.compared)
+        removable = any(session.id == run.session.id for session in self._state.compared.sessions)
         button.setEnabled(removable)
         button.setToolTip(
             "Take this session out of the comparison"
@@ -140,7 +135,7 @@ class SessionsTable(CalmTable):
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.addAction("Set as baseline", lambda: self.baselineChosen.emit(session))
         remove = menu.addAction("Take out", lambda: self.removed.emit(session))
-        remove.setEnabled(any(other.id == session.id for other in self._state.compared))
+        remove.setEnabled(any(other.id == session.id for other in self._state.compared.sessions))
         menu.popup(self.viewport().mapToGlobal(place))
 
 
@@ -149,8 +144,6 @@ class DifferencesTable(CalmTable):
 
     def show_comparison(self, comparison: Comparison) -> None:
         """Fill the rows."""
-        from sessions.tables import differences_table
-
         self.show_table(differences_table(comparison))
 
 
@@ -163,8 +156,6 @@ def verdict(arm: Arm) -> str:
 
 
 def _by_time(found: Ratio) -> str:
-    from sessions.tables import number
-
     if found.low is None or found.high is None:
         return f"{number(found.ratio)} ×, no interval: {found.reason.partition(':')[0]}"
     error = (found.high - found.low) / 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelIndex, Qt
 from PySide6.QtGui import QColor, QIcon, QPainter, QPixmap
@@ -12,13 +12,11 @@ from PySide6.QtWidgets import QWidget
 
 from sessions import checked
 from sessions.ceilings import ceiling_words
+from sessions.tables import MISSING, Table, text
 from workbench.ui import fonts
 from workbench.ui.icons import icon
 from workbench.ui.state import AppState
 from workbench.ui.theme import Theme
-
-if TYPE_CHECKING:
-    from sessions.tables import Table
 
 Index = QModelIndex | QPersistentModelIndex
 SWATCH = 10
@@ -136,8 +134,6 @@ class SegmentModel(QAbstractTableModel):
 
 def condensed(table: Table, baseline: int) -> Shown:
     """The table with one column for all that differs, and one for the ratio's interval."""
-    from sessions.tables import MISSING, text
-
     names = [column.name for column in table.columns]
     place = {name: names.index(name) for name in MEASURED if name in names}
     different = [at for at in range(1, len(names)) if at not in place.values()]

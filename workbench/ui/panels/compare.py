@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import (
@@ -18,8 +17,10 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from sessions.comparison import Comparison, choose, compare
 from sessions.errors import SessionError
 from sessions.model import Session
+from sessions.tables import comparison_table
 from workbench.ui import export, files
 from workbench.ui.icons import icon
 from workbench.ui.panels import _parts
@@ -30,9 +31,6 @@ from workbench.ui.plots import PLOTS, Run
 from workbench.ui.plots._distributions import distributions
 from workbench.ui.plots._steps import rolling
 from workbench.ui.state import AppState
-
-if TYPE_CHECKING:
-    from sessions.comparison import Comparison
 
 LIVE_MS = 3000  # between two comparisons while one of the sessions grows
 _ALIGNED = {"By time": "time", "By step": "step"}
@@ -114,8 +112,6 @@ class ComparePanel(QWidget):
     def copy_table(self, suffix: str) -> None:
         """Put the table of ratios on the clipboard as ``.csv`` or ``.md``."""
         if self.found is not None and self.found.comparison is not None:
-            from sessions.tables import comparison_table
-
             export.copy_table(comparison_table(self.found.comparison), suffix)
 
     def _make_body(self) -> QWidget:
@@ -165,12 +161,12 @@ class ComparePanel(QWidget):
         return bar
 
     def _remove(self, session: Session) -> None:
-        if session in self._state.compared:
-            self._state.remove_compared(session)
+        if session in self._state.compared.sessions:
+            self._state.compared.remove(session)
 
     def _compute_in(self, delay_ms: int) -> None:
         """Work everything out anew; what only grows can wait, and needs a live session."""
-        if delay_ms and not (self._state.live and self._state.compared):
+        if delay_ms and not (self._state.live and self._state.compared.sessions):
             return
         if not self._timer.isActive() or delay_ms == 0:
             self._timer.start(delay_ms)
@@ -179,7 +175,7 @@ class ComparePanel(QWidget):
         if self._busy:
             self._stale = True
             return
-        candidates = [self._state.session, *self._state.compared]
+        candidates = [self._state.session, *self._state.compared.sessions]
         sessions = [session for session in candidates if session.segments]
         known = {session.id for session in sessions}
         self._runs = {key: run for key, run in self._runs.items() if key in known}
@@ -251,8 +247,6 @@ def work_out(runs: list[Run], baseline: int, chosen: list[int | None]) -> Found:
 
     A session without a choice takes part with its segment of the most steady steps.
     """
-    from sessions.comparison import choose, compare  # brings scipy, which loads slowly
-
     sessions = [run.session for run in runs]
     try:
         places = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import (
     QPoint,
@@ -24,6 +23,7 @@ from PySide6.QtWidgets import (
 
 from sessions import reproduce
 from sessions.model import Segment, Session
+from sessions.tables import Table, segments_table
 from workbench.protocol import Failure
 from workbench.ui import draft, files
 from workbench.ui.panels import _parts
@@ -31,9 +31,6 @@ from workbench.ui.panels._segment_model import SWATCH, SegmentModel
 from workbench.ui.panels._segment_model import swatch as swatch
 from workbench.ui.panels.empty import Empty
 from workbench.ui.state import AppState
-
-if TYPE_CHECKING:
-    from sessions.tables import Table
 
 ROW_HEIGHT = 26
 PERIOD_MS = 1000  # between two computations while steps arrive
@@ -199,7 +196,5 @@ def _copy_command(segment: Segment) -> None:
 
 def _tabulate(session: Session, baseline: int) -> tuple[Table, float]:
     """The table and the seconds of processor time that it took."""
-    from sessions.tables import segments_table  # brings scipy, which loads slowly
-
     began = time.thread_time()
     return segments_table(session, baseline), time.thread_time() - began

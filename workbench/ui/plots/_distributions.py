@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sessions.model import Segment
+from sessions.statistics import steady_ms
 from workbench.ui.plots._arrays import Array
 from workbench.ui.plots._canvas import Canvas
 from workbench.ui.plots._plot import Run
@@ -31,8 +32,6 @@ def distributions(runs: Sequence[Run]) -> list[Distribution]:
     The segments of one session have the colours of their numbers; sessions with one segment each
     have the runs' colours.
     """
-    from sessions.statistics import steady_ms  # brings scipy, which loads slowly
-
     chosen = [(run, segment) for run in runs for segment in run.chosen()]
     single = len(runs) > 1 and all(len(run.chosen()) <= 1 for run in runs)
     found: list[Distribution] = []

@@ -71,7 +71,7 @@ class Plot:
     name: str
     title: str
     help: str
-    draw: Callable[..., None]
+    draw: Draw
     table: Callable[..., DrawnTable]
     can_show: Callable[[Sequence[Run]], str | None]
     axis: str  # "time" (x is the session's clock; may be live) or "value"

@@ -12,6 +12,7 @@ import numpy as np
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QBrush, QPainter
 
+from sessions.statistics import ecdf
 from workbench.ui.plots import _strokes
 from workbench.ui.plots._arrays import Array
 from workbench.ui.plots._canvas import Canvas
@@ -40,15 +41,10 @@ class Curve(Layer):
         super().__init__()
         self._distribution = distribution
         self._style = style
-        values = distribution.values
-        count = len(values)
-        if count > _RANKS:
-            ranks = np.unique(np.linspace(0, count - 1, _RANKS).round().astype(np.int64))
-        else:
-            ranks = np.arange(count)
+        times_ms, shares = ecdf(distribution.values, _RANKS)
         # A stair: up at each value, level between them.
-        self._x = np.repeat(values[ranks], 2)
-        self._y = np.concatenate([[0.0], np.repeat((ranks + 1) / count, 2)[:-1]]) * 100
+        self._x = np.repeat(times_ms, 2)
+        self._y = np.concatenate([[0.0], np.repeat(shares, 2)[:-1]]) * 100
 
     def entries(self) -> list[Entry]:
         """The segment's name and median."""

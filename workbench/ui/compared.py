@@ -1,0 +1,40 @@
+"""The sessions beside the one that is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sessions.model import Session
+from workbench.ui import files
+
+if TYPE_CHECKING:
+    from workbench.ui.state import AppState
+
+
+class Compared:
+    """What the shown session is compared with; the state's ``comparedChanged`` tells of changes."""
+
+    def __init__(self, state: AppState) -> None:
+        self._state = state
+        self.sessions: list[Session] = []
+
+    def open(self, path: Path) -> None:
+        """Add the session of a file, or of a journal, once it is read."""
+        self._state.tasks.start(lambda: files.read(path), self.add, self._state.refuse)
+
+    def add(self, session: Session) -> None:
+        """Add a session; one that is shown or here already is left out."""
+        if all(session.id != other.id for other in [self._state.session, *self.sessions]):
+            self.sessions.append(session)
+            self._state.comparedChanged.emit()
+
+    def remove(self, session: Session) -> None:
+        """Take a session away."""
+        self.sessions.remove(session)
+        self._state.comparedChanged.emit()
+
+    def clear(self) -> None:
+        """Leave the shown session alone."""
+        self.sessions.clear()
+        self._state.comparedChanged.emit()
