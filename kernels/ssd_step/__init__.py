@@ -121,6 +121,36 @@ def _key(x: Tensor, b: Tensor, state: Tensor) -> Key:
     return x.get_device(), dim, b.shape[2], x.dtype, state.dtype, size_class(batch * heads)
 
 
+def _laid_out(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor,
+    d: Tensor | None,
+    bias: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """As the kernels read them, copied only if they must be."""
+    return (
+        unit_stride(x),
+        dt,
+        a.contiguous(),
+        unit_stride(b),
+        unit_stride(c),
+        state.contiguous(),
+        d if d is None else d.contiguous(),
+        bias if bias is None else bias.contiguous(),
+    )
+
+
+def _strides(read: tuple[Tensor | None, ...]) -> tuple[int, ...]:
+    """Of samples, and of heads or groups: x, dt, B and C."""
+    x, dt, _, b, c, *_ = read
+    assert x is not None and dt is not None and b is not None and c is not None
+    return *x.stride()[:2], *dt.stride()[:2], *b.stride()[:2], *c.stride()[:2]
+
+
 def _forward(
     x: Tensor,
     dt: Tensor,
@@ -135,27 +165,17 @@ def _forward(
     (batch, heads, dim), (groups, n_states) = x.shape, b.shape[1:]
     y = blank(x)
     new = blank(state)
-    x, b, c = unit_stride(x), unit_stride(b), unit_stride(c)
+    read = _laid_out(x, dt, a, b, c, state, d, bias)
     key = _key(x, b, state)
     block_p, warps = _FORWARD.tile(key, _forward, x, dt, a, b, c, state, d, bias, softplus)
     with on_device(x):
         launch_step(
             (cdiv(dim, block_p), heads, batch),
-            x,
-            dt,
-            a.contiguous(),
-            b,
-            c,
-            state.contiguous(),
-            d if d is None else d.contiguous(),
-            bias if bias is None else bias.contiguous(),
+            *read,
             y,
             new,
             heads // groups,
-            *x.stride()[:2],
-            *dt.stride()[:2],
-            *b.stride()[:2],
-            *c.stride()[:2],
+            *_strides(read),
             P=dim,
             N=n_states,
             SOFTPLUS=softplus,
@@ -189,7 +209,7 @@ def _backward(
     db, dc = (torch.empty(batch, heads, n_states, dtype=shared, device=x.device) for _ in range(2))
     dstate = blank(state) if need_state else None
     share = torch.empty(batch, 3 * heads, dtype=torch.float32, device=x.device)
-    dy, x, b, c = unit_stride(dy), unit_stride(x), unit_stride(b), unit_stride(c)
+    dy, read = unit_stride(dy), _laid_out(x, dt, a, b, c, state, d, bias)
     key = (*_key(x, b, state), need_state)
     block_p, warps = _BACKWARD.tile(
         key, _backward, dy, dnew, x, dt, a, b, c, state, d, bias, softplus, need_state
@@ -199,14 +219,7 @@ def _backward(
             (heads, batch),
             dy,
             dnew.contiguous(),
-            x,
-            dt,
-            a.contiguous(),
-            b,
-            c,
-            state.contiguous(),
-            d if d is None else d.contiguous(),
-            bias if bias is None else bias.contiguous(),
+            *read,
             dx,
             ddt,
             db,
@@ -215,10 +228,7 @@ def _backward(
             share,
             heads // groups,
             *dy.stride()[:2],
-            *x.stride()[:2],
-            *dt.stride()[:2],
-            *b.stride()[:2],
-            *c.stride()[:2],
+            *_strides(read),
             P=dim,
             N=n_states,
             SOFTPLUS=softplus,

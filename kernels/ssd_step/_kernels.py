@@ -13,6 +13,15 @@ from kernels.ssd_scan._kernels import soft_step
 
 
 @triton.jit
+def _raw_step(dt_ptr, bias_ptr, i_b, i_h, dt_batch, dt_head, HAS_BIAS: tl.constexpr):
+    """The step size of a head with its bias, before softplus."""
+    raw = tl.load(dt_ptr + i_b * dt_batch + i_h * dt_head).to(tl.float32)
+    if HAS_BIAS:
+        raw += tl.load(bias_ptr + i_h).to(tl.float32)
+    return raw
+
+
+@triton.jit
 def ssd_step_kernel(
     x_ptr,
     dt_ptr,
@@ -49,9 +58,7 @@ def ssd_step_kernel(
     o_n = tl.arange(0, BLOCK_N)
     m_p = o_p < P
     m_n = o_n < N
-    dt = tl.load(dt_ptr + i_b * dt_batch + i_h * dt_head).to(tl.float32)
-    if HAS_BIAS:
-        dt += tl.load(bias_ptr + i_h).to(tl.float32)
+    dt = _raw_step(dt_ptr, bias_ptr, i_b, i_h, dt_batch, dt_head, HAS_BIAS)
     if SOFTPLUS:
         dt = soft_step(dt)
     fall = tl.exp(dt.to(tl.float64) * tl.load(a_ptr + i_h).to(tl.float64)).to(tl.float32)
@@ -120,9 +127,7 @@ def ssd_step_backward_kernel(
     i_head = i_b * n_heads + i_h
     o_n = tl.arange(0, BLOCK_N)
     m_n = o_n < N
-    raw = tl.load(dt_ptr + i_b * dt_batch + i_h * dt_head).to(tl.float32)
-    if HAS_BIAS:
-        raw += tl.load(bias_ptr + i_h).to(tl.float32)
+    raw = _raw_step(dt_ptr, bias_ptr, i_b, i_h, dt_batch, dt_head, HAS_BIAS)
     dt = raw
     if SOFTPLUS:
         dt = soft_step(raw)
