@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from fake_catalogue import catalogue
 from fake_session import session
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QFontMetrics
 from PySide6.QtWidgets import QLabel, QPushButton, QTextEdit, QVBoxLayout, QWidget
 
@@ -122,11 +123,11 @@ def test_an_attributions_words_have_the_colours_of_verdicts_and_its_notes_are_wh
 
 
 def test_the_left_column_is_never_narrower_than_its_texts(qtbot, window):
-    window.resize(2560, 1000)
-    window.resize(900, 800)
-    qtbot.waitUntil(lambda: window.width() == 900)
+    docks = window.desk.docks
+    window.desk.resizeDocks([docks["build"], docks["live"]], [100, 1180], Qt.Orientation.Horizontal)
+    qtbot.waitUntil(lambda: docks["live"].width() > 900)
     for name in ("build", "toggles"):
-        assert window.desk.docks[name].width() >= 300
+        assert docks[name].width() >= 300
 
 
 @pytest.fixture
@@ -147,7 +148,7 @@ def test_the_status_bar_keeps_its_height_when_progress_comes_and_goes(qtbot, off
     qtbot.waitUntil(bar._progress.isVisible)
     bar.close_timer()
     assert bar._cancel.isVisible()
-    assert bar.height() == bar.minimumHeight() == idle
+    assert bar.height() == bar.minimumHeight() == bar.maximumHeight() == idle
     assert bar._cancel.sizeHint().height() < idle
 
 
