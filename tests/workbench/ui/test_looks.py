@@ -124,8 +124,9 @@ def test_an_attributions_words_have_the_colours_of_verdicts_and_its_notes_are_wh
 
 def test_the_left_column_is_never_narrower_than_its_texts(qtbot, window):
     docks = window.desk.docks
+    qtbot.waitUntil(lambda: docks["build"].width() > 340)
     window.desk.resizeDocks([docks["build"], docks["live"]], [100, 1180], Qt.Orientation.Horizontal)
-    qtbot.waitUntil(lambda: docks["live"].width() > 900)
+    qtbot.waitUntil(lambda: docks["build"].width() < 340)
     for name in ("build", "toggles"):
         assert docks[name].width() >= 300
 
