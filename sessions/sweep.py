@@ -274,7 +274,7 @@ def name_of(study: Study, curve: Curve) -> str:
 def points_table(study: Study) -> Table:
     """One row a point, ascending, each arm in turn; the last column says what went wrong."""
     numeric = is_numeric(study)
-    first = [Column(title) for title in map(str, study.asked["fields"])]
+    first = [Column(field_title(study, place)) for place in range(dimensions(study))]
     columns = [
         *first,
         Column("arm"),

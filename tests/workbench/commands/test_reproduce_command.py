@@ -90,7 +90,7 @@ def test_on_the_cpu_what_is_about_a_gpu_is_not_asked_for(ran, sent, capsys):
     )
     assert sum(isinstance(one, protocol.Attribute) for one in told) == 1
     out = capsys.readouterr().out
-    assert "2 holds, 2 not applicable here" in out
+    assert "2 hold, 2 not applicable here" in out
 
 
 def test_where_nothing_can_be_measured_nothing_is_asked_for_and_it_says_so(ran, sent, capsys):

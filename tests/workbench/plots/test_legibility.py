@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import attribution_samples
 import pytest
 from PySide6.QtCore import QPointF, QRectF
@@ -12,7 +10,7 @@ from synthetic import cpu_session, gpu_session
 from test_plots import STYLES, painted
 
 from sessions import sweep
-from sessions.model import Event, Session
+from sessions.model import Event
 from sessions.scaling import Scaling
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels.live import _LEAST_PX, _LINE_PX, LivePanel
@@ -135,16 +133,3 @@ def test_a_field_is_called_by_what_it_counts():
     study = attribution_samples.study()
     study.asked.update(asked)
     assert [sweep.field_title(study, place) for place in (0, 1)] == ["sequence", "kv heads"]
-
-
-def test_every_pair_of_legend_entries_of_a_live_plot_is_apart():
-    session = Session(title="one", segments=gpu_session(2, 60).segments)
-    _, canvas = painted(PLOTS["step_time"], [Run(session)], STYLES["dark"], size=(1040, 160))
-    header, metrics = canvas.header, QFontMetricsF(STYLES["dark"].font())
-    spans = [
-        (row, left, left + header._entry_width(entry, metrics))
-        for (left, row), entry in zip(header._places, canvas.entries(), strict=True)
-    ]
-    assert len(spans) > 3
-    for (row, _, end), (other, start, _) in itertools.pairwise(spans):
-        assert row != other or end < start

@@ -68,7 +68,7 @@ def test_one_claims_experiment_is_measured_live_by_the_runner_and_kept(
     assert shown(panel, "CUDA graphs on top of it", unit="x faster than without graphs")[0] == (
         "Does not hold"
     )
-    assert panel.headline.text() == "3 claims: 2 holds, 1 does not hold"
+    assert panel.headline.text() == "3 claims: 2 hold, 1 does not hold"
     assert panel.run_all.isEnabled() and not state.saved
     (study,) = claims.studies(state.session)
     assert study.asked["budget_s"] == 4 and study.facts["final"]

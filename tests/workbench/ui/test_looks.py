@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from fake_catalogue import catalogue
 from fake_session import session
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QFontMetrics
 from PySide6.QtWidgets import QLabel, QPushButton, QTextEdit, QVBoxLayout, QWidget
 
@@ -18,9 +19,10 @@ from sessions.numbers import MISSING
 from sessions.tables import Column, Table
 from workbench import protocol
 from workbench.ui.panels._bar import Bar
-from workbench.ui.panels._calm_table import FIGURE_SPACE, POINT_SPACE, aligned, headed
+from workbench.ui.panels._calm_table import FIGURE_SPACE, POINT_SPACE, CalmTable, aligned, headed
 from workbench.ui.panels._table_view import TableView
 from workbench.ui.panels._verdicts_table import WITHOUT, apart
+from workbench.ui.panels.attribution import AttributionPanel
 from workbench.ui.status import StatusBar
 from workbench.ui.theme import DARK
 
@@ -93,21 +95,20 @@ def test_a_bars_line_stands_level_with_its_button(qtbot):
     assert max(middles) - min(middles) <= 2, middles
 
 
-def test_an_attributions_words_have_the_colours_of_verdicts_and_its_notes_are_whole(qtbot, window):
-    window.resize(1440, 900)
-    shown = Session(title="attributed")
-    shown.studies.append(attribution_samples.study(memory=False))
-    window.attribute()
-    window.state._show(shown)
-    panel = window.attribution
-    panel._show()
+def test_an_attributions_words_have_the_colours_of_verdicts_and_its_notes_are_whole(qtbot, state):
+    state.session = Session(title="attributed")
+    state.session.studies.append(attribution_samples.study(memory=False))
+    panel = AttributionPanel(state)
+    qtbot.addWidget(panel)
+    panel.resize(1084, 580)  # as in a window of 1440 x 900
+    panel.show()
     assert panel.headline.property("tone") == "good"
     table = panel.table
     columns = [table.horizontalHeaderItem(place).text() for place in range(table.columnCount())]
     verdict, note = columns.index("Verdict"), columns.index("Note")
     tones = {table.item(row, verdict).text(): table.item(row, verdict).foreground().color().name()
              for row in range(table.rowCount())}  # fmt: skip
-    theme = window.state.theme
+    theme = state.theme
     assert tones["FASTER"] == theme.good and tones["SLOWER"] == theme.bad
 
     def whole() -> bool:
@@ -122,11 +123,12 @@ def test_an_attributions_words_have_the_colours_of_verdicts_and_its_notes_are_wh
 
 
 def test_the_left_column_is_never_narrower_than_its_texts(qtbot, window):
-    window.resize(2560, 1000)
-    window.resize(900, 800)
-    qtbot.waitUntil(lambda: window.width() == 900)
+    docks = window.desk.docks
+    qtbot.waitUntil(lambda: docks["build"].width() > 340)
+    window.desk.resizeDocks([docks["build"], docks["live"]], [100, 1180], Qt.Orientation.Horizontal)
+    qtbot.waitUntil(lambda: docks["build"].width() < 340)
     for name in ("build", "toggles"):
-        assert window.desk.docks[name].width() >= 300
+        assert docks[name].width() >= 300
 
 
 @pytest.fixture
@@ -147,7 +149,7 @@ def test_the_status_bar_keeps_its_height_when_progress_comes_and_goes(qtbot, off
     qtbot.waitUntil(bar._progress.isVisible)
     bar.close_timer()
     assert bar._cancel.isVisible()
-    assert bar.height() == bar.minimumHeight() == idle
+    assert bar.height() == bar.minimumHeight() == bar.maximumHeight() == idle
     assert bar._cancel.sizeHint().height() < idle
 
 
@@ -191,3 +193,17 @@ def test_a_replay_of_a_benchmark_leaves_the_forms_as_they_are(offered):
     known = msgspec.structs.replace(before, seed=7)
     offered._take(protocol.SegmentStarted(index=1, configuration=known, label="other"))
     assert offered.configuration == known
+
+
+def test_long_names_of_arms_leave_the_numbers_of_a_sweep_in_sight(qtbot, qapp):
+    table = CalmTable()
+    qtbot.addWidget(table)
+    columns = [Column("sequence"), Column("arm"), Column("step time", "ms"), Column("note")]
+    arm = "Gradient checkpointing: Every block, Shared RoPE cache: Shared, AdamW: Fused"
+    table.show_table(Table("points", columns, [["16", arm, 12.5, ""], ["32", arm, 25.0, ""]]))
+    table.resize(520, 200)
+    table.show()
+    assert table.columnViewportPosition(2) > 520, "the names alone fill it"
+    table.narrow(160)
+    assert table.columnWidth(1) == 160 and table.item(0, 1).toolTip() == arm
+    assert table.columnViewportPosition(2) + table.columnWidth(2) < 520

@@ -20,6 +20,7 @@ from workbench.ui.panels.segments import ROW_HEIGHT
 
 FIGURE_SPACE, POINT_SPACE = "\u2007", "\u2008"  # as wide as a figure, as a point
 _NUMBER = re.compile(r"[+−-]?[\d,]+(?:\.(\d+))?")
+_LINES_PX = 6  # above and below a cell of several lines
 _MOST_PLACES = 4  # after the point; where there are more, room is worth more than order
 LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
@@ -49,9 +50,25 @@ class CalmTable(QTableWidget):
         self.verticalHeader().setMinimumSectionSize(ROW_HEIGHT)
         later = QTimer(self)  # when all columns have their widths
         later.setSingleShot(True)
-        later.timeout.connect(self.resizeRowsToContents)
+        later.timeout.connect(self._fit_rows)
         for changed in (self.horizontalHeader().sectionResized, self.model().dataChanged):
             changed.connect(lambda *_: later.start(0))
+
+    def _fit_rows(self) -> None:
+        self.resizeRowsToContents()
+        for row in range(self.rowCount()):
+            if self.rowHeight(row) > ROW_HEIGHT:
+                self.setRowHeight(row, self.rowHeight(row) + _LINES_PX)
+
+    def narrow(self, most_px: int) -> None:
+        """Let no column of texts but the last be wider, so that the numbers beside it are seen."""
+        for place in range(self.columnCount() - 1):
+            first = self.item(0, place)
+            if first is not None and int(first.textAlignment()) == int(LEFT):
+                header = self.horizontalHeader()
+                wanted = max(self.sizeHintForColumn(place), header.sectionSizeHint(place))
+                header.setSectionResizeMode(place, QHeaderView.ResizeMode.Interactive)
+                self.setColumnWidth(place, min(wanted, most_px))
 
     def put(self, row: int, column: int, text: str, *, number: bool = False) -> QTableWidgetItem:
         """Set the text of one cell."""

@@ -35,6 +35,7 @@ from workbench.ui.sweeps import ARMS
 PERIOD_MS = 200  # between two looks while points arrive
 _CHARTS = ("sweep_time", "sweep_throughput", "sweep_memory", "sweep_map")
 _TABS = {"sweep_throughput": "Throughput", "sweep_memory": "Peak memory", "sweep_map": "Map"}
+_TEXT_PX = 160  # of a column of names, at most
 
 
 class SweepPanel(QWidget):
@@ -207,8 +208,12 @@ class SweepPanel(QWidget):
         for chart in self.charts.values():
             chart.show_runs(runs)
         if sweep.sweeps([study]):
-            self.points.show_table(sweep.points_table(study))
-            self.fits.show_table(sweep.fits_table(study))
+            for table, found in (
+                (self.points, sweep.points_table(study)),
+                (self.fits, sweep.fits_table(study)),
+            ):
+                table.show_table(found)
+                table.narrow(_TEXT_PX)
 
     def _told(self, study: Study) -> str:
         """How far it is, or what it found."""
