@@ -308,4 +308,3 @@ def test_compiled_products_belong_to_the_modules_that_they_belong_to_uncompiled(
     modules = {str(one) for one in study.tables["kernels"]["module"][fused]}
     assert {"blocks.0.mlp", "blocks.1.mlp"} <= modules
     assert breakdown.total_us(study) <= study.facts["profiled_us"]
-    assert not breakdown.not_by_module(eager, study)
