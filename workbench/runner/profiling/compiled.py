@@ -46,7 +46,7 @@ def name_compiled(
     ``graphs``: calls by the graph's key. ``modules``: the class of each module by its path, the
     model's own being empty. ``has_loss``: whether what lies in no module is the loss. What cannot
     be told stays as it was, with the compiled code or the block that was compiled by itself, and
-    ``trace.untold`` says why. A graph that is replayed as a CUDA graph makes no calls.
+    ``trace.untold`` says why. Of a graph that is replayed as CUDA graphs, few calls are made.
     """
     untold: dict[str, None] = {}
     within: dict[int, list[int]] = defaultdict(list)
@@ -59,10 +59,10 @@ def name_compiled(
             continue
         calls = graphs.get(named[1], ())
         around = _Around(span.module, modules, LOSS if has_loss else OUTSIDE)
-        if not calls:
-            untold[_UNKNOWN] = None
-        elif index not in replaying:
-            untold |= dict.fromkeys(_name_launched(trace, within, index, calls, around))
+        why = [] if calls else [_UNKNOWN]
+        why += _name_launched(trace, within, index, calls, around)
+        if index not in replaying:
+            untold |= dict.fromkeys(why)
     trace.untold = "; ".join(untold)
 
 
