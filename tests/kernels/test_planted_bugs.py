@@ -459,15 +459,11 @@ def check(operator: str, sizes) -> bool:
     return all(c.right for c in exact.compare(op.implementations["triton"]))
 
 
-FIRST = {bug.partition(":")[0]: bug for bug in reversed(BUGS)}  # one of each operator
-PLANTED = [
-    pytest.param(bug, marks=[pytest.mark.slow] * (bug not in FIRST.values())) for bug in BUGS
-]
 right: set[tuple[str, str]] = set()
 
 
 @pytest.mark.skipif(not INTERPRETED and DEVICE.type == "cpu", reason="needs Triton to run")
-@pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.replace(": ", "-"))
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.replace(": ", "-"))
 def test_a_planted_bug_turns_the_generic_check_red(bug, monkeypatch):
     module_name, old, new, sizes = BUGS[bug]
     operator = bug.partition(":")[0]

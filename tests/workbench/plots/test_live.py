@@ -297,6 +297,7 @@ def test_what_is_painted_piece_by_piece_is_what_would_be_painted_at_once(qtbot, 
         grow(state, seconds=0.08)
         qtbot.wait(20)
     qtbot.waitUntil(lambda: not running._timer.isActive())
+    qtbot.wait(50)  # what is due is painted some milliseconds later
     seen = QGuiApplication.primaryScreen().grabWindow(running.winId()).toImage()
     whole = running.grab().toImage()
     different = (abs(pixels(seen) - pixels(whole)) > 40).any(axis=2)
