@@ -204,10 +204,13 @@ class _Diffuse(torch.autograd.Function):
         dh, slopes = _launch(dend, p, ctx.steps, ctx.alpha, backward=True, keep=states is not None)
         dp = None
         if states is not None and slopes is not None:
-            # The slopes come in the order of the steps back, the states in that of the steps.
-            back = slopes.flip(0).flatten(0, 1)
+            total = torch.zeros_like(p, dtype=torch.float32)
             with torch.autocast(p.device.type, enabled=False):
-                dp = (ctx.alpha * (back.T @ states.flatten(0, 1))).to(p.dtype)
+                # The slopes come in the order of the steps back, the states in that of the steps.
+                # Step by step: cuBLAS adds up no more than 2^31 rows in one product.
+                for slope, state in zip(reversed(slopes.unbind()), states, strict=True):
+                    total.addmm_(slope.T, state, alpha=ctx.alpha)
+            dp = total.to(p.dtype)
         return dh, dp, None, None, None
 
 
