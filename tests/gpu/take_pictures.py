@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workbench" / "ui")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import msgspec
-from PySide6.QtGui import QColor, QFont, QFontInfo, QImage, QPainter, QPixmap
+from PySide6.QtGui import QColor, QFont, QFontDatabase, QFontInfo, QImage, QPainter, QPixmap
 from PySide6.QtWidgets import QApplication
 from screenshots import wait
 
@@ -42,6 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SIZES = ((1440, 900), (2560, 1440))
 THEMES = ("dark", "light")
 COLUMNS = 3
+FONT = "DejaVu Sans"
 GAP = 12
 SETTLE_S = 0.8  # until a panel that was brought has drawn itself
 LIMIT_S, CPU_LIMIT_S = 60.0, 300.0  # of one step
@@ -327,8 +328,11 @@ def main() -> int:
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp()  # nobody's journals
     application = QApplication([])
-    if QFontInfo(application.font()).fixedPitch():  # a host without fontconfig takes any font
-        application.setFont(QFont("DejaVu Sans", application.font().pointSize()))
+    # Where fontconfig knows of no fonts, Qt draws with none of those that are beside it.
+    if not {FONT, QFontInfo(application.font()).family()} & {*QFontDatabase.families()}:
+        for file in Path(os.environ.get("QT_QPA_FONTDIR", ROOT / "fonts")).glob("*.ttf"):
+            QFontDatabase.addApplicationFont(str(file))
+        application.setFont(QFont(FONT, application.font().pointSize()))
     sitting = Sitting(application, options)
     state = sitting.state
     acts: dict[str, Callable[[], None]] = {
