@@ -63,7 +63,7 @@ class Alternation:
             protocol.SegmentStarted(
                 index=contender.segment,
                 configuration=configuration,
-                label=f"{contender.name}: {label(configuration, rig.device)}",
+                label=f"{contender.name}: {contender.title or label(configuration, rig.device)}",
                 reused=rig.arms.has(contender.situation, contender.copy),
             )
         )

@@ -163,7 +163,8 @@ class AttributeRun:
         except (Mistake, ConfigurationError) as error:
             arm.state, arm.reason = "blocked", str(error)
         else:
-            self._alternation.contenders.append(Contender(number, 0, situation, f"arm {number}"))
+            contender = Contender(number, 0, situation, f"arm {number}", arm.title)
+            self._alternation.contenders.append(contender)
 
     def _title(self, names: Sequence[str]) -> str:
         if not names:

@@ -37,6 +37,7 @@ class Contender:
     copy: int  # 1 where its configuration is the other's, so that it is built by itself
     situation: Situation
     name: str
+    title: str = ""  # what tells it from the others; otherwise its configuration does
     segment: int = -1
     arm: Arm | None = None
     build_s: float = 0.0

@@ -86,7 +86,8 @@ def test_a_ladder_is_measured_round_by_round_and_kept_and_blocked_rungs_say_why(
         logs = np.log(medians[:, place] / medians[:, place - 1])
         assert row["ratio"] == pytest.approx(np.exp(np.nanmean(logs)))
     segments = runner.session.segments[-3:]
-    assert [segment.label[:6] for segment in segments] == ["arm 0:", "arm 1:", "arm 2:"]
+    named = [f"arm {number}: {row['title']}" for number, row in enumerate(rows(study, "arms"))]
+    assert [segment.label for segment in segments] == named
     for arm, segment in enumerate(segments):
         numbers = segment.steps["block"]
         own = 1 + np.flatnonzero(blocks["arm"] == arm)
