@@ -84,7 +84,7 @@ def run_block(rig: Rig, contender: Contender, number: int) -> TimedBlock | None:
         rig.send_steps(_marked(rig.clock.drain(wait=True), Phase.WARM_UP))
         events, reserved = rig.phases.events, rig.memory.sample().reserved
         start_ns = time.perf_counter_ns()
-        done = _run(rig, arm, contender.steps)
+        done = _run(rig, arm, contender.steps, MIN_BLOCK_MS if number else 0.0)
         laps = rig.clock.drain(wait=True)
         stop_ns = time.perf_counter_ns()
     if done < contender.steps:
@@ -126,20 +126,26 @@ def contended(samples: list[Sample]) -> str:
     return VOID if any(sample.get("others", 0.0) >= BUSY for sample in samples) else ""
 
 
-def _run(rig: Rig, arm: Arm, steps: int) -> int:
-    """Step so many times, or until a command waits; returns how many steps were made."""
+def _run(rig: Rig, arm: Arm, steps: int, least_ms: float = 0.0) -> int:
+    """Step so many times, or until a command waits; returns how many steps were made.
+
+    Goes on until ``least_ms`` have passed or enough steps were made: how many that takes was
+    planned from steps that may have been slower.
+    """
     step, ready, lap = arm.step, arm.ready, rig.clock.lap
     phases, watchdog, wire = rig.phases, rig.watchdog, rig.wire
-    now_ns = 0
+    now_ns = done = 0
+    until_ns = time.perf_counter_ns() + 1e6 * least_ms
     rig.clock.begin()
-    for done in range(steps):
+    while done < steps or (done < MIN_BLOCK_STEPS and now_ns < until_ns):
         if wire.waiting:
-            return done
+            break
         if ready():
             rig.clock.begin()
         step()
         now_ns = watchdog.beat_ns = lap(phases.step_phase(now_ns))
-    return steps
+        done += 1
+    return done
 
 
 def _marked(laps: list[Lap], phase: Phase) -> list[Lap]:

@@ -172,7 +172,7 @@ def test_presets_and_switches_are_swept_in_words_without_an_exponent(runner, sma
     assert sweep.axis(study, 0) == ["per_layer", "shared"] and sweep.axis(study, 1) == [1, 2]
     assert sweep.FITS not in study.tables
     names = [sweep.name_of(study, curve) for curve in sweep.curves(study)]
-    assert [name.partition(",")[0] for name in names] == ["n layers 1", "n layers 2"]
+    assert [name.partition(",")[0] for name in names] == ["layers 1", "layers 2"]
     rows = sweep.points_table(study).rows
     wanted = [[cache, layers] for layers in ("1", "2") for cache in ("per_layer", "shared")]
     assert [row[:2] for row in rows] == wanted
