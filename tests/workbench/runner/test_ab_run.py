@@ -6,6 +6,7 @@ import contextlib
 import gc
 import itertools
 import signal
+import types
 import weakref
 from collections.abc import Container
 
@@ -31,6 +32,7 @@ from workbench.runner.failures import Cancelled
 from workbench.runner.resolve import resolve
 from workbench.runner.rig import Rig
 from workbench.runner.run import RunEnded
+from workbench.runner.timing import make_clock
 
 
 def with_(configuration, **changes):
@@ -306,6 +308,31 @@ def test_a_block_is_long_enough_and_the_budget_holds_enough_of_them(step_ms, bud
         assert step_ms * 20 > 1000 * budget_s / 32 - 2 * step_ms - step_ms
     if steps > max(blocks.LEAST_STEPS, 50 / step_ms + 1):
         assert (steps + 2) * step_ms <= 1000 * budget_s / 32 + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "planned", "made"), [(0.2, 5, 20), (12.0, 3, 5), (12.0, 7, 7), (0.2, 30, 30)]
+)
+def test_a_block_planned_from_slower_steps_goes_on_until_it_is_as_long_as_asked(
+    monkeypatch, step_ms, planned, made
+):
+    now = [0.0]
+    monkeypatch.setattr(blocks.time, "perf_counter_ns", lambda: int(1e6 * now[0]))
+
+    def step():
+        now[0] += step_ms
+
+    arm = types.SimpleNamespace(step=step, ready=lambda: False)
+    rig = types.SimpleNamespace(
+        clock=make_clock(torch.device("cpu")),
+        phases=types.SimpleNamespace(step_phase=lambda _: Phase.STEADY),
+        watchdog=types.SimpleNamespace(beat_ns=0),
+        wire=types.SimpleNamespace(waiting=False),
+    )
+    assert blocks._run(rig, arm, planned, 50.0) == made
+    assert blocks._run(rig, arm, planned) == planned
+    rig.wire.waiting = True
+    assert blocks._run(rig, arm, planned, 50.0) == 0
 
 
 @pytest.mark.parametrize(
