@@ -52,6 +52,7 @@ class Offers(QObject):
         self._settling = QTimer(self)
         self._settling.setSingleShot(True)
         self._settling.timeout.connect(self._look)
+        self._continued = False  # a click came in time, and its segment is to come
         state.heard.connect(self._hear)
         state.segmentsChanged.connect(self._look)
         state.stateChanged.connect(self._look)
@@ -109,6 +110,7 @@ class Offers(QObject):
         """One more click: the change is not over."""
         if self._state.pending and self._settling.isActive():
             self._settling.start(SETTLE_MS)
+            self._continued = True
 
     def _look(self) -> None:
         state = self._state
@@ -119,6 +121,7 @@ class Offers(QObject):
         if not state.active and not state.verdicts.resumes:
             self._last = None
             self._settling.stop()
+            self._continued = False
         elif state.running is not None and state.running != self._last:
             self._take(state.running)
         if (
@@ -145,12 +148,13 @@ class Offers(QObject):
     def _take(self, running: Configuration) -> None:
         last, self._last = self._last, running
         toggled, self._toggled = self._toggled, False
+        continued, self._continued = self._continued, self._continued and bool(self._state.pending)
         if last is None or not toggled:
             return
         if draft.with_toggles(last, running.toggles) != running:  # another model
             self.offer = None
             return
-        if self.offer is not None and self._settling.isActive():
+        if self.offer is not None and (self._settling.isActive() or continued):
             last = self.offer.base
         self._settling.start(SETTLE_MS)
         self.prediction = None

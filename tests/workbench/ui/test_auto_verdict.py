@@ -198,6 +198,23 @@ def test_quick_clicks_make_one_comparison(qtbot, state, bar, monkeypatch):
     ]
 
 
+def test_a_quick_click_whose_segment_is_slow_to_come_belongs_to_the_same_change(
+    qtbot, state, bar, monkeypatch
+):
+    state.offers.set_automatic(True)
+    monkeypatch.setattr(offers, "SETTLE_MS", 3_600_000)
+    state.set_toggle("triton", "on")
+    running(qtbot, state, 2)
+    monkeypatch.setattr(offers, "SETTLE_MS", 1)  # over before the runner has heard of the click
+    state.set_toggle("adamw", "fused")
+    qtbot.waitUntil(lambda: state.verdicts.busy)
+    running(qtbot, state)
+    qtbot.wait(300)
+    assert compared(state) == [
+        ({"triton": "off", "adamw": "loop"}, {"triton": "on", "adamw": "fused"})
+    ]
+
+
 @pytest.mark.parametrize("drained", ["with what follows it", "alone"])
 def test_a_click_during_a_comparison_waits_and_is_judged_next(qtbot, state, panel, bar, drained):
     if drained == "alone":  # as on a busy machine: the end, then what it touched, then idle
