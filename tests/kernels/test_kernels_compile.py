@@ -168,7 +168,12 @@ def test_the_kernels_of_an_operator_compile_for_hopper(compiled, name, dtype):
 @pytest.mark.parametrize("capability", [HOPPER, pytest.param(ADA, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("dim", "dtype"),
-    [(64, torch.bfloat16), (128, torch.bfloat16), (256, torch.float16), (128, torch.float32)],
+    [
+        (64, torch.bfloat16),
+        (128, torch.bfloat16),
+        pytest.param(256, torch.float16, marks=pytest.mark.slow),
+        pytest.param(128, torch.float32, marks=pytest.mark.slow),
+    ],
 )
 def test_attention_s_tiles_fit_every_head_dimension(compiled, capability, dim, dtype):
     case = Case(f"D{dim}", HEADS | {"dim": dim})

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PySide6.QtCore import QCoreApplication, QEvent
 from PySide6.QtWidgets import QWidget
 
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
@@ -68,6 +69,8 @@ def window(qapp, qtbot, state, settings, monkeypatch):
     yield window
     window.close()
     window.deleteLater()
+    # At once: the next window's style sheet would dress the widgets of this one too, for a second.
+    QCoreApplication.sendPostedEvents(window, QEvent.Type.DeferredDelete)
 
 
 @pytest.fixture
