@@ -32,7 +32,8 @@ def in_use() -> int:
     [
         {"cuda_graphs": "on", "adamw": "fused"},
         {"compile": "reduce-overhead"},
-        {"compile": "max-autotune"},
+        # Minutes of tuning, for graphs of the same kind.
+        pytest.param({"compile": "max-autotune"}, marks=pytest.mark.slow),
     ],
     ids=lambda toggles: "-".join(toggles.values()),
 )
