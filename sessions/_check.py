@@ -25,7 +25,7 @@ _MEMORY_LIMIT = 8 << 30
 # All that h5py is known to raise on what it cannot make sense of.
 H5_ERRORS = (
     OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError, MemoryError,
-    OverflowError, NotImplementedError, RecursionError,
+    OverflowError,
 )  # fmt: skip
 
 

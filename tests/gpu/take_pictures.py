@@ -329,8 +329,9 @@ def main() -> int:
     os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp()  # nobody's journals
     application = QApplication([])
     # Where fontconfig knows of no fonts, Qt draws with none of those that are beside it.
-    if not {FONT, QFontInfo(application.font()).family()} & {*QFontDatabase.families()}:
-        for file in Path(os.environ.get("QT_QPA_FONTDIR", ROOT / "fonts")).glob("*.ttf"):
+    known = {FONT, QFontInfo(application.font()).family()} & {*QFontDatabase.families()}
+    if not known and "QT_QPA_FONTDIR" in os.environ:
+        for file in Path(os.environ["QT_QPA_FONTDIR"]).glob("*.ttf"):
             QFontDatabase.addApplicationFont(str(file))
         application.setFont(QFont(FONT, application.font().pointSize()))
     sitting = Sitting(application, options)
