@@ -264,10 +264,16 @@ def test_a_graph_is_made_also_where_inductor_cannot_be_understood():
 
 def test_what_the_user_asked_inductor_for_stays(monkeypatch):
     monkeypatch.setenv("INDUCTOR_PROVENANCE", "1")
-    monkeypatch.delenv("TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE", raising=False)
     provenance.ask()
     assert os.environ["INDUCTOR_PROVENANCE"] == "1"
-    assert os.environ["TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE"] == "1"
+
+
+def test_nothing_is_asked_of_inductor_that_steps_pay_for(monkeypatch):
+    monkeypatch.delenv("INDUCTOR_PROVENANCE", raising=False)
+    monkeypatch.delenv("TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE", raising=False)
+    provenance.ask()
+    assert os.environ["INDUCTOR_PROVENANCE"] == "2"
+    assert "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE" not in os.environ
 
 
 def profile(runner, configuration, workload, **toggles):

@@ -25,10 +25,9 @@ Call = tuple[str, tuple[tuple[str, str], ...]]
 NOWHERE = ("", "")  # that a node lies in no module is known
 
 _KEPT = "_workbench_calls"
-_VARIABLES = {
-    "INDUCTOR_PROVENANCE": "2",
-    "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1",  # else C++ kernels are in no trace
-}
+# C++ kernels are in a trace only with TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE=1. That is left to
+# the user: it costs each call of a kernel about a microsecond, in steps that are timed too.
+_VARIABLE, _LEVEL = "INDUCTOR_PROVENANCE", "2"
 
 
 def ask() -> None:
@@ -36,8 +35,7 @@ def ask() -> None:
 
     What the user asked for stays.
     """
-    for name, value in _VARIABLES.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault(_VARIABLE, _LEVEL)
 
 
 def keep() -> None:
@@ -46,8 +44,7 @@ def keep() -> None:
     from torch._inductor import config, output_code
 
     if not config.trace.provenance_tracking_level:  # loaded before it was asked
-        config.trace.provenance_tracking_level = int(_VARIABLES["INDUCTOR_PROVENANCE"])
-        config.cpp.enable_kernel_profile = True
+        config.trace.provenance_tracking_level = int(_LEVEL)
     made: Any = output_code.CompiledFxGraph
     if not hasattr(made.__init__, _KEPT):
         made.__init__ = _knowing(made.__init__)
