@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
+from runner_driver import Driver
 from traces import AUTOGRAD, Written
 
 from sessions import breakdown
@@ -276,6 +277,16 @@ def test_nothing_is_asked_of_inductor_that_steps_pay_for(monkeypatch):
     assert "TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE" not in os.environ
 
 
+@pytest.fixture
+def watching(monkeypatch):
+    """A runner of its own, whose compiled C++ kernels are in its traces."""
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE", "1")
+    driver = Driver()
+    driver.until_state("idle")
+    yield driver
+    driver.close()
+
+
 def profile(runner, configuration, workload, **toggles):
     asked = msgspec.structs.replace(configuration, workload=workload, toggles=toggles)
     runner.send(Profile(configurations=[asked], steps=2))
@@ -300,10 +311,10 @@ def products(study) -> Counter[tuple[str, str]]:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("scope", ["model", "blocks"])
 def test_compiled_products_belong_to_the_modules_that_they_belong_to_uncompiled(
-    runner, small, scope
+    watching, small, scope
 ):
-    eager = profile(runner, small, "train")
-    study = profile(runner, small, "train", compile="default", compile_scope=scope)
+    eager = profile(watching, small, "train")
+    study = profile(watching, small, "train", compile="default", compile_scope=scope)
     told = products(study)
     # The head's weights are the embedding's: where the two gradients are added by one product, it
     # is of the loss and of a module, and Inductor says of neither.
