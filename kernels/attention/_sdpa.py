@@ -69,6 +69,8 @@ def _call(backend: SDPBackend | None) -> Callable[..., Tensor]:
         kv_length: Tensor | None,
     ) -> Tensor:
         is_causal, mask = _masking(q, k, causal, window, kv_length)
+        # torch's own choice may be cuDNN, which gives no tensor at all for an empty one.
+        used = SDPBackend.MATH if backend is None and _empty(q, k) else backend
         grouped = q.shape[1] != k.shape[1]
         if grouped and backend == SDPBackend.EFFICIENT_ATTENTION:
             # This backend knows no groups: it is the one that must copy keys and values.
@@ -77,7 +79,7 @@ def _call(backend: SDPBackend | None) -> Callable[..., Tensor]:
             grouped = False
         q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
         only = sdpa_kernel if torch.compiler.is_compiling() else _only
-        with only(backend) if backend is not None else contextlib.nullcontext():
+        with only(used) if used is not None else contextlib.nullcontext():
             return scaled_dot_product_attention(
                 q, k, v, mask, is_causal=is_causal, scale=scale, enable_gqa=grouped
             )

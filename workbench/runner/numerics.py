@@ -36,6 +36,7 @@ from workbench.runner.compiles import eager
 from workbench.runner.failures import explain, is_fatal
 from workbench.runner.loss_curve import Between, Curve, go_on, take_choices
 from workbench.runner.toggles import Situation
+from workbench.runner.training import forget_graph
 from workbench.runner.workloads import Compute
 
 SLACK = 2.0  # times the error of the plain model in the same precision
@@ -257,7 +258,9 @@ def _own(arm: Arm, situation: Situation, put_back: Callable[[], None]) -> Output
                 values = arm.autocast(arm.model)(*inputs)
             put_back()
             # With gradients, as in training: without them it would be compiled once more.
-            return Outputs(values, float(arm.compute(*inputs, *arm.batches.targets).detach()))
+            loss = arm.compute(*inputs, *arm.batches.targets)
+            forget_graph(loss)
+            return Outputs(values, float(loss.detach()))
         case "forward":
             return Outputs(arm.step().clone(), None)
         case _ if situation.workload.decodes:

@@ -25,7 +25,7 @@ class Trainer:
         self.scaler = scaler
 
     def update(self, loss: torch.Tensor) -> None:
-        """Backward pass and optimizer step; gradients are freed afterwards."""
+        """Backward pass and optimizer step; gradients and the graph of the loss are freed."""
         if self.scaler is None:
             loss.backward()
             self.optimizer.step()
@@ -34,6 +34,7 @@ class Trainer:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
+        forget_graph(loss)
 
     def on_host(self) -> set[int]:
         """Addresses of the step counts that AdamW keeps on the host whatever the device."""
@@ -44,6 +45,17 @@ class Trainer:
             for parameter in group["params"]
         ]
         return {count.data_ptr() for count in counts if isinstance(count, torch.Tensor)}
+
+
+def forget_graph(loss: torch.Tensor) -> None:
+    """Free what was kept for the backward pass of a loss, though the tensor itself may live on.
+
+    Inductor returns the same tensor from every replay of a graph that it recorded. Its loss would
+    keep the nodes that accumulate gradients, and with them the stream that they were made on: no
+    other arm's step could then be captured, on a stream of its own.
+    """
+    if not loss._is_view():  # a view cannot be detached in place, and no replay returns one
+        loss.detach_()
 
 
 class Weights:

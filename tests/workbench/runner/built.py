@@ -18,13 +18,16 @@ def stepped(
     *,
     device: str = "cpu",
     steps: int = 1,
+    arms: Arms | None = None,
     **toggles: str,
 ) -> Arm:
-    """An arm after its first steps, each of another batch."""
+    """An arm after its first steps, each of another batch; of ``arms``, where given, whose weights
+    it shares.
+    """
     asked = msgspec.structs.replace(configuration, workload=workload, toggles=toggles)
     situation = resolve.resolve(asked, torch.device(device))
     resolve.require_unblocked(situation)
-    arm = Arms().get(situation, PhaseTracker(lambda phase: None))
+    arm = (arms or Arms()).get(situation, PhaseTracker(lambda phase: None))
     with arm.entered():
         with arm.watched():
             arm.step()

@@ -11,7 +11,8 @@ import torch
 from built import blocked, found, stepped
 
 from sessions.model import Configuration
-from workbench.runner import marked, optimizers
+from workbench.runner import marked, numerics, optimizers
+from workbench.runner.arm import Arms
 
 pytestmark = pytest.mark.gpu
 
@@ -129,3 +130,14 @@ def test_blocks_are_not_compiled_alone_where_each_would_be_a_graph(wide):
 def test_8_bit_moments_take_their_steps_on_the_gpu(wide, library):
     pytest.importorskip(library)
     all_effective(on_gpu(wide, adamw=f"8bit_{library}"))
+
+
+@pytest.mark.parametrize("compiled", ["off", "default"])
+def test_a_step_is_captured_where_inductor_has_captured_one_of_the_same_weights(wide, compiled):
+    arms = Arms()
+    before = on_gpu(wide, compile="reduce-overhead", adamw="fused", arms=arms)
+    found = numerics.check(before, before.situation)  # a loss without a backward pass, too
+    assert found.ok, found.text
+    arm = on_gpu(wide, compile=compiled, cuda_graphs="on", adamw="fused", arms=arms)
+    assert arms.count == 2
+    assert all_effective(arm)["cuda_graphs"]

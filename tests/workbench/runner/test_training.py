@@ -73,3 +73,24 @@ def test_the_marks_of_a_model_survive_every_way_to_make_it():
     for model in (first, family.share(config, first.weights()), built, family.build(config)):
         assert marked(model) == names
     assert len(groups(Weights(first.weights()))[0.0]) == len(names)
+
+
+@pytest.mark.parametrize("scales_loss", [False, True])
+def test_a_loss_that_lives_on_keeps_nothing_of_the_step(weights, scales_loss):
+    def accumulator():
+        return parameter.sum().grad_fn.next_functions[0][0]
+
+    trainer = weights.trainer(PLAIN, scales_loss=scales_loss)
+    parameter = weights.parameters["marked"]
+    loss = sum(p.sum() for p in weights.parameters.values())
+    accumulator().metadata["of"] = "this step"
+    assert accumulator().metadata  # as long as the graph lives it is the same node
+    trainer.update(loss)
+    assert not loss.requires_grad
+    assert not accumulator().metadata
+
+
+def test_a_loss_that_is_a_view_trains_too(weights):
+    losses = torch.stack([p.sum() for p in weights.parameters.values()])
+    weights.trainer(PLAIN, scales_loss=False).update(losses[0])
+    assert (weights.parameters["plain"] < 1).all()
