@@ -136,8 +136,8 @@ def test_8_bit_moments_take_their_steps_on_the_gpu(wide, library):
 def test_a_step_is_captured_where_inductor_has_captured_one_of_the_same_weights(wide, compiled):
     arms = Arms()
     before = on_gpu(wide, compile="reduce-overhead", adamw="fused", arms=arms)
-    found = numerics.check(before, before.situation)  # a loss without a backward pass, too
-    assert found.ok, found.text
+    numbers = numerics.check(before, before.situation)  # a loss without a backward pass, too
+    assert numbers.ok, numbers.text
     arm = on_gpu(wide, compile=compiled, cuda_graphs="on", adamw="fused", arms=arms)
     assert arms.count == 2
     assert all_effective(arm)["cuda_graphs"]
