@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections import Counter
 from types import SimpleNamespace
 
@@ -261,6 +263,40 @@ def test_a_graph_is_made_also_where_inductor_cannot_be_understood():
     Graph.__init__ = provenance._knowing(Graph.__init__)
     made = Graph(gm=SimpleNamespace())  # which has no modules
     assert made.gm is not None and made._workbench_calls == ()
+
+
+def test_what_inductor_said_of_one_graph_is_not_told_of_the_next(monkeypatch):
+    class Graph:
+        def __init__(self, gm):
+            self.gm = gm
+
+    graph, calls = written()
+    said: dict[str, list[str]] = {}
+    debug = SimpleNamespace(_inductor_triton_kernel_to_post_grad_node_info=said)
+    monkeypatch.setitem(sys.modules, "torch._inductor.debug", debug)
+    Graph.__init__ = provenance._knowing(Graph.__init__)
+    for _ in range(2):  # as of backward passes, between which Inductor forgets nothing by itself
+        said |= calls
+        assert Graph(gm=graph)._workbench_calls == provenance._calls(calls, graph)
+        calls = {f"{name}0": nodes for name, nodes in calls.items()}  # it counts on
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_compiled_once_more_in_the_same_process_each_graph_has_its_own_calls():
+    program = """
+import torch
+from workbench.runner.profiling import provenance
+provenance.keep()
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
+for options in ({}, {"cpp.simdlen": 0}):
+    torch._dynamo.reset()
+    torch.compile(model, options=options)(torch.ones(2, 8)).sum().backward()
+counted = [len(calls) for calls in provenance.known().values()]
+assert len(counted) == 4 and len(set(counted)) == 2, provenance.known()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_the_user_asked_inductor_for_stays(monkeypatch):

@@ -71,6 +71,7 @@ def _knowing(init: Callable[..., None]) -> Callable[..., None]:
                 "torch._inductor.debug"
             ]._inductor_triton_kernel_to_post_grad_node_info
             calls = _calls(told, signature.bind(self, *args, **kwargs).arguments["gm"])
+            told.clear()  # or the next backward pass that is compiled would have these calls too
         except Exception:  # noqa: BLE001 - what Inductor holds inside may change; to compile counts
             calls = ()
         setattr(self, _KEPT, calls)
