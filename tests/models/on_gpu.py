@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -42,6 +42,74 @@ def captured(work: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
     return graph, result
 
 
+def training(model: Any, tokens_BS: Tensor) -> Callable[[], Tensor]:
+    """A step of the loss and its gradients, without an optimizer."""
+
+    def work() -> Tensor:
+        model.zero_grad(set_to_none=True)
+        loss: Tensor = model.loss(tokens_BS, tokens_BS)
+        loss.backward()
+        return loss.detach()
+
+    return work
+
+
+def assert_replay_is_eager(
+    model: Any, length: int, rtol: float, atol: float, metric: str = ""
+) -> None:
+    """A captured step, replayed on other tokens, gives loss, gradients, metric of an eager one."""
+    tokens_BS = tokens(2, length)
+    work = training(model, tokens_BS)
+    graph, loss = captured(work)
+    tokens_BS.copy_(tokens(2, length, seed=1))
+    graph.replay()
+    parameters = list(model.parameters())
+    replayed = [loss.clone(), *(parameter.grad.clone() for parameter in parameters)]
+    told = {name: value.clone() for name, value in model.metrics().items() if name == metric}
+    for name in told:
+        model.metrics()[name].zero_()
+    expected = [work(), *(parameter.grad for parameter in parameters)]
+    for one, other in zip(replayed, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=rtol, atol=atol)
+    assert told.keys() == {metric} - {""}
+    for name, value in told.items():
+        torch.testing.assert_close(value, model.metrics()[name])
+
+
+@torch.no_grad()
+def decoded_by_one_graph(model: Any, tokens_BS: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits [B, V] at each position: one captured decode step's, and those of a whole pass."""
+    batch, length = tokens_BS.shape
+    whole_BSV = model(tokens_BS)
+    cache = model.new_cache(batch, length)
+    token_B1 = tokens_BS[:, :1].clone()
+    position = torch.zeros((), dtype=torch.int64, device="cuda")
+    graph, logits_B1V = captured(lambda: model(token_B1, cache=cache, position=position))
+    cache.reset()
+    for i in range(length):
+        token_B1.copy_(tokens_BS[:, i : i + 1])
+        position.fill_(i)
+        graph.replay()
+        yield logits_B1V[:, 0], whole_BSV[:, i]
+
+
+@torch.no_grad()
+def assert_compiled_decode_step_is_captured(model: Any, length: int) -> None:
+    """By Inductor, once the cache is marked static."""
+    torch.compiler.reset()
+    cache = model.new_cache(2, length)
+    cache.mark_static()
+    step = torch.compile(model, mode="reduce-overhead", fullgraph=True)
+    position = torch.zeros((), dtype=torch.int64, device="cuda")
+    skips = torch._dynamo.utils.counters["inductor"]
+    skips.clear()
+    for i in range(4):
+        position.fill_(i)
+        step(tokens(2, 1), cache=cache, position=position)
+    assert skips["cudagraph_skips"] == 0
+    torch.compiler.reset()
+
+
 def without_waiting(work: Callable[[], Result]) -> Result:
     """Run ``work``, once warm; raises where it waits for the GPU."""
     warm(work)
@@ -57,18 +125,10 @@ def step_ms(family: Family, config: Any, batch: int, sequence: int, trains: bool
     give_back_memory()
     model: Any = family.materialise(config, "cuda", torch.bfloat16).train(trains)
     tokens_BS = tokens(batch, sequence)
-
-    def work() -> Tensor:
-        if not trains:
-            with torch.no_grad():
-                logits: Tensor = model(tokens_BS, last_only=True)
-                return logits
-        model.zero_grad(set_to_none=True)
-        loss: Tensor = model.loss(tokens_BS, tokens_BS)
-        loss.backward()
-        return loss.detach()
-
-    return replay_ms(work)
+    if trains:
+        return replay_ms(training(model, tokens_BS))
+    with torch.no_grad():
+        return replay_ms(lambda: model(tokens_BS, last_only=True))
 
 
 def replay_ms(work: Callable[[], object]) -> float:
@@ -98,16 +158,16 @@ def give_back_memory() -> None:
 def estimated_and_measured(
     family: Family,
     config: Any,
-    draw: Callable[[], tuple[Tensor, ...]],
     batch: int,
     sequence: int,
     precision: str,
     checkpointing: str,
+    draw: Callable[[], Sequence[Tensor]] | None = None,
 ) -> tuple[float, int]:
     """Bytes: the footprint's total, and the peak over those before the model was made.
 
-    ``draw`` gives a batch as ``loss`` takes it; ``precision`` is "fp32", "amp" or "half" (weights
-    in bfloat16).
+    ``draw`` gives a batch as ``loss`` takes it, by default of tokens; ``precision`` is "fp32",
+    "amp" or "half" (weights in bfloat16).
     """
     dtype = torch.bfloat16 if precision == "half" else torch.float32
     give_back_memory()
@@ -115,7 +175,7 @@ def estimated_and_measured(
     model = family.materialise(config, "cuda", dtype)
     model.set_checkpointing(checkpointing)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    inputs = draw()
+    inputs = draw() if draw is not None else (tokens(batch, sequence),) * 2
     for _ in range(2):  # the first step makes the optimizer's moments
         torch.cuda.reset_peak_memory_stats()
         optimizer.zero_grad(set_to_none=True)

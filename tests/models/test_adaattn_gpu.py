@@ -4,7 +4,15 @@ import dataclasses
 
 import pytest
 import torch
-from on_gpu import captured, estimated_and_measured, warm
+from on_gpu import (
+    assert_replay_is_eager,
+    captured,
+    decoded_by_one_graph,
+    estimated_and_measured,
+    tokens,
+    training,
+    without_waiting,
+)
 
 import kernels
 from models import FAMILIES
@@ -19,11 +27,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
 ]
-
-
-def tokens(batch=2, sequence=LENGTH, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (batch, sequence), generator=generator).cuda()
 
 
 def concentrated(dtype=torch.bfloat16, **fields):
@@ -41,7 +44,7 @@ def concentrated(dtype=torch.bfloat16, **fields):
 @pytest.mark.parametrize("implementation", ["triton", "torch"])
 def test_no_step_waits_for_the_host(checkpointing, implementation):
     model = concentrated()
-    tokens_BS, position = tokens(), torch.tensor(7, device="cuda")
+    tokens_BS, position = tokens(2, LENGTH), torch.tensor(7, device="cuda")
     model.set_checkpointing(checkpointing)
     cache = model.new_cache(2, LENGTH)
 
@@ -53,26 +56,13 @@ def test_no_step_waits_for_the_host(checkpointing, implementation):
             model(tokens_BS[:, :1], cache=cache, position=position)
 
     with kernels.using(adaptive_attention=implementation):
-        warm(work)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            work()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        without_waiting(work)
     assert model.adaptation.step == 8
 
 
 def test_a_captured_training_step_adapts_while_it_is_replayed():
     model = concentrated()
-    tokens_BS = tokens()
-
-    def work():
-        model.zero_grad(set_to_none=True)
-        loss = model.loss(tokens_BS, tokens_BS)
-        loss.backward()
-        return loss.detach()
-
-    graph, _ = captured(work)
+    graph, _ = captured(training(model, tokens(2, LENGTH)))
     model.adaptation.rank_LH.fill_(DIM)
     model.adaptation.rank_calm_LH.zero_()
     ranks = []
@@ -90,42 +80,19 @@ def test_a_replayed_step_gives_the_gradients_of_an_eager_one(checkpointing):
     model.set_checkpointing(checkpointing)
     model.freeze()
     model.adaptation.rank_LH.fill_(DIM // 2)
-    tokens_BS = tokens()
-
-    def work():
-        model.zero_grad(set_to_none=True)
-        loss = model.loss(tokens_BS, tokens_BS)
-        loss.backward()
-        return loss.detach()
-
-    graph, loss = captured(work)
-    tokens_BS.copy_(tokens(seed=1))
-    graph.replay()
-    replayed = [loss.clone(), *(parameter.grad.clone() for parameter in model.parameters())]
-    expected = [work(), *(parameter.grad for parameter in model.parameters())]
-    for one, other in zip(replayed, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=0.02, atol=1e-3)
+    assert_replay_is_eager(model, LENGTH, 0.02, 1e-3)
 
 
-@torch.no_grad()
 def test_one_captured_decode_step_serves_every_position():
     model = concentrated()
-    tokens_BS = tokens()
-    for _ in range(PATIENCE + 1):
-        model(tokens_BS)
+    tokens_BS = tokens(2, LENGTH)
+    with torch.no_grad():
+        for _ in range(PATIENCE + 1):
+            model(tokens_BS)
     model.freeze()
     assert (model.adaptation.rank_LH < DIM).all()
-    whole_BSV = model(tokens_BS)
-    cache = model.new_cache(2, LENGTH)
-    token_B1 = tokens_BS[:, :1].clone()
-    position = torch.zeros((), dtype=torch.int64, device="cuda")
-    graph, logits_B1V = captured(lambda: model(token_B1, cache=cache, position=position))
-    cache.reset()
-    for i in range(LENGTH):
-        token_B1.copy_(tokens_BS[:, i : i + 1])
-        position.fill_(i)
-        graph.replay()
-        torch.testing.assert_close(logits_B1V[:, 0], whole_BSV[:, i], rtol=0.05, atol=0.05)
+    for decoded_BV, whole_BV in decoded_by_one_graph(model, tokens_BS):
+        torch.testing.assert_close(decoded_BV, whole_BV, rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -139,7 +106,7 @@ def test_triton_gives_what_torch_gives_at_every_rank_and_precision(dtype):
     found = []
     for implementation in ("torch", "triton"):
         with kernels.using(adaptive_attention=implementation):
-            found.append(model(tokens()).float())
+            found.append(model(tokens(2, LENGTH)).float())
     size = found[0].norm()
     assert (found[0] - found[1]).norm() < (2e-3 if dtype == torch.float32 else 0.02) * size
 
@@ -149,10 +116,10 @@ def test_fp8_runs_where_the_gpu_has_it_and_elsewhere_says_so():
     model = concentrated(allow_fp8=True, default_precision="fp8")
     model.freeze()
     exact = concentrated(adaptive_precision=False)
-    expected = exact(tokens()).float()
+    expected = exact(tokens(2, LENGTH)).float()
     why = kernels.hardware.needs("FP8", (8, 9))("cuda")
     kernels.reset_usage()
-    found = model(tokens()).float()
+    found = model(tokens(2, LENGTH)).float()
     assert kernels.usage()["adaptive_attention"] == {("torch" if why else "triton"): 2}
     off = (found - expected).norm() / expected.norm()
     assert 1e-3 < off < 0.2
@@ -161,7 +128,7 @@ def test_fp8_runs_where_the_gpu_has_it_and_elsewhere_says_so():
             kernels.using(adaptive_attention="triton"),
             pytest.raises(kernels.Unavailable, match="FP8 needs compute capability"),
         ):
-            model(tokens())
+            model(tokens(2, LENGTH))
 
 
 @torch.no_grad()
@@ -169,8 +136,8 @@ def test_the_basis_on_the_gpu_is_that_of_the_cpu():
     here, there = concentrated(torch.float32), concentrated(torch.float32).cpu()
     there.adaptation.rebuild_buffers(torch.device("cpu"))
     for _ in range(2):
-        here(tokens())
-        there(tokens().cpu())
+        here(tokens(2, LENGTH))
+        there(tokens(2, LENGTH).cpu())
     for one, other in zip(
         here.adaptation.chosen().rows(), there.adaptation.chosen().rows(), strict=True
     ):
@@ -184,12 +151,7 @@ def test_the_basis_on_the_gpu_is_that_of_the_cpu():
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_the_peak_of_a_training_step_is_as_estimated(precision, checkpointing):
     config, batch, sequence = ADAATTN.presets["base"], 8, 1024
-
-    def draw():
-        tokens_BS = tokens(batch, sequence)
-        return tokens_BS, tokens_BS
-
     estimate, measured = estimated_and_measured(
-        ADAATTN, config, draw, batch, sequence, precision, checkpointing
+        ADAATTN, config, batch, sequence, precision, checkpointing
     )
     assert estimate == pytest.approx(measured, rel=0.1)

@@ -4,7 +4,14 @@ import dataclasses
 
 import pytest
 import torch
-from on_gpu import captured, step_ms, tokens, without_waiting
+from on_gpu import (
+    assert_compiled_decode_step_is_captured,
+    assert_replay_is_eager,
+    decoded_by_one_graph,
+    step_ms,
+    tokens,
+    without_waiting,
+)
 from routed import config_of
 
 import kernels
@@ -58,38 +65,14 @@ def test_no_step_waits_for_the_host(combination, checkpointing):
 
 @every_combination
 def test_a_captured_training_step_routes_each_batch_anew(combination):
-    model, tokens_BS = routed(combination), tokens(2, LENGTH)
-
-    def work():
-        model.zero_grad(set_to_none=True)
-        loss = model.loss(tokens_BS, tokens_BS)
-        loss.backward()
-        return loss.detach()
-
-    graph, loss = captured(work)
-    tokens_BS.copy_(tokens(2, LENGTH, seed=1))
-    graph.replay()
-    replayed = [loss.clone(), *(parameter.grad.clone() for parameter in model.parameters())]
-    expected = [work(), *(parameter.grad for parameter in model.parameters())]
-    for one, other in zip(replayed, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    assert_replay_is_eager(routed(combination), LENGTH, 1e-3, 1e-5)
 
 
 @every_combination
-@torch.no_grad()
 def test_one_captured_decode_step_serves_every_position_and_choice(combination):
-    model, tokens_BS = routed(combination).eval(), tokens(2, LENGTH)
-    whole_BSV = model(tokens_BS)
-    cache = model.new_cache(2, LENGTH)
-    token_B1 = tokens_BS[:, :1].clone()
-    position = torch.zeros((), dtype=torch.int64, device="cuda")
-    graph, logits_B1V = captured(lambda: model(token_B1, cache=cache, position=position))
-    cache.reset()
-    for i in range(LENGTH):
-        token_B1.copy_(tokens_BS[:, i : i + 1])
-        position.fill_(i)
-        graph.replay()
-        torch.testing.assert_close(logits_B1V[:, 0], whole_BSV[:, i], rtol=1e-3, atol=1e-4)
+    model = routed(combination).eval()
+    for decoded_BV, whole_BV in decoded_by_one_graph(model, tokens(2, LENGTH)):
+        torch.testing.assert_close(decoded_BV, whole_BV, rtol=1e-3, atol=1e-4)
 
 
 @every_combination
@@ -109,21 +92,9 @@ def test_the_kernels_give_what_torch_gives(combination):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
-@torch.no_grad()
 def test_a_compiled_decode_step_is_captured_once_the_cache_is_marked_static():
-    torch.compiler.reset()
     model = routed("ccgqa depths recursions").eval()
-    cache = model.new_cache(2, LENGTH)
-    cache.mark_static()
-    step = torch.compile(model, mode="reduce-overhead", fullgraph=True)
-    position = torch.zeros((), dtype=torch.int64, device="cuda")
-    skips = torch._dynamo.utils.counters["inductor"]
-    skips.clear()
-    for i in range(4):
-        position.fill_(i)
-        step(tokens(2, 1), cache=cache, position=position)
-    assert skips["cudagraph_skips"] == 0
-    torch.compiler.reset()
+    assert_compiled_decode_step_is_captured(model, LENGTH)
 
 
 WIDE = dataclasses.replace(

@@ -2,7 +2,12 @@
 
 import pytest
 import torch
-from on_gpu import estimated_and_measured, replay_ms, warm
+from on_gpu import (
+    captured,
+    estimated_and_measured,
+    replay_ms,
+    without_waiting,
+)
 
 import kernels
 from models import FAMILIES
@@ -88,12 +93,7 @@ def test_no_step_waits_for_the_host(use_moe, checkpointing, path):
             model.memory.update(model.query(tokens_BS, tabular_BF))
 
     with kernels.using(**PATHS[path]):
-        warm(work)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            work()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        without_waiting(work)
 
 
 @pytest.mark.parametrize("use_moe", [False, True])
@@ -111,10 +111,7 @@ def test_a_training_step_can_be_captured(use_moe, amp):
         loss.backward()
         return loss.detach()
 
-    warm(work)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        loss = work()
+    graph, loss = captured(work)
     for tensor, other in zip(inputs, batch(config, 8, seed=1), strict=True):
         tensor.copy_(other)
     graph.replay()
@@ -177,10 +174,10 @@ def test_the_peak_of_a_training_step_is_as_estimated(precision, checkpointing):
     estimate, measured = estimated_and_measured(
         MAHIA,
         config,
-        lambda: batch(config, size),
         size,
         config.text_seq_len,
         precision,
         checkpointing,
+        lambda: batch(config, size),
     )
     assert estimate == pytest.approx(measured, rel=0.1)

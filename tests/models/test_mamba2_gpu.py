@@ -4,7 +4,14 @@ import dataclasses
 
 import pytest
 import torch
-from on_gpu import captured, estimated_and_measured, tokens, without_waiting
+from on_gpu import (
+    assert_compiled_decode_step_is_captured,
+    assert_replay_is_eager,
+    decoded_by_one_graph,
+    estimated_and_measured,
+    tokens,
+    without_waiting,
+)
 
 import kernels
 from models import FAMILIES, generate
@@ -78,57 +85,17 @@ def test_no_step_waits_for_the_host(checkpointing, amp):
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_a_training_step_can_be_captured(half_model, checkpointing):
     half_model.set_checkpointing(checkpointing)
-    tokens_BS = tokens(2, LENGTH)
-
-    def work():
-        half_model.zero_grad(set_to_none=True)
-        loss = half_model.loss(tokens_BS, tokens_BS)
-        loss.backward()
-        return loss.detach()
-
-    graph, loss = captured(work)
-    tokens_BS.copy_(tokens(2, LENGTH, seed=1))
-    graph.replay()
-    replayed = [loss.clone(), *(parameter.grad.clone() for parameter in half_model.parameters())]
-    share = half_model.metrics()["ssm_share"].clone()
-    half_model.metrics()["ssm_share"].zero_()
-    expected = [work(), *(parameter.grad for parameter in half_model.parameters())]
-    for one, other in zip(replayed, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=0.02, atol=1e-3)
-    torch.testing.assert_close(half_model.metrics()["ssm_share"], share)
+    assert_replay_is_eager(half_model, LENGTH, 0.02, 1e-3, "ssm_share")
 
 
-@torch.no_grad()
 def test_one_captured_decode_step_serves_every_position(half_model):
-    tokens_BS = tokens(2, LENGTH)
-    whole_BSV = half_model(tokens_BS)
-    cache = half_model.new_cache(2, LENGTH)
-    token_B1 = tokens_BS[:, :1].clone()
-    position = torch.zeros((), dtype=torch.int64, device="cuda")
-    graph, logits_B1V = captured(lambda: half_model(token_B1, cache=cache, position=position))
-    cache.reset()
-    for i in range(LENGTH):
-        token_B1.copy_(tokens_BS[:, i : i + 1])
-        position.fill_(i)
-        graph.replay()
-        torch.testing.assert_close(logits_B1V[:, 0], whole_BSV[:, i], rtol=0.05, atol=0.05)
+    for decoded_BV, whole_BV in decoded_by_one_graph(half_model, tokens(2, LENGTH)):
+        torch.testing.assert_close(decoded_BV, whole_BV, rtol=0.05, atol=0.05)
 
 
-@torch.no_grad()
 def test_a_compiled_decode_step_is_captured_once_the_cache_is_marked_static():
-    torch.compiler.reset()
     model = MAMBA2.materialise(TINY, "cuda", torch.bfloat16, seed=3)
-    cache = model.new_cache(2, LENGTH)
-    cache.mark_static()
-    step = torch.compile(model, mode="reduce-overhead", fullgraph=True)
-    position = torch.zeros((), dtype=torch.int64, device="cuda")
-    skips = torch._dynamo.utils.counters["inductor"]
-    skips.clear()
-    for i in range(4):
-        position.fill_(i)
-        step(tokens(2, 1), cache=cache, position=position)
-    assert skips["cudagraph_skips"] == 0
-    torch.compiler.reset()
+    assert_compiled_decode_step_is_captured(model, LENGTH)
 
 
 def test_generation_never_waits_and_a_seed_decides_it():
@@ -151,12 +118,7 @@ def test_generation_never_waits_and_a_seed_decides_it():
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_the_peak_of_a_training_step_is_as_estimated(precision, checkpointing):
     config, batch, sequence = MAMBA2.presets["96M"], 4, 1024
-
-    def draw():
-        tokens_BS = tokens(batch, sequence)
-        return tokens_BS, tokens_BS
-
     estimate, measured = estimated_and_measured(
-        MAMBA2, config, draw, batch, sequence, precision, checkpointing
+        MAMBA2, config, batch, sequence, precision, checkpointing
     )
     assert estimate == pytest.approx(measured, rel=0.1)

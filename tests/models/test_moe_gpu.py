@@ -4,7 +4,15 @@ import dataclasses
 
 import pytest
 import torch
-from on_gpu import captured, estimated_and_measured, tokens, warm
+from on_gpu import (
+    assert_replay_is_eager,
+    captured,
+    decoded_by_one_graph,
+    estimated_and_measured,
+    tokens,
+    training,
+    without_waiting,
+)
 
 import kernels
 from models import FAMILIES, ConfigurationError
@@ -57,12 +65,7 @@ def test_no_step_waits_for_the_host(half_model, checkpointing, impl):
             half_model(tokens_BS[:, :1], cache=cache, position=position)
 
     with kernels.using(moe_gating=impl, moe_experts=impl):
-        warm(work)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            work()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        without_waiting(work)
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
@@ -70,37 +73,13 @@ def test_a_dropless_training_step_can_be_captured(checkpointing):
     config = dataclasses.replace(MOE.presets["tiny"], n_layers=2)
     model = MOE.materialise(config, "cuda", seed=3)
     model.set_checkpointing(checkpointing)
-    tokens_BS = tokens(2, LENGTH)
-
-    def work():
-        model.zero_grad(set_to_none=True)
-        loss = model.loss(tokens_BS, tokens_BS)
-        loss.backward()
-        return loss.detach()
-
-    graph, loss = captured(work)
-    tokens_BS.copy_(tokens(2, LENGTH, seed=1))  # which go to other experts
-    graph.replay()
-    replayed = [loss.clone(), *(parameter.grad.clone() for parameter in model.parameters())]
-    loads = model.metrics()["expert_load"].clone()
-    expected = [work(), *(parameter.grad for parameter in model.parameters())]
-    torch.testing.assert_close(loads, model.metrics()["expert_load"])
-    for one, other in zip(replayed, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    assert_replay_is_eager(model, LENGTH, 1e-3, 1e-5, "expert_load")  # other experts' tokens
 
 
 def test_each_replay_of_a_noisy_step_draws_new_noise():
     config = dataclasses.replace(MOE.presets["tiny"], n_layers=2, gating="noisy_topk")
     model = MOE.materialise(config, "cuda", seed=3)
-    tokens_BS = tokens(2, LENGTH)
-
-    def work():
-        model.zero_grad(set_to_none=True)
-        loss = model.loss(tokens_BS, tokens_BS)
-        loss.backward()
-        return loss.detach()
-
-    graph, loss = captured(work)
+    graph, loss = captured(training(model, tokens(2, LENGTH)))
     losses = []
     for _ in range(4):
         graph.replay()
@@ -108,23 +87,12 @@ def test_each_replay_of_a_noisy_step_draws_new_noise():
     assert len(set(losses)) == 4
 
 
-@torch.no_grad()
 def test_one_captured_decode_step_serves_every_position(half_model):
     half_model.eval()
-    tokens_BS = tokens(2, LENGTH)
-    whole_BSV = half_model(tokens_BS)
-    cache = half_model.new_cache(2, LENGTH)
-    token_B1 = tokens_BS[:, :1].clone()
-    position = torch.zeros((), dtype=torch.int64, device="cuda")
-    graph, logits_B1V = captured(lambda: half_model(token_B1, cache=cache, position=position))
-    cache.reset()
-    different = 0
-    for i in range(LENGTH):
-        token_B1.copy_(tokens_BS[:, i : i + 1])
-        position.fill_(i)
-        graph.replay()
+    tokens_BS, different = tokens(2, LENGTH), 0
+    for decoded_BV, whole_BV in decoded_by_one_graph(half_model, tokens_BS):
         # Rounding may turn a choice between two experts that are nearly alike: a few tokens.
-        near = torch.isclose(logits_B1V[:, 0], whole_BSV[:, i], rtol=0.05, atol=0.05)
+        near = torch.isclose(decoded_BV, whole_BV, rtol=0.05, atol=0.05)
         different += int((~near.all(-1)).sum())
     assert different <= 0.02 * tokens_BS.numel()
 
@@ -210,12 +178,7 @@ def test_all_switches_together_take_effect_and_give_the_systems_result():
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_the_peak_of_a_training_step_is_as_estimated(precision, checkpointing):
     config, batch, sequence = MOE.presets["base"], 8, 1024
-
-    def draw():
-        tokens_BS = tokens(batch, sequence)
-        return tokens_BS, tokens_BS
-
     estimate, measured = estimated_and_measured(
-        MOE, config, draw, batch, sequence, precision, checkpointing
+        MOE, config, batch, sequence, precision, checkpointing
     )
     assert estimate == pytest.approx(measured, rel=0.1)
