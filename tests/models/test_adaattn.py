@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from directions import assert_gradients_predict_the_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
@@ -312,20 +313,7 @@ def test_decoding_compiles_whole_and_once_for_all_positions(model, tokens_BS, gr
 
 def test_the_gradient_predicts_how_the_loss_changes(tokens_BS, targets_BS):
     model = chosen(ADAATTN.materialise(CONFIG, dtype=torch.float64, seed=5))
-    model.loss(tokens_BS, targets_BS).backward()
-    generator = torch.Generator().manual_seed(0)
-    for name, parameter in model.named_parameters():
-        direction = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        size = 1e-5 / direction.norm()
-        losses = []
-        for sign in (1, -1):
-            with torch.no_grad():
-                parameter.add_(sign * size * direction)
-                losses.append(model.loss(tokens_BS, targets_BS).item())
-                parameter.sub_(sign * size * direction)
-        measured = (losses[0] - losses[1]) / (2 * size.item())
-        predicted = (parameter.grad * direction).sum().item()
-        assert measured == pytest.approx(predicted, rel=1e-3, abs=1e-7), name
+    assert_gradients_predict_the_loss(model, tokens_BS, targets_BS)
 
 
 def test_training_on_one_batch_learns_it_while_heads_adapt(tokens_BS):

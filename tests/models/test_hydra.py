@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from directions import assert_gradients_predict_the_loss
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,20 +80,7 @@ def test_loss_equals_the_mean_cross_entropy_of_the_reference(model, config, toke
 
 def test_the_gradient_predicts_how_the_loss_changes(config, tokens_BS, targets_BS):
     model = HYDRA.materialise(config, dtype=torch.float64, seed=5)
-    model.loss(tokens_BS, targets_BS).backward()
-    generator = torch.Generator().manual_seed(0)
-    for name, parameter in model.named_parameters():
-        direction = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        step = 1e-5 / direction.norm()
-        losses = []
-        for sign in (1, -1):
-            with torch.no_grad():
-                parameter.add_(sign * step * direction)
-                losses.append(model.loss(tokens_BS, targets_BS).item())
-                parameter.sub_(sign * step * direction)
-        measured = (losses[0] - losses[1]) / (2 * step.item())
-        predicted = (parameter.grad * direction).sum().item()
-        assert measured == pytest.approx(predicted, rel=1e-3, abs=1e-7), name
+    assert_gradients_predict_the_loss(model, tokens_BS, targets_BS)
 
 
 @given(position=st.integers(0, 16), seed=st.integers(0, 1000))
