@@ -40,9 +40,11 @@ def applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
 
 def needs_gradient(*tensors: torch.Tensor | None) -> bool:
     """Whether a backward pass will ask for the gradient of one of these."""
+    if not torch.is_grad_enabled():
+        return False
     # A list and not a generator: Dynamo cannot trace one around a function that it inlines.
     learned = [x is not None and x.requires_grad for x in tensors]
-    return torch.is_grad_enabled() and any(learned)
+    return any(learned)
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:

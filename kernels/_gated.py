@@ -27,7 +27,7 @@ from kernels._operator import (
     same_device,
     tensor_bytes,
 )
-from kernels._triton import as_rows, on_device, tl, triton
+from kernels._triton import as_rows, on_device, rows_of, tl, triton
 from kernels._tuning import Key, Tile, Tunable, size_class
 
 # Block and warps.
@@ -172,22 +172,23 @@ def _forward(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
     y = torch.empty((*gate.shape[:-1], width), dtype=gate.dtype, device=gate.device)
     if not y.numel():
         return y
-    if up is None:
-        gate_NF = up_NF = as_rows(gate)
-    else:
-        gate_NF, up_NF = _flatten(gate, up)
-        width = gate_NF.shape[1]
     key = _key(gate, packed, act, y.numel())
     block, warps = _FORWARD.tile(key, _forward, gate, up, act)
+    gate, gate_stride = rows_of(gate)
+    up_stride = gate_stride
+    if up is not None:
+        up, up_stride = rows_of(up)
+        if y.numel() != width and gate_stride == up_stride == width:
+            width = y.numel()  # one long row, which wastes no block end
     with on_device(gate):
         _launch_forward(
-            (gate_NF.shape[0] * cdiv(width, block),),
-            gate_NF,
-            None if packed else up_NF,
+            (y.numel() // width * cdiv(width, block),),
+            gate,
+            up,
             y,
             width,
-            gate_NF.stride(0),
-            up_NF.stride(0),
+            gate_stride,
+            up_stride,
             PACKED=packed,
             ACT=act,
             BLOCK=block,

@@ -12,6 +12,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +49,11 @@ def host_costs(
         inputs = small_inputs(op, name, device, dtype)
         if inputs is not None:
             with contextlib.suppress(Exception), using(**{op.name: name}):
-                calls = calls_of(op, inputs)
-                found[name] = {way: host_cost(call, device.type) for way, call in calls.items()}
+                costs = {}
+                for way, call in calls_of(op, inputs).items():
+                    with recording(way):
+                        costs[way] = host_cost(call, device.type)
+                found[name] = costs
     return found
 
 
@@ -79,6 +83,11 @@ def host_cost(call: Callable[[], Any], device_type: str = "cuda", *, calls: int 
     return HostCost(statistics.median(whole), statistics.median(outside))
 
 
+def recording(way: str) -> AbstractContextManager[Any]:
+    """Gradients off or on, for calls of that direction; a model switches once for many of them."""
+    return torch.set_grad_enabled(way != "forward")
+
+
 def small_inputs(
     op: Operator, name: str, device: torch.device, dtype: torch.dtype
 ) -> Inputs | None:
@@ -100,13 +109,12 @@ def small_inputs(
 
 
 def calls_of(op: Operator, inputs: Inputs) -> dict[str, Callable[[], Any]]:
-    """By direction, the call that is timed."""
+    """By direction, the call that is timed, to be made in its ``recording``."""
     leaves = leaves_of(op, inputs)
     wanted = [x for x in leaves.values() if isinstance(x, Tensor) and x.requires_grad]
 
     def forward() -> Any:
-        with torch.no_grad():
-            return op.function(**inputs)
+        return op.function(**inputs)
 
     def recorded() -> Any:
         return op.function(**leaves)

@@ -28,6 +28,7 @@ __all__ = [
     "no_fp64",
     "on_device",
     "power_of_two",
+    "rows_of",
     "shared_bytes",
     "sm_count",
     "tl",
@@ -142,6 +143,14 @@ def as_rows(x: Tensor) -> Tensor:
     """``x`` as a matrix of its last dimension's rows, each contiguous; copies only if it must."""
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     return unit_stride(rows)
+
+
+def rows_of(x: Tensor) -> tuple[Tensor, int]:
+    """A tensor that holds the last dimension's rows of ``x``, and how far apart they are in it."""
+    if x.is_contiguous():
+        return x, x.shape[-1]  # whatever its shape: a view takes as long as an allocation
+    rows = as_rows(x)
+    return rows, rows.stride(0)
 
 
 def head_strides(*tensors: Tensor) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, once_differentiable
+from kernels._autograd import applied, needs_gradient, once_differentiable
 from kernels._dispatch import run
 from kernels._operator import (
     Case,
@@ -84,9 +84,9 @@ def _torch(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tu
 class _AddRMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float
+        ctx: Any, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, keep: bool
     ) -> tuple[Tensor, Tensor | None]:
-        y, total, r = forward(x, residual, weight, eps)
+        y, total, r = forward(x, residual, weight, eps, keep)
         ctx.save_for_backward(total, weight, r)
         ctx.dtype = x.dtype
         return y, total
@@ -96,13 +96,13 @@ class _AddRMSNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, dtotal: Tensor) -> tuple[Tensor | None, ...]:
         total, weight, r = ctx.saved_tensors
         dresidual, dweight = backward(dy, dtotal, total, weight, r)
-        return dresidual.to(ctx.dtype), dresidual, dweight, None
+        return dresidual.to(ctx.dtype), dresidual, dweight, None, None
 
 
 def _triton(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    return applied(_AddRMSNorm, x, residual, weight, eps)
+    return applied(_AddRMSNorm, x, residual, weight, eps, needs_gradient(x, residual, weight))
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, once_differentiable
+from kernels._autograd import applied, needs_gradient, once_differentiable
 from kernels._column_sum import column_sum
 from kernels._dispatch import run
 from kernels._launch import launcher
@@ -46,6 +46,7 @@ from kernels._triton import (
     no_fp64,
     on_device,
     power_of_two,
+    rows_of,
     shared_bytes,
     sm_count,
     tl,
@@ -107,6 +108,7 @@ def _rms_norm_forward_kernel(
     EPS: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    KEEP: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -125,7 +127,8 @@ def _rms_norm_forward_kernel(
     b_y = b_x * b_r[:, None]
     if HAS_WEIGHT:
         b_y *= tl.load(weight_ptr + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
-    tl.store(r_ptr + o_n, b_r, mask=m_n)
+    if KEEP:
+        tl.store(r_ptr + o_n, b_r, mask=m_n)
     tl.store(y_ptr + o_n[:, None] * D + o_d[None, :], b_y, mask=m)
 
 
@@ -232,39 +235,44 @@ _BACKWARD = Tunable("rms_norm.backward", (_rms_norm_backward_kernel,), _backward
 
 
 def forward(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """By Triton: y of x's dtype, the sum ``x + residual`` of residual's, and r [rows] in FP32."""
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, keep: bool = True
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """By Triton: y of x's dtype, the sum ``x + residual`` of residual's, and r [rows] in FP32, if
+    it is to be kept for a backward pass.
+    """
     y = blank(x)
-    total = residual_ND = None
+    total = rest = r = None
     if residual is not None:
         total = torch.empty(x.shape, dtype=residual.dtype, device=x.device)
     dim = x.shape[-1]
     n_rows = x.numel() // max(dim, 1)
-    r = torch.empty(n_rows, dtype=torch.float32, device=x.device)
+    if keep:
+        r = torch.empty(n_rows, dtype=torch.float32, device=x.device)
     if y.numel():
-        x_ND = as_rows(x)
-        if residual is not None:
-            residual_ND = as_rows(residual)
         other = None if residual is None else residual.dtype
         key = (x.get_device(), dim, x.dtype, other, size_class(n_rows))
         rows, warps = _FORWARD.tile(key, forward, x, residual, weight, eps)
+        x, x_stride = rows_of(x)
+        rest_stride = 0
+        if residual is not None:
+            rest, rest_stride = rows_of(residual)
         with on_device(x):
             _launch_forward(
                 (cdiv(n_rows, rows),),
-                x_ND,
-                residual_ND,
+                x,
+                rest,
                 weight if weight is None else unit_stride(weight),
                 y,
                 total,
                 r,
                 n_rows,
-                x_ND.stride(0),
-                0 if residual_ND is None else residual_ND.stride(0),
+                x_stride,
+                rest_stride,
                 D=dim,
                 EPS=eps,
                 HAS_WEIGHT=weight is not None,
                 HAS_RESIDUAL=residual is not None,
+                KEEP=keep,
                 ROWS=rows,
                 BLOCK_D=power_of_two(dim),
                 num_warps=warps,
@@ -320,8 +328,8 @@ def backward(
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-        y, _, r = forward(x, None, weight, eps)
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float, keep: bool) -> Tensor:
+        y, _, r = forward(x, None, weight, eps, keep)
         ctx.save_for_backward(x, weight, r)
         return y
 
@@ -329,11 +337,11 @@ class _RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, r = ctx.saved_tensors
-        return *backward(dy, None, x, weight, r), None
+        return *backward(dy, None, x, weight, r), None, None
 
 
 def _triton(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    return applied(_RMSNorm, x, weight, eps)
+    return applied(_RMSNorm, x, weight, eps, needs_gradient(x, weight))
 
 
 def refuses(x: Tensor, *_: Any) -> str | None:

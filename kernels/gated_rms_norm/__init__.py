@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, once_differentiable
+from kernels._autograd import applied, needs_gradient, once_differentiable
 from kernels._column_sum import column_sum
 from kernels._dispatch import run
 from kernels._operator import (
@@ -48,6 +48,7 @@ from kernels._triton import (
     no_fp64,
     on_device,
     power_of_two,
+    rows_of,
     sm_count,
 )
 from kernels._tuning import Tile, Tunable, size_class
@@ -149,33 +150,35 @@ _BACKWARD = Tunable("gated_rms_norm.backward", (gated_rms_norm_backward_kernel,)
 
 
 def _forward(
-    x: Tensor, z: Tensor, weight: Tensor | None, group: int, eps: float
-) -> tuple[Tensor, Tensor]:
-    """y, and r [rows, groups] in FP32."""
-    y = blank(x)
+    x: Tensor, z: Tensor, weight: Tensor | None, group: int, eps: float, keep: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """y, and r [rows, groups] in FP32, if it is to be kept for a backward pass."""
+    y, r = blank(x), None
     n_groups = x.shape[-1] // max(group, 1)
     n_rows = x.numel() // max(x.shape[-1], 1)
-    r = torch.empty(n_rows * n_groups, dtype=torch.float32, device=x.device)
+    if keep:
+        r = torch.empty(n_rows * n_groups, dtype=torch.float32, device=x.device)
     if not y.numel():
         return y, r
-    x_ND, z_ND = as_rows(x), as_rows(z)
     key = (x.get_device(), group, n_groups, x.dtype, size_class(n_rows))
     rows, warps = _FORWARD.tile(key, _forward, x, z, weight, group, eps)
+    (x, x_stride), (z, z_stride) = rows_of(x), rows_of(z)
     with on_device(x):
         launch_forward(
             (cdiv(n_rows, rows) * n_groups,),
-            x_ND,
-            z_ND,
+            x,
+            z,
             weight if weight is None else unit_stride(weight),
             y,
             r,
             n_rows,
             n_groups,
-            x_ND.stride(0),
-            z_ND.stride(0),
+            x_stride,
+            z_stride,
             E=group,
             EPS=eps,
             HAS_WEIGHT=weight is not None,
+            KEEP=keep,
             ROWS=rows,
             BLOCK_E=power_of_two(group),
             num_warps=warps,
@@ -232,9 +235,9 @@ def _backward(
 class _GatedRMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, z: Tensor, weight: Tensor | None, group: int, eps: float
+        ctx: Any, x: Tensor, z: Tensor, weight: Tensor | None, group: int, eps: float, keep: bool
     ) -> Tensor:
-        y, r = _forward(x, z, weight, group, eps)
+        y, r = _forward(x, z, weight, group, eps, keep)
         ctx.save_for_backward(x, z, weight, r)
         ctx.group = group
         return y
@@ -243,13 +246,14 @@ class _GatedRMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, z, weight, r = ctx.saved_tensors
-        return *_backward(dy, x, z, weight, r, ctx.group), None, None
+        return *_backward(dy, x, z, weight, r, ctx.group), None, None, None
 
 
 def _triton(
     x: Tensor, z: Tensor, weight: Tensor | None, group_size: int | None, eps: float
 ) -> Tensor:
-    return applied(_GatedRMSNorm, x, z, weight, group_size or x.shape[-1], eps)
+    keep = needs_gradient(x, z, weight)
+    return applied(_GatedRMSNorm, x, z, weight, group_size or x.shape[-1], eps, keep)
 
 
 def _refuses(

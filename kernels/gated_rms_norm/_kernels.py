@@ -21,6 +21,7 @@ def gated_rms_norm_forward_kernel(
     E: tl.constexpr,
     EPS: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
+    KEEP: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
@@ -38,7 +39,8 @@ def gated_rms_norm_forward_kernel(
     b_y = b_h * b_r[:, None]
     if HAS_WEIGHT:
         b_y *= tl.load(weight_ptr + o_c, mask=o_e < E, other=0.0).to(tl.float32)[None, :]
-    tl.store(r_ptr + o_n * n_groups + i_g, b_r, mask=m_n)
+    if KEEP:
+        tl.store(r_ptr + o_n * n_groups + i_g, b_r, mask=m_n)
     tl.store(y_ptr + o_n[:, None] * (E * n_groups) + o_c[None, :], b_y, mask=m)
 
 

@@ -26,7 +26,7 @@ from stubbed_triton import stubbed  # noqa: E402
 
 import kernels  # noqa: E402
 from kernels import OPS  # noqa: E402
-from kernels._host_cost import calls_of, small_inputs  # noqa: E402
+from kernels._host_cost import calls_of, recording, small_inputs  # noqa: E402
 
 
 def least_us(call: Callable[[], object], calls: int = 50, rounds: int = 20) -> float:
@@ -67,13 +67,15 @@ def main() -> None:
                 call()
                 count = len(driver.launches)
                 driver.keeps = False
-                line += f"  {title} {least_us(call):.1f} us, {count} launches;"
+                with recording(title):
+                    line += f"  {title} {least_us(call):.1f} us, {count} launches;"
                 driver.keeps = True
             print(line, flush=True)
             if options.profile:
                 for title, call in calls.items():
                     print(f"{name} {title}")
-                    profile(call)
+                    with recording(title):
+                        profile(call)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from subjects import DEVICE, DTYPES, cases, fitting, operators
 
 from kernels import Case, Operator
-from kernels._check import Exact, as_tuple, stretched
+from kernels._check import Exact, as_tuple, poisoned, stretched
 from kernels._triton import INTERPRETED
 
 
@@ -18,6 +18,13 @@ def assert_right(op: Operator, inputs, exact: Exact | None = None) -> None:
     for name, implementation in fitting(op, inputs).items():
         wrong = [str(c) for c in exact.compare(implementation) if not c.right]
         assert not wrong, f"{op.name} {name}: {wrong}"
+
+
+def smallest(op: Operator):
+    """The inputs of its smallest case, none of which is empty."""
+    small = [op.inputs(case, DEVICE, torch.float32, 0) for case in op.cases if not case.bench]
+    sizes = [[x.numel() for x in each.values() if isinstance(x, torch.Tensor)] for each in small]
+    return min(zip(sizes, small, strict=True), key=lambda it: sum(it[0]) if all(it[0]) else 1e9)[1]
 
 
 @pytest.mark.parametrize(("op", "case", "dtype"), cases())
@@ -53,6 +60,23 @@ def test_inputs_are_left_as_they_were(op):
     for name, value in op.inputs(case, DEVICE, torch.float32, 0).items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(value, inputs[name]), name
+
+
+@pytest.mark.parametrize("op", operators())
+def test_without_gradients_the_outputs_are_the_same(op):
+    """A forward pass that keeps nothing for a backward pass may be another kernel."""
+    inputs = smallest(op)
+    leaves = [
+        x.clone().requires_grad_() if n in op.gradients and x is not None else x
+        for n, x in inputs.items()
+    ]
+    for name, implementation in fitting(op, inputs).items():
+        recorded = as_tuple(implementation(*leaves))
+        with torch.no_grad(), poisoned():
+            alone = as_tuple(implementation(*inputs.values()))
+        for one, other in zip(alone, recorded, strict=True):
+            assert not one.requires_grad
+            torch.testing.assert_close(one, other.detach(), msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("op", operators())
