@@ -368,7 +368,15 @@ def assemble(
         assert isinstance(weights, Weights), "codes cannot be trained"
         trainer = weights.trainer(build.optimizer, scales_loss=build.scales_loss)
     vocabulary = getattr(situation.config, "vocabulary", 0)
-    bench = Bench(model, batches, configuration.settings, trainer, configuration.seed, vocabulary)
+    bench = Bench(
+        model,
+        batches,
+        configuration.settings,
+        trainer,
+        configuration.seed,
+        vocabulary,
+        compiled=situation.option("compile") != "off",
+    )
     with _autocast_region(build):  # a KV cache is made in the dtype that will compute
         compute = _autocast(build)(workload.compute(bench))
     for wrap_compute in build.compute_wrappers:
