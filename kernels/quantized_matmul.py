@@ -98,6 +98,13 @@ def quantize_weight(weight_NK: Tensor, scheme: str = "int8_dynamic") -> tuple[Te
     return codes, scale.reshape(() if scheme == "fp8_tensor" else -1)
 
 
+def dequantize_weight(weight_NK: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """What codes and scales of ``quantize_weight`` stand for, [N, K], in ``dtype``."""
+    wide = accumulator(dtype)
+    # In place: a layer's whole weight in FP32 once, and not twice, beside its result.
+    return weight_NK.to(wide).mul_(scale.to(wide).unsqueeze(-1)).to(dtype)
+
+
 def quantize(x: Tensor, scheme: str) -> tuple[Tensor, Tensor]:
     """Codes of ``x`` and what to multiply them by: [..., 1], or [1, ..., 1] for one scale."""
     dtype = SCHEMES[scheme]
@@ -158,12 +165,7 @@ def reference(x: Tensor, weight_NK: Tensor, scale: Tensor, scheme: str = "int8_d
         # Zero in value, and the whole of the gradient.
         taken = (taken - taken.detach()) + codes.to(wide) * x_scale.to(wide)
     with torch.autocast(x.device.type, enabled=False):
-        return (taken @ _dequantized(weight_NK, scale, wide).T).to(x.dtype)
-
-
-def _dequantized(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    wide = accumulator(dtype)
-    return (weight.to(wide) * scale.to(wide).unsqueeze(-1)).to(dtype)
+        return (taken @ dequantize_weight(weight_NK, scale, wide).T).to(x.dtype)
 
 
 class _Product(torch.autograd.Function):
@@ -175,7 +177,7 @@ class _Product(torch.autograd.Function):
         rows = x.reshape(-1, x.shape[-1])
         with torch.autocast(x.device.type, enabled=False):
             if kernel == "dequantize":
-                y = rows @ _dequantized(weight, scale, x.dtype).T
+                y = rows @ dequantize_weight(weight, scale, x.dtype).T
             elif kernel == "int_mm":
                 y = _int_mm(rows, weight, scale, scheme)
             else:
@@ -187,7 +189,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, scale = ctx.saved_tensors
         with torch.autocast(dy.device.type, enabled=False):
-            return dy @ _dequantized(weight, scale, dy.dtype), None, None, None, None
+            return dy @ dequantize_weight(weight, scale, dy.dtype), None, None, None, None
 
 
 def _int_mm(x: Tensor, weight: Tensor, scale: Tensor, scheme: str) -> Tensor:

@@ -113,10 +113,10 @@ class AdaptiveHeads(nn.Module):
                 # a norm's backward needs the rest too.
                 v = v.contiguous()
         else:
-            weights = self.qkv.weight.chunk(3)
+            width = self.n_heads * self.head_dim
             q, k, v = (
-                functional.linear(x, w).unflatten(-1, (self.n_heads, self.head_dim))
-                for x, w in zip((q_BSE, k_BTE, v_BTE), weights, strict=True)
+                self.qkv.part(x, n * width, (n + 1) * width).unflatten(-1, (-1, self.head_dim))
+                for n, x in enumerate((q_BSE, k_BTE, v_BTE))
             )
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 

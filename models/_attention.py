@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 import kernels
 from kernels.rope import table
@@ -238,8 +237,8 @@ class Attention(nn.Module):
         """Queries (B, H, S, D), keys and values (B, G, S, D); the first token at ``position``."""
         heads, groups = self.n_heads, self.n_kv_heads
         if queries_only:
-            weight = self.qkv.weight[: heads * self.head_dim]
-            q_BSHD = functional.linear(x_BSE, weight).unflatten(-1, (heads, self.head_dim))
+            q_BSHD = self.qkv.part(x_BSE, 0, heads * self.head_dim)
+            q_BSHD = q_BSHD.unflatten(-1, (heads, self.head_dim))
             k_BSGD = v_BSGD = q_BSHD[:, :, :1]  # not looked at
         else:
             qkv_BSXD = self.qkv(x_BSE).unflatten(-1, (heads + 2 * groups, self.head_dim))

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 import kernels
-from models._layers import INIT_STD, Linear, usable
+from models._layers import INIT_STD, Router, usable
 
 
 class ExpertMLP(nn.Module):
@@ -22,7 +22,7 @@ class ExpertMLP(nn.Module):
     ) -> None:
         super().__init__()
         self.top_k, self.std_out = top_k, std_out
-        self.router = Linear(dim, n_experts)
+        self.router = Router(dim, n_experts)
         self.gate_up = nn.Parameter(torch.empty(n_experts, 2 * hidden, dim))
         self.down = nn.Parameter(torch.empty(n_experts, dim, hidden))
         # Where inference computes, if it is set; overwritten by each layer that has the same.

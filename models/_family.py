@@ -20,9 +20,10 @@ from torch import nn
 
 from models._costs import Costs, flops
 from models._footprint import Footprint, footprint
-from models._initialise import initialise, keep_marks
+from models._initialise import Take, initialise, keep_marks
 from models._mistake import ConfigurationError
 from models._model import Metric, Model
+from models._quantized import saving
 
 Batch = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]  # inputs, targets
 WORKLOADS = ("forward", "train", "prefill", "decode", "generate")
@@ -161,6 +162,7 @@ class Family:
         precision: str = "fp32",
         checkpointing: str = "none",
         chunk: int = 0,
+        quantization: str = "",
     ) -> None:
         """Refuse by sentence what cannot fit ``memory_bytes``, before anything is allocated.
 
@@ -184,6 +186,7 @@ class Family:
             precision=precision,
             checkpointing=checkpointing,
             chunk=chunk,
+            quantization=quantization,
         )
         if needed.total > memory_bytes:
             raise ConfigurationError(
@@ -209,9 +212,13 @@ class Family:
         costs = self.costs(config)
         return flops(costs, batch=batch, sequence=sequence, training=training, **more)
 
-    def footprint(self, config: Any, **step: Any) -> Footprint:
-        """Estimated bytes by role; ``models._footprint.footprint`` says what describes a step."""
-        return footprint(self.costs(config), **step)
+    def footprint(self, config: Any, *, quantization: str = "", **step: Any) -> Footprint:
+        """Estimated bytes by role; ``models._footprint.footprint`` says what describes a step.
+
+        ``quantization`` is the scheme of the linear layers' codes, if any.
+        """
+        saved = saving(self, config, quantization) if quantization else None
+        return footprint(self.costs(config), quantized=saved, **step)
 
     def suggested(self, preset: str, device_type: str) -> dict[str, int]:
         """A batch and a sequence that show the preset at work on this kind of device."""
@@ -227,11 +234,9 @@ class Family:
         if device_type == "cpu":
             return names[0]
         for name in reversed(names[: names.index(self.first_choice) + 1]):
-            step = self.suggested(name, device_type)
-            if (
-                2 * self.footprint(self.presets[name], workload="train", **step).total
-                <= memory_bytes
-            ):
+            step: dict[str, Any] = {"workload": "train", **self.suggested(name, device_type)}
+            needed = self.footprint(self.presets[name], **step)
+            if 2 * needed.total <= memory_bytes:
                 return name
         return names[0]
 
@@ -264,6 +269,17 @@ class Family:
         model = self.build(config)
         initialise(model, torch.device(device), dtype, seed)
         return _with_buffers(model)
+
+    def weights(
+        self, config: Any, device: torch.device, dtype: torch.dtype, seed: int, take: Take
+    ) -> dict[str, nn.Parameter]:
+        """The weights that ``materialise`` gives, by name, each as ``take`` leaves it.
+
+        One that ``take`` makes smaller never is in memory with all others.
+        """
+        model = self.build(config)
+        initialise(model, device, dtype, seed, take)
+        return model.weights()
 
     def share(self, config: Any, weights: Mapping[str, nn.Parameter]) -> Model:
         """Another model around the very ``weights`` of one: ``model.weights()`` of the first."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from models._checkpointing import CHECKPOINTING
 from models._costs import Costs, Held
+from models._quantized import Saving
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,7 @@ def footprint(
     optimizer_bytes: int | None = None,
     rope_tables: int = 1,
     chunk: int = 0,
+    quantized: Saving | None = None,
 ) -> Footprint:
     """Estimated memory of one step; ``sequence`` is the cache's length for prefill and decode.
 
@@ -70,7 +72,8 @@ def footprint(
     ``precision`` is one of ``PRECISIONS``; ``fused`` says whether the operators run as fused
     kernels, and if not, ``device_type`` on what PyTorch's run; ``optimizer_bytes`` is what the
     optimizer keeps a parameter (None: AdamW's two moments in the weights' dtype); ``rope_tables``
-    is how many copies of the rotary tables exist.
+    is how many copies of the rotary tables exist; ``quantized`` what the codes of linear layers
+    change, in inference.
     """
     size = PRECISIONS[precision]
     unit = _unit(costs, size, fused, device_type)
@@ -93,7 +96,9 @@ def footprint(
         taken = 1
     elif workload in _DECODING and chunk:
         taken = min(chunk, sequence)
-    activations = _inference(costs, size, unit, workload, batch, taken)
+    activations = _inference(costs, size, unit, workload, batch, taken, quantized)
+    if quantized is not None:
+        weights += quantized.numbers * (1 - size.weight) + quantized.scale_bytes
     return Footprint(
         weights=weights,
         gradients=0,
@@ -196,14 +201,26 @@ def _checkpointed(mode: str, count: int) -> list[bool]:
 
 
 def _inference(
-    costs: Costs, size: Precision, held: Held, workload: str, batch: int, sequence: int
+    costs: Costs,
+    size: Precision,
+    held: Held,
+    workload: str,
+    batch: int,
+    sequence: int,
+    quantized: Saving | None,
 ) -> int:
-    """One block's temporaries at a time, or the logits; autocast's copies stay."""
+    """One block's temporaries at a time, or the logits; autocast's copies stay, but not of codes,
+    which an operator may widen for its product: one layer's, in FP32 and in what it computes.
+    """
     decoding = workload in _DECODING
     live = batch * sequence * held.kept_per_token + held.kept
     logits = batch * (1 if decoding else sequence) * costs.rows * size.compute
     beside = batch * costs.saved_per_sequence * size.compute
-    return max(live, logits, beside) + _copies(costs, size) + _head_copy(costs, size)
+    copies = _copies(costs, size)
+    if quantized is not None:
+        copies = max(0, copies - quantized.numbers * size.compute)
+        live += quantized.widened * (4 + (size.compute if size.compute < 4 else 0))
+    return max(live, logits, beside) + copies + _head_copy(costs, size)
 
 
 def _cache(costs: Costs, size: Precision, batch: int, sequence: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -35,10 +36,21 @@ def started(module: nn.Module) -> None:
         initialise(module, first.device, first.dtype, seed)
 
 
-def initialise(model: nn.Module, device: torch.device, dtype: torch.dtype, seed: int) -> None:
+# Of a parameter's name in the state dict and the parameter: the one to stand in its place.
+Take = Callable[[str, nn.Parameter], nn.Parameter]
+
+
+def initialise(
+    model: nn.Module,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int,
+    take: Take = lambda name, parameter: parameter,
+) -> None:
     """Replace the parameters of ``model``, whatever they hold, by new ones on ``device``.
 
-    Raises ``TypeError`` where a module owns parameters but does not say how they start.
+    ``take`` is handed each as soon as it is drawn, from any thread, and decides what stays. Raises
+    ``TypeError`` where a module owns parameters but does not say how they start.
     """
     owners = [
         (module, name, f"{prefix}.{name}")
@@ -55,7 +67,8 @@ def initialise(model: nn.Module, device: torch.device, dtype: torch.dtype, seed:
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
         old = getattr(module, name)
         value = module.initial(name, old.shape, generator)
-        return keep_marks(old, nn.Parameter(value.to(device=device, dtype=dtype)))
+        new = keep_marks(old, nn.Parameter(value.to(device=device, dtype=dtype)))
+        return take(qualified.removeprefix("."), new)
 
     # Drawing releases the interpreter lock; more threads than this only hold more FP32 copies.
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:

@@ -12,6 +12,7 @@ import math
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn import functional
 
 import kernels
 
@@ -42,6 +43,15 @@ class Linear(nn.Linear):
         if name == "bias":
             return torch.zeros(shape)
         return torch.empty(shape).normal_(0.0, self.std, generator=generator)
+
+    def part(self, x: Tensor, start: int, stop: int) -> Tensor:
+        """Outputs ``start`` to ``stop`` alone: (..., in) -> (..., stop - start)."""
+        bias = None if self.bias is None else self.bias[start:stop]
+        return functional.linear(x, self.weight[start:stop], bias)
+
+
+class Router(Linear):
+    """A linear map whose weight a fused operator reads: it is never called as a layer."""
 
 
 class Embedding(nn.Embedding):

@@ -1,75 +1,123 @@
 """Linear layers that multiply by codes of their weights: INT8 or FP8, for inference.
 
-A layer keeps its weight beside the codes, so that models that share weights go on sharing them; it
-is read only to make the codes, again when training has changed it since.
+A layer holds its codes and their scales, and no weight: that is what makes a quantized model small.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 import kernels
+from kernels.quantized_matmul import dequantize_weight
 from models._language_model import LanguageModel
 from models._layers import Linear
 
+if TYPE_CHECKING:
+    from models._family import Family
+
+Codes = tuple[Tensor, Tensor]  # as of ``kernels.quantize_weight``
 # What the kernels for a scheme take on any GPU: both sizes of a weight are multiples of this.
 MULTIPLE = {"int8_weight_only": 8, "int8_dynamic": 8, "fp8_tensor": 16, "fp8_row": 16}
 
 
 class QuantizedLinear(nn.Linear):
-    """The linear map of ``linear``, (..., in) -> (..., out), by ``kernels.quantized_matmul``."""
+    """The linear map of ``linear``, (..., in) -> (..., out), by ``kernels.quantized_matmul``.
 
-    def __init__(self, linear: nn.Linear, scheme: str) -> None:
+    ``codes`` are those of its weight; made here if not given.
+    """
+
+    def __init__(self, linear: nn.Linear, scheme: str, codes: Codes | None = None) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight, self.bias = linear.weight, linear.bias
+        self.bias = linear.bias
         self.scheme = scheme
-        codes, scale = kernels.quantize_weight(self.weight.detach(), scheme)
+        self._dtype = linear.weight.dtype
+        held = kernels.quantize_weight(linear.weight.detach(), scheme) if codes is None else codes
         self.codes_NK: Tensor
         self.scale: Tensor
-        self.register_buffer("codes_NK", codes, persistent=False)
-        self.register_buffer("scale", scale, persistent=False)
-        self._seen = self.weight._version
+        self.register_buffer("codes_NK", held[0], persistent=False)
+        self.register_buffer("scale", held[1], persistent=False)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """What the codes stand for, (out, in), for whoever multiplies by it otherwise: made anew
+        each time.
+        """
+        return dequantize_weight(self.codes_NK, self.scale, self._dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """The product with the codes, and the bias."""
-        y = kernels.quantized_matmul(x, self.codes_NK, self.scale, self.scheme)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+        return self.part(x, 0, self.out_features)
 
-    @torch.no_grad()
-    def refresh(self) -> bool:
-        """Make the codes anew, in place, if the weight has changed; returns whether it had."""
-        if self._seen == self.weight._version:
-            return False
-        codes, scale = kernels.quantize_weight(self.weight.detach(), self.scheme)
-        self.codes_NK.copy_(codes)
-        self.scale.copy_(scale)
-        self._seen = self.weight._version
-        return True
+    def part(self, x: Tensor, start: int, stop: int) -> Tensor:
+        """As ``Linear.part``."""
+        codes, scale, bias = self.codes_NK, self.scale, self.bias
+        if (start, stop) != (0, self.out_features):
+            codes, scale = codes[start:stop], scale[start:stop] if scale.dim() else scale
+            bias = None if bias is None else bias[start:stop]
+        y = kernels.quantized_matmul(x, codes, scale, self.scheme)
+        return y if bias is None else y + bias.to(y.dtype)
 
 
-def quantize_linears(model: nn.Module, scheme: str) -> list[QuantizedLinear]:
-    """Replace the model's linear layers in place, and return those that stand there now.
+def quantizable(model: nn.Module, scheme: str) -> dict[str, nn.Linear]:
+    """The linear layers that a scheme can replace, by name.
 
     Left alone are the head of a language model, layers whose sizes are no multiples of
-    ``MULTIPLE``, and subclasses of ``nn.Linear`` that are not ours, which may do more.
+    ``MULTIPLE``, and subclasses of ``nn.Linear`` other than the plain one here, which may do more.
     """
     head = model.head if isinstance(model, LanguageModel) else None
-    made: dict[nn.Module, QuantizedLinear] = {}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and type(module) in (nn.Linear, Linear)
+        and module is not head
+        and not any(size % MULTIPLE[scheme] for size in module.weight.shape)
+    }
+
+
+def quantize_linears(
+    model: nn.Module, scheme: str, codes: Mapping[str, Codes] | None = None
+) -> list[QuantizedLinear]:
+    """Replace the model's ``quantizable`` layers in place, and return those that stand there now.
+
+    ``codes`` gives those of each, by name, whatever its weight holds.
+    """
+    made: dict[nn.Module, QuantizedLinear] = {
+        linear: QuantizedLinear(linear, scheme, None if codes is None else codes[name])
+        for name, linear in quantizable(model, scheme).items()
+    }
     for parent in list(model.modules()):
         for name, child in parent._modules.items():  # which names a shared one each time
-            if type(child) not in (nn.Linear, Linear) or child is head:
-                continue
-            assert isinstance(child, nn.Linear)
-            if any(size % MULTIPLE[scheme] for size in child.weight.shape):
-                continue
-            if child not in made:
-                made[child] = QuantizedLinear(child, scheme)
-            setattr(parent, name, made[child])
+            if child in made:
+                setattr(parent, name, made[child])
     return list(made.values())
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What a scheme changes of a model's weights: numbers that become codes, bytes of scales."""
+
+    numbers: int
+    scale_bytes: int
+    widened: int  # numbers of the largest layer that is widened for its product
+
+
+@functools.cache
+def saving(family: Family, config: Any, scheme: str) -> Saving:
+    """Of a configuration's model, of which nothing but the structure is built."""
+    weights = [linear.weight for linear in quantizable(family.build(config), scheme).values()]
+    scales = [1 if scheme == "fp8_tensor" else len(weight) for weight in weights]
+    sizes = [weight.numel() for weight in weights]
+    widened = max(sizes, default=0) if scheme == "int8_weight_only" else 0
+    return Saving(sum(sizes), 4 * sum(scales), widened)
 
 
 def expected_error(scheme: str, products: int) -> float:

@@ -196,7 +196,7 @@ class HybridEfficientModel(Model):
         names the fallback. The model itself stays uncompiled. Raises ``ConfigurationError`` for an
         unknown mode.
         """
-        weight, config = self.head.weight, self.config
+        weight, config = self.embedding.weight, self.config
         shape, device = (batch, config.text_seq_len), weight.device
         tokens_BS = torch.zeros(shape, dtype=torch.int64, device=device)
         tabular_BF = torch.zeros(batch, config.tab_dim, dtype=weight.dtype, device=device)
@@ -219,7 +219,7 @@ class HybridEfficientModel(Model):
         self._check_shapes(tokens_BS, tabular_BF)
         x_BSE, balance = self._text(tokens_BS)
         text_BE = self.text_norm(x_BSE.mean(1))
-        hidden = functional.silu(self.table_in(tabular_BF.to(self.table_in.weight.dtype)))
+        hidden = functional.silu(self.table_in(tabular_BF.to(self.embedding.weight.dtype)))
         table_BH = self.table_norm(self.table_out(hidden).to(text_BE.dtype))
         x_BD = self.fuse(torch.cat([text_BE, table_BH], -1)).to(text_BE.dtype)
         return x_BD, self.memory_norm(x_BD), balance

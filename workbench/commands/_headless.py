@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -111,6 +113,17 @@ def settle(outcome: Outcome, output: Path | None) -> str | None:
 def warnings(session: Session) -> list[str]:
     """What the runner warned of, options of presets that it left out among it."""
     return [event.text for event in session.events if event.kind == "warning"]
+
+
+def as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
+    """What every answer for programs begins with: how it ended, where it is, what went wrong."""
+    return {
+        "reason": outcome.reason,
+        "file": saved,
+        "failures": [msgspec.to_builtins(failure) for failure in outcome.failures],
+        "warnings": warnings(outcome.session),
+        "environment": outcome.session.environment,
+    }
 
 
 def exit_code(outcome: Outcome) -> int:

@@ -22,7 +22,7 @@ from workbench.commands._command import (
     check_output,
     say,
 )
-from workbench.commands._headless import Bar, exit_code, settle, warnings
+from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands.run import (
     configuration_arguments,
     configure,
@@ -79,7 +79,7 @@ def _run(arguments: argparse.Namespace) -> int:
     saved = settle(outcome, arguments.output)
     comparisons = outcome.session.comparisons
     if arguments.json:
-        answer_json(as_data(outcome, saved))
+        answer_json(_as_data(outcome, saved))
     elif comparisons:
         answer("\n".join(_lines(outcome.session, comparisons[-1])))
         if saved:
@@ -101,17 +101,10 @@ def title(configuration: Configuration) -> str:
     return f"{configuration.family} {configuration.preset} {configuration.workload}"
 
 
-def as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
+def _as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
     """The outcome for programs."""
     session = outcome.session
-    found: dict[str, Any] = {
-        "reason": outcome.reason,
-        "file": saved,
-        "failures": [msgspec.to_builtins(failure) for failure in outcome.failures],
-        "warnings": warnings(session),
-        "environment": session.environment,
-        "verdict": None,
-    }
+    found = as_data(outcome, saved) | {"verdict": None}
     if session.comparisons:
         comparison = session.comparisons[-1]
         built = msgspec.to_builtins(comparison)

@@ -18,6 +18,7 @@ from sessions.attribution_words import (
     rows,
     wrong_arms,
 )
+from sessions.model import Study
 from workbench import floors, headless, protocol
 from workbench.commands._arguments import budget_argument, region_argument, result_arguments
 from workbench.commands._command import (
@@ -29,7 +30,7 @@ from workbench.commands._command import (
     answer_json,
     check_output,
 )
-from workbench.commands._headless import Bar, exit_code, settle
+from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands.ab import title
 from workbench.commands.run import (
     configuration_arguments,
@@ -90,11 +91,9 @@ def _run(arguments: argparse.Namespace) -> int:
     saved = settle(outcome, arguments.output)
     study = newest(session)
     if arguments.json:
-        answer_json(as_data(outcome, saved))
+        answer_json(_as_data(outcome, saved))
     elif study is not None:
-        parts = [headline(study), "", arms_table(study).to_markdown()]
-        parts += [effects_table(study).to_markdown(), *remarks(study)]
-        answer("\n".join(parts))
+        answer("\n".join(study_lines(study)))
         if saved:
             answer(f"saved {saved}")
     code = exit_code(outcome)
@@ -103,14 +102,15 @@ def _run(arguments: argparse.Namespace) -> int:
     return FAILED if wrong_arms(study) or not is_measured(study) else DONE
 
 
-def as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
+def study_lines(study: Study) -> list[str]:
+    """The study for a person."""
+    tables = [arms_table(study).to_markdown(), effects_table(study).to_markdown()]
+    return [headline(study), "", *tables, *remarks(study)]
+
+
+def _as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
     """The outcome for programs."""
-    found: dict[str, Any] = {
-        "reason": outcome.reason,
-        "file": saved,
-        "failures": [msgspec.to_builtins(failure) for failure in outcome.failures],
-        "environment": outcome.session.environment,
-    }
+    found = as_data(outcome, saved)
     study = newest(outcome.session)
     if study is not None:
         found |= {**study.asked, **study.facts, "headline": headline(study)}

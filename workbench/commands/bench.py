@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-import msgspec
-
 from sessions.kernels import kernels_table, tuned_tiles
 from workbench import headless, protocol
 from workbench.commands._arguments import result_arguments
 from workbench.commands._command import Command, Mistaken, answer, answer_json, check_output
-from workbench.commands._headless import Bar, exit_code, settle
+from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands.run import summary
 
 
@@ -59,10 +57,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer_json(
             {
-                "reason": outcome.reason,
-                "file": saved,
-                "failures": [msgspec.to_builtins(failure) for failure in outcome.failures],
-                "environment": session.environment,
+                **as_data(outcome, saved),
                 "rows": [summary(segment) for segment in session.segments],
             }
         )

@@ -10,7 +10,7 @@ from sessions.verdict_words import ratio_line
 from workbench import floors, protocol
 from workbench.commands._arguments import budget_argument
 from workbench.commands._command import DONE, Command, Failed, answer, answer_json
-from workbench.commands._headless import exit_code, settle
+from workbench.commands._headless import as_data, exit_code, settle
 from workbench.commands.ab import measure
 from workbench.commands.run import configuration_arguments, configure
 
@@ -36,19 +36,23 @@ def _run(arguments: argparse.Namespace) -> int:
     outcome = measure(begin)
     settle(outcome, None)
     if exit_code(outcome) != DONE:
+        if arguments.json:
+            answer_json(as_data(outcome, None))
         return exit_code(outcome)
     (comparison,) = outcome.session.comparisons
     both = outcome.session.segments[0].configuration
     try:
         found = floors.calibrated(catalogues[0], comparison, both)
     except ValueError as error:
+        if arguments.json:
+            answer_json(as_data(outcome, None))
         raise Failed(f"not calibrated: {error}") from None
     try:
         floors.store(found)
     except OSError as error:
         raise Failed(f"{floors.path()} cannot be written: {error.strerror}") from None
     if arguments.json:
-        answer_json({**msgspec.to_builtins(found), "file": str(floors.path())})
+        answer_json(as_data(outcome, str(floors.path())) | msgspec.to_builtins(found))
     else:
         answer(f"{floors.describe(found)}\n{ratio_line(comparison)}")
     return DONE

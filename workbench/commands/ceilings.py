@@ -8,8 +8,8 @@ import msgspec
 
 from sessions.ceilings import age, describe, lacking
 from workbench import ceilings, headless, protocol
-from workbench.commands._command import DONE, Command, answer, answer_json, say
-from workbench.commands._headless import Bar, exit_code, settle
+from workbench.commands._command import DONE, FAILED, Command, answer, answer_json, say
+from workbench.commands._headless import Bar, as_data, exit_code, settle
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,12 +33,13 @@ def _run(arguments: argparse.Namespace) -> int:
         say(f"warning: {why}")
     last = heard[-1] if heard else None
     if last is None or last.ceilings is None:
-        return exit_code(outcome)
+        if arguments.json:
+            answer_json(as_data(outcome, None))
+        code = exit_code(outcome)
+        return FAILED if code == DONE else code
     if arguments.json:
-        answer_json(
-            {**msgspec.to_builtins(last.ceilings), "source": last.source}
-            | {"file": str(ceilings.path())}
-        )
+        found = msgspec.to_builtins(last.ceilings) | {"source": last.source}
+        answer_json(as_data(outcome, str(ceilings.path())) | found)
     else:
         how = "kept" if last.source == "kept" else "measured now"
         answer(f"{describe(last.ceilings)} ({how}, {age(last.ceilings)}; {ceilings.path()})")

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
+import importlib
 from pathlib import Path
 from typing import Any
 
-from sessions import reproduce
-from sessions.model import PairedComparison
+from sessions import attribution_words, breakdown, checklist, claims, reproduce, sweep
+from sessions.attribution_words import rows
+from sessions.columns import row_count
+from sessions.model import PairedComparison, Study
 from sessions.side_by_side import side_by_side, verdicts_table
 from sessions.tables import segments_table
 from workbench.commands._command import DONE, Command, answer, answer_json, load
 from workbench.commands.run import summary
+
+# Whose command tells a study of a kind.
+_MADE_BY = {
+    attribution_words.KIND: "attribute",
+    breakdown.KIND: "profile",
+    checklist.KIND: "validate",
+    claims.KIND: "reproduce",
+    sweep.KIND: "sweep",
+}
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +54,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 "environment": session.environment,
                 "comparisons": [_comparison(one) for one in side_by_side(session.comparisons)],
                 "segments": [summary(segment) for segment in session.segments],
+                "studies": [_study(one) for one in session.studies],
                 "events": [[event.t_s, event.kind, event.text] for event in session.events],
             }
         )
@@ -57,9 +71,28 @@ def _run(arguments: argparse.Namespace) -> int:
         ]
         if session.comparisons:
             lines.append(verdicts_table(session.comparisons).to_markdown())
+        for study in session.studies:
+            lines += ["", f"{study.kind}: {study.title}", *_study_lines(study)]
         lines += [f"{event.t_s:9.2f} s  {event.kind}: {event.text}" for event in session.events]
         answer("\n".join(lines))
     return DONE
+
+
+def _study(study: Study) -> dict[str, Any]:
+    """One study in numbers, each of its tables by rows."""
+    found: dict[str, Any] = {name: getattr(study, name) for name in ("kind", "title", "asked")}
+    tables = {name: rows(study, name) for name in study.tables}
+    return found | {"facts": study.facts, "tables": tables}
+
+
+def _study_lines(study: Study) -> list[str]:
+    """As the command tells it that makes such a study."""
+    if study.kind in _MADE_BY:
+        maker = importlib.import_module(f"workbench.commands.{_MADE_BY[study.kind]}")
+        with contextlib.suppress(LookupError, ValueError):  # another version may have written it
+            lines: list[str] = maker.study_lines(study)
+            return lines
+    return [f"{name}: {row_count(columns)} rows" for name, columns in study.tables.items()]
 
 
 def _comparison(comparison: PairedComparison) -> dict[str, Any]:

@@ -6,8 +6,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from sessions import breakdown
 from sessions.breakdown_tables import (
     achieved_table,
@@ -27,7 +25,7 @@ from workbench.commands._command import (
     answer_json,
     check_output,
 )
-from workbench.commands._headless import Bar, exit_code, settle
+from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands.ab import title
 from workbench.commands.run import (
     configuration_arguments,
@@ -83,16 +81,13 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer_json(
             {
-                "reason": outcome.reason,
-                "file": saved,
-                "failures": [msgspec.to_builtins(failure) for failure in outcome.failures],
-                "environment": session.environment,
-                "profiles": [_as_data(study) for study in studies],
+                **as_data(outcome, saved),
+                "profiles": [_profile(study) for study in studies],
                 "difference": _changes(studies),
             }
         )
     elif studies:
-        answer("\n".join(line for study in studies for line in _lines(study)))
+        answer("\n".join(line for study in studies for line in study_lines(study)))
         if len(studies) == 2:
             if why_not := breakdown.not_by_module(studies[0], studies[1]):
                 answer(why_not)
@@ -123,7 +118,8 @@ def _traces(asked: Path | None, count: int) -> list[Path]:
     return [asked.with_name(f"{name}-{side}{dot}{suffixes}") for side in "ab"]
 
 
-def _lines(study: Study) -> list[str]:
+def study_lines(study: Study) -> list[str]:
+    """The study for a person."""
     lines = [study.title, *breakdown.words(study), ""]
     tables = [kinds_table(study), kernels_table(study), modules_table(study), memory_table(study)]
     if breakdown.achieved(study):
@@ -146,7 +142,7 @@ def _changes(studies: list[Study]) -> list[dict[str, Any]]:
     ]
 
 
-def _as_data(study: Study) -> dict[str, Any]:
+def _profile(study: Study) -> dict[str, Any]:
     return {
         "title": study.title,
         "asked": study.asked,

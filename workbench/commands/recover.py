@@ -7,7 +7,15 @@ from pathlib import Path
 
 from sessions import hdf5
 from workbench import journal
-from workbench.commands._command import DONE, Command, Failed, Mistaken, answer, check_output
+from workbench.commands._command import (
+    DONE,
+    Command,
+    Failed,
+    Mistaken,
+    answer,
+    answer_json,
+    check_output,
+)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +28,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE.h5", help="default: the journal's name with .h5"
     )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -42,8 +51,11 @@ def _run(arguments: argparse.Namespace) -> int:
     hdf5.save(session, output)
     if arguments.journal is None:
         path.unlink(missing_ok=True)  # so that the next call finds the next one
-    steps = sum(len(segment.steps["t_s"]) for segment in session.segments)
-    answer(f"recovered {len(session.segments)} segment(s), {steps} steps: {output}")
+    segments, steps = len(session.segments), sum(len(one.steps["t_s"]) for one in session.segments)
+    if arguments.json:
+        answer_json({"file": str(output), "segments": segments, "steps": steps})
+    else:
+        answer(f"recovered {segments} segment(s), {steps} steps: {output}")
     return DONE
 
 

@@ -12,10 +12,9 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from sessions import claims
 from sessions.claims import HOLDS, NOT_HERE, NOT_MEASURED, Row
+from sessions.model import Study
 from workbench import floors, headless, protocol
 from workbench.claims import documents
 from workbench.claims._course import Chosen, Course
@@ -30,7 +29,7 @@ from workbench.commands._command import (
     check_output,
     say,
 )
-from workbench.commands._headless import Bar, exit_code, settle
+from workbench.commands._headless import Bar, as_data, exit_code, settle
 
 BUDGET_S = 30.0
 ALL = "all"
@@ -99,11 +98,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer_json(
             {
-                "reason": outcome.reason,
-                "file": saved,
+                **as_data(outcome, saved),
                 "documents": list(dict.fromkeys(row.document for row in rows)),
-                "failures": [msgspec.to_builtins(failure) for failure in outcome.failures],
-                "environment": session.environment,
                 "claims": [dataclasses.asdict(row) for row in rows],
             }
         )
@@ -115,6 +111,12 @@ def _run(arguments: argparse.Namespace) -> int:
         if saved:
             answer(f"saved {saved}")
     return _code(arguments, outcome, rows)
+
+
+def study_lines(study: Study) -> list[str]:
+    """The study for a person."""
+    rows = claims.rows(study)
+    return [claims.claims_table(rows, study.title).to_markdown(), claims.count(rows)]
 
 
 def _chosen(names: Sequence[str], only: Sequence[str]) -> list[Chosen]:

@@ -25,7 +25,7 @@ from workbench.commands._command import (
     check_output,
     say,
 )
-from workbench.commands._headless import Bar, exit_code, settle, warnings
+from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.offered import expected
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -120,11 +120,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer_json(
             {
-                "reason": outcome.reason,
-                "file": saved,
-                "failures": [msgspec.to_builtins(failure) for failure in outcome.failures],
-                "warnings": warnings(session),
-                "environment": session.environment,
+                **as_data(outcome, saved),
                 "segments": [summary(segment) for segment in session.segments],
             }
         )

@@ -10,8 +10,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from sessions import sweep
 from sessions.model import Configuration, Scalar, Study
 from workbench import headless, protocol
@@ -25,7 +23,7 @@ from workbench.commands._command import (
     answer_json,
     check_output,
 )
-from workbench.commands._headless import Bar, exit_code, settle
+from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands.run import (
     configuration_arguments,
     configure,
@@ -91,7 +89,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer_json(_as_data(outcome, saved, measured))
     elif measured:
-        answer("\n".join(_lines(measured[-1])))
+        answer("\n".join(study_lines(measured[-1])))
         if saved:
             answer(f"saved {saved}")
     code = exit_code(outcome)
@@ -114,7 +112,8 @@ def _changed(base: Configuration, arm: Configuration) -> dict[str, str]:
     }
 
 
-def _lines(study: Study) -> list[str]:
+def study_lines(study: Study) -> list[str]:
+    """The study for a person."""
     lines = [sweep.points_table(study).to_markdown()]
     for curve in sweep.curves(study):
         lines += _exponents(study, curve)
@@ -139,12 +138,7 @@ def _exponents(study: Study, curve: sweep.Curve) -> Sequence[str]:
 
 def _as_data(outcome: Outcome, saved: str | None, measured: Sequence[Study]) -> dict[str, Any]:
     """The outcome for programs."""
-    found: dict[str, Any] = {
-        "reason": outcome.reason,
-        "file": saved,
-        "failures": [msgspec.to_builtins(failure) for failure in outcome.failures],
-        "environment": outcome.session.environment,
-    }
+    found = as_data(outcome, saved)
     for study in measured[-1:]:
         found |= {**study.asked, **study.facts}
         for name in (sweep.POINTS, sweep.FITS, sweep.NUMBERS):

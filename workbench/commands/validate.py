@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import msgspec
-
 from sessions import checklist
 from sessions.model import Study
 from workbench import floors, headless, protocol
@@ -27,7 +25,7 @@ from workbench.commands._command import (
     answer_json,
     check_output,
 )
-from workbench.commands._headless import Bar, exit_code, settle
+from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands.run import configuration_arguments, configure
 from workbench.headless import Outcome
 
@@ -83,7 +81,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer_json(_as_data(outcome, study, saved))
     elif study is not None:
-        answer("\n".join(_lines(study)))
+        answer("\n".join(study_lines(study)))
         if saved:
             answer(f"saved {saved}")
     code = exit_code(outcome)
@@ -93,17 +91,15 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _as_data(outcome: Outcome, study: Study | None, saved: str | None) -> dict[str, Any]:
     return {
-        "reason": outcome.reason,
-        "file": saved,
-        "failures": [msgspec.to_builtins(failure) for failure in outcome.failures],
-        "environment": outcome.session.environment,
+        **as_data(outcome, saved),
         "title": None if study is None else study.title,
         "asked": None if study is None else study.asked,
         "checks": [] if study is None else [vars(row) for row in checklist.rows(study)],
     }
 
 
-def _lines(study: Study) -> list[str]:
+def study_lines(study: Study) -> list[str]:
+    """The study for a person."""
     found = [study.title, ""]
     for row in checklist.rows(study):
         found.append(f"{row.status.upper():<15}{row.title}: {row.evidence or 'not done'}")

@@ -32,6 +32,7 @@ from workbench.runner.probe import Probe, probe
 from workbench.runner.rounds import Rounds
 from workbench.runner.toggles import Situation, Stage, Toggle, all_toggles, unknown
 from workbench.runner.training import Trainer, Weights
+from workbench.runner.weights import Parameters, Quantized, Use, WeightSets, structure_key
 from workbench.runner.workloads import Bench, Compute, Step
 from workbench.runner.workloads._decoder import Decoder
 
@@ -101,6 +102,8 @@ class Arm:
     kernel_choices: dict[str, str]
     weights_dtype: torch.dtype
     quantization: str
+    weights: Weights | Quantized  # that the model is around
+    sets: WeightSets  # which these are of
     flags: list[Callable[[], AbstractContextManager[Any]]]
     preparations: list[Callable[[Arm], None]]
     probe: Probe
@@ -130,6 +133,12 @@ class Arm:
         if self.feeds:
             self.batches.advance()
         return False
+
+    def plain_weights(self) -> Parameters:
+        """What the model would be around without quantization; may have to be drawn for that."""
+        if not self.quantization:
+            return self.model.weights()
+        return self.sets.for_a_while(self.situation, self.weights_dtype)
 
     def restart(self) -> None:
         """Begin the round of steps anew; nothing where there are no rounds.
@@ -201,7 +210,7 @@ class Arms:
 
     def __init__(self) -> None:
         self._arms: dict[bytes, Arm] = {}
-        self._weights: dict[bytes, Weights] = {}
+        self._weights = WeightSets()
         self._numbers: dict[bytes, Numerics] = {}
 
     @property
@@ -222,7 +231,8 @@ class Arms:
                 self._arms.pop(next(iter(self._arms)))
                 gc.collect()  # what was compiled holds its model in a cycle
             if is_short(situation.device):
-                self._forget_other_structures(situation)
+                kept = [arm.situation for arm in self._arms.values()]
+                self._weights.keep_structures([*kept, situation])
             arm = self._build(situation, phases)
         self._arms[key] = arm
         return arm
@@ -230,8 +240,7 @@ class Arms:
     def forget(self, situation: Situation, copy: int = 0) -> None:
         """Free the arm of a situation, and the gradients that it may have left half made."""
         self._arms.pop(_arm_key(situation, copy), None)
-        for weights in self._weights.values():
-            weights.drop_gradients()
+        self._weights.drop_gradients()
 
     def forget_arms(self) -> int:
         """Free all arms and return how many there were; the weights stay."""
@@ -252,30 +261,34 @@ class Arms:
     def forget_all(self) -> None:
         """Free all arms and weights, and know nothing of their numbers."""
         self._arms.clear()
-        self._weights.clear()
+        self._weights.forget()
         self._numbers.clear()
         free_memory()
 
     def keep_only(self, *situations: Situation) -> None:
         """Free everything if any of it belongs to another model or seed than these."""
-        prefixes = tuple(_model_key(situation) for situation in situations)
-        if not all(key.startswith(prefixes) for key in self._weights):
+        if not self._weights.are_of(situations):
             self.forget_all()
-
-    def _forget_other_structures(self, situation: Situation) -> None:
-        """Free the weights of structures that no arm has any more, and this one will not."""
-        used = [_weights_key(arm.situation) for arm in self._arms.values()]
-        used.append(_weights_key(situation))
-        for key in list(self._weights):
-            if not key.startswith(tuple(used)):
-                del self._weights[key]
 
     def _build(self, situation: Situation, phases: PhaseTracker) -> Arm:
         began = time.perf_counter()
         configuration, workload = situation.configuration, situation.workload
         build = Build(situation, phases)
         apply_toggles(build)
-        model, weights = self._model(build)
+        sets, dtype = self._weights, build.weights_dtype
+        used = [*self._used(), (situation, dtype, build.quantization)]
+        sets.tidy(used)
+        held: Weights | Quantized
+        if build.quantization:
+            held = sets.quantized(situation, dtype, build.quantization)
+            model = held.model(situation)
+            build.flags.append(held.current)
+        else:
+            held = sets.plain(situation, dtype)
+            # Each arm has modules of its own over the same parameters: structure differs only.
+            model = situation.family.share(situation.config, held.parameters)
+        sets.tidy(used)
+        model.share_rope_cache(False)
         unshared = model.rope_cache_bytes()
         for transform in build.transforms:
             transform(model)
@@ -288,7 +301,7 @@ class Arms:
                 stack.enter_context(flag())
             stack.enter_context(kernels.using(**build.kernel_choices))
             found = probe(model, batches.few, autocast)
-            made = assemble(build, model, weights, batches)
+            made = assemble(build, model, held, batches)
         bench, compute = made.bench, made.compute
         return Arm(
             configuration=configuration,
@@ -307,12 +320,14 @@ class Arms:
             kernel_choices=build.kernel_choices,
             weights_dtype=build.weights_dtype,
             quantization=build.quantization,
+            weights=held,
+            sets=sets,
             flags=build.flags,
             preparations=build.preparations,
             probe=found,
             ledger={
-                "parameters": sum(p.numel() for p in model.parameters()),
-                "weights_bytes": weights.bytes,
+                "parameters": sum({id(p): p.numel() for p in held.parameters.values()}.values()),
+                "weights_bytes": held.bytes,
                 "tokens_per_step": workload.tokens(configuration.settings),
                 **model_flops(situation),
                 "rope_cache_bytes": model.rope_cache_bytes(),
@@ -321,20 +336,8 @@ class Arms:
             },
         )
 
-    def _model(self, build: Build) -> tuple[Model, Weights]:
-        situation = build.situation
-        family, config = situation.family, situation.config
-        key = _weights_key(situation) + str(build.weights_dtype).encode()
-        if key not in self._weights:
-            model = family.materialise(
-                config, situation.device, build.weights_dtype, situation.configuration.seed
-            )
-            self._weights[key] = Weights(model.weights())
-        weights = self._weights[key]
-        # Each arm has modules of its own over the same parameters: structure differs, weights not.
-        model = family.share(config, weights.parameters)
-        model.share_rope_cache(False)
-        return model, weights
+    def _used(self) -> list[Use]:
+        return [(arm.situation, arm.weights_dtype, arm.quantization) for arm in self._arms.values()]
 
 
 @dataclass(frozen=True)
@@ -354,15 +357,26 @@ def apply_toggles(build: Build, before: Stage | None = None) -> None:
             toggle.apply(option, build)
 
 
-def assemble(build: Build, model: Model, weights: Weights, batches: Batches) -> Assembled:
+def assemble(
+    build: Build, model: Model, weights: Weights | Quantized, batches: Batches
+) -> Assembled:
     """The step of a model that is transformed already; call it inside the build's flags."""
     situation, workload = build.situation, build.situation.workload
     configuration = situation.configuration
     trainer = None
     if workload.trains:
+        assert isinstance(weights, Weights), "codes cannot be trained"
         trainer = weights.trainer(build.optimizer, scales_loss=build.scales_loss)
     vocabulary = getattr(situation.config, "vocabulary", 0)
-    bench = Bench(model, batches, configuration.settings, trainer, configuration.seed, vocabulary)
+    bench = Bench(
+        model,
+        batches,
+        configuration.settings,
+        trainer,
+        configuration.seed,
+        vocabulary,
+        compiled=situation.option("compile") != "off",
+    )
     with _autocast_region(build):  # a KV cache is made in the dtype that will compute
         compute = _autocast(build)(workload.compute(bench))
     for wrap_compute in build.compute_wrappers:
@@ -387,21 +401,9 @@ def _arm_key(situation: Situation, copy: int) -> bytes:
     return msgspec.json.encode(situation.configuration) + b"%d" % copy
 
 
-def _model_key(situation: Situation) -> bytes:
-    configuration = situation.configuration
-    identity = (configuration.family, configuration.preset, configuration.model, configuration.seed)
-    return msgspec.json.encode(identity)
-
-
-def _weights_key(situation: Situation) -> bytes:
-    """Of the weights of one structure: toggles may change the configuration, and so what fits."""
-    config = situation.family.of_weights(situation.config)
-    return _model_key(situation) + msgspec.json.encode(config)
-
-
 def _numbers_key(situation: Situation) -> bytes:
     # The structure too: a file with a model of one's own may have changed under its name.
-    return _weights_key(situation) + _arm_key(situation, 0)
+    return structure_key(situation) + _arm_key(situation, 0)
 
 
 def make_step_batches(build: Build) -> Batches:

@@ -151,9 +151,10 @@ def steady_memory(arm: Arm, steps: int) -> Result:
 
 def _standing_bytes(arm: Arm) -> int:
     """What lies there between steps: weights, buffers, optimizer; caches are not counted."""
-    buffers = {buffer.data_ptr(): buffer.nbytes for buffer in arm.model.buffers()}
+    tensors = (*arm.model.parameters(), *arm.model.buffers())
+    held = {each.data_ptr(): each.nbytes for each in tensors}
     optimizer = moments(arm.trainer.optimizer).bytes if arm.trainer is not None else 0
-    return int(arm.ledger["weights_bytes"]) + sum(buffers.values()) + optimizer
+    return sum(held.values()) + optimizer
 
 
 def is_compiled(arm: Arm) -> bool:

@@ -14,6 +14,7 @@ from torch import nn
 
 import kernels
 from models import Model
+from models._quantized import quantize_linears
 from workbench.runner.arm import Build, apply_toggles, assemble, make_step_batches
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.tally import Tally
@@ -33,6 +34,8 @@ def count(situation: Situation) -> Tally:
     tally = Tally(situation.device)
     with FakeTensorMode(allow_non_fake_inputs=True), contextlib.ExitStack() as stack:
         _imagine(model, situation.device)
+        if build.quantization:
+            quantize_linears(model, build.quantization)
         model.share_rope_cache(False)
         stack.enter_context(tally.looking())
         for transform in build.transforms:

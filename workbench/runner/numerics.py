@@ -37,6 +37,7 @@ from workbench.runner.failures import explain, is_fatal
 from workbench.runner.loss_curve import Between, Curve, go_on, take_choices
 from workbench.runner.toggles import Situation
 from workbench.runner.training import forget_graph
+from workbench.runner.weights import Parameters
 from workbench.runner.workloads import Compute
 
 SLACK = 2.0  # times the error of the plain model in the same precision
@@ -81,10 +82,11 @@ def check(arm: Arm, situation: Situation, between: Between = go_on) -> Numerics:
     name = ""
     try:
         with _plain_kernels():
-            reference, name = _reference(arm, situation)
+            weights = arm.plain_weights()
+            reference, name = _reference(arm, situation, weights)
         between()
         with _choices_kept(arm) as put_back:
-            return _judge(arm, situation, reference, name, put_back, between)
+            return _judge(arm, situation, weights, reference, name, put_back, between)
     except PutOff:
         raise
     except Exception as error:
@@ -122,12 +124,13 @@ def distance(values: torch.Tensor, reference: torch.Tensor) -> Distance:
 def _judge(
     arm: Arm,
     situation: Situation,
+    weights: Parameters,
     reference: Outputs,
     name: str,
     put_back: Callable[[], None],
     between: Between,
 ) -> Numerics:
-    plain = _plain(arm, situation)
+    plain = _plain(arm, situation, weights)
     between()
     with arm.entered():
         own = _own(arm, situation, put_back)
@@ -145,7 +148,7 @@ def _judge(
     promise = plain.promise
     moved = promise is not None and promise.relative_error > 0
     if promise is not None and moved:
-        unmoved = distance(_plain(arm, situation, adapted=False).values, reference.values)
+        unmoved = distance(_plain(arm, situation, weights, adapted=False).values, reference.values)
         most = SLACK * unmoved.relative_error + rounding + promise.relative_error
         tolerance = min(tolerance, most)
     ok = found.relative_error <= tolerance  # false for NaN
@@ -221,22 +224,22 @@ def _curve(arm: Arm, situation: Situation, name: str, between: Between) -> Curve
 
 
 @fp32_products(tf32=False)
-def _reference(arm: Arm, situation: Situation) -> tuple[Outputs, str]:
+def _reference(arm: Arm, situation: Situation, weights: Parameters) -> tuple[Outputs, str]:
     """The plain model's outputs in the widest dtype that fits, and that dtype's name."""
-    if _fits(arm, situation, torch.float64):
+    if _fits(arm, situation, weights, torch.float64):
         try:
-            outputs = _outputs(_model(arm, situation, torch.float64), situation, arm)
+            outputs = _outputs(_model(situation, weights, torch.float64), situation, arm)
             # An operator may compute in FP32 whatever it is given: say what really came out.
             return outputs, str(outputs.values.dtype).removeprefix("torch.")
         except Exception as error:  # a model of one's own may know FP32 alone
             if is_fatal(error):
                 raise
-    return _outputs(_model(arm, situation, torch.float32), situation, arm), "float32"
+    return _outputs(_model(situation, weights, torch.float32), situation, arm), "float32"
 
 
-def _plain(arm: Arm, situation: Situation, adapted: bool = True) -> Outputs:
+def _plain(arm: Arm, situation: Situation, weights: Parameters, adapted: bool = True) -> Outputs:
     """The plain model in the arm's own precision and flags, and with its choices if ``adapted``."""
-    model = _model(arm, situation, None)
+    model = _model(situation, weights, None)
     if adapted:
         take_choices(model, arm.model)
     if arm.quantization:
@@ -315,20 +318,20 @@ def _choices_kept(arm: Arm) -> Iterator[Callable[[], None]]:
         put_back()
 
 
-def _model(arm: Arm, situation: Situation, dtype: torch.dtype | None) -> Model:
-    """The plain model around the arm's weights, or around copies of them in another dtype."""
-    weights = {
+def _model(situation: Situation, weights: Parameters, dtype: torch.dtype | None) -> Model:
+    """The plain model around these weights, or around copies of them in another dtype."""
+    held = {
         name: tensor.detach().to(dtype) if dtype and tensor.is_floating_point() else tensor
-        for name, tensor in arm.model.weights().items()
+        for name, tensor in weights.items()
     }
-    model: Model = situation.family.share(situation.config, weights)
+    model: Model = situation.family.share(situation.config, held)
     model.train(situation.workload.trains)
     return model
 
 
-def _fits(arm: Arm, situation: Situation, dtype: torch.dtype) -> bool:
+def _fits(arm: Arm, situation: Situation, weights: Parameters, dtype: torch.dtype) -> bool:
     """Whether weights and outputs in ``dtype`` leave most of the memory free."""
-    numbers = sum(parameter.numel() for parameter in arm.model.parameters())
+    numbers = sum({id(each): each.numel() for each in weights.values()}.values())
     each = int(getattr(situation.config, "vocabulary", 1))  # outputs of a token
     numbers += sum(x.numel() for x in arm.batches.inputs) * each
     return _ROOM * numbers * dtype.itemsize < _free_bytes(situation)

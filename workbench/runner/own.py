@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from models import ConfigurationError, Costs, Family, Footprint, Model
 from models._family import Batch, setting
+from models._initialise import Take
 from workbench.runner.failures import Mistake, OwnModelError
 
 BUILD = "build"
@@ -111,6 +112,16 @@ class OwnFamily(Family):
         """Zeros: not known before it is built."""
         return Footprint(**{role.name: 0 for role in fields(Footprint)})
 
+    def build(
+        self,
+        config: OwnConfig,
+        device: torch.device | str = "meta",
+        dtype: torch.dtype = torch.float32,
+    ) -> Model:
+        """The structure that its file gives, whatever the values."""
+        parts = load(config, 0)
+        return OwnModel(parts.module, parts.loss).to(device=device, dtype=dtype)
+
     def materialise(
         self,
         config: OwnConfig,
@@ -121,6 +132,18 @@ class OwnFamily(Family):
         """The model with the weights that its file gives it under ``seed``."""
         parts = load(config, seed)
         return OwnModel(parts.module, parts.loss).to(device=device, dtype=dtype)
+
+    def weights(
+        self, config: OwnConfig, device: torch.device, dtype: torch.dtype, seed: int, take: Take
+    ) -> dict[str, nn.Parameter]:
+        """Those of ``materialise``, all of which are in memory at first."""
+        model = self.materialise(config, device, dtype, seed)
+        for prefix, module in model.named_modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                taken = take(f"{prefix}.{name}".removeprefix("."), parameter)
+                if taken is not parameter:
+                    setattr(module, name, taken)
+        return model.weights()
 
     def share(self, config: OwnConfig, weights: Mapping[str, nn.Parameter]) -> Model:
         """Another structure around the same parameters; its buffers are its own."""

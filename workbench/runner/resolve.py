@@ -91,7 +91,7 @@ def footprint(situation: Situation) -> models.Footprint | None:
 
 def _sizes(situation: Situation) -> dict[str, Any]:
     """What a step's memory is estimated from."""
-    settings = situation.configuration.settings
+    settings, scheme = situation.configuration.settings, situation.option("quantization")
     return {
         "workload": situation.workload.name,
         "batch": int(settings["batch"]),
@@ -99,6 +99,7 @@ def _sizes(situation: Situation) -> dict[str, Any]:
         "precision": _SIZES[situation.option("precision")],
         "checkpointing": situation.option("checkpointing"),
         "chunk": int(settings.get("chunk", 0)),
+        "quantization": "" if scheme == "none" else scheme,
     }
 
 

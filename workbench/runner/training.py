@@ -68,6 +68,7 @@ class Weights:
 
     def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
         self.parameters = parameters
+        self._drawn = {name: each._version for name, each in parameters.items()}
         self._optimizers: dict[tuple[tuple[str, Any], ...], torch.optim.AdamW] = {}
         self._eight_bit: dict[str, torch.optim.Optimizer] = {}
         self._scaler: torch.amp.GradScaler | None = None
@@ -76,6 +77,12 @@ class Weights:
     def bytes(self) -> int:
         """Bytes of the parameters."""
         return sum(tensor.nbytes for tensor in _distinct(self.parameters.values()))
+
+    @property
+    def changed(self) -> bool:
+        """Whether they may be other ones than at first."""
+        versions = {name: each._version for name, each in self.parameters.items()}
+        return bool(self._optimizers or self._eight_bit) or versions != self._drawn
 
     def drop_gradients(self) -> None:
         """Forget all gradients: a step that failed half-way must not leak into the next."""

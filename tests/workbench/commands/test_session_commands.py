@@ -14,13 +14,18 @@ import sys
 import xml.etree.ElementTree
 from pathlib import Path
 
+import attribution_samples
+import claims_samples
 import msgspec
+import numpy as np
+import profile_samples
 import pytest
 
 from sessions import hdf5
-from sessions.model import PairedComparison
+from sessions.model import PairedComparison, Study
 from workbench import protocol
 from workbench.cli import main
+from workbench.recorder import Recorder
 from workbench.ui.plots import PLOTS
 
 
@@ -48,8 +53,52 @@ def test_info_as_json_holds_what_the_run_printed(ran, capsys):
     assert told == ran.catalogue.environment
     assert found["environment"]["sampling tensor_active"].startswith("absent: ")
     assert found.keys() == {
-        *("title", "id", "created", "notes", "environment", "comparisons", "segments", "events")
+        *("title", "id", "created", "notes", "environment"),
+        *("comparisons", "segments", "studies", "events"),
     }
+
+
+def checked() -> Study:
+    rows = {"check": ["syncs"], "status": ["fail"], "evidence": ["twice a step the host waits"]}
+    lines = {"check": ["syncs"], "line": ["net.py:7 in forward: item()"]}
+    tables = {"checks": rows, "lines": lines}
+    columns = {name: {key: np.array(cells, object) for key, cells in table.items()}
+               for name, table in tables.items()}  # fmt: skip
+    return Study(kind="checklist", title="tiny: on", start_s=1.0, tables=columns)
+
+
+def claimed() -> Study:
+    recorder = Recorder()
+    for message in claims_samples.messages(1.0):
+        recorder.record(message)
+    return recorder.session.studies[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "said", "table"),
+    [
+        (attribution_samples.study, "all together: ", "effects"),
+        (profile_samples.study, "| together | ", "kernels"),
+        (checked, "net.py:7 in forward: item()", "checks"),
+        (claimed, "does not hold", "claims"),
+        (lambda: Study("of another version", "?", 1.0, tables={"t": {"x": np.arange(3.0)}}),
+         "t: 3 rows", "t"),
+        (lambda: Study("attribution", "cut", 1.0, tables={"effects": {"x": np.arange(2.0)}}),
+         "effects: 2 rows", "effects"),
+    ],
+    ids=["attribution", "profile", "checklist", "claims", "unknown kind", "unknown columns"],
+)  # fmt: skip
+def test_info_tells_each_study_as_the_command_that_made_it(make, said, table, pair, capsys):
+    session, study = hdf5.load(pair[0]), make()
+    session.studies.append(study)
+    hdf5.save(session, pair[0])
+    out = printed(["info", pair[0]], capsys)
+    assert f"\n{study.kind}: {study.title}\n" in out and said in out
+    (found,) = json.loads(printed(["info", pair[0], "--json"], capsys))["studies"]
+    assert (found["kind"], found["title"]) == (study.kind, study.title)
+    columns = study.tables[table]
+    assert len(found["tables"][table]) == len(next(iter(columns.values())))
+    assert found["tables"][table][0].keys() == columns.keys()
 
 
 def test_info_shows_every_verdict_as_it_holds_among_all(pair, capsys):

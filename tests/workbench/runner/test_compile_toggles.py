@@ -11,6 +11,8 @@ import msgspec
 import pytest
 import torch
 from built import blocked, found, stepped
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
 from sessions.model import Configuration
 from workbench.runner.failures import explain
@@ -26,8 +28,8 @@ def quick_backend(monkeypatch):
     """Dynamo as it is, without generating code: a test of seconds becomes one of tenths."""
     real = torch.compile
 
-    def compile_quickly(function, mode=None, **options):
-        return real(function, backend="eager", **options)
+    def compile_quickly(function, mode=None, backend="eager", **options):
+        return real(function, backend=backend, **options)
 
     monkeypatch.setattr(torch, "compile", compile_quickly)
     torch._dynamo.reset()
@@ -64,6 +66,34 @@ def test_a_break_where_one_graph_is_demanded_is_an_error_with_its_line(own):
     assert failure.sentence.endswith(f'(broken_model.py, line {PRINT_LINE}: print(end=""))')
     assert "Dynamo does not know how to trace builtin operator `print`" in failure.sentence
     assert "whole model" in failure.fix
+
+
+@pytest.mark.parametrize("workload", ["decode", "prefill"])
+def test_a_compiled_step_writes_only_to_tensors_that_it_says_stay_where_they_are(
+    workload, small, monkeypatch
+):
+    """Inductor captures no other step into a CUDA graph: it would leave the cache out."""
+    written: list[int] = []
+    moving: list[int] = []
+
+    def look(graph, inputs):
+        metadata = torch._guards.TracingContext.get().fw_metadata
+        inputs = enumerate(metadata.input_info)
+        written.extend(place for place, one in inputs if one.mutates_data)
+        moving.extend(set(written) - set(metadata.static_input_indices))
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(
+        fw_compiler=look, inference_compiler=look, keep_inference_input_mutations=True
+    )
+    quick = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **options: quick(function, backend=backend, **options)
+    )
+    settings = small.settings | ({"new_tokens": 4} if workload == "decode" else {})
+    stepped(msgspec.structs.replace(small, settings=settings), workload, compile="default")
+    assert len(written) >= 2 * 2, "keys and values of two blocks"
+    assert not moving
 
 
 def test_blocks_that_are_compiled_one_by_one_share_a_graph(own, small):

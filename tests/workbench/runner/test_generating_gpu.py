@@ -54,6 +54,16 @@ def test_a_captured_step_writes_what_an_eager_one_writes(family, workload):
 
 
 @pytest.mark.parametrize("family", DECODERS)
+def test_a_compiled_decode_step_is_replayed_from_a_graph_that_inductor_recorded(family):
+    torch.compiler.reset()
+    arm = begun(family, "decode", compile="reduce-overhead")
+    stepped(arm, 3 * NEW)
+    (found,) = [each for each in arm.find_evidence() if each.toggle == "compile"]
+    assert found.status == "effective", found.text
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("family", DECODERS)
 def test_no_step_and_no_new_prompt_waits_for_the_device(family):
     arm = begun(family, "generate")
     stepped(arm, NEW)  # what is made once is made

@@ -151,7 +151,7 @@ def _differences(model: Model, without: Model, field: str, attribute: str) -> li
     for kind in dict.fromkeys([*mine, *others]):
         if mine[kind] != others[kind]:
             found.append(f"{mine[kind]} {kind} and not {others[kind]}")
-    counts = [sum(p.numel() for p in each.parameters()) for each in (model, without)]
+    counts = [_parameters(each) for each in (model, without)]
     if counts[0] != counts[1]:
         found.append(f"{counts[0]:,} parameters and not {counts[1]:,}")
     settings = [Counter(_settings(each, attribute)) for each in (model, without)]
@@ -173,6 +173,12 @@ def _modules(model: Model) -> Counter[str]:
     found = Counter(type(m).__name__ for m in model.modules() if not isinstance(m, _OTHERS))
     found["Linear"] += sum(isinstance(module, QuantizedLinear) for module in model.modules())
     return found
+
+
+def _parameters(model: Model) -> int:
+    """How many numbers a model has learned, those that codes stand for among them."""
+    codes = [m.codes_NK for m in model.modules() if isinstance(m, QuantizedLinear)]
+    return sum(each.numel() for each in (*model.parameters(), *codes))
 
 
 def _buffers(model: Model) -> dict[str, tuple[int, ...]]:

@@ -3,8 +3,11 @@
 *INT8 weight-only* widens the codes before an ordinary product; it makes weights small, not products
 fast. *INT8 dynamic* and *FP8* also round the inputs, one scale a row or one a tensor, and multiply
 in 8 bits, which pays where products are large; small ones lose more to the rounding. The head,
-embeddings, experts and layers of odd sizes stay as they are. The weights stay in memory too, for
-the other configurations that share them.
+embeddings, routers, experts and layers of odd sizes stay as they are.
+
+A layer holds its codes and no weight. While configurations without codes are kept ready, or once
+the weights were trained, those stay in memory beside the codes: start with this option to see the
+memory fall. Training needs weights to change, so that it cannot be quantized.
 
 FP8 needs a GPU of compute capability 8.9 and half-precision inputs; the CPU computes its numbers by
 the reference, without its speed. The numerical check expects at most twice the error that the
@@ -16,9 +19,7 @@ than it saves unless it is compiled.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,8 +27,7 @@ from torch import nn
 
 import kernels
 from kernels.quantized_matmul import SCHEMES
-from models import Model
-from models._quantized import QuantizedLinear, quantize_linears
+from models._quantized import QuantizedLinear
 from workbench.protocol import Blocked
 from workbench.runner.toggles._imagined import COMPUTES, Imagined, computing
 from workbench.runner.toggles._toggle import (
@@ -38,26 +38,12 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
+from workbench.runner.weights import Quantized
 
 if TYPE_CHECKING:
     from workbench.runner.arm import Arm, Build
 
-
-class _Layers:
-    """The quantized layers of one arm, current whenever it is entered."""
-
-    def __init__(self, scheme: str) -> None:
-        self.scheme = scheme
-        self.layers: list[QuantizedLinear] = []
-
-    def replace(self, model: Model) -> None:
-        self.layers = quantize_linears(model, self.scheme)
-
-    @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
-        for layer in self.layers:  # training under another configuration may have moved them
-            layer.refresh()
-        yield
+_MIB = 2**20
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -65,7 +51,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     if situation.workload.trains:
         return Blocked(
-            "codes get no gradient, so that nothing would be trained",
+            "codes get no gradient; training changes the weights, which have to be there for that",
             "Choose inference.",
             {"workload": "forward"},
         )
@@ -102,10 +88,7 @@ def _refusals(scheme: str, dtype: torch.dtype) -> str:
 
 
 def _apply(option: str, build: Build) -> None:
-    layers = _Layers(option)
     build.quantization = option
-    build.transforms.append(layers.replace)
-    build.flags.append(layers.current)
 
 
 def _evidence(option: str, arm: Arm) -> Finding:
@@ -116,17 +99,30 @@ def _evidence(option: str, arm: Arm) -> Finding:
     calls = arm.usage.get("quantized_matmul", {})
     if not layers or not calls:
         return no_effect(f"none of the {len(linears)} linear layers multiplied by codes")
-    share = sum(each.weight.numel() for each in layers) / int(arm.ledger["parameters"])
+    share = sum(each.codes_NK.numel() for each in layers) / int(arm.ledger["parameters"])
     shown = ", ".join(f"{name} {count}" for name, count in calls.items())
     text = (
         f"{len(layers)} of {len(linears)} linear layers, {share:.0%} of all parameters, multiplied "
-        f"by codes; recorded calls: {shown}"
+        f"by codes; recorded calls: {shown}; {_held(arm)}"
     )
     if "torch" not in calls:
         return effective(text)
     if arm.situation.on_gpu:
         return no_effect(f"{text}, which rounds but multiplies in full precision")
     return effective(f"{text} (the reference: right numbers, no speed)")
+
+
+def _held(arm: Arm) -> str:
+    """What the weights take, and would take without codes."""
+    weights = arm.weights
+    assert isinstance(weights, Quantized)
+    others = {id(each): each.nbytes for each in weights.others().values()}
+    plain = weights.plain_bytes + sum(others.values())
+    text = f"the weights take {weights.bytes / _MIB:.3g} MiB in place of {plain / _MIB:.3g}"
+    if why := arm.sets.why_plain(arm.situation, arm.weights_dtype):
+        held = f"{weights.plain_bytes / _MIB:.3g} MiB that codes stand for"
+        text += f", but the {held} are in memory too: {why}"
+    return text
 
 
 TOGGLE = Toggle(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from models import LanguageModel
+from models import Cache, LanguageModel
 
 
 class Decoder:
@@ -17,10 +17,12 @@ class Decoder:
     and of the one before, in turn. ``done`` counts the steps of a round.
     """
 
-    def __init__(self, model: LanguageModel, prompt_BS: torch.Tensor, new_tokens: int) -> None:
-        batch, self.prompt_length = prompt_BS.shape
-        self.model, self.prompt_BS, self.new_tokens = model, prompt_BS, new_tokens
-        self.cache = model.new_cache(batch, self.prompt_length + new_tokens)
+    def __init__(
+        self, model: LanguageModel, cache: Cache, prompt_BS: torch.Tensor, new_tokens: int
+    ) -> None:
+        self.model, self.cache = model, cache
+        self.prompt_BS, self.new_tokens = prompt_BS, new_tokens
+        self.prompt_length = prompt_BS.shape[1]
         self.token_B1 = prompt_BS[:, -1:].clone()  # what the next step takes in
         self.done, self._start = (prompt_BS.new_zeros(()) for _ in range(2))
         self.written = prompt_BS.new_zeros((2, new_tokens))

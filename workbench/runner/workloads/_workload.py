@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from models import LanguageModel, Model, pieces
+from models import Cache, LanguageModel, Model, pieces
 from sessions.model import Scalar
 from workbench.protocol import Field, WorkloadInfo
 from workbench.runner.rounds import Rounds
@@ -33,6 +33,7 @@ class Bench:
     trainer: Trainer | None  # None where nothing is trained
     seed: int = 0
     vocabulary: int = 0  # tokens that there are; the model's head may have more rows
+    compiled: bool = False  # whether torch.compile will see the computation
 
     @property
     def language_model(self) -> LanguageModel:
@@ -56,7 +57,16 @@ class Bench:
     def decoder(self) -> Decoder:
         """The decode state that the parts of a workload share, in the dtype that computes."""
         (prompt_BS,) = self.batches.inputs
-        return Decoder(self.language_model, prompt_BS, int(self.settings["new_tokens"]))
+        new_tokens = int(self.settings["new_tokens"])
+        cache = self.new_cache(len(prompt_BS), prompt_BS.shape[1] + new_tokens)
+        return Decoder(self.language_model, cache, prompt_BS, new_tokens)
+
+    def new_cache(self, batch: int, length: int) -> Cache:
+        """An empty decode state, of which a compiler knows that its steps may write to it."""
+        cache = self.language_model.new_cache(batch, length)
+        if self.compiled:
+            cache.mark_static()
+        return cache
 
 
 BATCH = Field(

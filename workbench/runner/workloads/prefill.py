@@ -22,7 +22,7 @@ def _compute(bench: Bench) -> Compute:
     model = bench.language_model
     (tokens_BS,) = bench.batches.inputs
     batch, length = tokens_BS.shape
-    cache = model.new_cache(batch, length)
+    cache = bench.new_cache(batch, length)
 
     def compute(tokens_BS: torch.Tensor, position: torch.Tensor | None = None) -> torch.Tensor:
         return model(tokens_BS, cache=cache, position=position, last_only=True)

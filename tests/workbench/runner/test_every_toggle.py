@@ -1,0 +1,86 @@
+"""Every toggle shows that it took effect, somewhere on a CPU, or says that it is for a GPU alone.
+
+That none shows an effect that it did not have, test_disarmed_toggles.py and test_field_toggles.py
+tell.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from built_arms import CPU, configuration, found, stepped
+from test_disarmed_toggles import WHERE
+
+from models import FAMILIES
+from sessions.model import Configuration
+from workbench.runner.resolve import availability
+from workbench.runner.toggles import all_toggles
+
+IMAGES = Path(__file__).parents[2] / "examples" / "own_model.py"
+PLACES = WHERE | {
+    **dict.fromkeys(("activation_offload", "adamw", "checkpointing"), ("hydra", "train")),
+    "fused_loss": ("hydra", "train"),
+    "adaptive_precision": ("adaattn", "forward"),
+    "adaptive_rank": ("adaattn", "forward"),
+    "attention_every": ("mamba2", "forward"),
+    "diffusion_steps": ("mahia", "forward"),
+    "dynamic_depth": ("mahia", "forward"),
+    "fused_add_norm": ("mamba2", "forward"),
+    "in_place": ("moe", "forward"),
+    "low_rank": ("adaattn", "forward"),
+    "kernel_fourier_mix": ("mahia", "forward"),
+    "quantization": ("hydra", "forward"),
+    "reuse_buffers": ("moe", "forward"),
+    "use_fourier": ("mahia", "forward"),
+}
+TRAINING = {"activation_offload", "adamw", "checkpointing", "fused_loss", "triton_token_router"}
+# What some need of the others to be usable at all.
+BESIDE = {"sdp_flash": {"attention": "sdpa"}}
+# Compiled code is looked at in test_compile_toggles.py. Forbidding torch's last resort on a CPU
+# leaves nothing: test_engine_toggles.py and test_engine_toggles_gpu.py.
+ELSEWHERE = {"compile", "compile_scope", "compile_shapes", "sdp_math"}
+ON_A_GPU = ("needs a CUDA GPU", "in the host's memory already")
+# Operators of the library that no bundled family calls.
+UNCALLED = {"triton_geglu": "geglu", "triton_qk_norm": "qk_norm"}
+
+
+def asked(name: str, option: str) -> Configuration:
+    family, workload = PLACES.get(name, ("hydra", "forward"))
+    if workload == "train" and name not in TRAINING:
+        workload = "forward"  # it is quicker
+    toggles = {"triton": "off", **BESIDE.get(name, {}), name: option}
+    if family != "own":
+        sequence = 32 if family == "mahia" else 40
+        return configuration(family, workload, 2, sequence, toggles=toggles)
+    return Configuration(
+        family="own",
+        preset="file",
+        model={"source": str(IMAGES)},
+        workload=workload,
+        settings={"batch": 2},
+        toggles=toggles,
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in all_toggles() if name not in ELSEWHERE])
+def test_an_option_of_each_takes_effect_where_it_can(name):
+    reasons = []
+    for option in list(all_toggles()[name].options)[1:]:
+        wanted = asked(name, option)
+        there = availability(wanted, CPU)
+        if why := there.blocked.get(name, {}).get(option):
+            reasons.append(why.reason)
+            continue
+        assert not there.problems
+        evidence = found(stepped(wanted), name)
+        assert evidence.status == "effective", evidence.text
+        return
+    expected = (f"HYDRA never calls {UNCALLED[name]}",) if name in UNCALLED else ON_A_GPU
+    assert reasons and all(any(each in reason for each in expected) for reason in reasons), reasons
+
+
+def test_what_is_said_to_be_called_by_no_family_is_not():
+    called = [family.operators(family.presets["tiny"], workload)
+              for family in FAMILIES.values() for workload in family.workloads]  # fmt: skip
+    assert not set(UNCALLED.values()) & frozenset.union(*called)
