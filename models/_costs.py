@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from models._share import Share
 
@@ -31,6 +32,20 @@ class Held:
     kept_per_token: int  # for its backward pass, the residual stream aside
     backward_per_token: int  # beside at most, in its backward pass
     kept: int = 0  # for its backward pass, whatever the tokens
+
+
+class Unfused(NamedTuple):
+    """What decides on what a unit block holds without the library's fused kernels."""
+
+    element: int  # bytes a number that linears compute
+    stream: int  # bytes a number of the residual stream
+    device_type: str
+    compiled: bool  # whether torch.compile fuses what is not
+
+    @property
+    def autocast(self) -> bool:
+        """Whether linears compute in fewer bytes than the stream has."""
+        return self.element < self.stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +75,10 @@ class Costs:
     linears_after: int = 0  # of these, in those that come after the blocks; the head is none
     unfused_per_token: int = 0  # compute-dtype numbers one block saves more without fused kernels
     unfused_fp32_per_token: int = 0  # FP32 numbers of the same kind
-    # Of bytes a computed number and the device's type, what stands for all that is said of saving
-    # and of the backward pass here, where too much is other without fused kernels to be a sum.
-    by_torch: Callable[[int, str], Held] | None = None
+    # What stands for all that is said of saving and of the backward pass here, where too much is
+    # other without fused kernels to be a sum; and the operator whose kernel makes the difference.
+    by_torch: Callable[[Unfused], Held] | None = None
+    decisive: str = ""
     routed: tuple[Routed, ...] = ()
     # By block, what each pass through it saves, in units of the block that the numbers above
     # describe; empty: one pass of one unit each.

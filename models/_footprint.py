@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from models._checkpointing import CHECKPOINTING
-from models._costs import Costs, Held
+from models._costs import Costs, Held, Unfused
 from models._quantized import Saving
 
 
@@ -58,6 +58,7 @@ def footprint(
     precision: str = "fp32",
     checkpointing: str = "none",
     fused: bool = True,
+    compiled: bool = False,
     device_type: str = "cuda",
     optimizer_bytes: int | None = None,
     rope_tables: int = 1,
@@ -69,14 +70,14 @@ def footprint(
     Of a prompt that is taken in by pieces, ``chunk`` tokens each (0: all at once), one piece's
     activations are there at a time.
 
-    ``precision`` is one of ``PRECISIONS``; ``fused`` says whether the operators run as fused
-    kernels, and if not, ``device_type`` on what PyTorch's run; ``optimizer_bytes`` is what the
-    optimizer keeps a parameter (None: AdamW's two moments in the weights' dtype); ``rope_tables``
-    is how many copies of the rotary tables exist; ``quantized`` what the codes of linear layers
-    change, in inference.
+    ``precision`` is one of ``PRECISIONS``; ``fused`` says whether the operators run as the
+    library's fused kernels, and if not, ``device_type`` on what PyTorch's run and ``compiled``
+    whether torch.compile fuses these; ``optimizer_bytes`` is what the optimizer keeps a parameter
+    (None: AdamW's two moments in the weights' dtype); ``rope_tables`` is how many copies of the
+    rotary tables exist; ``quantized`` what the codes of linear layers change, in inference.
     """
     size = PRECISIONS[precision]
-    unit = _unit(costs, size, fused, device_type)
+    unit = _unit(costs, size, fused, compiled, device_type)
     weights = costs.parameters * size.weight
     tables = costs.tables_bytes * rope_tables
     if workload == "train":
@@ -157,14 +158,14 @@ def _training(
     yield 0, costs.parameters * size.weight
 
 
-def _unit(costs: Costs, size: Precision, fused: bool, device_type: str) -> Held:
+def _unit(costs: Costs, size: Precision, fused: bool, compiled: bool, device_type: str) -> Held:
     """What a unit block holds, the stream's part included; each family's ``costs`` names it."""
     stream = costs.saved_stream_per_token * size.stream
     if not fused and costs.by_torch is not None:
-        held = costs.by_torch(size.compute, device_type)
+        held = costs.by_torch(Unfused(size.compute, size.stream, device_type, compiled))
         return replace(held, kept_per_token=held.kept_per_token + stream)
     compute, fp32 = costs.saved_per_token, costs.saved_fp32_per_token
-    if not fused:
+    if not fused and not compiled:
         compute, fp32 = compute + costs.unfused_per_token, fp32 + costs.unfused_fp32_per_token
     return Held(
         kept_per_token=compute * size.compute + stream + fp32 * 4,

@@ -31,7 +31,7 @@ from torch.nn import functional
 from kernels.ssd_scan import CHUNK, held_bytes
 from models import _fields
 from models._attention import Attention, KVState, RotaryCache
-from models._costs import Costs, Held
+from models._costs import Costs, Held, Unfused
 from models._family import Family, setting
 from models._language_model import BlockOutput, LanguageModel, loss_operators
 from models._layers import INIT_STD, RMSNorm
@@ -281,9 +281,21 @@ def costs(config: Mamba2Config) -> Costs:
         cut = (size.n_heads, size.head_dim, size.n_groups, size.d_state)
         return held_bytes(batch, sequence, *cut, {2: torch.bfloat16, 4: torch.float32}[element])
 
-    def by_torch(element: int, device_type: str) -> Held:
+    def by_torch(how: Unfused) -> Held:
+        element = how.element
         copied = element < 4  # what is computed, for arithmetic in FP32
         inner, pairs, states = size.inner, CHUNK * size.n_heads, state // CHUNK
+        if how.compiled:
+            # The norm's output, all that in_proj and the convolution make, B; of the scan its
+            # scores, those decayed, x twice, the states' outputs; y and the gated norm's output.
+            computed = dim + size.projected + size.convolved + size.n_groups * size.d_state
+            computed += CHUNK * size.n_groups + pairs + (5 if copied else 4) * inner
+            # The decays, in FP64; the norms' deviations, the convolution's sum, the gated norm's.
+            fp32 = 2 * (pairs + size.n_heads) + 1 + size.n_groups + size.convolved + inner
+            # The gated norm's has products in FP32.
+            return Held(
+                kept_per_token=computed * element + fp32 * 4, backward_per_token=3 * 4 * inner
+            )
         # The norm's output, the convolution's; of the scan its scores, those decayed, x, both terms
         # of its outputs; the gated norm's output. Its z is a part of all that in_proj makes, and
         # the states have a copy, where either is no copy in FP32.
@@ -319,6 +331,7 @@ def costs(config: Mamba2Config) -> Costs:
         saved_stream_per_token=dim,
         saved_fp32_per_token=saved_fp32,
         by_torch=by_torch,
+        decisive="ssd_scan",
         # The gradients of y, z and x, while y and the norm's output have gone.
         backward_per_token=size.inner,
         block_saved_per_token=tuple(more * each for each in attends),

@@ -10,7 +10,7 @@ vectors instead of tokens: ``MixtureOfExpertsSystem``, ``FullyOptimizedMoESystem
 
 from __future__ import annotations
 
-from models._costs import Costs, Held
+from models._costs import Costs, Held, Unfused
 from models._cuda_graph import CUDAGraphInference
 from models._family import Family
 from models._language_model import LanguageModel, loss_operators
@@ -47,7 +47,7 @@ def costs(config: MoEConfig) -> Costs:
     """What the sizes cost: memory by all experts, work by those a token is sent to.
 
     The projection of the noise, which only training has, is left out of the work. PyTorch's experts
-    take on a GPU every token through every expert, on a CPU through those that it chose.
+    take on a GPU, and compiled, every token through every expert; on a CPU through those it chose.
     """
     dim, layers, rows, width = config.input_dim, config.n_layers, config.rows, config.hidden_dim
     n_experts, k = config.num_experts, config.active_experts
@@ -63,13 +63,32 @@ def costs(config: MoEConfig) -> Costs:
     # Log-sum-exp, both norms' inverse deviations; the router's probabilities; the noise.
     around_fp32 = config.n_heads + 2 + n_experts + (3 * n_experts + dim if noisy else 0)
 
-    def by_torch(element: int, device_type: str) -> Held:
+    def by_torch(how: Unfused) -> Held:
+        element = how.element
+        if how.compiled:
+            # Each expert's result, which autocast leaves as it is; with gate, up and their product.
+            result = dim * (2 if how.autocast else 4)
+            # The router's input, where that is a copy; sums of weights, the sorted choices and
+            # their order (int64); the noise.
+            routing = (dim if how.stream < 4 else 0) + 2 + k + 2 * n_experts
+            routing += 2 * n_experts if noisy else 0
+            fp32 = config.n_heads + 2 + n_experts + routing
+            kept = around * element + 4 * fp32 + 3 * shared * width * element
+            return Held(
+                # Also whether an expert is each of the choices (bool).
+                kept_per_token=kept + n_experts * (3 * width * element + result + k),
+                # The gradients of the product, of gate and of up, while product and result are
+                # gone; or that of the result.
+                backward_per_token=n_experts * max(2 * width * element - result, dim * element),
+                # Gate and up, laid out anew; of autocast's copies these are all that is kept.
+                kept=0 if how.autocast else 2 * n_experts * width * dim * element,
+            )
         # The router's input, where that is a copy, and its order (int64); k times a weight twice.
         routing = (dim if element < 4 else 0) + 2 * n_experts + 2 * k
         kept = around * element + 4 * (around_fp32 + routing) + 4 * shared * width * element
         # Of an expert: gate, up and silu(gate) in FP32, their product, the result in FP32.
         of_one = (3 * 4 + element) * width + 4 * dim
-        if device_type == "cpu":
+        if how.device_type == "cpu":
             # Its token, the result times its weight; that weight, and both places (int64).
             kept += k * (of_one + dim * element + 4 * dim + 5 * 4)
             kept -= dim * element if element < 4 else 0  # of the router's input the copy alone
@@ -101,6 +120,7 @@ def costs(config: MoEConfig) -> Costs:
         # Also a choice's weight, its number (int64) and both directions of the order (int32).
         saved_fp32_per_token=around_fp32 + 5 * k,
         by_torch=by_torch,
+        decisive="moe_experts",
         backward_per_token=2 * k * (width + dim) + 2 * shared * width,
         tables_bytes=4 * config.max_sequence * config.head_dim,
     )

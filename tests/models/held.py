@@ -172,9 +172,17 @@ def held_by_training(
 
 
 def kept_for_backward(
-    family: Family, config: Any, precision: str, checkpointing: str, tokens_BS: Tensor
+    family: Family,
+    config: Any,
+    precision: str,
+    checkpointing: str,
+    tokens_BS: Tensor,
+    backend: str | None = None,
 ) -> int:
-    """Bytes that autograd keeps of a forward pass, weights and buffers left out, on this device."""
+    """Bytes that autograd keeps of a forward pass, weights and buffers left out, on this device.
+
+    ``backend`` is torch.compile's, None: it is not compiled.
+    """
     dtype = torch.bfloat16 if precision == "half" else torch.float32
     model = family.materialise(config, dtype=dtype)
     model.set_checkpointing(checkpointing)
@@ -188,8 +196,9 @@ def kept_for_backward(
         return tensor
 
     amp = torch.autocast("cpu", torch.bfloat16, enabled=precision == "amp")
+    run = torch.compile(model, backend=backend, fullgraph=True) if backend else model
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), amp:
-        model(tokens_BS)
+        run(tokens_BS)
     return sum(size for size, _ in kept.values())
 
 

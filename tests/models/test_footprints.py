@@ -125,6 +125,38 @@ def test_on_a_cpu_experts_by_pytorch_keep_what_is_estimated_of_the_tokens_sent_t
     assert estimated[1] - estimated[0] == pytest.approx(kept[1] - kept[0] - more, rel=0.01)
 
 
+# What Inductor keeps of a step is what this partition of its graph keeps, which writes no code.
+PARTITION = "aot_eager_decomp_partition"
+SIXTEEN = {"dim": 64, "head_dim": 16, "d_state": 16}
+EXPERTS = {"input_dim": 32, "n_heads": 2, "hidden_dim": 64}
+COMPILED = [
+    *(("moe", EXPERTS | {"top_k": 3}, precision) for precision in ("fp32", "amp", "half")),
+    ("moe", EXPERTS | {"gating": "noisy_topk", "num_shared_experts": 2}, "half"),
+    ("mamba2", SIXTEEN | {"attention_every": 0}, "fp32"),
+    ("mamba2", SIXTEEN | {"attention_every": 1, "n_groups": 2}, "half"),
+    ("hydra", {"dim": 64}, "amp"),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "precision"), COMPILED)
+def test_compiled_blocks_without_fused_kernels_keep_what_is_estimated(name, fields, precision):
+    family, tokens_BS = FAMILIES[name], torch.arange(256).view(1, 256)
+    few, many = (dataclasses.replace(family.presets["tiny"], n_layers=n, **fields) for n in (1, 3))
+    step = {"workload": "train", "batch": 1, "sequence": 256, "precision": precision}
+    kept, estimated = [], []
+    for config in (few, many):
+        torch.compiler.reset()
+        kept.append(kept_for_backward(family, config, precision, "none", tokens_BS, PARTITION))
+        estimate = family.footprint(config, fused=False, compiled=True, **step)
+        estimated.append(estimate.activations)
+    torch.compiler.reset()
+    attends = name != "mamba2" or many.attention_every
+    width = family.costs(many).dim if attends else 0
+    layout = 2 * tokens_BS.numel() * width * (4 if precision == "fp32" else 2)  # a CPU's attention
+    more = kept[1] - kept[0] - layout
+    assert estimated[1] - estimated[0] == pytest.approx(more, rel=0.02)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_gradients_and_optimizer_are_counted_exactly(name):
     family = FAMILIES[name]

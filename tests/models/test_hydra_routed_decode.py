@@ -2,25 +2,13 @@
 
 import pytest
 import torch
+from halves import in_pieces
 from routed import COMBINATIONS, HYDRA, config_of, routed_model, some_tokens
 
 LENGTH = 15
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 
 every_combination = pytest.mark.parametrize("combination", COMBINATIONS)
-
-
-def at(position):
-    return torch.tensor(position, dtype=torch.int64)
-
-
-def in_pieces(model, tokens_BS, pieces, cache, position_of_first=None):
-    done, parts = 0, []
-    for piece in pieces:
-        position = at(done) if done else position_of_first
-        parts.append(model(tokens_BS[:, done : done + piece], cache=cache, position=position))
-        done += piece
-    return torch.cat(parts, 1)
 
 
 @every_combination
@@ -34,7 +22,7 @@ def test_any_cutting_into_pieces_gives_the_logits_of_the_whole(combination, piec
     tokens_BS = some_tokens(length=LENGTH)
     with torch.no_grad():
         whole_BSV = model(tokens_BS)
-        for first in (None, at(0)):
+        for first in (None, torch.tensor(0)):
             cache = model.new_cache(2, LENGTH)
             found_BSV = in_pieces(model, tokens_BS, pieces, cache, first)
             torch.testing.assert_close(found_BSV, whole_BSV, **EXACT)

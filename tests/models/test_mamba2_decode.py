@@ -104,16 +104,17 @@ def test_the_state_takes_the_bytes_that_the_formula_says(attention_every):
     assert (held[0] == held[1]) == (attention_every == 0)  # without attention it does not grow
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("amp", [True, False])
 @torch.no_grad()
-def test_decoding_in_bfloat16_keeps_the_heads_states_in_single_precision(amp):
-    model, tokens_BS = small(torch.float32 if amp else torch.bfloat16), tokens()
-    with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+def test_decoding_in_half_precision_keeps_the_heads_states_in_single_precision(amp, half):
+    model, tokens_BS = small(torch.float32 if amp else half), tokens()
+    with torch.autocast("cpu", half, enabled=amp):
         cache = model.new_cache(2, LENGTH)
         plain, hybrid = cache.layers
         for mixer in (plain, hybrid.mixer):
-            assert mixer.conv.dtype == torch.bfloat16 and mixer.ssm.dtype == torch.float32
-        assert hybrid.kv.keys.dtype == torch.bfloat16
+            assert mixer.conv.dtype == half and mixer.ssm.dtype == torch.float32
+        assert hybrid.kv.keys.dtype == half
         model(tokens_BS[:, :6], cache=cache)
         step_BSV = model(tokens_BS[:, 6:7], cache=cache, position=at(6))
         whole_BSV = model(tokens_BS[:, :7])

@@ -8,11 +8,17 @@ import torch
 from models import FAMILIES, ConfigurationError, generate
 
 DECODERS = [name for name, family in FAMILIES.items() if "decode" in family.workloads]
+SHARING = {"mixture_of_recursions": True, "recursion_kv": "share"}
 FORMS = [
     *((name, {}) for name in DECODERS),
     ("hydra", {"ccgqa": True, "mixture_of_depths": True, "mixture_of_recursions": True}),
+    ("hydra", SHARING | {"ccgqa": True}),
+    ("hydra", SHARING | {"recursion_routing": "token"}),
     ("mamba2", {"attention_every": 0}),
 ]
+every_form = pytest.mark.parametrize(
+    ("name", "fields"), FORMS, ids=lambda each: each if isinstance(each, str) else "-".join(each)
+)
 LENGTH = 24
 
 
@@ -45,7 +51,7 @@ def continued(model, tokens_BS, cache):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "fields"), FORMS)
+@every_form
 def test_a_restored_state_gives_exactly_the_uninterrupted_logits(name, fields, tmp_path):
     model, tokens_BS, path = decoder(name, **fields), tokens(), tmp_path / "state"
     cache = model.new_cache(2, LENGTH)
@@ -96,9 +102,9 @@ def test_a_sequence_that_begins_in_a_used_cache_takes_what_is_chosen_then(begins
     assert not torch.equal(found, decoder("adaattn")(tokens_BS))
 
 
-@pytest.mark.parametrize("name", DECODERS)
-def test_generation_goes_on_from_a_file(name, tmp_path):
-    model, prompt_BS = decoder(name), tokens()[:, :8]
+@every_form
+def test_generation_goes_on_from_a_file(name, fields, tmp_path):
+    model, prompt_BS = decoder(name, **fields), tokens()[:, :8]
     expected = list(generate(model, prompt_BS, new_tokens=10, temperature=0))
     cache = model.new_cache(2, LENGTH)
     first = list(generate(model, prompt_BS, new_tokens=4, temperature=0, cache=cache))

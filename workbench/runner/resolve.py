@@ -82,11 +82,23 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
 
 def footprint(situation: Situation) -> models.Footprint | None:
     """The estimate of a step's memory; None for a model whose costs nobody knows."""
-    fused = situation.option("triton") == "on" or situation.option("compile") != "off"
     found = situation.family.footprint(
-        situation.config, fused=fused, device_type=situation.device.type, **_sizes(situation)
+        situation.config,
+        fused=_fused(situation),
+        compiled=situation.option("compile") != "off",
+        device_type=situation.device.type,
+        **_sizes(situation),
     )
     return found if found.total else None
+
+
+def _fused(situation: Situation) -> bool:
+    """Whether the library's kernels run: all, or the one that decides on a family's memory."""
+    decisive = ""
+    if situation.family is not own.FAMILY:
+        decisive = situation.family.costs(situation.config).decisive
+    chosen = situation.option(f"triton_{decisive}") if decisive else "follow"
+    return (situation.option("triton") if chosen == "follow" else chosen) in ("on", "triton")
 
 
 def _sizes(situation: Situation) -> dict[str, Any]:

@@ -1,0 +1,34 @@
+"""What is estimated of memory follows from how operators run: by Triton, by PyTorch, compiled."""
+
+import pytest
+import torch
+
+from sessions.model import Configuration
+from workbench.runner import resolve
+
+CPU = torch.device("cpu")
+
+
+def activations(family, **toggles):
+    """Bytes estimated of a training step."""
+    toggles = {"triton": "off", "compile": "off"} | toggles
+    asked = Configuration(family=family, preset="tiny", workload="train", toggles=toggles)
+    return resolve.footprint(resolve.resolve(asked, CPU)).activations
+
+
+@pytest.mark.parametrize(("family", "own"), [("moe", "moe_experts"), ("mamba2", "ssd_scan")])
+def test_a_compiled_step_without_triton_is_not_estimated_as_one_with_it(family, own):
+    by_triton = activations(family, triton="on")
+    compiled = activations(family, compile="default")
+    assert compiled > 2 * by_triton
+    assert compiled != activations(family)
+    assert activations(family, triton="on", compile="default") == by_triton
+    # The operator's own switch wins, as it does where the step is built.
+    name = f"triton_{own}"
+    assert activations(family, compile="default", **{name: "triton"}) == by_triton
+    assert activations(family, compile="default", triton="on", **{name: "torch"}) == compiled
+
+
+def test_where_compiling_fuses_all_that_triton_does_the_estimate_is_the_same():
+    by_triton = activations("hydra", triton="on")
+    assert activations("hydra", compile="default") == by_triton < activations("hydra")
