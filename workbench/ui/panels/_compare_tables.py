@@ -14,6 +14,7 @@ from PySide6.QtWidgets import (
 
 from sessions import checked
 from sessions.comparison import Arm, Comparison
+from sessions.sizes import size_text
 from sessions.statistics import Ratio
 from sessions.tables import differences_table, number
 from workbench.ui import fonts
@@ -24,7 +25,6 @@ from workbench.ui.panels._calm_table import RIGHT, CalmTable
 from workbench.ui.panels._segment_model import swatch
 from workbench.ui.panels.segments import ROW_HEIGHT
 from workbench.ui.plots import Run
-from workbench.ui.plots._units import BYTES
 from workbench.ui.state import AppState
 
 _COLUMNS = (
@@ -96,7 +96,7 @@ class SessionsTable(CalmTable):
             if arm.ratio is not None:
                 how = arm.ratio.reason or f"95 % interval by {arm.ratio.method}"
                 cell.setToolTip(how)
-            self.put(row, 6, BYTES.text(arm.peak_bytes), number=True)
+            self.put(row, 6, size_text(arm.peak_bytes), number=True)
             self.setCellWidget(row, _REMOVE, self._remove_button(run))
 
     def _segments(self, run: Run, arm: Arm) -> QWidget:
