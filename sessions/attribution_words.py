@@ -16,6 +16,8 @@ from sessions.verdict_words import duration, rebuilding, sentence
 KIND = "attribution"
 
 TOGETHER = "all together"
+# Columns of the effects.
+EFFECT, RATIO, LOW, HIGH, VERDICT = "effect", "time ratio", "from", "to", "verdict"
 _KINDS = {
     "step": "adds",
     "without": "gives beside the others",
@@ -92,11 +94,11 @@ def effects_table(study: Study) -> Table:
     """One row an effect: on time with interval and verdict, and beside it on memory, exact."""
     columns = [
         Column("toggle"),
-        Column("effect"),
-        Column("time ratio"),
-        Column("from"),
-        Column("to"),
-        Column("verdict"),
+        Column(EFFECT),
+        Column(RATIO),
+        Column(LOW),
+        Column(HIGH),
+        Column(VERDICT),
         Column("memory ratio"),
         Column("note"),
     ]

@@ -60,6 +60,10 @@ class Table:
                     f"expected {len(self.columns)}"
                 )
 
+    def column(self, name: str) -> int:
+        """The place of a column; raises ``ValueError`` where there is none of that name."""
+        return [column.name for column in self.columns].index(name)
+
     def to_csv(self) -> str:
         """Headings and rows, comma-separated as RFC 4180 has it; a missing number is empty."""
         stream = io.StringIO()

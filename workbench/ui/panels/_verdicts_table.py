@@ -59,7 +59,7 @@ class VerdictsTable(CalmTable):
             heading = self.horizontalHeaderItem(place)
             assert heading is not None
             heading.setTextAlignment(RIGHT if numbers else LEFT)
-        marked = [column.name for column in table.columns].index(_MARKED)
+        marked = table.column(_MARKED)
         for row, comparison in enumerate(comparisons):
             item = self.item(row, marked)
             assert item is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
     QCheckBox,
@@ -14,9 +16,21 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from sessions.attribution_words import TOGETHER, effects_table, headline, remarks, wrong_arms
+from sessions.attribution_words import (
+    EFFECT,
+    HIGH,
+    LOW,
+    RATIO,
+    TOGETHER,
+    VERDICT,
+    effects_table,
+    headline,
+    remarks,
+    wrong_arms,
+)
 from sessions.model import Study
-from sessions.numbers import MISSING, text
+from sessions.numbers import MISSING, Cell, text
+from sessions.tables import Table
 from workbench.ui import draft
 from workbench.ui.attributions import MODES
 from workbench.ui.panels import _parts
@@ -31,7 +45,7 @@ from workbench.ui.state import AppState
 _CHOICES_PX = 272
 _BOX_PX = 112  # of a line, beside its text: the box and two arrows
 _ARROWS = (Qt.ArrowType.UpArrow, Qt.ArrowType.DownArrow)
-_VERDICT = 5  # column of the effects
+_TEXT_PX = 184  # of a column of names, at most: the notes have more to say
 _ELIDE = Qt.TextElideMode.ElideRight
 
 
@@ -190,23 +204,49 @@ class AttributionPanel(QWidget):
         self._show_choices()
 
     def _show_study(self, study: Study) -> None:
-        said = headline(study)
+        state = self._state
+        said = state.titled(headline(study))
         if self._state.attributions.measuring:
             said = f"Measuring: {said}"
         self.headline.setText(f"{said[:1].upper()}{said[1:]}")
-        table = effects_table(study)
-        verdicts = [str(row[_VERDICT]) for row in table.rows]
-        all_in_all = next((row[_VERDICT] for row in table.rows if row[1] == TOGETHER), "")
-        tone = verdict_lines.TONES.get(str(all_in_all), "")
+        table = _told(effects_table(study), state.titled)
+        place = table.column(VERDICT)
+        verdicts = [str(row[place]) for row in table.rows]
+        total = next((str(row[place]) for row in table.rows if TOGETHER in row), "")
+        tone = verdict_lines.TONES.get(total, "")
         _parts.set_tone(self.headline, "bad" if wrong_arms(study) else tone)
-        self.about.setText(" ".join(remarks(study)[1:]))
-        self.chart.show_runs([Run(self._state.session)])
+        self.about.setText(state.titled(" ".join(remarks(study)[1:])))
+        self.chart.show_runs([Run(state.session, titled=state.titled)])
         self.table.show_table(table)
         for row, verdict in enumerate(verdicts):
-            item = self.table.item(row, _VERDICT)
+            item = self.table.item(row, place)
             assert item is not None
             name = verdict_lines.ICONS.get(verdict, "unknown")
-            verdict_lines.dress(item, name, verdict_lines.TONES.get(verdict, ""), self._state.theme)
-        for place in range(len(table.columns)):
-            known = any(text(row[place]) not in (MISSING, "") for row in table.rows)
-            self.table.setColumnHidden(place, bool(table.rows) and not known)
+            verdict_lines.dress(item, name, verdict_lines.TONES.get(verdict, ""), state.theme)
+        for column, heading in enumerate(table.columns):
+            known = {text(row[column]) for row in table.rows} - {MISSING, "", TOGETHER}
+            least = 2 if heading.name == EFFECT else 1  # one word for all rows says nothing
+            self.table.setColumnHidden(column, bool(table.rows) and len(known) < least)
+        self.table.narrow(_TEXT_PX)
+
+
+def _told(effects: Table, titled: Callable[[str], str]) -> Table:
+    """The effects as the panel shows them: by titles, and each ratio beside its interval."""
+    places = [effects.column(name) for name in (RATIO, LOW, HIGH)]
+    kept = [at for at in range(len(effects.columns)) if at not in places]
+    first = places[0]
+
+    def interval(row: Sequence[Cell]) -> str:
+        ratio, low, high = (text(row[at]) for at in places)
+        return ratio if low == MISSING else f"{ratio} ({low} to {high})"
+
+    rows = [
+        [
+            interval(row) if at == first else titled(cell) if isinstance(cell, str) else cell
+            for at, cell in enumerate(row)
+            if at == first or at in kept
+        ]
+        for row in effects.rows
+    ]
+    columns = [column for at, column in enumerate(effects.columns) if at == first or at in kept]
+    return Table(effects.title, columns, rows)

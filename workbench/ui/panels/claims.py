@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import (
     QGridLayout,
@@ -175,7 +177,8 @@ class ClaimsPanel(QWidget):
             self._rebuild(rows)
         running, why_not = reproductions.measuring and self._state.live, reproductions.why_not()
         for row in rows:
-            self.rows[row.key].show(row, why_not, theme)
+            told = replace(row, reason=self._state.titled(row.reason))
+            self.rows[row.key].show(told, why_not, theme)
         for name, label in self._counts.items():
             of_it = [row for row in rows if row.document == name]
             label.setText(claims.count(of_it) if any(row.final for row in of_it) else "")

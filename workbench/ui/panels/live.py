@@ -57,7 +57,7 @@ class LivePanel(QWidget):
     def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._state = state
-        self._run = Run(state.session)
+        self._run = Run(state.session, titled=state.titled)
         self._window: float | None = None
         self._held_at = 0
         self._dirty = False
@@ -221,7 +221,7 @@ class LivePanel(QWidget):
 
     def _show_session(self) -> None:
         if self._run.session is not self._state.session:
-            self._run = Run(self._state.session)
+            self._run = Run(self._state.session, titled=self._state.titled)
             for chart in self.charts.values():
                 chart.canvas.follow_x = chart.canvas.follow_y = True
             self._state.set_follow(True)

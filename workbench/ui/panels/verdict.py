@@ -160,13 +160,16 @@ class VerdictPanel(QWidget):
             title = _parts.heading(f"{side}: {arm}")
             title.setWordWrap(True)  # a long one would push all lines beyond the edge
             self._rows.addWidget(title)
-            for line in verdict_lines.of_arm(comparison, side, self._state.session.segments):
+            segments, titles = self._state.session.segments, self._state.titles
+            for line in verdict_lines.of_arm(comparison, side, segments, titles):
                 self._add(*line)
         self._rows.addStretch(1)
 
     def _add(self, text: str, mark: str, role: str) -> None:
         tone = role if role in ("warning", "bad") else ""
-        self._rows.addWidget(_parts.marked(_parts.note(text, tone), mark, self._state.theme, role))
+        self._rows.addWidget(
+            _parts.marked(_parts.brief_note(text, tone), mark, self._state.theme, role)
+        )
 
 
 def _basis(comparison: PairedComparison) -> str:
