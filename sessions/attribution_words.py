@@ -15,7 +15,7 @@ from sessions.verdict_words import duration, rebuilding, sentence
 
 KIND = "attribution"
 
-TOGETHER = "all together"
+TOGETHER, BLOCKED = "all together", "blocked"
 # Columns of the effects.
 EFFECT, RATIO, LOW, HIGH, VERDICT = "effect", "time ratio", "from", "to", "verdict"
 _KINDS = {
@@ -120,7 +120,7 @@ def effects_table(study: Study) -> Table:
         if row["quantity"] == "time"
     ]
     for row in rows(study, "blocked"):
-        made.append([row["toggle"], "blocked", None, None, None, "not measured", None,
+        made.append([row["toggle"], BLOCKED, None, None, None, "not measured", None,
                      row["reason"]])  # fmt: skip
     return Table(f"{study.title}: effects", columns, made)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.attribution_words import (
+    BLOCKED,
     EFFECT,
     HIGH,
     LOW,
@@ -29,13 +30,13 @@ from sessions.attribution_words import (
     wrong_arms,
 )
 from sessions.model import Study
-from sessions.numbers import MISSING, Cell, text
+from sessions.numbers import MISSING, text
 from sessions.tables import Table
 from workbench.ui import draft
 from workbench.ui.attributions import MODES
 from workbench.ui.panels import _parts
 from workbench.ui.panels import _verdict_lines as verdict_lines
-from workbench.ui.panels._calm_table import CalmTable
+from workbench.ui.panels._calm_table import CalmTable, with_interval
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._soon import Soon
 from workbench.ui.panels.empty import Empty
@@ -45,6 +46,7 @@ from workbench.ui.state import AppState
 _CHOICES_PX = 272
 _BOX_PX = 112  # of a line, beside its text: the box and two arrows
 _ARROWS = (Qt.ArrowType.UpArrow, Qt.ArrowType.DownArrow)
+_NOTE_PX = 240  # of the notes, at least
 _TEXT_PX = 184  # of a column of names, at most: the notes have more to say
 _ELIDE = Qt.TextElideMode.ElideRight
 
@@ -62,7 +64,7 @@ class AttributionPanel(QWidget):
         self.chart = Chart(PLOTS["attribution"], state.theme)
         self.chart.setMinimumSize(240, 140)
         self.table = CalmTable()
-        self.table.wrap()
+        self.table.wrap(_NOTE_PX)
         self.headline = _parts.title()
         self.about = _parts.note()
         self.why_not = _parts.note()
@@ -224,7 +226,7 @@ class AttributionPanel(QWidget):
             name = verdict_lines.ICONS.get(verdict, "unknown")
             verdict_lines.dress(item, name, verdict_lines.TONES.get(verdict, ""), state.theme)
         for column, heading in enumerate(table.columns):
-            known = {text(row[column]) for row in table.rows} - {MISSING, "", TOGETHER}
+            known = {text(row[column]) for row in table.rows} - {MISSING, "", TOGETHER, BLOCKED}
             least = 2 if heading.name == EFFECT else 1  # one word for all rows says nothing
             self.table.setColumnHidden(column, bool(table.rows) and len(known) < least)
         self.table.narrow(_TEXT_PX)
@@ -232,21 +234,6 @@ class AttributionPanel(QWidget):
 
 def _told(effects: Table, titled: Callable[[str], str]) -> Table:
     """The effects as the panel shows them: by titles, and each ratio beside its interval."""
-    places = [effects.column(name) for name in (RATIO, LOW, HIGH)]
-    kept = [at for at in range(len(effects.columns)) if at not in places]
-    first = places[0]
-
-    def interval(row: Sequence[Cell]) -> str:
-        ratio, low, high = (text(row[at]) for at in places)
-        return ratio if low == MISSING else f"{ratio} ({low} to {high})"
-
-    rows = [
-        [
-            interval(row) if at == first else titled(cell) if isinstance(cell, str) else cell
-            for at, cell in enumerate(row)
-            if at == first or at in kept
-        ]
-        for row in effects.rows
-    ]
-    columns = [column for at, column in enumerate(effects.columns) if at == first or at in kept]
-    return Table(effects.title, columns, rows)
+    table = with_interval(effects, RATIO, LOW, HIGH)
+    rows = [[titled(cell) if isinstance(cell, str) else cell for cell in row] for row in table.rows]
+    return Table(table.title, table.columns, rows)
