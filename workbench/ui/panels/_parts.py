@@ -213,17 +213,22 @@ class _Body(QWidget):
         return QSize(super().minimumSizeHint().width(), 0)
 
 
-def column(host: QWidget) -> QVBoxLayout:
-    """Fill ``host`` with a scrolling column of controls and return its layout."""
+def scrolled(body: QWidget) -> QScrollArea:
+    """Room for a body that is higher than a small window: it scrolls, and covers nothing."""
     area = QScrollArea()
     area.setProperty("panel", True)
     area.setWidgetResizable(True)
     area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+    area.setWidget(body)
+    return area
+
+
+def column(host: QWidget) -> QVBoxLayout:
+    """Fill ``host`` with a scrolling column of controls and return its layout."""
     body = _Body()
     body.setProperty("panel", True)
-    area.setWidget(body)
     outer = tight(QVBoxLayout(host), 0)
-    outer.addWidget(area)
+    outer.addWidget(scrolled(body))
     inner = QVBoxLayout(body)
     inner.setContentsMargins(12, 8, 12, 12)
     inner.setSpacing(8)

@@ -90,7 +90,8 @@ class LivePanel(QWidget):
         )
         self._stack = QStackedLayout()
         self._stack.addWidget(self._empty)
-        self._stack.addWidget(self._splitter)
+        self._area = _parts.scrolled(self._splitter)
+        self._stack.addWidget(self._area)
         layout = _parts.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._make_bar())
         layout.addLayout(self._stack, 1)
@@ -252,7 +253,7 @@ class LivePanel(QWidget):
         self._dirty = False
         self.utilization.refresh()
         has_data = bool(self._run.session.segments or self._run.session.telemetry)
-        self._stack.setCurrentWidget(self._splitter if has_data else self._empty)
+        self._stack.setCurrentWidget(self._area if has_data else self._empty)
         if not self._state.follow:
             self._tell_held()
             return
