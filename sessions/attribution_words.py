@@ -9,13 +9,15 @@ from typing import Any
 from sessions.columns import row_count
 from sessions.model import Session, Study
 from sessions.numbers import Cell, Measured, text
-from sessions.tables import Column, Table
+from sessions.sizes import sized
+from sessions.tables import PEAK, Column, Table
 from sessions.verdict_words import duration, rebuilding, sentence
 
 KIND = "attribution"
-MEBIBYTE = 2**20
 
-TOGETHER = "all together"
+TOGETHER, BLOCKED = "all together", "blocked"
+# Columns of the effects.
+EFFECT, RATIO, LOW, HIGH, VERDICT = "effect", "time ratio", "from", "to", "verdict"
 _KINDS = {
     "step": "adds",
     "without": "gives beside the others",
@@ -54,6 +56,8 @@ def headline(study: Study) -> str:
 
 def arms_table(study: Study) -> Table:
     """One row an arm: step time, its ratio to the base with interval, peak memory, state."""
+    arms = rows(study, "arms")
+    unit, peaks = sized(float(row["peak_bytes"]) for row in arms)
     columns = [
         Column("arm"),
         Column("median", "ms"),
@@ -61,12 +65,12 @@ def arms_table(study: Study) -> Table:
         Column("from"),
         Column("to"),
         Column("rounds"),
-        Column("peak memory", "MiB"),
+        Column(PEAK, unit),
         Column("numbers"),
         Column("note"),
     ]
     made: list[list[Cell]] = []
-    for row in rows(study, "arms"):
+    for row, peak in zip(arms, peaks, strict=True):
         note = row["state"] if row["state"] != "measured" else ""
         if row["reason"]:
             note += f": {row['reason']}"
@@ -76,7 +80,7 @@ def arms_table(study: Study) -> Table:
                 float(row["step_ms"]),
                 *_ratio_cells(row),
                 int(row["rounds"]),
-                _mebibytes(row["peak_bytes"]),
+                peak,
                 {0.0: "right", 1.0: "WRONG"}.get(
                     float(row["wrong"]), "not checked" if is_unchecked(row) else ""
                 ),
@@ -90,11 +94,11 @@ def effects_table(study: Study) -> Table:
     """One row an effect: on time with interval and verdict, and beside it on memory, exact."""
     columns = [
         Column("toggle"),
-        Column("effect"),
-        Column("time ratio"),
-        Column("from"),
-        Column("to"),
-        Column("verdict"),
+        Column(EFFECT),
+        Column(RATIO),
+        Column(LOW),
+        Column(HIGH),
+        Column(VERDICT),
         Column("memory ratio"),
         Column("note"),
     ]
@@ -116,7 +120,7 @@ def effects_table(study: Study) -> Table:
         if row["quantity"] == "time"
     ]
     for row in rows(study, "blocked"):
-        made.append([row["toggle"], "blocked", None, None, None, "not measured", None,
+        made.append([row["toggle"], BLOCKED, None, None, None, "not measured", None,
                      row["reason"]])  # fmt: skip
     return Table(f"{study.title}: effects", columns, made)
 
@@ -187,7 +191,3 @@ def _ratio_cells(row: Mapping[str, Any]) -> list[Cell]:
         return [ends[0], None, None]
     error = (ends[2] - ends[1]) / 2
     return [Measured(end, error) for end in ends]
-
-
-def _mebibytes(count: float) -> Cell:
-    return round(count / MEBIBYTE) if math.isfinite(count) else None

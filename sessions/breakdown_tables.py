@@ -6,16 +6,17 @@ Times are of one step.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from sessions import breakdown
 from sessions.breakdown import Node
 from sessions.model import Study
 from sessions.numbers import Cell
+from sessions.sizes import sized
 from sessions.tables import Column, Table
 
 MOST = 25  # rows of a table that could have thousands
 DEPTH = 3  # of modules within the model that are shown
-_MIB = 2.0**20
 
 
 def kernels_table(study: Study, most: int = MOST) -> Table:
@@ -82,18 +83,17 @@ def modules_table(study: Study, depth: int = DEPTH) -> Table:
 def memory_table(study: Study) -> Table:
     """Bytes by role where most was allocated, each role's own most, and the estimate."""
     found, most = breakdown.peak(study), breakdown.highest(study)
-    rows: list[list[Cell]] = [
-        [breakdown.ROLE_TITLES[role], held / _MIB, most.get(role, held) / _MIB, estimate / _MIB]
+    rows: list[tuple[str, Sequence[float]]] = [
+        (breakdown.ROLE_TITLES[role], (held, most.get(role, held), estimate))
         for role, (held, estimate) in found.items()
         if most.get(role, held) or estimate > 0
     ]
     sums = [[pair[side] for pair in found.values()] for side in (0, 1)]
     known = [estimate for estimate in sums[1] if math.isfinite(estimate)]
-    rows.append(["together", math.fsum(sums[0]) / _MIB, None])
-    rows[-1].append(math.fsum(known) / _MIB if known else math.nan)
+    estimated = math.fsum(known) if known else math.nan
+    rows.append(("together", (math.fsum(sums[0]), math.nan, estimated)))
     heads = ("At the peak", "Most in the step", "Estimated")
-    columns = [Column("Role"), *(Column(head, "MiB") for head in heads)]
-    return Table(f"Memory by role: {study.title}", columns, rows)
+    return _of_sizes(f"Memory by role: {study.title}", heads, rows)
 
 
 def gaps_table(study: Study) -> Table:
@@ -122,13 +122,22 @@ def difference_table(before: Study, after: Study, most: int = MOST) -> Table:
 def memory_difference_table(before: Study, after: Study) -> Table:
     """Bytes by role of two profiles, each at its own peak."""
     a, b = breakdown.peak(before), breakdown.peak(after)
-    rows: list[list[Cell]] = []
+    rows: list[tuple[str, Sequence[float]]] = []
     for role in breakdown.ROLES:
-        held = [side.get(role, (math.nan, math.nan))[0] / _MIB for side in (a, b)]
+        held = [side.get(role, (math.nan, math.nan))[0] for side in (a, b)]
         if any(size > 0 for size in held):
-            rows.append([breakdown.ROLE_TITLES[role], *held, held[1] - held[0]])
-    columns = [Column("Role"), Column("A", "MiB"), Column("B", "MiB"), Column("B less A", "MiB")]
-    return Table("Memory at the peaks of A and B", columns, rows)
+            rows.append((breakdown.ROLE_TITLES[role], (*held, held[1] - held[0])))
+    return _of_sizes("Memory at the peaks of A and B", ("A", "B", "B less A"), rows)
+
+
+def _of_sizes(
+    title: str, heads: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]
+) -> Table:
+    """Bytes by role, all in one unit."""
+    unit, cells = sized(size for _, sizes in rows for size in sizes)
+    width = len(heads)
+    made = [[role, *cells[place * width :][:width]] for place, (role, _) in enumerate(rows)]
+    return Table(title, [Column("Role"), *(Column(head, unit) for head in heads)], made)
 
 
 def _whole(count: float) -> float | int:

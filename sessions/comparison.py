@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from sessions.model import Configuration, Scalar, Segment, Session
 from sessions.statistics import Blocks, Ratio, Summary, clock, ratio, steady, step_ms, summarize
 
 MOST = 10
+_NAMED = 3  # sessions that a sentence can name each
 # What step times may differ for whatever the configuration; the CPU where the host's clock is used.
 _DECISIVE = {"GPU": {"device", "gpu", "driver", "torch"}, "host": {"device", "cpu", "torch"}}
 
@@ -158,10 +160,14 @@ def _warnings(found: Sequence[Difference], arms: Sequence[Arm]) -> list[str]:
         group, _, name = difference.name.partition(".")
         words = re.split(r"[^a-z]+", name.lower())
         if group == "environment" and not decisive.isdisjoint(words):
+            values = ["unknown" if value is None else str(value) for value in difference.values]
             listed = ", ".join(
-                f"{arm.title}: {'unknown' if value is None else value}"
-                for arm, value in zip(arms, difference.values, strict=True)
+                f"{arm.title}: {value}" for arm, value in zip(arms, values, strict=True)
             )
+            if len(arms) > _NAMED:
+                listed = ", ".join(
+                    f"{value}: {count} of {len(arms)}" for value, count in Counter(values).items()
+                )
             warnings.append(f"{name} differs ({listed}); step times may differ for that alone.")
     if len({arm.clock for arm in arms}) > 1:
         listed = ", ".join(f"{arm.title}: {arm.clock}" for arm in arms)

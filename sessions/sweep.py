@@ -25,7 +25,8 @@ from sessions.checked import MARKS
 from sessions.model import Scalar, Study
 from sessions.numbers import Cell, Measured, number
 from sessions.scaling import Scaling
-from sessions.tables import Column, Table
+from sessions.sizes import sized
+from sessions.tables import PEAK, Column, Table
 
 KIND, POINTS, FITS, NUMBERS = "sweep", "points", "fits", "numbers"
 MEASURED, OUT_OF_MEMORY, REFUSED = "measured", "out of memory", "refused"
@@ -275,6 +276,9 @@ def points_table(study: Study) -> Table:
     """One row a point, ascending, each arm in turn; the last column says what went wrong."""
     numeric = is_numeric(study)
     first = [Column(field_title(study, place)) for place in range(dimensions(study))]
+    found = curves(study)
+    unit, peaks = sized(float(size) for one in found for size in one.columns["peak_bytes"])
+    peak = iter(peaks)
     columns = [
         *first,
         Column("arm"),
@@ -282,14 +286,14 @@ def points_table(study: Study) -> Table:
         Column("step time", "ms"),
         *([Column("exponent from the size before")] if numeric else []),
         Column("tokens/s"),
-        Column("peak memory", "MiB"),
+        Column(PEAK, unit),
         Column("blocks"),
         Column("numbers"),
         Column("note"),
     ]
     rows: list[list[Cell]] = []
     xs = axis(study, 0)
-    for curve in curves(study):
+    for curve in found:
         column = curve.columns
         local = scaling.steps_between(curve.x, column["median_ms"])
         for place, x in enumerate(curve.x.tolist()):
@@ -302,7 +306,7 @@ def points_table(study: Study) -> Table:
             row += [float(local[place])] if numeric else []
             row += [
                 Measured(rate, rate * half / middle if middle > 0 else math.nan),
-                _mebibytes(float(column["peak_bytes"][place])),
+                next(peak),
                 int(column["blocks"][place]),
                 MARKS[curve.right] if curve.numbers else "",
                 curve.reasons[place],
@@ -365,7 +369,3 @@ def _read(text: str) -> Scalar:
         except ValueError:
             pass
     return text
-
-
-def _mebibytes(count: float) -> Cell:
-    return round(count / 2**20) if math.isfinite(count) else None

@@ -28,6 +28,7 @@ from sessions.numbers import MISSING as MISSING
 from sessions.numbers import Cell, text
 from sessions.numbers import Measured as Measured
 from sessions.numbers import number as number
+from sessions.sizes import sized
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,10 @@ class Table:
                     f"expected {len(self.columns)}"
                 )
 
+    def column(self, name: str) -> int:
+        """The place of a column; raises ``ValueError`` where there is none of that name."""
+        return [column.name for column in self.columns].index(name)
+
     def to_csv(self) -> str:
         """Headings and rows, comma-separated as RFC 4180 has it; a missing number is empty."""
         stream = io.StringIO()
@@ -89,7 +94,7 @@ def segments_table(session: Session, baseline: int = 0) -> Table:
     one that is not there; a session without segments gives a table without rows.
     """
     if not session.segments and baseline == 0:
-        return Table(session.title, [Column("segment"), *_STEP_COLUMNS], [])
+        return Table(session.title, [Column("segment"), *_STEP_COLUMNS, Column(PEAK)], [])
     labels = [segment.label or f"segment {segment.index}" for segment in session.segments]
     arms = compare_segments(session.segments, labels, baseline)
     different = configuration_differences([segment.configuration for segment in session.segments])
@@ -122,14 +127,16 @@ _STEP_COLUMNS = [
     Column("ratio"),
     Column("ratio from"),
     Column("ratio to"),
-    Column("peak memory", "MiB"),
 ]
+PEAK = "peak memory"
 
 
 def _arms_table(
     title: str, heading: str, arms: Sequence[Arm], different: Sequence[Difference]
 ) -> Table:
-    columns = [Column(heading), *(Column(one.name) for one in different), *_STEP_COLUMNS]
+    unit, peaks = sized(arm.peak_bytes for arm in arms)
+    columns = [Column(heading), *(Column(one.name) for one in different)]
+    columns += [*_STEP_COLUMNS, Column(PEAK, unit)]
     shares = [utilization(arm.segment, arm.summary.median) for arm in arms]
     if has_shares := any(map(math.isfinite, shares)):
         columns.append(Column(UTILIZATION, "%"))
@@ -144,7 +151,7 @@ def _arms_table(
         settings = [one.values[place] for one in different]
         row: list[Cell] = [arm.title]
         row += [None if value is None else str(value) for value in settings]
-        row += _step_cells(arm)
+        row += [*_step_cells(arm), peaks[place]]
         if has_shares:
             row.append(_percent(shares[place], arm.summary.median, arm.summary.error))
         if any(numbers):
@@ -170,7 +177,7 @@ def _step_cells(arm: Arm) -> list[Cell]:
         error = (arm.ratio.high - arm.ratio.low) / 2
         ends = (arm.ratio.ratio, arm.ratio.low, arm.ratio.high)
         cells += [Measured(value, error) for value in ends]
-    return [*cells, _mebibytes(arm.peak_bytes)]
+    return cells
 
 
 def _percent(share: float, median: float, error: float | None) -> Cell:
@@ -187,12 +194,6 @@ def _note(arm: Arm, arms: Sequence[Arm]) -> str:
     if len({one.clock for one in arms if one.summary.n}) > 1 and arm.summary.n:
         notes.append(f"{arm.clock} time")
     return "; ".join(notes)
-
-
-def _mebibytes(count: float) -> Cell:
-    """Allocated bytes are counted, not measured: whole MiB, and three digits below ten."""
-    size = count / 2**20
-    return round(size) if size >= 10 else size
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -119,6 +119,13 @@ def test_another_gpu_driver_or_torch_is_warned_of(name):
     assert warning == f"{name} differs (a: x, b: y); step times may differ for that alone."
 
 
+def test_many_sessions_are_counted_where_they_differ_and_not_named():
+    titles = [f"a title that takes half a line of its own, {number}" for number in range(5)]
+    made = [session_of(10.0, one, gpu="x" if one == titles[0] else "y") for one in titles]
+    (warning,) = compare(made).warnings
+    assert warning == "gpu differs (x: 1 of 5, y: 4 of 5); step times may differ for that alone."
+
+
 def test_another_operating_system_is_listed_but_not_warned_of():
     first, second = session_of(10.0, "a", os="x"), session_of(10.0, "b", os="y")
     comparison = compare([first, second])

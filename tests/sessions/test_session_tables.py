@@ -159,7 +159,7 @@ def test_segments_table_shows_what_differs_and_how_the_steps_compare():
         "ratio",
         "ratio from",
         "ratio to",
-        "peak memory (MiB)",
+        "peak memory (GiB)",
         "note",
     ]
     base, other = (dict(zip(headings, row, strict=True)) for row in table.rows)
@@ -167,7 +167,7 @@ def test_segments_table_shows_what_differs_and_how_the_steps_compare():
     assert (base["ratio"], base["note"]) == (1, "baseline")
     assert other["ratio from"].value < other["ratio"].value < other["ratio to"].value
     assert abs(other["ratio"].value - 0.8) < 0.01
-    assert other["peak memory (MiB)"] == round(1.9e9 / 2**20)
+    assert other["peak memory (GiB)"] == pytest.approx(1.9e9 / 2**30)
     assert other["steady steps"] == 600
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from sessions.checklist import FAIL, NOT_APPLICABLE, NOT_CHECKED, PASS
+from sessions.sizes import size_text
 from workbench.runner import numerics
 from workbench.runner.arm import Arm
 from workbench.runner.failures import explain, is_fatal
@@ -22,7 +23,6 @@ SYNC_STEPS = 2  # dispatched past a mode, each operation costs tens of microseco
 ESTIMATE_FACTOR = 2.0  # by which the memory may exceed its estimate
 # A graph's pool holds whole segments: one of 2 MiB for what is small, of 20 MiB for what is not.
 SEGMENTS_BYTES = 22 << 20
-_MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ def steady_memory(arm: Arm, steps: int) -> Result:
     measured = _standing_bytes(arm) + max(first.highest, second.highest) + pools
     estimated = estimate.total - estimate.cache
     text += (
-        f"; {measured / _MIB:,.1f} MiB at most, {measured / estimated:.2f} of the "
-        f"{estimated / _MIB:,.1f} MiB that were estimated"
+        f"; {size_text(measured)} at most, {measured / estimated:.2f} of the "
+        f"{size_text(estimated)} that were estimated"
     )
     if measured > ESTIMATE_FACTOR * estimated + (SEGMENTS_BYTES if pools else 0):
         return fails(f"{text}, and at most {ESTIMATE_FACTOR:g} is expected")

@@ -12,6 +12,7 @@ import torch
 import kernels
 import models
 from models._cuda_graph import CaptureError
+from sessions.sizes import size_text
 from workbench.protocol import Failure
 from workbench.runner.probes import _lines
 
@@ -183,7 +184,7 @@ def _wanted(text: str) -> str:
     free = re.search(r"of which ([\d.]+ \w+) is free", text)
     on_cpu = re.search(r"you tried to allocate (\d+) bytes", text)
     if on_cpu:
-        return f"{int(on_cpu[1]) / 2**30:.1f} GiB more was needed."
+        return f"{size_text(int(on_cpu[1]))} more was needed."
     if wanted and free:
         return f"{wanted[1]} more was needed and {free[1]} was free."
     if wanted:

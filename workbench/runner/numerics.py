@@ -29,6 +29,7 @@ from models import Model
 from models._model import Promise
 from models._quantized import QuantizedLinear, expected_error, quantize_linears
 from sessions.model import Numerics
+from sessions.sizes import size_text
 from workbench.runner import loss_curve
 from workbench.runner.arm import Arm
 from workbench.runner.ceilings import fp32_products
@@ -218,8 +219,8 @@ def _curve(arm: Arm, situation: Situation, name: str, between: Between) -> Curve
         if (needed := loss_curve.bytes_needed(arm, dtype)) <= room:
             return loss_curve.check(arm, dtype, between)
     return (
-        f"copies to compare with take {needed / 2**30:.3g} GiB, and half of the free memory is "
-        f"{room / 2**30:.3g} GiB"
+        f"copies to compare with take {size_text(needed)}, and half of the free memory is "
+        f"{size_text(room)}"
     )
 
 

@@ -150,7 +150,10 @@ def doctor_text(state: AppState) -> str:
     if blocked:
         lines += ["", "Blocked options"]
     for toggle, options in blocked.items():
-        lines += [f"  {toggle} = {name}: {why.reason} {why.fix}" for name, why in options.items()]
+        lines += [
+            f"  {state.titles.choice(toggle, name)}: {why.reason} {why.fix}"
+            for name, why in options.items()
+        ]
     return "\n".join(lines)
 
 

@@ -29,6 +29,7 @@ from workbench.ui.stream_reader import Client
 from workbench.ui.sweeps import Sweeps
 from workbench.ui.tasks import Tasks
 from workbench.ui.theme import DARK, Theme
+from workbench.ui.titles import Titles
 from workbench.ui.undo import Change, Choices
 from workbench.ui.verdicts import Verdicts
 
@@ -77,6 +78,7 @@ class AppState(QObject):
         super().__init__(parent)
         self.theme, self.replaying = theme, replaying
         self.catalogue: protocol.Catalogue | None = None
+        self.titles = Titles(None)
         self.configuration: Configuration | None = None  # being edited: what Run would start
         self.running: Configuration | None = None  # of the segment that runs
         self.availability: protocol.Availability | None = None
@@ -111,6 +113,7 @@ class AppState(QObject):
         self._link.silent.connect(self._unanswered)
         self._live_path: Path | None = None
         self._changes = 0  # of the live session, counted
+        self._measures = False  # a comparison or study in place of a run
         self._refused = False  # a toggle of the run failed, and none was chosen since
         self.cancelled = False  # the run in progress, or the last, was to be ended at once
         self._began = 0.0  # monotonic time of the run's start, 0 when none runs
@@ -137,13 +140,20 @@ class AppState(QObject):
 
     @property
     def pending(self) -> Choices:
-        """Toggles that were chosen but that the running segment does not have yet."""
-        running = self.verdicts.goes_on or self.running
+        """Toggles that were chosen but that the run in progress does not have yet.
+
+        The arms of a study are no such run: what differs in them was chosen by nobody.
+        """
+        running = self.verdicts.goes_on if self._measures else self.running
         if not self.active or running is None or self.configuration is None:
             return {}
         runs = running.toggles  # none while kernels are timed
         chosen = self.configuration.toggles
         return {name: option for name, option in chosen.items() if runs.get(name, option) != option}
+
+    def titled(self, text: str) -> str:
+        """A session's text with the toggles and fields in it by their titles."""
+        return self.titles.of(text)
 
     def set_theme(self, theme: Theme) -> None:
         """Show the window in these colours."""
@@ -227,7 +237,7 @@ class AppState(QObject):
             configuration = draft.with_setting(configuration, "batch", int(batch))
         self.edit(draft.with_toggles(configuration, choices))
         self._refused = False
-        if choices and self.active and not self.verdicts.busy:
+        if choices and self.active and not self._measures:
             self._link.send(protocol.Apply(toggles=choices))
 
     # The runner
@@ -258,7 +268,7 @@ class AppState(QObject):
         if self.configuration is not None and self.runner_state == "idle":
             self.show_live()
             self.set_follow(True)
-            self._link.send(self.checklists.start_of(self.configuration))
+            self.send(self.checklists.start_of(self.configuration))
 
     def perform(self, command: protocol.Command) -> None:
         """Run a command that takes a while (a comparison, a study) in place of what runs now."""
@@ -267,6 +277,8 @@ class AppState(QObject):
 
     def send(self, command: protocol.Command) -> None:
         """Send one command to the runner."""
+        if isinstance(command, protocol.RunCommand):
+            self._measures = not isinstance(command, protocol.Start)
         self._link.send(command)
 
     def stop(self) -> None:
@@ -350,7 +362,7 @@ class AppState(QObject):
             self.check()
 
     def _take_catalogue(self, catalogue: protocol.Catalogue) -> None:
-        self.catalogue = catalogue
+        self.catalogue, self.titles = catalogue, Titles(catalogue)
         if catalogue.version != protocol.VERSION:
             self.fail(complaints.other_version(catalogue.version))
         if self.configuration is None:

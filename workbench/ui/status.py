@@ -9,6 +9,7 @@ from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QStatusBar, QWidget
 
 from sessions.numbers import number
+from sessions.sizes import size_text
 from workbench.ui import fonts
 from workbench.ui.icons import icon
 from workbench.ui.panels import _parts
@@ -16,7 +17,6 @@ from workbench.ui.state import AppState
 
 PERIOD_MS = 500
 RATE_WINDOW_S = 2.0
-MIB, GIB = 2**20, 2**30
 _STATES = {  # by the runner's state: the word, its icon and its colour
     "none": ("No runner", "stop", "muted"),
     "starting": ("Starting", "pending", "accent"),
@@ -126,18 +126,10 @@ class StatusBar(QStatusBar):
             if state.runner_state == "running" and state.live and recent > 1 and span > 0:
                 rate = f"{number((recent - 1) / span)} steps/s"
             held = "resident" if np.isnan(steps["reserved"][-1]) else "allocated"
-            memory = f"{_size(float(steps['allocated'][-1]))} {held}"
+            memory = f"{size_text(float(steps['allocated'][-1]))} {held}"
         self._facts["rate"].setText(rate)
         self._facts["memory"].setText(memory)
         self._facts["elapsed"].setText(
             time.strftime("%H:%M:%S", time.gmtime(state.elapsed_s)) if state.active else ""
         )
         self._facts["file"].setText(self._file_text())
-
-
-def _size(size_bytes: float) -> str:
-    return (
-        f"{number(size_bytes / GIB)} GiB"
-        if size_bytes >= GIB
-        else f"{number(size_bytes / MIB)} MiB"
-    )

@@ -133,3 +133,31 @@ def test_a_field_is_called_by_what_it_counts():
     study = attribution_samples.study()
     study.asked.update(asked)
     assert [sweep.field_title(study, place) for place in (0, 1)] == ["sequence", "kv heads"]
+
+
+@pytest.mark.parametrize("height", [140, 200, 400])
+def test_a_legend_leaves_the_plot_most_of_the_room_and_tells_of_what_it_leaves_out(qtbot, height):
+    runs = []
+    for number in range(10):
+        session = gpu_session()
+        session.title = f"A long title that somebody typed, of session number {number}"
+        runs.append(Run(session, color=number, segments=(0,)))
+    chart = Chart(PLOTS["ecdf"], DARK)
+    qtbot.addWidget(chart)
+    chart.readings = True
+    chart.resize(520, height)
+    chart.show()
+    chart.show_runs(runs)
+    header, plot = chart.canvas.header, chart.canvas.vb
+    qtbot.waitUntil(lambda: bool(header._places))
+    assert header.size().height() <= max(0.45 * height, 2.5 * header._row_px())
+    assert plot.size().height() > 0.2 * height
+    assert len(header._places) + header._left_out == 10
+    assert (header._left_out > 0) == (height < 400)
+
+
+def test_live_plots_scroll_where_the_window_is_too_low_and_cover_nothing(qtbot, state):
+    panel = LivePanel(state)
+    qtbot.addWidget(panel)
+    assert panel._splitter.minimumSizeHint().height() > 3 * _LEAST_PX
+    assert panel.minimumSizeHint().height() < 2 * _LEAST_PX

@@ -278,7 +278,7 @@ def test_a_session_that_begins_to_run_replaces_the_empty_page(qtbot, panel, show
     assert panel._stack.currentWidget() is panel._empty
     session.segments.extend(gpu_session(1, 60).segments)
     state.segmentsChanged.emit()
-    qtbot.waitUntil(lambda: panel._stack.currentWidget() is panel._splitter)
+    qtbot.waitUntil(lambda: panel._stack.currentWidget() is panel._area)
     chart = panel.charts["step_time"]
     qtbot.waitUntil(lambda: chart.reason is None)
     last = float(session.segments[0].steps["t_s"][-1])

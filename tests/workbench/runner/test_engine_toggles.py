@@ -259,4 +259,4 @@ def test_what_is_small_or_has_gaps_stays(layers):
     assert said.status == "no effect" and "as large as 64 KiB" in said.text
     offload(x.contiguous())
     said = all_toggles()["activation_offload"].evidence("on", arm)
-    assert said.status == "effective" and said.text.startswith("0.1 MiB in 1 tensors go")
+    assert said.status == "effective" and said.text.startswith("128 KiB in 1 tensors go")

@@ -104,8 +104,14 @@ def test_an_attribution_comes_live_and_is_shown_in_words_picture_and_numbers(qtb
     qtbot.waitUntil(lambda: panel.headline.text().startswith("All together: FASTER"))
     assert panel.chart.reason is None
     rows = {row[0]: row for row in cells(panel.table)}
-    assert rows["precision=amp_bf16"][1:2] == ["adds"]
-    assert rows["precision=amp_bf16"][5] == "FASTER" and rows["precision=amp_bf16"][6] == "0.580"
+    heads = [panel.table.horizontalHeaderItem(at).text() for at in range(len(rows["all together"]))]
+    assert heads == ["Toggle", "Effect", "Time ratio", "Verdict", "Memory ratio", "Note"]
+    assert rows["Precision: AMP BF16"][1] == "adds" and panel.table.isColumnHidden(1), "as all do"
+    assert rows["Precision: AMP BF16"][3:5] == ["FASTER", "0.580"]
+    assert " to " in rows["Precision: AMP BF16"][2]
+    axis = panel.chart.canvas.axis("left")
+    assert "Precision: AMP BF16" in [name for _, name in axis.categories]
+    assert "=" not in panel.headline.text() + panel.about.text()
     assert "16 rounds" in panel.about.text()
     assert not state.saved
     assert panel.run.isEnabled()

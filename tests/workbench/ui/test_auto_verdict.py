@@ -170,7 +170,7 @@ def test_fast_but_wrong_is_red_in_auto_verdict_too(qtbot, state, bar):
     assert bar.property("tone") == "bad"
     assert "95 % interval" in shown
     assert "B: wrong numbers: relative error 0.022, at most 0.0021 expected" in shown
-    assert "B: compile = reduce-overhead: no effect: no graph was captured" in shown
+    assert "B: torch.compile: reduce-overhead, no effect: no graph was captured" in shown
     tones = {label.text(): label.property("tone") for label in bar.findChildren(QLabel)}
     amber = next(text for text in tones if "no effect" in text)
     assert tones[amber] == "warning"

@@ -172,3 +172,28 @@ def test_a_new_session_ends_the_measuring_and_begins_without_claims(qtbot, ready
     qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
     assert not state.session.studies
     qtbot.waitUntil(lambda: "none of them measured" in panel.headline.text())
+
+
+def test_a_file_that_knows_of_one_document_is_opened_at_it(qtbot, ready, panel):
+    ready.state.show_live()
+    last = list(documents())[-1]
+    known = [row for row in claims_samples.rows() if row.document == last]
+    recorder, own = Recorder(), protocol.OWN_STUDY
+    recorder.record(protocol.StudyStarted(index=own, kind=claims.KIND, title="claims", asked={}))
+    columns = claims.columns(known)
+    recorder.record(protocol.StudyRows(study=own, table=claims.TABLE, columns=columns))
+    bar, area = panel._area.verticalScrollBar(), panel._area.viewport()
+    qtbot.waitUntil(lambda: bar.maximum() > 0)
+    assert bar.value() == 0
+    ready.state._show(recorder.session)
+    word = panel.rows[known[0].key].word
+
+    def in_sight() -> bool:
+        return 0 <= word.mapTo(area, word.rect().topLeft()).y() <= area.height() - word.height()
+
+    assert not in_sight()
+    qtbot.waitUntil(in_sight)
+    bar.setValue(0)
+    panel._show()
+    qtbot.wait(50)
+    assert bar.value() == 0, "only once: where one has scrolled since, it stays"

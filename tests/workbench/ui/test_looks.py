@@ -207,3 +207,16 @@ def test_long_names_of_arms_leave_the_numbers_of_a_sweep_in_sight(qtbot, qapp):
     table.narrow(160)
     assert table.columnWidth(1) == 160 and table.item(0, 1).toolTip() == arm
     assert table.columnViewportPosition(2) + table.columnWidth(2) < 520
+
+
+def test_the_arms_of_a_study_are_no_changes_on_the_way_and_a_failing_one_changes_no_form(offered):
+    chosen = offered.configuration
+    other = msgspec.structs.replace(chosen, toggles={**chosen.toggles, "precision": "amp_bf16"})
+    offered.send(protocol.Start(configuration=chosen))
+    offered._set_state("running", "")
+    offered.running = other
+    assert list(offered.pending) == ["precision"], "of a run it is"
+    offered.send(protocol.Sweep(base=chosen, axes={"settings.batch": [1]}, arms=[{}]))
+    assert not offered.pending
+    offered._take(protocol.Failure(kind="oom", sentence="No memory for this arm."))
+    assert offered.configuration == chosen

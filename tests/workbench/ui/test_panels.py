@@ -80,7 +80,10 @@ def test_the_segments_table_condenses_what_differs(qtbot, ready):
     model = panel(ready, "segments").model
     qtbot.waitUntil(lambda: model.rowCount() == 6, timeout=30_000)
     cells = [[model.index(row, column).data() for column in range(8)] for row in range(6)]
-    assert cells[0][1] == "baseline" and cells[1][1] == "precision amp_bf16"
+    assert cells[0][1] == "baseline" and cells[1][1] == "Precision: AMP BF16"
+    assert cells[2][1] == "Precision: AMP BF16 · Triton kernels, all: On"
+    tip = model.index(2, 1).data(Qt.ItemDataRole.ToolTipRole)
+    assert tip.splitlines() == [cells[2][1], "precision=amp_bf16 · triton=on"]
     assert float(cells[1][5]) == pytest.approx(0.5, abs=0.02)
     assert cells[1][6].startswith("0.49") and " to " in cells[1][6]
     right = Qt.AlignmentFlag.AlignRight

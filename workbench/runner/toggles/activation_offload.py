@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.offload import LEAST_BYTES, Offload
 from workbench.runner.toggles._toggle import (
@@ -73,11 +74,11 @@ def _evidence(option: str, arm: Arm) -> Finding:
     offload = arm.compute
     if not isinstance(offload, Offload):
         return no_effect("the step keeps what autograd saves on the GPU")
-    left = f"{offload.left_bytes / 2**20:.1f} MiB stayed"
+    left = f"{size_text(offload.left_bytes)} stayed"
     if not offload.moved_tensors:
         return no_effect(f"nothing that autograd saved was as large as {LEAST_BYTES >> 10} KiB")
     return effective(
-        f"{offload.moved_bytes / 2**20:.1f} MiB in {offload.moved_tensors} tensors go to the host "
+        f"{size_text(offload.moved_bytes)} in {offload.moved_tensors} tensors go to the host "
         f"and back in a step; {left}"
     )
 

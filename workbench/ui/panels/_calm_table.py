@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from PySide6.QtCore import Qt, QTimer
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
@@ -14,6 +15,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from sessions.numbers import MISSING, Cell
 from sessions.tables import Table, text
 from workbench.ui import fonts
 from workbench.ui.panels.segments import ROW_HEIGHT
@@ -31,6 +33,7 @@ class CalmTable(QTableWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self._last_px = 0
         self.setShowGrid(False)
         self.setAlternatingRowColors(True)
         self.setWordWrap(False)
@@ -44,9 +47,11 @@ class CalmTable(QTableWidget):
         self.horizontalHeader().setStretchLastSection(True)
         self.horizontalHeader().setDefaultAlignment(LEFT)
 
-    def wrap(self) -> None:
-        """Let sentences take several lines, at any width."""
+    def wrap(self, last_px: int) -> None:
+        """Let sentences take several lines; the last column is never narrower than this."""
         self.setWordWrap(True)
+        self._last_px = last_px
+        self.horizontalHeader().setStretchLastSection(False)
         self.verticalHeader().setMinimumSectionSize(ROW_HEIGHT)
         later = QTimer(self)  # when all columns have their widths
         later.setSingleShot(True)
@@ -54,7 +59,20 @@ class CalmTable(QTableWidget):
         for changed in (self.horizontalHeader().sectionResized, self.model().dataChanged):
             changed.connect(lambda *_: later.start(0))
 
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Give what is gained or lost to the last column."""
+        super().resizeEvent(event)
+        self._fit_last()
+
+    def _fit_last(self) -> None:
+        header, last = self.horizontalHeader(), self.columnCount() - 1
+        if self._last_px and last >= 0:
+            header.setSectionResizeMode(last, QHeaderView.ResizeMode.Interactive)
+            others = sum(header.sectionSize(place) for place in range(last))  # hidden ones have 0
+            self.setColumnWidth(last, max(self._last_px, self.viewport().width() - others))
+
     def _fit_rows(self) -> None:
+        self._fit_last()
         self.resizeRowsToContents()
         for row in range(self.rowCount()):
             if self.rowHeight(row) > ROW_HEIGHT:
@@ -93,6 +111,19 @@ class CalmTable(QTableWidget):
                 item = self.item(row, column)
                 assert item is not None
                 item.setToolTip(shown[row][column])
+
+
+def with_interval(table: Table, ratio: str, low: str, high: str) -> Table:
+    """The table with one column in place of three: ``0.66 (0.65 to 0.68)``."""
+    first, *ends = (table.column(name) for name in (ratio, low, high))
+    kept = [place for place in range(len(table.columns)) if place not in ends]
+
+    def told(row: Sequence[Cell]) -> str:
+        value, *interval = (text(row[place]) for place in (first, *ends))
+        return value if MISSING in interval else f"{value} ({' to '.join(interval)})"
+
+    rows = [[told(row) if place == first else row[place] for place in kept] for row in table.rows]
+    return Table(table.title, [table.columns[place] for place in kept], rows)
 
 
 def aligned(texts: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QPoint, Qt, Signal
-from PySide6.QtGui import QColor
+from PySide6.QtGui import QColor, QResizeEvent
 from PySide6.QtWidgets import (
     QHeaderView,
     QMenu,
@@ -14,6 +14,7 @@ from PySide6.QtWidgets import (
 
 from sessions import checked
 from sessions.comparison import Arm, Comparison
+from sessions.sizes import size_text
 from sessions.statistics import Ratio
 from sessions.tables import differences_table, number
 from workbench.ui import fonts
@@ -24,7 +25,6 @@ from workbench.ui.panels._calm_table import RIGHT, CalmTable
 from workbench.ui.panels._segment_model import swatch
 from workbench.ui.panels.segments import ROW_HEIGHT
 from workbench.ui.plots import Run
-from workbench.ui.plots._units import BYTES
 from workbench.ui.state import AppState
 
 _COLUMNS = (
@@ -42,6 +42,8 @@ _NUMBERS = range(3, 7)
 _ROW_PX = ROW_HEIGHT + 4  # a row holds a box to choose from
 _VERDICT, _REMOVE = 2, 7  # columns
 _REMOVE_PX = 36
+_SHARING, _SHARING_PX = (0, 1), 112  # columns of texts, and each one's least width
+_SEEN = 3  # rows, at least: one scrolls to the others
 
 
 class SessionsTable(CalmTable):
@@ -60,8 +62,9 @@ class SessionsTable(CalmTable):
         self.verticalHeader().setDefaultSectionSize(_ROW_PX)
         header = self.horizontalHeader()
         header.setMinimumSectionSize(_REMOVE_PX)
-        header.setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
-        header.setSectionResizeMode(1, QHeaderView.ResizeMode.Stretch)
+        for column in _SHARING:
+            header.setSectionResizeMode(column, QHeaderView.ResizeMode.Interactive)
+        header.sectionResized.connect(lambda column, *_: self._share(column))
         header.setStretchLastSection(False)
         header.setSectionResizeMode(_REMOVE, QHeaderView.ResizeMode.Fixed)
         self.setColumnWidth(_REMOVE, _REMOVE_PX)
@@ -75,10 +78,26 @@ class SessionsTable(CalmTable):
             lambda row, _: self.baselineChosen.emit(self._runs[row].session)
         )
 
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Share the room anew."""
+        super().resizeEvent(event)
+        self._share()
+
+    def _share(self, column: int = -1) -> None:
+        """Titles and segments share what the numbers leave, and stay legible."""
+        if column not in _SHARING:
+            header = self.horizontalHeader()
+            others = (header.sectionSize(at) for at in range(len(_COLUMNS)) if at not in _SHARING)
+            room = (self.viewport().width() - sum(others)) // len(_SHARING)
+            for at in _SHARING:
+                self.setColumnWidth(at, max(_SHARING_PX, room))
+
     def show_comparison(self, runs: list[Run], comparison: Comparison) -> None:
         """Fill the rows."""
         self._runs = runs
         self.setRowCount(len(runs))
+        head = self.horizontalHeader().sizeHint().height()
+        self.setMinimumHeight(head + min(_SEEN, len(runs)) * _ROW_PX)
         for row, (run, arm) in enumerate(zip(runs, comparison.arms, strict=True)):
             title = self.put(row, 0, run.session.title)
             title.setIcon(swatch(run.color, self._state.theme))
@@ -96,14 +115,17 @@ class SessionsTable(CalmTable):
             if arm.ratio is not None:
                 how = arm.ratio.reason or f"95 % interval by {arm.ratio.method}"
                 cell.setToolTip(how)
-            self.put(row, 6, BYTES.text(arm.peak_bytes), number=True)
+            self.put(row, 6, size_text(arm.peak_bytes), number=True)
             self.setCellWidget(row, _REMOVE, self._remove_button(run))
 
     def _segments(self, run: Run, arm: Arm) -> QWidget:
         box = CalmComboBox()
         box.setFrame(False)
         box.addItems(
-            [segment.label or f"segment {segment.index}" for segment in run.session.segments]
+            [
+                self._state.titled(segment.label) or f"segment {segment.index}"
+                for segment in run.session.segments
+            ]
         )
         box.setCurrentIndex(run.session.segments.index(arm.segment))
         box.setToolTip(box.currentText())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -30,6 +32,8 @@ _Layout = TypeVar("_Layout", bound=QLayout)
 
 ICON = QSize(16, 16)
 SMALL_ICON = QSize(14, 14)
+BRIEF = 140  # characters, about three lines of the toggles' panel
+_CLAUSE = re.compile(r"[;:.,] ")
 
 
 class Budgeted(Protocol):
@@ -69,6 +73,16 @@ def note(text: str = "", tone: str = "") -> QLabel:
     label.setWordWrap(True)
     label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
     label.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
+    return label
+
+
+def brief_note(text: str, tone: str = "") -> QLabel:
+    """A note of whole clauses up to ``BRIEF`` characters; pointing at it shows all of the text."""
+    label = note(text, tone)
+    if len(text) > BRIEF:
+        end = max((found.start() for found in _CLAUSE.finditer(text, 0, BRIEF)), default=0)
+        label.setText(f"{text[: end or text.rfind(' ', 0, BRIEF)]} …")
+        label.setToolTip(f"<qt>{html.escape(text)}</qt>")  # rich text is wrapped
     return label
 
 
@@ -199,17 +213,22 @@ class _Body(QWidget):
         return QSize(super().minimumSizeHint().width(), 0)
 
 
-def column(host: QWidget) -> QVBoxLayout:
-    """Fill ``host`` with a scrolling column of controls and return its layout."""
+def scrolled(body: QWidget) -> QScrollArea:
+    """Room for a body that is higher than a small window: it scrolls, and covers nothing."""
     area = QScrollArea()
     area.setProperty("panel", True)
     area.setWidgetResizable(True)
     area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+    area.setWidget(body)
+    return area
+
+
+def column(host: QWidget) -> QVBoxLayout:
+    """Fill ``host`` with a scrolling column of controls and return its layout."""
     body = _Body()
     body.setProperty("panel", True)
-    area.setWidget(body)
     outer = tight(QVBoxLayout(host), 0)
-    outer.addWidget(area)
+    outer.addWidget(scrolled(body))
     inner = QVBoxLayout(body)
     inner.setContentsMargins(12, 8, 12, 12)
     inner.setSpacing(8)

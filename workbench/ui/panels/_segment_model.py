@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from workbench.ui import fonts
 from workbench.ui.icons import icon
 from workbench.ui.state import AppState
 from workbench.ui.theme import Theme
+from workbench.ui.titles import Titles
 
 Index = QModelIndex | QPersistentModelIndex
 SWATCH = 10
@@ -30,6 +31,7 @@ RED = ("Ratio", "95 % interval")  # where the numbers are wrong, however fast
 _MARKS = {"right": ("effective", "good"), checked.WRONG: ("error", "bad")}  # icon, colour
 _UNKNOWN = ("unknown", "warning")
 AS_BASELINE = "as the baseline"
+APART = " · "  # titles have commas of their own
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Shown:
     headings: Sequence[str] = ()
     numeric: Sequence[bool] = ()
     cells: Sequence[Sequence[str]] = ()
+    asked: Sequence[str] = ()  # what differs, by the names of the command line
 
     def mark(self, row: int) -> tuple[str, str]:
         """Icon and colour of what is known of a segment's numbers; empty where nothing is."""
@@ -62,7 +65,9 @@ class SegmentModel(QAbstractTableModel):
 
     def show_table(self, table: Table | None) -> None:
         """Take another table; the selection survives when only the numbers changed."""
-        shown = Shown() if table is None else condensed(table, self._state.baseline)
+        shown = (
+            Shown() if table is None else condensed(table, self._state.baseline, self._state.titles)
+        )
         same = shown.headings == self._shown.headings
         same = same and len(shown.cells) == len(self._shown.cells)
         if not same:
@@ -114,6 +119,9 @@ class SegmentModel(QAbstractTableModel):
         match role:
             case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] == NUMBERS:
                 return checked.text(self._state.session.segments[row].ledger)
+            case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] == DIFFERS:
+                found, asked = self._shown.cells[row][column], self._shown.asked[row]
+                return found if found == asked else f"{found}\n{asked}"
             case Qt.ItemDataRole.DisplayRole | Qt.ItemDataRole.ToolTipRole:
                 return self._shown.cells[row][column]
             case Qt.ItemDataRole.ForegroundRole if tone := self._shown.tone(row, column):
@@ -132,22 +140,22 @@ class SegmentModel(QAbstractTableModel):
         return None
 
 
-def condensed(table: Table, baseline: int) -> Shown:
+def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
     """The table with one column for all that differs, and one for the ratio's interval."""
     names = [column.name for column in table.columns]
     place = {name: names.index(name) for name in MEASURED if name in names}
     different = [at for at in range(1, len(names)) if at not in place.values()]
     base = table.rows[baseline] if baseline < len(table.rows) else None
 
-    def differs(number: int, row: Sequence[Any]) -> str:
+    def differs(number: int, row: Sequence[Any], said: Callable[[str, str], str]) -> str:
         if number == baseline:
             return "baseline"
         parts = [
-            f"{names[at].rpartition('.')[2]} {text(row[at])}"
+            said(names[at], text(row[at]))
             for at in different
             if base is None or row[at] != base[at]
         ]
-        return ", ".join(parts) or AS_BASELINE
+        return APART.join(parts) or AS_BASELINE
 
     def interval(number: int, row: Sequence[Any]) -> str:
         if number == baseline:
@@ -160,7 +168,7 @@ def condensed(table: Table, baseline: int) -> Shown:
     cells = [
         [
             str(number + 1),
-            differs(number, row),
+            differs(number, row, titles.setting),
             *(text(row[place[name]]) for name in SHOWN),
             interval(number, row),
             *(text(row[place[name]]) for name in (PEAK, SHARE, NUMBERS.lower()) if name in place),
@@ -176,7 +184,13 @@ def condensed(table: Table, baseline: int) -> Shown:
     headings += [f"{SHARE} %"] if SHARE in place else []
     headings += [NUMBERS] if NUMBERS.lower() in place else []
     numeric = [at > 1 and heading != NUMBERS for at, heading in enumerate(headings)]
-    return Shown(headings, numeric, cells)
+    tips = [differs(number, row, _as_asked) for number, row in enumerate(table.rows)]
+    return Shown(headings, numeric, cells, tips)
+
+
+def _as_asked(name: str, value: str) -> str:
+    """One setting in the form that files and commands have."""
+    return f"{name.rpartition('.')[2]}={value}"
 
 
 def swatch(index: int, theme: Theme) -> QIcon:

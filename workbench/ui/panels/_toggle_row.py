@@ -6,7 +6,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
 from sessions.model import Evidence
-from workbench.protocol import Blocked, ToggleInfo
+from workbench.protocol import Blocked, Catalogue, ToggleInfo
 from workbench.ui import draft
 from workbench.ui.option_picker import OptionPicker
 from workbench.ui.panels import _parts
@@ -22,9 +22,10 @@ class ToggleRow(QWidget):
     chosen = Signal(str, str)  # toggle, option
     fix = Signal(dict, str)  # choices that unblock, text
 
-    def __init__(self, toggle: ToggleInfo, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, toggle: ToggleInfo, catalogue: Catalogue) -> None:
+        super().__init__()
         self.toggle = toggle
+        self._catalogue = catalogue
         self.setObjectName(f"toggle-{toggle.name}")
         self._shown: object = None
         self._title = QLabel(toggle.title)
@@ -71,7 +72,7 @@ class ToggleRow(QWidget):
         text = f"{evidence.status.capitalize()}: {evidence.text}"
         if evidence.requested != option:
             text = f"{draft.option_title(self.toggle, evidence.requested)}: {text}"
-        label = _parts.note(text, _tone(role))
+        label = _parts.brief_note(text, _tone(role))
         label.setObjectName("evidence")
         self._add(icon_name, label, theme, role)
 
@@ -108,7 +109,7 @@ class ToggleRow(QWidget):
         if why.set:
             button = _parts.compact("Fix")
             button.setObjectName("fix")
-            choices = ", ".join(f"{name} = {option}" for name, option in why.set.items())
+            choices = draft.choice_text(self._catalogue, why.set)
             button.setToolTip(f"Choose {choices}")
             text = f"Unblock {self.toggle.title}: {choices}"
             button.clicked.connect(lambda: self.fix.emit(dict(why.set), text))

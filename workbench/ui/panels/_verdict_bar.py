@@ -65,7 +65,7 @@ class VerdictBar(QWidget):
         if comparison is not None:
             lines = [(f"Measuring: {headline(comparison)}", "pending", "accent")]
             lines.append((ratio_line(comparison), "", ""))
-            lines += verdict_lines.troubles(comparison, self._state.session.segments)
+            lines += self._troubles(comparison)
         lines.append(("Toggles that are chosen now wait until it is over.", "", ""))
         enough = self._state.verdicts.enough
         self.bar.say("info", lines, [("Enough", enough)], self._state.theme, closes=False)
@@ -79,7 +79,7 @@ class VerdictBar(QWidget):
         ]
         if said := prediction.outcome(comparison):
             lines.append((f"{said}.", "", ""))
-        lines += verdict_lines.troubles(comparison, self._state.session.segments)
+        lines += self._troubles(comparison)
         buttons = []
         if comparison.verdict == "UNDECIDED":
             lines += [(text, "", "") for text in remarks(comparison)[:1]]
@@ -87,3 +87,7 @@ class VerdictBar(QWidget):
                 buttons.append((verdicts.more_text(), verdicts.measure_more))
         shown = tone if tone in ("bad", "warning") else "info"
         self.bar.say(shown, lines, buttons, self._state.theme)
+
+    def _troubles(self, comparison: PairedComparison) -> list[Line]:
+        state = self._state
+        return verdict_lines.troubles(comparison, state.session.segments, state.titles)

@@ -13,6 +13,7 @@ from sessions.verdict_words import numerics_lines
 from workbench.ui.icons import icon
 from workbench.ui.panels._evidence import mark_of
 from workbench.ui.theme import Theme
+from workbench.ui.titles import Titles
 
 Line = tuple[str, str, str]  # text, icon, role of the colour
 
@@ -44,12 +45,16 @@ def dress(item: QTableWidgetItem, icon_name: str, role: str, theme: Theme) -> No
         item.setForeground(QColor(getattr(theme, role)))
 
 
-def of_arm(comparison: PairedComparison, side: str, segments: Sequence[Segment]) -> list[Line]:
+def of_arm(
+    comparison: PairedComparison, side: str, segments: Sequence[Segment], titles: Titles
+) -> list[Line]:
     """Everything that is known of arm "A" or "B": its numbers, then what took effect."""
-    return _numerics(comparison, side) + _evidence(comparison, side, segments)
+    return _numerics(comparison, side) + _evidence(comparison, side, segments, titles)
 
 
-def troubles(comparison: PairedComparison, segments: Sequence[Segment]) -> list[Line]:
+def troubles(
+    comparison: PairedComparison, segments: Sequence[Segment], titles: Titles
+) -> list[Line]:
     """Only what is wrong or did nothing, in few words; once where both arms have it."""
     lines = [
         (f"{arm}: wrong numbers: {text}", "error", "bad") for arm, text in wrong_arms(comparison)
@@ -59,7 +64,7 @@ def troubles(comparison: PairedComparison, segments: Sequence[Segment]) -> list[
     ]
     sides: dict[Line, list[str]] = {}
     for side in "AB":
-        for line in _evidence(comparison, side, segments):
+        for line in _evidence(comparison, side, segments, titles):
             if line[2] in ("bad", "warning"):
                 sides.setdefault(line, []).append(side)
     for (text, mark, role), which in sides.items():
@@ -83,14 +88,16 @@ def _numerics(comparison: PairedComparison, side: str) -> list[Line]:
     return [(f"{text[:1].upper()}{text[1:]}", mark, role)]
 
 
-def _evidence(comparison: PairedComparison, side: str, segments: Sequence[Segment]) -> list[Line]:
+def _evidence(
+    comparison: PairedComparison, side: str, segments: Sequence[Segment], titles: Titles
+) -> list[Line]:
     places = comparison.facts.get("segments", [])
     arm = "AB".index(side)
     if arm >= len(places) or places[arm] >= len(segments):
         return []
     return [
         (
-            f"{found.toggle} = {found.requested}: {found.status}: {found.text}",
+            f"{titles.choice(found.toggle, found.requested)}, {found.status}: {found.text}",
             *mark_of(found.status),
         )
         for found in segments[places[arm]].evidence

@@ -13,7 +13,7 @@ from sessions.side_by_side import verdicts_table
 from workbench.ui.icons import icon
 from workbench.ui.panels import _parts
 from workbench.ui.panels import _verdict_lines as verdict_lines
-from workbench.ui.panels._calm_table import LEFT, RIGHT, CalmTable
+from workbench.ui.panels._calm_table import LEFT, RIGHT, CalmTable, with_interval
 from workbench.ui.panels.segments import ROW_HEIGHT
 from workbench.ui.state import AppState
 
@@ -45,7 +45,7 @@ class VerdictsTable(CalmTable):
         ``comparisons`` are the session's own, uncorrected.
         """
         shown %= max(1, len(comparisons))
-        table = verdicts_table(comparisons)
+        table = with_interval(verdicts_table(comparisons), "ratio", "ratio from", "ratio to")
         filled = (self._state.theme.name, table.rows, shown)
         if filled == self._shown:
             return
@@ -59,7 +59,7 @@ class VerdictsTable(CalmTable):
             heading = self.horizontalHeaderItem(place)
             assert heading is not None
             heading.setTextAlignment(RIGHT if numbers else LEFT)
-        marked = [column.name for column in table.columns].index(_MARKED)
+        marked = table.column(_MARKED)
         for row, comparison in enumerate(comparisons):
             item = self.item(row, marked)
             assert item is not None

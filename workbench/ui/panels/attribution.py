@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
     QCheckBox,
@@ -14,14 +16,27 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from sessions.attribution_words import TOGETHER, effects_table, headline, remarks, wrong_arms
+from sessions.attribution_words import (
+    BLOCKED,
+    EFFECT,
+    HIGH,
+    LOW,
+    RATIO,
+    TOGETHER,
+    VERDICT,
+    effects_table,
+    headline,
+    remarks,
+    wrong_arms,
+)
 from sessions.model import Study
 from sessions.numbers import MISSING, text
+from sessions.tables import Table
 from workbench.ui import draft
 from workbench.ui.attributions import MODES
 from workbench.ui.panels import _parts
 from workbench.ui.panels import _verdict_lines as verdict_lines
-from workbench.ui.panels._calm_table import CalmTable
+from workbench.ui.panels._calm_table import CalmTable, with_interval
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels._soon import Soon
 from workbench.ui.panels.empty import Empty
@@ -31,7 +46,8 @@ from workbench.ui.state import AppState
 _CHOICES_PX = 272
 _BOX_PX = 112  # of a line, beside its text: the box and two arrows
 _ARROWS = (Qt.ArrowType.UpArrow, Qt.ArrowType.DownArrow)
-_VERDICT = 5  # column of the effects
+_NOTE_PX = 240  # of the notes, at least
+_TEXT_PX = 184  # of a column of names, at most: the notes have more to say
 _ELIDE = Qt.TextElideMode.ElideRight
 
 
@@ -48,7 +64,7 @@ class AttributionPanel(QWidget):
         self.chart = Chart(PLOTS["attribution"], state.theme)
         self.chart.setMinimumSize(240, 140)
         self.table = CalmTable()
-        self.table.wrap()
+        self.table.wrap(_NOTE_PX)
         self.headline = _parts.title()
         self.about = _parts.note()
         self.why_not = _parts.note()
@@ -190,23 +206,34 @@ class AttributionPanel(QWidget):
         self._show_choices()
 
     def _show_study(self, study: Study) -> None:
-        said = headline(study)
+        state = self._state
+        said = state.titled(headline(study))
         if self._state.attributions.measuring:
             said = f"Measuring: {said}"
         self.headline.setText(f"{said[:1].upper()}{said[1:]}")
-        table = effects_table(study)
-        verdicts = [str(row[_VERDICT]) for row in table.rows]
-        all_in_all = next((row[_VERDICT] for row in table.rows if row[1] == TOGETHER), "")
-        tone = verdict_lines.TONES.get(str(all_in_all), "")
+        table = _told(effects_table(study), state.titled)
+        place = table.column(VERDICT)
+        verdicts = [str(row[place]) for row in table.rows]
+        total = next((str(row[place]) for row in table.rows if TOGETHER in row), "")
+        tone = verdict_lines.TONES.get(total, "")
         _parts.set_tone(self.headline, "bad" if wrong_arms(study) else tone)
-        self.about.setText(" ".join(remarks(study)[1:]))
-        self.chart.show_runs([Run(self._state.session)])
+        self.about.setText(state.titled(" ".join(remarks(study)[1:])))
+        self.chart.show_runs([Run(state.session, titled=state.titled)])
         self.table.show_table(table)
         for row, verdict in enumerate(verdicts):
-            item = self.table.item(row, _VERDICT)
+            item = self.table.item(row, place)
             assert item is not None
             name = verdict_lines.ICONS.get(verdict, "unknown")
-            verdict_lines.dress(item, name, verdict_lines.TONES.get(verdict, ""), self._state.theme)
-        for place in range(len(table.columns)):
-            known = any(text(row[place]) not in (MISSING, "") for row in table.rows)
-            self.table.setColumnHidden(place, bool(table.rows) and not known)
+            verdict_lines.dress(item, name, verdict_lines.TONES.get(verdict, ""), state.theme)
+        for column, heading in enumerate(table.columns):
+            known = {text(row[column]) for row in table.rows} - {MISSING, "", TOGETHER, BLOCKED}
+            least = 2 if heading.name == EFFECT else 1  # one word for all rows says nothing
+            self.table.setColumnHidden(column, bool(table.rows) and len(known) < least)
+        self.table.narrow(_TEXT_PX)
+
+
+def _told(effects: Table, titled: Callable[[str], str]) -> Table:
+    """The effects as the panel shows them: by titles, and each ratio beside its interval."""
+    table = with_interval(effects, RATIO, LOW, HIGH)
+    rows = [[titled(cell) if isinstance(cell, str) else cell for cell in row] for row in table.rows]
+    return Table(table.title, table.columns, rows)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, QTimer
+from dataclasses import replace
+
+from PySide6.QtCore import QPoint, Qt, QTimer
+from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import (
     QGridLayout,
     QHBoxLayout,
     QLabel,
     QMenu,
     QPushButton,
+    QScrollArea,
     QToolButton,
     QVBoxLayout,
     QWidget,
@@ -62,6 +66,10 @@ class ClaimsPanel(QWidget):
         layout.addWidget(_parts.rule())
         host = QWidget()
         self._body = _parts.column(host)
+        area = host.findChild(QScrollArea)
+        assert area is not None
+        self._area = area
+        self._leads = True  # once it is laid out, what is known is to be brought into sight
         layout.addWidget(host, 1)
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
@@ -69,7 +77,7 @@ class ClaimsPanel(QWidget):
         changes = (state.studiesChanged, state.stateChanged, state.catalogueChanged)
         for changed in (*changes, state.reproductions.changed):
             changed.connect(self._show_soon)
-        state.sessionChanged.connect(self._show)
+        state.sessionChanged.connect(self._show_session)
         state.themeChanged.connect(self._show)
         self._show()
 
@@ -164,6 +172,30 @@ class ClaimsPanel(QWidget):
     def _measure(self, row: Row):  # type: ignore[no-untyped-def]
         return lambda: self._state.reproductions.measure(row.document, row.experiment)
 
+    def showEvent(self, event: QShowEvent) -> None:
+        """Begin with what is known."""
+        super().showEvent(event)
+        QTimer.singleShot(0, self, self._lead)
+
+    def _show_session(self) -> None:
+        self._leads = True
+        self._show()
+        QTimer.singleShot(0, self, self._lead)
+
+    def _lead(self) -> None:
+        """Scroll to the first document of which this session knows something, once a session."""
+        if not (self._leads and self.isVisible()):
+            return
+        self._leads = False
+        rows = self._state.reproductions.rows()
+        first = next((row.document for row in rows if row.final), None)
+        heading = self._counts[first].parentWidget() if first is not None else None
+        body = self._area.widget()
+        if body.layout() is not None:
+            body.layout().activate()
+        top = 0 if heading is None else heading.mapTo(body, QPoint()).y()
+        self._area.verticalScrollBar().setValue(top)
+
     def _show_soon(self) -> None:
         if not self._timer.isActive():
             self._timer.start(PERIOD_MS)
@@ -175,7 +207,8 @@ class ClaimsPanel(QWidget):
             self._rebuild(rows)
         running, why_not = reproductions.measuring and self._state.live, reproductions.why_not()
         for row in rows:
-            self.rows[row.key].show(row, why_not, theme)
+            told = replace(row, reason=self._state.titled(row.reason))
+            self.rows[row.key].show(told, why_not, theme)
         for name, label in self._counts.items():
             of_it = [row for row in rows if row.document == name]
             label.setText(claims.count(of_it) if any(row.final for row in of_it) else "")

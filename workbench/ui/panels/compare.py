@@ -32,6 +32,7 @@ from workbench.ui.plots._distributions import distributions
 from workbench.ui.plots._steps import rolling
 from workbench.ui.state import AppState
 
+_TITLE_LETTERS = 24  # of a session, in the box of the baseline
 LIVE_MS = 3000  # between two comparisons while one of the sessions grows
 _ALIGNED = {"By time": "time", "By step": "step"}
 
@@ -128,7 +129,7 @@ class ComparePanel(QWidget):
         column = _parts.tight(QVBoxLayout(body), 0)
         column.addWidget(self._make_bar())
         column.addWidget(self._warning)
-        column.addWidget(split, 1)
+        column.addWidget(_parts.scrolled(split), 1)
         return body
 
     def _make_bar(self) -> QWidget:
@@ -138,6 +139,9 @@ class ComparePanel(QWidget):
         row.setSpacing(8)
         self._base = QComboBox()
         self._base.setToolTip("The session that ratios refer to")
+        self._base.setMinimumContentsLength(_TITLE_LETTERS)
+        policy = QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon
+        self._base.setSizeAdjustPolicy(policy)
         self._base.activated.connect(
             lambda place: self.set_baseline(self._base.itemData(place).session)
         )

@@ -87,6 +87,7 @@ class EventsPanel(QWidget):
         state.eventsChanged.connect(self._refresh)
         state.sessionChanged.connect(self._refresh)
         state.themeChanged.connect(self._model.reset)
+        state.catalogueChanged.connect(self._model.reset)
         self._refresh()
 
     def _make_log(self) -> QWidget:
@@ -144,7 +145,8 @@ class EventModel(QAbstractTableModel):
         event: Event = self._session.events[index.row()]
         match role, index.column():
             case Qt.ItemDataRole.DisplayRole, column:
-                return (clock(event.t_s), event.kind, event.text)[column]
+                text = self._state.titled(event.text)
+                return (clock(event.t_s), event.kind, text)[column]
             case Qt.ItemDataRole.ToolTipRole, 2:
                 return event.text
             case Qt.ItemDataRole.DecorationRole, 1:

@@ -57,7 +57,7 @@ class LivePanel(QWidget):
     def __init__(self, state: AppState, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._state = state
-        self._run = Run(state.session)
+        self._run = Run(state.session, titled=state.titled)
         self._window: float | None = None
         self._held_at = 0
         self._dirty = False
@@ -90,7 +90,8 @@ class LivePanel(QWidget):
         )
         self._stack = QStackedLayout()
         self._stack.addWidget(self._empty)
-        self._stack.addWidget(self._splitter)
+        self._area = _parts.scrolled(self._splitter)
+        self._stack.addWidget(self._area)
         layout = _parts.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._make_bar())
         layout.addLayout(self._stack, 1)
@@ -221,7 +222,7 @@ class LivePanel(QWidget):
 
     def _show_session(self) -> None:
         if self._run.session is not self._state.session:
-            self._run = Run(self._state.session)
+            self._run = Run(self._state.session, titled=self._state.titled)
             for chart in self.charts.values():
                 chart.canvas.follow_x = chart.canvas.follow_y = True
             self._state.set_follow(True)
@@ -252,7 +253,7 @@ class LivePanel(QWidget):
         self._dirty = False
         self.utilization.refresh()
         has_data = bool(self._run.session.segments or self._run.session.telemetry)
-        self._stack.setCurrentWidget(self._splitter if has_data else self._empty)
+        self._stack.setCurrentWidget(self._area if has_data else self._empty)
         if not self._state.follow:
             self._tell_held()
             return

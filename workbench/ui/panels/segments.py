@@ -66,6 +66,7 @@ class SegmentsPanel(QWidget):
         state.sessionChanged.connect(self._show_session)
         state.dataArrived.connect(lambda: self._compute_in(self._period_ms))
         state.selectionChanged.connect(self._show_selection)
+        state.catalogueChanged.connect(lambda: self._compute_in(0))
         state.themeChanged.connect(self.model.redraw)
         self._show_session()
 

@@ -204,7 +204,7 @@ class SweepPanel(QWidget):
             return
         self.headline.setText(self._told(study))
         self._tabs.setTabVisible(2, sweep.dimensions(study) > 1)
-        runs = [Run(self._state.session)]
+        runs = [Run(self._state.session, titled=self._state.titled)]
         for chart in self.charts.values():
             chart.show_runs(runs)
         if sweep.sweeps([study]):
@@ -224,6 +224,6 @@ class SweepPanel(QWidget):
             progress = self._state.runner_text
             return f"{done} of {asked} points measured. {progress}".strip()
         counts = f"{done} of {asked} points" if done < asked else f"{done} points"
-        said = f"{study.title}: {counts}; {study.asked.get('order', '')}"
+        said = f"{self._state.titled(study.title)}: {counts}; {study.asked.get('order', '')}"
         wrong = sweep.wrong_arms(study)
         return f"{said}; {', '.join(wrong)} computed wrong numbers" if wrong else said

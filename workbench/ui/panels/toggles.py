@@ -79,7 +79,8 @@ class TogglesPanel(QWidget):
         self._empty.setVisible(not toggles)
         self._body.setVisible(bool(toggles))
         for toggle in toggles:
-            row = ToggleRow(toggle)
+            assert catalogue is not None
+            row = ToggleRow(toggle, catalogue)
             row.chosen.connect(self._choose)
             row.fix.connect(self._state.choose)
             self.rows[toggle.name] = row

@@ -6,7 +6,6 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
     QHBoxLayout,
     QPushButton,
-    QScrollArea,
     QStackedLayout,
     QVBoxLayout,
     QWidget,
@@ -85,15 +84,10 @@ class VerdictPanel(QWidget):
         details.setProperty("panel", True)
         self._rows = _parts.tight(QVBoxLayout(details), 4)
         self._rows.setContentsMargins(12, 4, 12, 8)
-        area = QScrollArea()
-        area.setProperty("panel", True)
-        area.setWidgetResizable(True)
-        area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        area.setWidget(details)
         body = _parts.surface()
         column = _parts.tight(QVBoxLayout(body), 0)
         column.addLayout(_parts.head(self.headline, self.ratio, self.floor, bar))
-        parts = ((self.chart, 5), (area, 3))
+        parts = ((self.chart, 5), (_parts.scrolled(details), 3))
         column.addWidget(_parts.split(Qt.Orientation.Horizontal, *parts), 1)
         column.addWidget(self.table)
         return body
@@ -160,13 +154,16 @@ class VerdictPanel(QWidget):
             title = _parts.heading(f"{side}: {arm}")
             title.setWordWrap(True)  # a long one would push all lines beyond the edge
             self._rows.addWidget(title)
-            for line in verdict_lines.of_arm(comparison, side, self._state.session.segments):
+            segments, titles = self._state.session.segments, self._state.titles
+            for line in verdict_lines.of_arm(comparison, side, segments, titles):
                 self._add(*line)
         self._rows.addStretch(1)
 
     def _add(self, text: str, mark: str, role: str) -> None:
         tone = role if role in ("warning", "bad") else ""
-        self._rows.addWidget(_parts.marked(_parts.note(text, tone), mark, self._state.theme, role))
+        self._rows.addWidget(
+            _parts.marked(_parts.brief_note(text, tone), mark, self._state.theme, role)
+        )
 
 
 def _basis(comparison: PairedComparison) -> str:

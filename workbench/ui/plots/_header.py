@@ -16,6 +16,9 @@ _MARK_PX = 22.0
 _GAP_PX = 16.0
 _NAME_PX = 420.0  # a name may always take this
 _READ_S = 0.2
+_SHARE = 0.4  # of the height that a legend may take
+_LEAST_ROWS = 2
+_CAPS_PX = (math.inf, 200.0, 112.0)
 
 
 class Header(QGraphicsWidget):
@@ -29,6 +32,9 @@ class Header(QGraphicsWidget):
         self.note = ""
         self._entries: list[Entry] = []
         self._places: list[tuple[float, float]] = []
+        self._cap_px = math.inf  # of a name, where otherwise the legend took the plot's room
+        self._left_out = 0  # entries that have no room even so
+        self._said_at = (0.0, 0.0)
         self._arranged: object = None
         self._cursor: float | None = None
         self._height = 0.0
@@ -61,15 +67,45 @@ class Header(QGraphicsWidget):
 
     def arrange(self) -> None:
         """Place the entries in rows and take the height that they need."""
-        width = self.size().width()
+        width, most = self.size().width(), self._most_rows()
         names = tuple(entry.name for entry in self._entries)
-        key = (width, self.title, self.subtitle, self.readings, names, tuple(self._grown.values()))
+        texts = (self.title, self.subtitle, self.readings, names)
+        key = (width, most, *texts, tuple(self._grown.values()))
         if key == self._arranged or width <= 0:
             return
         self._arranged = key
+        for self._cap_px in _CAPS_PX:
+            rows = self._place()
+            if rows <= most:
+                break
+        row_px = self._row_px()
+        kept = [place for place in self._places if place[1] < most * row_px]
+        self._left_out, self._places = len(self._places) - len(kept), kept
+        if self._left_out:  # the last that is kept makes room to say so
+            self._left_out, self._places = self._left_out + 1, kept[:-1]
+            self._said_at = kept[-1]
+        height = min(rows, most) * row_px + 2 if self.title or self._entries else 0.0
+        if height != self._height:
+            self._height = height
+            self.setMinimumHeight(height)
+            self.setMaximumHeight(height)
+            self.setPreferredHeight(height)
+
+    def _most_rows(self) -> int:
+        """How many rows leave the plot below its room."""
+        host = self.parentWidget()
+        if host is None or not host.size().height():
+            return _LEAST_ROWS
+        return max(_LEAST_ROWS, int(_SHARE * host.size().height() / self._row_px()))
+
+    def _row_px(self) -> float:
+        return QFontMetricsF(self._style.font()).height() + 2
+
+    def _place(self) -> int:
+        """Place all entries with names as long as they may be now; how many rows they take."""
         metrics = QFontMetricsF(self._style.font())
         bold = QFontMetricsF(self._style.font(bold=True))
-        row_px = metrics.height() + 2
+        width, row_px = self.size().width(), self._row_px()
         x = bold.horizontalAdvance(self.title) + _GAP_PX if self.title else 0.0
         if self.subtitle:
             x += metrics.horizontalAdvance(self.subtitle) + _GAP_PX
@@ -83,12 +119,7 @@ class Header(QGraphicsWidget):
                 x, row = 0.0, row + 1
             self._places.append((x, row * row_px))
             x += need + _GAP_PX
-        height = (row + 1) * row_px + 2 if self.title or self._entries else 0.0
-        if height != self._height:
-            self._height = height
-            self.setMinimumHeight(height)
-            self.setMaximumHeight(height)
-            self.setPreferredHeight(height)
+        return row + 1
 
     def paint(
         self,
@@ -112,6 +143,10 @@ class Header(QGraphicsWidget):
         painter.setFont(style.font())
         for entry, text, (x, y) in zip(self._entries, self._texts, self._places, strict=False):
             self._draw_entry(painter, metrics, entry, text, x, y)
+        if self._left_out:
+            x, y = self._said_at
+            painter.setPen(shade(style.theme.muted))
+            painter.drawText(QPointF(x, y + metrics.ascent()), f"and {self._left_out} more")
 
     def _read(self) -> None:
         """Read the values anew, and keep room for the widest that was read."""
@@ -163,7 +198,9 @@ class Header(QGraphicsWidget):
         """Its name, elided where not even a row of its own would hold it."""
         reading = metrics.horizontalAdvance(entry.widest) if self.readings else 0.0
         room = self.size().width() - self.spare_px - _MARK_PX - 11 - reading
-        return metrics.elidedText(entry.name, Qt.TextElideMode.ElideMiddle, max(_NAME_PX, room))
+        return metrics.elidedText(
+            entry.name, Qt.TextElideMode.ElideMiddle, min(max(_NAME_PX, room), self._cap_px)
+        )
 
     def _entry_width(self, entry: Entry, metrics: QFontMetricsF) -> float:
         name = self._name(entry, metrics)

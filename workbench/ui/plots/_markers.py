@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QPointF, QRectF, Qt
@@ -38,16 +38,19 @@ class Mark:
     text: str
 
 
-def marks(session: Session) -> list[Mark]:
-    """The events worth a mark, and the segments that no toggle announces, in order of time."""
+def marks(session: Session, titled: Callable[[str], str] = str) -> list[Mark]:
+    """The events worth a mark, and the segments that no toggle announces, in order of time.
+
+    ``titled`` gives each text as people are to read it.
+    """
     found = [
-        Mark(event.t_s, event.kind, " ".join(event.text.split()))
+        Mark(event.t_s, event.kind, titled(" ".join(event.text.split())))
         for event in session.events
         if event.kind in MARKED
     ]
     told = [mark.t_s for mark in found if mark.kind == "toggle"]
     found += [
-        Mark(segment.start_s, "toggle", segment.label)
+        Mark(segment.start_s, "toggle", titled(segment.label))
         for segment in session.segments[1:]
         if not any(abs(segment.start_s - t_s) <= _SAME_S for t_s in told)
     ]
@@ -71,7 +74,7 @@ class Markers(Layer):
         known = (len(session.events), len(session.segments))
         if known != self._known:
             self._known = known
-            self.marks = marks(session)
+            self.marks = marks(session, self._run.titled)
             self.fresh = -math.inf
 
     def draw(self, painter: QPainter, frame: Frame) -> None:

@@ -32,6 +32,7 @@ class Run:
     segments: tuple[int, ...] | None = None
     selected: int | None = None
     comparison: int = -1  # which of the session's paired comparisons; the last by default
+    titled: Callable[[str], str] = field(default=str, repr=False, compare=False)  # names in texts
     _kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property

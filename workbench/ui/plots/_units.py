@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sessions.sizes import UNITS, power_of
 from workbench.ui.plots._arrays import Array
 
 _SI = {-4: "p", -3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T", 5: "P"}
-_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _MOST_DECADES = 300  # that FP64 holds
 _CLOCK_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 
@@ -31,8 +31,8 @@ class Unit:
         """Factor from stored numbers to ticks over this range, and the unit that ticks are in."""
         largest = max(abs(low), abs(high)) * self.scale
         if self.kind == "binary":
-            power = _power(largest, 1024, 0, len(_BINARY) - 1)
-            return self.scale / 1024**power, _BINARY[power]
+            power = power_of(largest)
+            return self.scale / 1024**power, UNITS[power]
         if self.kind == "si":
             power = _power(largest, 1000, min(_SI), max(_SI))
             return self.scale / 1000.0**power, _prefixed(power, self.symbol)

@@ -44,10 +44,10 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
     study = shown(runs)
     if study is None:
         return
-    found = waterfall(study)
+    found, titled = waterfall(study), runs[0].titled
     plot_item.header.subtitle = study.title
     plot_item.axis("left").categories = [
-        (-float(row), name) for row, name in enumerate(found.names)
+        (-float(row), titled(name)) for row, name in enumerate(found.names)
     ]
     title = "Of the base" if found.cumulative else "Change"
     plot_item.describe((PERCENT, title), (STEPS, ""))

@@ -47,15 +47,18 @@ class Curve(Layer):
         self._y = np.concatenate([[0.0], np.repeat(shares, 2)[:-1]]) * 100
 
     def entries(self) -> list[Entry]:
-        """The segment's name and median."""
+        """The segment's name and median; where values are read, the median until one points."""
         pen = self._style.pen(self._distribution.color)
         none = QBrush(Qt.BrushStyle.NoBrush)
-        median = MILLISECONDS.text(float(np.median(self._distribution.values)))
         label = self._distribution.label
         if len(label) > _LABEL:
             label = f"{label[: _LABEL - 12]}…{label[-11:]}"
-        name = f"{label} (median {median})"
-        return [Entry(name, "line", pen, none, self._reading, "100.0 %")]
+        if self._style.paper:
+            label = f"{label} ({self._median()})"
+        return [Entry(label, "line", pen, none, self._reading, "median 100 ms")]
+
+    def _median(self) -> str:
+        return f"median {MILLISECONDS.text(float(np.median(self._distribution.values)))}"
 
     def x_span(self) -> tuple[float, float]:
         """From the fastest step to where the slow tail begins."""
@@ -74,7 +77,7 @@ class Curve(Layer):
     def _reading(self, x: float) -> str:
         values = self._distribution.values
         if np.isnan(x):
-            return ""
+            return self._median()
         share = np.searchsorted(values, x, side="right") / len(values)
         return PERCENT.text(100 * float(share))
 

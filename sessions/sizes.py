@@ -1,0 +1,44 @@
+"""Sizes of memory by one rule: the largest binary unit of which there is at least one.
+
+Readings (``size_text``) have three significant digits, and whole units from a hundred on: what the
+allocator counts is exact. A column (``sized``) has the unit of its largest size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from sessions.numbers import MISSING, Cell, text
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def power_of(size_bytes: float) -> int:
+    """Which of ``UNITS`` a size is told in; bytes where it is not known."""
+    size = abs(size_bytes)
+    if not math.isfinite(size) or size < 1:
+        return 0
+    return min(len(UNITS) - 1, math.floor(math.log(size, 1024) + 1e-9))
+
+
+def size_text(size_bytes: float) -> str:
+    """A size as ``13.6 GiB``; a dash where it is not known."""
+    if not math.isfinite(size_bytes):
+        return MISSING
+    unit, (cell,) = sized([size_bytes])
+    return f"{text(cell)} {unit}"
+
+
+def sized(sizes_bytes: Iterable[float]) -> tuple[str, list[Cell]]:
+    """Unit and cells of a column of sizes; None where a size is not known."""
+    sizes = list(sizes_bytes)
+    known = [abs(size) for size in sizes if math.isfinite(size)]
+    power = power_of(max(known, default=0.0))
+    return UNITS[power], [_cell(size / 1024**power) for size in sizes]
+
+
+def _cell(size: float) -> Cell:
+    if not math.isfinite(size):
+        return None
+    return round(size) if abs(size) >= 100 or size == 0 else size

@@ -1,0 +1,36 @@
+"""What sessions keep by name is read by title, and what nobody knows stays as it is."""
+
+import pytest
+from fake_catalogue import catalogue
+
+from workbench.ui.titles import Titles
+
+KNOWN = Titles(catalogue())
+
+
+@pytest.mark.parametrize(
+    ("kept", "read"),
+    [
+        ("+ precision=amp_bf16", "+ Precision: AMP BF16"),
+        ("precision = amp_bf16, adamw=fused", "Precision: AMP BF16, AdamW: Fused"),
+        ("triton=on: no effect: eager", "Triton kernels, all: On, no effect: eager"),
+        ("hydra over settings.sequence and settings.batch", "hydra over sequence and batch"),
+        ("adamw=unheard-of, x=1, dim=64.", "adamw=unheard-of, x=1, dim=64."),
+        ("--toggle=precision=amp_bf16x", "--toggle=precision=amp_bf16x"),
+        ("at step=3 the loss was 2.5", "at step=3 the loss was 2.5"),
+    ],
+)
+def test_choices_and_fields_within_a_text_are_read_by_title(kept, read):
+    assert KNOWN.of(kept) == read
+    assert Titles(None).of(kept) == kept
+
+
+def test_every_option_of_every_toggle_is_read_by_title():
+    for toggle in catalogue().toggles:
+        for option in toggle.options:
+            assert KNOWN.of(f"{toggle.name}={option.name}") == f"{toggle.title}: {option.title}"
+
+
+def test_a_setting_without_a_title_has_its_last_part():
+    assert KNOWN.setting("settings.batch", "16") == "Batch: 16"
+    assert KNOWN.setting("model.heard_of_by_nobody", "2") == "heard_of_by_nobody: 2"
