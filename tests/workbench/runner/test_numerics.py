@@ -313,7 +313,7 @@ def test_a_curve_that_is_not_checked_says_why(build, monkeypatch):
     monkeypatch.setattr(numerics, "_free_bytes", lambda situation: 10**6)
     found = numerics.check(*build("train"))
     assert found.ok and found.curve_steps is None
-    assert "loss curve not checked: copies to compare with take 0.0" in found.text
+    assert "loss curve not checked: copies to compare with take 1.68 MiB" in found.text
 
 
 def test_a_curve_that_does_not_fit_in_fp64_is_followed_in_fp32(build, monkeypatch):
