@@ -62,7 +62,8 @@ def test_no_step_waits_for_the_host(checkpointing, implementation):
 
 def test_a_captured_training_step_adapts_while_it_is_replayed():
     model = concentrated()
-    graph, _ = captured(training(model, tokens(2, LENGTH)))
+    work = training(model, tokens(2, LENGTH))  # replays read its tokens
+    graph, _ = captured(work)
     model.adaptation.rank_LH.fill_(DIM)
     model.adaptation.rank_calm_LH.zero_()
     ranks = []

@@ -79,7 +79,8 @@ def test_a_dropless_training_step_can_be_captured(checkpointing):
 def test_each_replay_of_a_noisy_step_draws_new_noise():
     config = dataclasses.replace(MOE.presets["tiny"], n_layers=2, gating="noisy_topk")
     model = MOE.materialise(config, "cuda", seed=3)
-    graph, loss = captured(training(model, tokens(2, LENGTH)))
+    work = training(model, tokens(2, LENGTH))  # replays read its tokens
+    graph, loss = captured(work)
     losses = []
     for _ in range(4):
         graph.replay()
