@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from sessions import breakdown
 from sessions.breakdown import Node
+from sessions.kernel_names import brief
 from sessions.model import Study
 from sessions.numbers import Cell
 from sessions.sizes import sized
@@ -23,7 +24,7 @@ def kernels_table(study: Study, most: int = MOST) -> Table:
     """The kernels that took longest, whatever module they ran for."""
     whole = breakdown.total_us(study) or math.nan
     rows: list[list[Cell]] = [
-        [name, _whole(calls), us, 100 * us / whole]
+        [brief(name), _whole(calls), us, 100 * us / whole]
         for name, (calls, us) in list(breakdown.by(study, "name").items())[:most]
     ]
     what = "Operator" if study.asked.get("device") == "cpu" else "Kernel"

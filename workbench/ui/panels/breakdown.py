@@ -192,6 +192,10 @@ class BreakdownPanel(QWidget):
             chart.canvas.follow_x = True
             chart.show_runs([run])
         self.kernels.show_table(breakdown_tables.kernels_table(study))
+        for row, name in enumerate(list(breakdown.by(study, "name"))[: self.kernels.rowCount()]):
+            item = self.kernels.item(row, 0)
+            assert item is not None
+            item.setToolTip(name)
         self.kinds.show_table(breakdown_tables.kinds_table(study))
         self.modules.show_table(breakdown_tables.modules_table(study))
         self.waiting.show_table(breakdown_tables.gaps_table(study))

@@ -1,0 +1,38 @@
+"""Names of kernels as a person reads them: C++ ones have their types and arguments taken off.
+
+Of a kernel that is a template over what it computes, as those of ATen for elementwise operators,
+reductions and lists of tensors are, the functor says more than the kernel.
+"""
+
+from __future__ import annotations
+
+import re
+
+_NOWHERE = "(anonymous namespace)::"
+_SIGNATURE = re.compile(r"(?:void )?(?:\w+::)*(\w+)(?P<template><)?(?(template)|\()")
+# What a template computes: ``sum_functor``, ``FusedAdamMathFunctor``, ``direct_copy_kernel_cuda(``,
+# ``LogSoftMaxForwardEpilogue``.
+_WORK = re.compile(r"\w*[fF]unctor\w*|\w+_kernel(?:_cuda|_impl)?(?=\()|\w+Epilogue")
+
+
+def brief(name: str) -> str:
+    """``vectorized_elementwise_kernel, FillFunctor`` for ATen's hundreds of characters.
+
+    A name that is no C++ signature stays as it is.
+    """
+    signature = name.replace(_NOWHERE, "")
+    found = _SIGNATURE.match(signature)
+    if found is None:
+        return name
+    work = _WORK.search(_template(signature[found.end() :])) if found["template"] else None
+    return f"{found[1]}, {work[0]}" if work else found[1]
+
+
+def _template(rest: str) -> str:
+    """The arguments of a template, whose opening bracket was taken off already."""
+    depth = 1
+    for place, character in enumerate(rest):
+        depth += (character == "<") - (character == ">")
+        if not depth:
+            return rest[:place]
+    return rest
