@@ -6,6 +6,11 @@ comments to what it writes and changes no kernel), says which nodes each of its 
 the order of the calls. Both are there when a compiled graph is made, and only then: what they say
 together is put into it, and so is in Inductor's cache too. The cache knows graphs by what they
 compute, so that one of the same mathematics has the names of the module that was compiled first.
+
+That is asked for whenever something is compiled, whether it will be profiled or not: it takes 0.03
+to 0.07 s of the 22 to 48 s of CPU time that compiling a training step takes (*tiny* HYDRA, Mamba-2
+and MoE with six blocks on a CPU, torch 2.15, without the time of the C++ compiler), 0.2 % at most.
+The level is a part of the key of Inductor's cache, which programs that do not ask cannot share.
 """
 
 from __future__ import annotations
