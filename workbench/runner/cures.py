@@ -14,7 +14,7 @@ import torch
 from sessions.model import Configuration, Judgement
 from workbench import protocol
 from workbench.runner.failures import Mistake
-from workbench.runner.resolve import require_unblocked, resolve
+from workbench.runner.resolve import footprint, require_unblocked, resolve
 from workbench.runner.toggles import Situation, all_toggles
 from workbench.runner.toggles.compile import WITH_GRAPHS
 
@@ -78,12 +78,19 @@ def _for_compile(failure: protocol.Failure, situation: Situation) -> Iterator[_C
 
 
 def _for_memory(failure: protocol.Failure, situation: Situation) -> Iterator[_Choice]:
-    if situation.workload.trains and situation.option("checkpointing") != "full":
+    trains, precision = situation.workload.trains, situation.option("precision")
+    if trains and situation.option("checkpointing") != "full":
         meaning = "activations are computed again in the backward pass, which takes more time"
         yield {"checkpointing": "full"}, meaning
-    if situation.option("precision") in ("fp32", "tf32"):
+    if trains and precision in ("fp32", "tf32"):
         yield {"precision": "amp_bf16"}, "activations take half as much, with fewer digits"
         yield {"precision": "amp_fp16"}, "activations take half as much, with a smaller range"
+    elif not trains and precision != "bf16":  # autocast would keep copies of the weights
+        yield {"precision": "bf16"}, "weights and activations take half as much, with fewer digits"
+    needed = footprint(situation)
+    if situation.option("quantization") == "none" and needed and 2 * needed.weights > needed.total:
+        meaning = "linear layers hold a byte a weight, rounded, and take more time to widen them"
+        yield {"quantization": "int8_weight_only"}, meaning
     batch = int(situation.configuration.settings[BATCH])
     if batch > 1:
         yield {BATCH: str(batch // 2)}, f"half of the {batch} sequences that a step has now"

@@ -53,11 +53,12 @@ PRESETS: Mapping[str, _Preset] = {
     ),
     "low-memory": _Preset(
         "Low memory",
-        "Weights in BF16, the optimizer's state in 8 bits, nothing kept for the backward pass that "
-        "can be computed again, and compiled, which halved what checkpointing left of HYDRA's peak "
-        "on an H200.",
+        "Weights in BF16, in inference those of linear layers in INT8, the optimizer's state in 8 "
+        "bits, nothing kept for the backward pass that can be computed again, and compiled, which "
+        "halved what checkpointing left of HYDRA's peak on an H200.",
         {
             "precision": ("bf16", "amp_fp16"),
+            "quantization": ("int8_weight_only",),
             "checkpointing": ("full",),
             "rope_cache": ("shared",),
             "adamw": ("8bit_torchao", "8bit_bitsandbytes"),

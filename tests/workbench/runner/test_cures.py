@@ -174,6 +174,29 @@ def test_a_lack_of_memory_inside_of_a_compiler_or_a_capture_is_one():
     assert explain(wrapped).kind == "out-of-memory"
 
 
+@pytest.mark.parametrize(
+    ("precision", "quantization", "batch", "offered"),
+    [
+        ("amp_bf16", "none", 1, {"precision": "bf16"}),
+        ("bf16", "none", 1, {"quantization": "int8_weight_only"}),
+        ("bf16", "none", 4096, {"batch": "2048"}),  # activations take more than the weights
+        ("bf16", "int8_weight_only", 2, {"batch": "1"}),
+    ],
+)
+def test_inference_that_lacks_memory_is_offered_smaller_weights_where_they_take_most_of_it(
+    small, precision, quantization, batch, offered
+):
+    asked = msgspec.structs.replace(
+        small,
+        workload="forward",
+        settings={"batch": batch, "sequence": 16},
+        toggles={"precision": precision, "quantization": quantization},
+    )
+    lacking = protocol.Failure(kind="out-of-memory", sentence="Out of memory.")
+    found = cure(lacking, asked, CPU)
+    assert found.set == offered and found.fix.startswith("Set ")
+
+
 def test_a_failed_capture_names_its_line_and_is_offered_to_go_without(small):
     first = raised(RuntimeError("CUDA error: operation not permitted when stream is capturing"))
     failure = explain(raised(CaptureError(str(first)), first))
