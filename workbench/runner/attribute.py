@@ -22,6 +22,7 @@ from sessions import attribution, verdict
 from sessions.attribution_rows import Arm, arm_rows, effect_rows
 from sessions.model import Scalar
 from workbench import protocol
+from workbench.offered import expected
 from workbench.runner import blocks
 from workbench.runner.alternation import Alternation
 from workbench.runner.arm import label
@@ -118,10 +119,10 @@ class AttributeRun:
         for name, option in self._command.toggles.items():
             toggle = all_toggles().get(name)
             if toggle is None:
-                raise Mistake(f"toggle: unknown {name!r}; expected one of {tuple(all_toggles())}")
+                raise Mistake(f"toggle: unknown {name!r}; expected {expected(name, all_toggles())}")
             if option not in toggle.options:
-                allowed = tuple(toggle.options)
-                raise Mistake(f"toggle {name}: unknown {option!r}; expected one of {allowed}")
+                allowed = expected(option, toggle.options)
+                raise Mistake(f"toggle {name}: unknown {option!r}; expected {allowed}")
             if base.option(name) == option:
                 raise Mistake(f"toggle {name}: the base has {option!r} already; leave it out")
 

@@ -283,13 +283,16 @@ def _real(field: Field, value: Scalar) -> float:
 
 
 def _whole(field: Field, value: Scalar) -> int:
-    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
-        raise Mistake(f"setting {field.name} = {value!r} is not a whole number")
+    low, high = field.minimum or 0, field.maximum or float("inf")
     try:
+        if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+            raise ValueError
         number = int(value)
     except (ValueError, OverflowError):
-        raise Mistake(f"setting {field.name} = {_shown(value)} is not a whole number") from None
-    low, high = field.minimum or 0, field.maximum or float("inf")
+        raise Mistake(
+            f"setting {field.name} = {_shown(value)} is not a whole number from {low:.0f} to "
+            f"{high:.0f}"
+        ) from None
     if not low <= number <= high:
         raise Mistake(
             f"setting {field.name} = {_shown(number)} is outside of {low:.0f} to {high:.0f}"

@@ -94,13 +94,19 @@ class SweepRun:
         if not 0 < command.seconds <= LONGEST_S:
             raise Mistake(f"seconds = {command.seconds:g} is outside of 0 to {LONGEST_S:g}")
         if len(self._fields) not in (1, 2):
-            raise Mistake(f"{len(self._fields)} fields were given to sweep over, expected 1 or 2")
+            raise Mistake(
+                f"{len(self._fields)} fields were given to sweep over, expected 1 or 2; name each "
+                "with its values"
+            )
         for field, values in command.axes.items():
             _check_axis(field, values)
         sizes = list(itertools.product(*command.axes.values()))
         count = len(sizes) * len(self._arms)
         if count > MOST_POINTS:
-            raise Mistake(f"{count} points were asked for, at most {MOST_POINTS} are measured")
+            raise Mistake(
+                f"{count} points were asked for, at most {MOST_POINTS} are measured; name fewer "
+                "values or arms"
+            )
         shuffled = random.Random(command.seed)
         shuffled.shuffle(sizes)
         points = []
@@ -375,10 +381,10 @@ _MEASURED = ("median_ms", "low_ms", "high_ms", "error", "tokens_per_s", "peak_by
 
 def _check_axis(field: str, values: list[Scalar]) -> None:
     if not values:
-        raise Mistake(f"{field}: no values were given to sweep over")
+        raise Mistake(f"{field}: no values were given to sweep over; name at least one")
     if len(set(values)) < len(values):
-        raise Mistake(f"{field}: a value is given twice in {values}")
+        raise Mistake(f"{field}: a value is given twice in {values}; name each once")
     if len({sweep.is_number(value) for value in values}) > 1:
-        raise Mistake(f"{field}: {values} mixes numbers and words")
+        raise Mistake(f"{field}: {values} mixes numbers and words; name values of one kind")
     if not all(math.isfinite(float(value)) for value in values if sweep.is_number(value)):
-        raise Mistake(f"{field}: {values} holds a number that is not finite")
+        raise Mistake(f"{field}: {values} holds a number that is not finite; leave it out")
