@@ -106,6 +106,17 @@ def test_going_back_to_a_configuration_without_codes_finds_the_same_weights():
     assert all(each.ok for each in judged), [each.text for each in judged]
 
 
+def test_arms_that_take_turns_alone_in_memory_hold_either_weights_or_codes():
+    arms, given = Arms(), {"none": [], OPTION: []}
+    for option in ("none", OPTION, "none", OPTION):
+        arms.forget_arms()
+        arm = stepped(asked(option), arms)
+        given[option].append(output(arm))
+        assert len(arms._weights) == 1, "what the other needs is in memory too"
+    for first, second in given.values():
+        assert torch.equal(first, second)
+
+
 @pytest.mark.parametrize("workload", ["forward", "decode"])
 def test_a_check_draws_the_weights_it_needs_and_keeps_none(workload):
     alone, beside = Arms(), Arms()

@@ -135,9 +135,18 @@ def test_whoever_ends_it_in_the_middle_keeps_the_points_so_far(runner, small, co
     ("axes", "asked", "sentence"),
     [
         ({}, {}, "0 fields were given to sweep over, expected 1 or 2; name each with its values"),
-        ({"settings.batch": []}, {}, "settings.batch: no values were given to sweep over; name at least one"),
-        ({"settings.batch": [1, 1]}, {}, "settings.batch: a value is given twice in [1, 1]; name each once"),
-        ({"settings.batch": [1, "two"]}, {}, "settings.batch: [1, 'two'] mixes numbers and words; name values of one kind"),
+        (
+            {"settings.batch": []}, {},
+            "settings.batch: no values were given to sweep over; name at least one",
+        ),
+        (
+            {"settings.batch": [1, 1]}, {},
+            "settings.batch: a value is given twice in [1, 1]; name each once",
+        ),
+        (
+            {"settings.batch": [1, "two"]}, {},
+            "settings.batch: [1, 'two'] mixes numbers and words; name values of one kind",
+        ),
         ({"settings.batch": [1]}, {"seconds": 0.0}, "seconds = 0 is outside of 0 to 1e+09"),
         (
             {"batch": [1]},
