@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+
+import msgspec
 import pytest
 import torch
 from built_arms import configuration, found, stepped
@@ -44,6 +47,22 @@ def test_each_scheme_runs_in_its_own_kernel_and_is_right(scheme, kernel, capabil
     toggles = HALF | {"quantization": scheme, "cuda_graphs": graphs}
     arm = judged(configuration("hydra", batch=2, sequence=64, toggles=toggles), "quantization")
     assert set(arm.usage["quantized_matmul"]) == {kernel}
+
+
+def test_the_memory_held_falls_by_what_codes_save():
+    held, told = {}, {}
+    for option in ("none", "int8_weight_only") * 2:  # at first libraries take workspaces
+        gc.collect()
+        before = torch.cuda.memory_allocated()
+        asked = configuration("hydra", toggles=HALF | {"quantization": option})
+        arm = stepped(msgspec.structs.replace(asked, preset="small"), device=GPU)
+        gc.collect()
+        held[option] = torch.cuda.memory_allocated() - before
+        told[option] = arm.ledger["weights_bytes"]
+        del arm
+    saved = told["none"] - told["int8_weight_only"]
+    assert saved > 8 << 20
+    assert held["none"] - held["int8_weight_only"] == pytest.approx(saved, rel=0.02)
 
 
 def test_fp8_of_single_precision_inputs_is_blocked_with_half_precision():
