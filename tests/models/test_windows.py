@@ -2,16 +2,19 @@
 
 import pytest
 import torch
-from halves import FORMS, LENGTH, SIZES, in_pieces
+from halves import FORMS, LENGTH, PIECES, SIZES, in_pieces
 
 from models import FAMILIES
 
 WINDOW = 3
-WINDOWED = [
-    form
-    for form, (name, fields) in FORMS.items()
-    if hasattr(FAMILIES[name].presets["tiny"], "window") and "attention_every" not in fields
-]
+WINDOWED = (
+    "hydra",
+    "hydra, ccgqa depths recursions",
+    "hydra, ccgqa recursions sharing keys",
+    "hydra, recursions by token sharing keys",
+    "mamba2",
+    "moe",
+)
 
 
 def windowed(form, **fields):
@@ -32,9 +35,8 @@ def tokens():
 def test_decoding_with_a_window_gives_the_logits_of_the_whole(form):
     model, tokens_BS = windowed(form, n_layers=2), tokens()
     whole_BSV = model(tokens_BS)
-    for pieces in ((5, 1, 1, 3, 2), (1,) * LENGTH):
-        found_BSV = in_pieces(model, tokens_BS, pieces, model.new_cache(2, LENGTH))
-        torch.testing.assert_close(found_BSV, whole_BSV, rtol=1e-9, atol=1e-10)
+    found_BSV = in_pieces(model, tokens_BS, PIECES, model.new_cache(2, LENGTH))
+    torch.testing.assert_close(found_BSV, whole_BSV, rtol=1e-9, atol=1e-10)
 
 
 @torch.no_grad()
