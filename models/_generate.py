@@ -47,6 +47,13 @@ def generate(
         raise ConfigurationError(f"generate: new_tokens = {new_tokens} must be at least 1")
     _check_chunk(chunk)
     _check_sampling(temperature, top_p)
+    rows = len(model.embedding.weight)
+    if vocabulary is not None and not 1 <= vocabulary <= rows:
+        raise ConfigurationError(
+            f"generate: vocabulary = {vocabulary} is not within 1 to the {rows} rows of the head"
+        )
+    if position < 0:
+        raise ConfigurationError(f"generate: position = {position} must be at least 0")
     if generator is not None and generator.device.type != prompt_BS.device.type:
         raise ConfigurationError(
             f"generate: the generator is on {generator.device}, but the prompt on "

@@ -206,8 +206,11 @@ class LanguageModel(Model):
         """An empty decode state on the model's device for ``length`` positions.
 
         ``dtype`` None takes what the layers will compute: autocast's dtype where it is on,
-        otherwise the weights'. Raises ``ConfigurationError`` for a length above ``max_sequence``.
+        otherwise the weights'. Raises ``ConfigurationError`` for no batch, or a length above
+        ``max_sequence``.
         """
+        if batch < 1:
+            raise ConfigurationError(f"new_cache: batch {batch} must be at least 1")
         if not 1 <= length <= self.max_sequence:
             raise ConfigurationError(
                 f"new_cache: length {length} is not within 1 to max_sequence = {self.max_sequence}"
@@ -315,6 +318,11 @@ class LanguageModel(Model):
     def _check_length(
         self, tokens_BS: Tensor, cache: Cache | None, position: Tensor | None
     ) -> None:
+        if tokens_BS.dim() != 2 or 0 in tokens_BS.shape:
+            raise ConfigurationError(
+                f"tokens must be [batch, sequence] with at least one of each, but are "
+                f"{tuple(tokens_BS.shape)}"
+            )
         batch, length = tokens_BS.shape
         if length > self.max_sequence:
             raise ConfigurationError(

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from models._initialise import initialise
 from models._layers import Linear, RMSNorm
+from models._mistake import ConfigurationError
 from models._mixture import make_blocks
 from models._model import Model
 from models._moe_config import MoEConfig, check_blocks
@@ -58,7 +59,15 @@ class MixtureOfExpertsSystem(Model):
         return self.forward_with_loss(x_BTI)[0]
 
     def forward_with_loss(self, x_BTI: Tensor) -> tuple[Tensor, Tensor]:
-        """The result (B, T, O), and the sum of the blocks' balancing losses, [] in FP32."""
+        """The result (B, T, O), and the sum of the blocks' balancing losses, [] in FP32.
+
+        Raises ``ConfigurationError`` for another shape, or nothing to compute.
+        """
+        width = self.config.input_dim
+        if x_BTI.dim() != 3 or x_BTI.shape[2] != width or 0 in x_BTI.shape:
+            raise ConfigurationError(
+                f"moe: expected (B, T, {width}) with at least one of each, got {tuple(x_BTI.shape)}"
+            )
         total = x_BTI.new_zeros((), dtype=torch.promote_types(x_BTI.dtype, torch.float32))
         chosen = self.choose_checkpointed(len(self.blocks))
         for row, block in enumerate(self.blocks):

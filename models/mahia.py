@@ -240,11 +240,12 @@ class HybridEfficientModel(Model):
         config = self.config
         if (
             tokens_BS.dim() != 2
+            or len(tokens_BS) < 1
             or not 1 <= tokens_BS.shape[1] <= config.text_seq_len
             or tabular_BF.shape != (tokens_BS.shape[0], config.tab_dim)
         ):
             raise ConfigurationError(
-                f"mahia: expected tokens (B, T) with T from 1 to text_seq_len = "
+                f"mahia: expected tokens (B, T) with B at least 1 and T from 1 to text_seq_len = "
                 f"{config.text_seq_len} and features (B, {config.tab_dim}), got "
                 f"{tuple(tokens_BS.shape)} and {tuple(tabular_BF.shape)}"
             )

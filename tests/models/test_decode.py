@@ -120,6 +120,13 @@ def test_what_does_not_fit_is_refused_with_the_values(tokens_BS):
     model = small()
     with pytest.raises(ConfigurationError, match="length 33 is not within 1 to max_sequence = 32"):
         model.new_cache(2, 33)
+    with pytest.raises(ConfigurationError, match="new_cache: batch 0 must be at least 1"):
+        model.new_cache(0, 8)
+    for shape in ((2, 0), (0, 5), (5,)):
+        empty = torch.zeros(shape, dtype=torch.int64)
+        for call in (model, lambda tokens: model.loss(tokens, tokens)):
+            with pytest.raises(ConfigurationError, match=r"at least one of each, but are \("):
+                call(empty)
     with pytest.raises(ConfigurationError, match=r"33 tokens is longer than max_sequence = 32"):
         model(torch.zeros(1, 33, dtype=torch.int64))
     cache = model.new_cache(1, 8)

@@ -73,6 +73,8 @@ COPIERS = {  # learning rate, sizes
     "mamba2, attention-free": (1e-2, {"dim": 48, "d_state": 16}),
     "adaattn": (5e-3, {"dim": 64, "n_heads": 4}),
     "moe": (1e-2, {}),
+    "moe, noisy": (5e-3, {}),
+    "hydra, routed": (5e-3, {"dim": 64, "depth_capacity": 0.5, "recursions": 2}),
 }
 
 
@@ -88,13 +90,55 @@ def test_training_on_the_copy_task_learns_to_copy(name):
     rate, fields = COPIERS[name]
     family, config = form(name, **fields)
     generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(5)  # of the noise, where there is some
     model = family.materialise(config, seed=1)
     trained(model, (copied(generator) for _ in range(220)), rate)
     ((inputs_BS,), (targets_BS,)) = copied(generator)
-    with torch.no_grad():  # in the mode that decodes
-        found_BS = model.eval()(inputs_BS).argmax(-1)
-    right = (found_BS[:, WORD:] == targets_BS[:, WORD:]).float().mean()
-    assert right > 0.9
+    assert share_right(model, inputs_BS, targets_BS, WORD) > 0.9
+
+
+@torch.no_grad()
+def share_right(model, inputs_BS, targets_BS, first):
+    """Of the tokens from ``first`` on, in the mode that decodes."""
+    found_BS = model.eval()(inputs_BS).argmax(-1)
+    return (found_BS[:, first:] == targets_BS[:, first:]).float().mean()
+
+
+DELAY = 2  # tokens
+SMALL = {"dim": 32, "n_heads": 2, "n_kv_heads": 2}
+DEPTHS = {"mixture_of_depths": True, "depth_capacity": 0.5}
+RECURSIONS = {"mixture_of_recursions": True, "recursions": 2, "n_layers": 1}
+DELAYERS = {
+    "depths": ("hydra", SMALL | DEPTHS),
+    "recursions": ("hydra", SMALL | RECURSIONS | {"recursion_alpha": 1.0}),
+    "recursions by token that share keys": (
+        "hydra",
+        SMALL | RECURSIONS | {"recursion_routing": "token", "recursion_kv": "share"},
+    ),
+    "experts behind noise": ("moe", {"gating": "noisy_topk"}),
+}
+
+
+def delayed(generator, batch=16):
+    """Eight letters at random, each asked for two tokens later: chance is 1/8."""
+    letters_BS = torch.randint(0, 8, (batch, 12), generator=generator)
+    asked_BS = torch.cat([letters_BS[:, :DELAY], letters_BS[:, :-DELAY]], 1)
+    return (letters_BS,), (asked_BS,)
+
+
+@pytest.mark.parametrize("name", DELAYERS)
+def test_what_is_routed_is_soon_taught_to_repeat_the_token_before_the_last(name):
+    family = FAMILIES[DELAYERS[name][0]]
+    config = family.configure("tiny", {"n_layers": 2} | DELAYERS[name][1])
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(5)  # of the noise
+    model = family.materialise(config, seed=3)
+    trained(model, (delayed(generator) for _ in range(60)), 1e-2)
+    ((inputs_BS,), (targets_BS,)) = delayed(generator, batch=64)
+    assert share_right(model, inputs_BS, targets_BS, DELAY) > 0.9
+    for metric, values in model.metrics().items():
+        if metric in ("depth_share", "recursion_share"):  # some tokens were left out, and not all
+            assert ((values > 0.02) & (values < 0.98)).all(), metric
 
 
 @pytest.mark.parametrize("name", [n for n in DECODERS if n != "adaattn"])

@@ -8,17 +8,27 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from models import FAMILIES, ConfigurationError, generate, prefill_in_chunks, sample
 
-DECODERS = [name for name, family in FAMILIES.items() if "decode" in family.workloads]
+FORMS = {name: {} for name, family in FAMILIES.items() if "decode" in family.workloads} | {
+    "hydra, routed": {"mixture_of_depths": True, "mixture_of_recursions": True},
+    "hydra, sharing keys": {"mixture_of_recursions": True, "recursion_kv": "share", "ccgqa": True},
+    "mamba2, attention-free": {"attention_every": 0},
+}
 
 
 def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.fixture(params=DECODERS)
+SLOW = ("hydra, routed", "hydra, sharing keys")
+
+
+@pytest.fixture(
+    params=[pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in FORMS]
+)
 def decoder(request):
-    family = FAMILIES[request.param]
-    model = family.materialise(family.presets["tiny"], seed=2).eval()
+    family = FAMILIES[request.param.partition(",")[0]]
+    config = family.configure("tiny", {"n_layers": 2} | FORMS[request.param])
+    model = family.materialise(config, seed=2).eval()
     with torch.no_grad():  # every block counts, and the logits are too far apart for rounding
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -156,6 +166,10 @@ def test_drawing_depends_on_no_value_that_the_host_would_wait_for():
         ({"top_p": 0.0}, "generate: top_p = 0.0 must be above 0 and at most 1"),
         ({"top_p": 1.5}, "generate: top_p = 1.5 must be above 0"),
         ({"new_tokens": 600}, "new_cache: length 610 is not within 1 to max_sequence = 512"),
+        ({"position": -1}, "generate: position = -1 must be at least 0"),
+        ({"vocabulary": 0}, "generate: vocabulary = 0 is not within 1 to the 256 rows"),
+        ({"vocabulary": -1}, "generate: vocabulary = -1 is not within"),
+        ({"vocabulary": 257}, "generate: vocabulary = 257 is not within"),
         ({"position": 3}, "generate: position 3 says that a cache has taken in tokens"),
         ({"chunk": 0}, "prefill: chunk = 0 must be at least 1"),
     ],

@@ -357,7 +357,14 @@ def test_it_can_be_built_by_the_documents_parameters_alone():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "tabular"), [((2, 10), (2, 5)), ((2, 0), (2, 5)), ((2, 9), (3, 5)), ((9,), (2, 5))]
+    ("tokens", "tabular"),
+    [
+        ((2, 10), (2, 5)),
+        ((2, 0), (2, 5)),
+        ((0, 9), (0, 5)),
+        ((2, 9), (3, 5)),
+        ((9,), (2, 5)),
+    ],
 )
 def test_inputs_that_do_not_go_together_are_refused_by_a_sentence(tokens, tabular):
     model = MAHIA.materialise(SMALL)

@@ -107,6 +107,12 @@ def test_switches_that_are_not_allowed_are_refused(switches, sentence):
         FullyOptimizedMoESystem(CONFIG, **switches)
 
 
+@pytest.mark.parametrize("shape", [(0, 5, 16), (2, 0, 16), (2, 5, 17), (2, 16)])
+def test_inputs_of_another_shape_or_none_are_refused_by_a_sentence(shape):
+    with pytest.raises(ConfigurationError, match=r"moe: expected \(B, T, 16\) .*, got \("):
+        system()(torch.zeros(shape))
+
+
 def optimized(**switches):
     return system(kind=FullyOptimizedMoESystem, **switches)
 

@@ -89,14 +89,23 @@ FORMS = [
     for config in [next(iter(family.presets.values()))]
     for workload in family.workloads
 ] + [
-    pytest.param(family, family.configure("tiny", fields), workload, id=f"moe-{name}-{workload}")
-    for family in [FAMILIES["moe"]]
+    pytest.param(family, family.configure("tiny", fields), workload, id=f"{name}-{workload}")
     for name, fields in {
-        "noisy": {"gating": "noisy_topk", "capacity_factor": 1.0},
-        "dense": {"gating": "dense", "num_shared_experts": 1},
+        "moe, noisy": {"gating": "noisy_topk", "capacity_factor": 1.0},
+        "moe, dense": {"gating": "dense", "num_shared_experts": 1},
+        "mahia, experts": {"use_moe": True},
+        "hydra, routed": {
+            "ccgqa": True, "mixture_of_depths": True, "mixture_of_recursions": True,
+            "n_layers": 2, "recursions": 2,
+        },
+        "hydra, routed by token": {
+            "mixture_of_recursions": True, "recursion_routing": "token", "recursion_kv": "share",
+            "n_layers": 1, "recursions": 2,
+        },
     }.items()
+    for family in [FAMILIES[name.partition(",")[0]]]
     for workload in family.workloads
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("family", "config", "workload"), FORMS)
