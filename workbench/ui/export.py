@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import pyqtgraph as pg
 from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QMarginsF, QRect, QRectF, QSize, QSizeF
 from PySide6.QtGui import QGuiApplication, QImage, QPageSize, QPainter, QPdfWriter, QPixmap
 from PySide6.QtSvg import QSvgGenerator
@@ -22,7 +21,7 @@ from PySide6.QtWidgets import QApplication
 
 from sessions.tables import Table
 from workbench.ui.plots import PLOTS, Plot, Run
-from workbench.ui.plots._canvas import Canvas
+from workbench.ui.plots._canvas import Canvas, canvas_view
 from workbench.ui.plots._plot import DrawnTable
 from workbench.ui.style import paper_style, shade
 from workbench.ui.theme import PRINT, Theme
@@ -189,7 +188,7 @@ def _paint(
 ) -> None:
     """Draw the plot and paint its scene into ``target``."""
     style = paper_style(theme)
-    view = pg.GraphicsView(background=None)
+    view = canvas_view()
     canvas = Canvas(style)
     view.setCentralItem(canvas)
     source = QRectF(0, 0, *size)

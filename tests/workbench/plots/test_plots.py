@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PySide6.QtCore import QRectF
 from PySide6.QtGui import QImage, QPainter
+from PySide6.QtWidgets import QGraphicsScene
 from synthetic import (
     cpu_session,
     empty_session,
@@ -30,7 +31,7 @@ from sessions.model import (
 )
 from workbench.ui import export
 from workbench.ui.plots import PLOTS, Plot, Run
-from workbench.ui.plots._canvas import Canvas
+from workbench.ui.plots._canvas import Canvas, canvas_view
 from workbench.ui.plots._layers import Line
 from workbench.ui.style import paper_style, screen_style
 from workbench.ui.theme import DARK, LIGHT, PRINT
@@ -320,3 +321,9 @@ def test_charts_with_the_same_name_and_data_are_the_same_in_window_and_file(tmp_
     export.export_plot("step_time", runs, tmp_path / "chart.png", (640, 360))
     assert QImage(str(tmp_path / "chart.png")).size() == image.size()
     assert PRINT.surface == "#ffffff"
+
+
+def test_a_scene_asks_all_of_its_items_where_they_are(qapp):
+    """The grid's axes grow with the view box untold: an index painted a canvas that was gone."""
+    view = canvas_view()
+    assert view.scene().itemIndexMethod() == QGraphicsScene.ItemIndexMethod.NoIndex

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import pyqtgraph as pg
 from PySide6.QtCore import QEvent, QPoint, QPointF, Qt, Signal
 from PySide6.QtGui import QAction, QActionGroup, QPainter, QResizeEvent
 from PySide6.QtWidgets import (
@@ -22,7 +21,7 @@ from PySide6.QtWidgets import (
 
 from workbench.ui import export
 from workbench.ui.plots import Plot, Run
-from workbench.ui.plots._canvas import Canvas
+from workbench.ui.plots._canvas import Canvas, canvas_view
 from workbench.ui.style import screen_style, shade
 from workbench.ui.theme import Theme
 
@@ -61,7 +60,7 @@ class Chart(QWidget):
         self._theme = theme
         self._reason: str | None = None
         self._looked_at = 0.0
-        self._view = pg.GraphicsView(background=None)
+        self._view = canvas_view()
         self._view.setRenderHint(QPainter.RenderHint.TextAntialiasing)
         self._view.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self._view.customContextMenuRequested.connect(self._show_menu)

@@ -11,6 +11,7 @@ import math
 import pyqtgraph as pg
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QFontMetricsF, QPainter, QPen
+from PySide6.QtWidgets import QGraphicsScene
 
 from workbench.ui.plots._axis import Axis
 from workbench.ui.plots._header import Header
@@ -266,6 +267,17 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
     def _on_y_range(self) -> None:
         if not self._busy and self.vb.rect().width() >= 2:
             self._settle()
+
+
+def canvas_view() -> pg.GraphicsView:
+    """An empty view for one canvas.
+
+    Its scene has no index of its items: the grid's axes grow with the view box and do not tell, so
+    that an index would go on naming, and painting, a canvas that is gone.
+    """
+    view = pg.GraphicsView(background=None)
+    view.scene().setItemIndexMethod(QGraphicsScene.ItemIndexMethod.NoIndex)
+    return view
 
 
 class Cursor(Layer):
