@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fake_session import session
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QApplication, QTableView
+from PySide6.QtWidgets import QApplication, QCheckBox, QTableView, QToolBar, QToolButton
 from test_panels import panel, show
 
 from workbench.ui import tab_order
@@ -53,3 +53,23 @@ def test_panels_behind_another_tab_have_no_stops(qtbot, ready):
     ready.desk.bring("attribution")
     qtbot.waitUntil(lambda: bool(tab_order.chain([behind[0]])))
     assert not tab_order.chain([behind[1], ready.desk.docks["checklist"].widget()])
+
+
+def test_one_sees_what_has_the_focus_on_controls_that_stand_out_already(qtbot, ready):
+    rows, boxes = ready.toggles.rows, ready.toggles.findChildren(QCheckBox)
+    box = next(one for one in boxes if one.text() == "Auto-verdict")
+    box.setChecked(True)
+    ready.state.set_toggle("precision", "amp_bf16")
+    ready.state.set_toggle("triton", "on")
+    primary = ready.findChildren(QToolBar)[0].widgetForAction(ready.actions_["run"])
+    primary.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # else a tool bar's button has none
+    picker = rows["triton"].picker
+    segment = next(one for one in picker.findChildren(QToolButton) if one.isChecked())
+    ready.activateWindow()
+    qtbot.waitUntil(ready.isActiveWindow)
+    for control in (rows["precision"].picker.focus_target(), segment, box, primary):
+        ready.desk.setFocus()
+        before = control.grab().toImage()
+        control.setFocus()
+        assert control.hasFocus()
+        assert control.grab().toImage() != before, control
