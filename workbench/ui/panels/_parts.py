@@ -80,10 +80,17 @@ def brief_note(text: str, tone: str = "") -> QLabel:
     """A note of whole clauses up to ``BRIEF`` characters; pointing at it shows all of the text."""
     label = note(text, tone)
     if len(text) > BRIEF:
-        end = max((found.start() for found in _CLAUSE.finditer(text, 0, BRIEF)), default=0)
-        label.setText(f"{text[: end or text.rfind(' ', 0, BRIEF)]} …")
+        clause = max((found.start() for found in _CLAUSE.finditer(text, 0, BRIEF)), default=0)
+        end = clause or max(0, text.rfind(" ", 0, BRIEF)) or BRIEF
+        label.setText(f"{text[:end]} …")
         label.setToolTip(f"<qt>{html.escape(text)}</qt>")  # rich text is wrapped
     return label
+
+
+def ended(*texts: str) -> str:
+    """Texts one after the other, each ending as a sentence."""
+    said = [text.strip() for text in texts if text.strip()]
+    return " ".join(one if one.endswith((".", "!", "?")) else f"{one}." for one in said)
 
 
 def set_tone(label: QLabel, tone: str) -> None:
