@@ -193,6 +193,7 @@ class Sitting:
         state = self.state
         self.window.verdict.budget.setValue(self.options.seconds)
         for _ in range(2):
+            self.until(lambda: not state.verdicts.why_not_before(), "it can be asked for")
             self.window.judge()
             self.until(lambda: state.verdicts.busy, "the comparison is asked for")
             self.until(lambda: not state.verdicts.busy, "the verdict is there")

@@ -214,6 +214,8 @@ ACTIONS = (
            "What this machine has, what is missing and what it would enable"),
     Action("log", "Runner log", "Help", "log", dialogs.log, "",
            "What the libraries printed in the runner"),
+    Action("shortcuts", "Keyboard shortcuts", "Help", "palette", dialogs.shortcuts, "Ctrl+/",
+           "What each key does"),
     Action("about", "About", "Help", "about", dialogs.about, "", "Version and licence"),
 )  # fmt: skip
 

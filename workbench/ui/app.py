@@ -71,7 +71,9 @@ def _offer(window: MainWindow, left: list[Path]) -> None:
         return
     newest = left[0]
     when = time.strftime("%d %B, %H:%M", time.localtime(newest.stat().st_mtime))
-    others = f" There are {len(left) - 1} older ones." if len(left) > 1 else ""
+    older = len(left) - 1
+    others = f" There {'is an older one' if older == 1 else f'are {older} older ones'}."
+    others = others if older else ""
     banner = window.failures.show_banner(
         "info",
         f"A session of {when} was not saved; its journal has everything.{others}",

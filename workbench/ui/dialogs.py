@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QStandardPaths, Qt
-from PySide6.QtGui import QGuiApplication
+from PySide6.QtGui import QFont, QGuiApplication, QKeySequence, QTextCursor
 from PySide6.QtWidgets import (
     QDialog,
     QDialogButtonBox,
@@ -27,6 +27,8 @@ from workbench.ui.state import AppState
 
 if TYPE_CHECKING:
     from workbench.ui.window import MainWindow
+
+_KEYS = 16  # letters of the column of shortcuts
 
 
 def open_session(window: MainWindow) -> None:
@@ -90,6 +92,10 @@ def notes(window: MainWindow) -> None:
     dialog = ask(window, "Session notes", "Notes", state.session.notes, keep)
     dialog.setOption(QInputDialog.InputDialogOption.UsePlainTextEditForTextInput)
     dialog.resize(480, 280)
+    edit = dialog.findChild(QPlainTextEdit)
+    assert edit is not None
+    edit.setFocus()  # and not OK
+    edit.moveCursor(QTextCursor.MoveOperation.End)
 
 
 def add_note(window: MainWindow) -> None:
@@ -119,6 +125,19 @@ def log(window: MainWindow) -> None:
     _report(window, "Runner log", "\n".join(window.state.log) or "Nothing has been printed.")
 
 
+def shortcuts(window: MainWindow) -> None:
+    """Show what each key does, menu by menu."""
+    lines: list[str] = []
+    for name, menu in window.actions_.menus.items():
+        keyed = [action for action in menu.actions() if not action.shortcut().isEmpty()]
+        if keyed:
+            lines += ["", name] if lines else [name]
+        for action in keyed:
+            keys = action.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
+            lines.append(f"  {keys:<{_KEYS}}{action.text().removesuffix(' …')}")
+    _report(window, "Keyboard shortcuts", "\n".join(lines))
+
+
 def about(window: MainWindow) -> None:
     """Show the version and the licence."""
     from importlib import metadata  # brings the e-mail library, and few ask for the version
@@ -134,6 +153,8 @@ def about(window: MainWindow) -> None:
         "Toggle GPU optimizations while the model runs, and see whether they really helped.\n\n"
         "Icons: Phosphor. Colours of series: after Okabe and Ito.\n"
         "The licence is in the file LICENSE.",
+        QFont(),
+        (480, 250),
     )
 
 
@@ -151,7 +172,7 @@ def doctor_text(state: AppState) -> str:
         lines += ["", "Blocked options"]
     for toggle, options in blocked.items():
         lines += [
-            f"  {state.titles.choice(toggle, name)}: {why.reason} {why.fix}"
+            f"  {state.titles.choice(toggle, name)}: {_parts.ended(why.reason, why.fix)}"
             for name, why in options.items()
         ]
     return "\n".join(lines)
@@ -172,14 +193,20 @@ def ask(
     return dialog
 
 
-def _report(window: MainWindow, title: str, text: str) -> None:
+def _report(
+    window: MainWindow,
+    title: str,
+    text: str,
+    face: QFont | None = None,
+    size: tuple[int, int] = (640, 420),
+) -> None:
     dialog = QDialog(window)
     dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
     dialog.setWindowTitle(title)
-    dialog.resize(640, 420)
+    dialog.resize(*size)
     box = QPlainTextEdit(text)
     box.setReadOnly(True)
-    box.setFont(fonts.fixed())
+    box.setFont(face or fonts.fixed())
     buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
     copy = QPushButton("Copy")
     buttons.addButton(copy, QDialogButtonBox.ButtonRole.ActionRole)

@@ -117,6 +117,11 @@ QCheckBox::indicator { width: 14px; height: 14px; border: 1px solid $muted; bord
                        background: $field; }
 QCheckBox::indicator:checked { background: $accent; border-color: $accent; image: url($check); }
 QCheckBox::indicator:focus { border-color: $accent; }
+QComboBox[strong="true"]:focus, QToolButton[primary="true"]:focus,
+QPushButton[primary="true"]:focus,
+QToolButton[segment][strong="true"]:checked:focus, QCheckBox::indicator:checked:focus {
+    border-color: $text; }
+QPushButton[link="true"]:focus { text-decoration: underline; }
 
 QTabBar { background: $window; qproperty-drawBase: 0; }
 QAbstractScrollArea::corner { background: transparent; border: 0; }

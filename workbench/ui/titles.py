@@ -28,12 +28,12 @@ class Titles:
             self._options[toggle.name] = {one.name: one.title for one in toggle.options}
             self._names[f"toggles.{toggle.name}"] = toggle.title
             self._values[f"toggles.{toggle.name}"] = self._options[toggle.name]
-        for family in catalogue.families:
-            for field in family.fields:
-                self._names.setdefault(f"model.{field.name}", field.title)
-        for workload in catalogue.workloads:
-            for field in workload.fields:
-                self._names.setdefault(f"settings.{field.name}", field.title)
+        called: dict[str, set[str]] = {}  # one name may be another thing to another workload
+        for group, owners in (("model", catalogue.families), ("settings", catalogue.workloads)):
+            for owner in owners:
+                for field in owner.fields:
+                    called.setdefault(f"{group}.{field.name}", set()).add(field.title)
+        self._names |= {name: min(titles) for name, titles in called.items() if len(titles) == 1}
         self._values["family"] = {one.name: one.title for one in catalogue.families}
         self._values["workload"] = {one.name: one.title for one in catalogue.workloads}
 
@@ -46,8 +46,8 @@ class Titles:
         return f"{self.name(name)}: {self._values.get(name, {}).get(value, value)}"
 
     def name(self, name: str) -> str:
-        """What a name of a flat configuration is called; its last part where nobody knows."""
-        return self._names.get(name, name.rpartition(".")[2])
+        """What a name of a flat configuration is called; its last part where that is not known."""
+        return self._names.get(name, name.rpartition(".")[2].replace("_", " ").capitalize())
 
     def of(self, text: str) -> str:
         """A text with every choice and field in it by its titles."""
@@ -61,4 +61,4 @@ class Titles:
         return f"{self._names[f'toggles.{name}']}: {title}{',' if colon else ''}"
 
     def _field(self, found: re.Match[str]) -> str:
-        return self._names.get(found[0], found[0]).lower()
+        return self.name(found[0]).lower() if self._options else found[0]

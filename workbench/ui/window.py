@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from workbench.ui import fonts, menus
+from workbench.ui import fonts, menus, tab_order
 from workbench.ui.action_set import ActionSet
 from workbench.ui.appearance import Appearance
 from workbench.ui.collector import Collector
@@ -192,6 +192,11 @@ class MainWindow(QMainWindow):
         panel = self.desk.docks["toggles"].widget()
         assert isinstance(panel, TogglesPanel)
         return panel
+
+    def focusNextPrevChild(self, forward: bool) -> bool:
+        """Tab goes through banners and panels as they are laid out."""
+        panels = [dock.widget() for dock in self.desk.docks.values() if not dock.isFloating()]
+        return tab_order.step([self.failures, *panels, self.status], forward)
 
     def open_path(self, path: Path) -> None:
         """Show the session of a file."""

@@ -20,6 +20,7 @@ from sessions.tables import Column, Table
 from workbench import protocol
 from workbench.ui.panels._bar import Bar
 from workbench.ui.panels._calm_table import FIGURE_SPACE, POINT_SPACE, CalmTable, aligned, headed
+from workbench.ui.panels._parts import BRIEF, brief_note
 from workbench.ui.panels._table_view import TableView
 from workbench.ui.panels._verdicts_table import WITHOUT, apart
 from workbench.ui.panels.attribution import AttributionPanel
@@ -220,3 +221,16 @@ def test_the_arms_of_a_study_are_no_changes_on_the_way_and_a_failing_one_changes
     assert not offered.pending
     offered._take(protocol.Failure(kind="oom", sentence="No memory for this arm."))
     assert offered.configuration == chosen
+
+
+def test_long_evidence_is_cut_after_a_clause_and_told_whole_where_one_points(qapp):
+    backends = "; ".join(f"backend {number} needs a GPU of another kind" for number in range(12))
+    whole = f"Effective: chose sdpa_math; flash ratio 0.00, of 3 calls; passed over: {backends}"
+    note = brief_note(whole)
+    shown = note.text().removesuffix(" …")
+    assert shown != note.text() and len(shown) <= BRIEF
+    assert whole.startswith(shown) and whole[len(shown)] == ";"
+    assert "chose sdpa_math; flash ratio 0.00" in shown and backends in note.toolTip()
+    assert brief_note("Effective: seen").text() == "Effective: seen"
+    unbroken = brief_note("x" * 300)
+    assert len(unbroken.text()) <= BRIEF + 2 and "x" * 300 in unbroken.toolTip()

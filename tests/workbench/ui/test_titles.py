@@ -1,5 +1,6 @@
 """What sessions keep by name is read by title, and what nobody knows stays as it is."""
 
+import msgspec
 import pytest
 from fake_catalogue import catalogue
 
@@ -33,4 +34,17 @@ def test_every_option_of_every_toggle_is_read_by_title():
 
 def test_a_setting_without_a_title_has_its_last_part():
     assert KNOWN.setting("settings.batch", "16") == "Batch: 16"
-    assert KNOWN.setting("model.heard_of_by_nobody", "2") == "heard_of_by_nobody: 2"
+    assert KNOWN.setting("model.heard_of_by_nobody", "2") == "Heard of by nobody: 2"
+
+
+def test_a_field_that_workloads_call_differently_keeps_its_name():
+    offered = catalogue()
+    first, *others = offered.workloads
+    prompt = [msgspec.structs.replace(field, title="Prompt") if field.name == "sequence" else field
+              for field in first.fields]  # fmt: skip
+    offered.workloads = [msgspec.structs.replace(first, fields=prompt), *others]
+    assert any(field.title == "Prompt" for field in prompt)
+    assert any(field.name == "sequence" for one in others for field in one.fields)
+    told = Titles(offered)
+    assert told.of("over settings.sequence and settings.batch") == "over sequence and batch"
+    assert told.setting("settings.sequence", "64") == "Sequence: 64"

@@ -35,6 +35,7 @@ class CalmTable(QTableWidget):
         super().__init__(parent)
         self._last_px = 0
         self.setShowGrid(False)
+        self.setTabKeyNavigation(False)  # Tab goes on; arrows move within
         self.setAlternatingRowColors(True)
         self.setWordWrap(False)
         self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)

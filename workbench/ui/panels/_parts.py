@@ -33,7 +33,7 @@ _Layout = TypeVar("_Layout", bound=QLayout)
 ICON = QSize(16, 16)
 SMALL_ICON = QSize(14, 14)
 BRIEF = 140  # characters, about three lines of the toggles' panel
-_CLAUSE = re.compile(r"[;:.,] ")
+_ENDS = (re.compile(r"[;.] "), re.compile(r"[:,] "), re.compile(" "))  # the best first
 
 
 class Budgeted(Protocol):
@@ -80,10 +80,17 @@ def brief_note(text: str, tone: str = "") -> QLabel:
     """A note of whole clauses up to ``BRIEF`` characters; pointing at it shows all of the text."""
     label = note(text, tone)
     if len(text) > BRIEF:
-        end = max((found.start() for found in _CLAUSE.finditer(text, 0, BRIEF)), default=0)
-        label.setText(f"{text[: end or text.rfind(' ', 0, BRIEF)]} …")
+        ends = ([found.start() for found in kind.finditer(text, 0, BRIEF)] for kind in _ENDS)
+        end = next((max(found) for found in ends if found and max(found) > BRIEF / 3), BRIEF)
+        label.setText(f"{text[:end]} …")
         label.setToolTip(f"<qt>{html.escape(text)}</qt>")  # rich text is wrapped
     return label
+
+
+def ended(*texts: str) -> str:
+    """Texts one after the other, each ending as a sentence."""
+    said = [text.strip() for text in texts if text.strip()]
+    return " ".join(one if one.endswith((".", "!", "?")) else f"{one}." for one in said)
 
 
 def set_tone(label: QLabel, tone: str) -> None:

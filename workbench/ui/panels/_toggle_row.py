@@ -103,7 +103,7 @@ class ToggleRow(QWidget):
         self._notes.addWidget(body)
 
     def _reason(self, why: Blocked, titles: list[str], theme: Theme) -> QWidget:
-        label = _parts.note(f"{', '.join(titles)}: {_sentence(why.reason)} {_sentence(why.fix)}")
+        label = _parts.note(f"{', '.join(titles)}: {_parts.ended(why.reason, why.fix)}")
         label.setObjectName("blocked")
         row = _parts.marked(label, "locked", theme, "muted")
         if why.set:
@@ -124,8 +124,3 @@ class ToggleRow(QWidget):
 
 def _tone(role: str) -> str:
     return "" if role == "muted" else role
-
-
-def _sentence(text: str) -> str:
-    text = text.strip()
-    return text if not text or text.endswith((".", "!", "?")) else f"{text}."

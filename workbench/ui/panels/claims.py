@@ -98,7 +98,7 @@ class ClaimsPanel(QWidget):
         box.setSuffix(suffix)
         box.setSpecialValueText(none)
         box.setValue(value)
-        box.setAccessibleName(f"Seconds: {suffix.strip()}")
+        box.setAccessibleName(f"Seconds {suffix.removeprefix(' s ')}")
         return box
 
     def _set_budget(self, seconds: float) -> None:

@@ -60,6 +60,7 @@ class EventsPanel(QWidget):
         self.table = QTableView()
         self.table.setModel(self._filtered)
         self.table.setShowGrid(False)
+        self.table.setTabKeyNavigation(False)  # Tab goes on; arrows move within
         self.table.setWordWrap(False)
         self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
         self.table.verticalHeader().hide()

@@ -74,6 +74,7 @@ class SegmentsPanel(QWidget):
         table = QTableView()
         table.setModel(self.model)
         table.setShowGrid(False)
+        table.setTabKeyNavigation(False)  # Tab goes on; arrows move within
         table.setIconSize(QSize(SWATCH, SWATCH))
         table.setAlternatingRowColors(True)
         table.setWordWrap(False)
