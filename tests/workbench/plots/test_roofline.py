@@ -39,8 +39,9 @@ def test_dots_lie_where_they_were_measured_and_none_above_the_roof():
             assert 10**layer._y == pytest.approx([each.achieved for each in layer._found])
     assert drawn == len(rated(session))
     (names,) = [layer for layer in canvas.layers if isinstance(layer, Names)]
-    assert {each.operator for each in names.lowest} == {each.operator for each in rated(session)}
-    assert {each.implementation for each in names.lowest} == {"torch"}  # the slowest
+    known = {f"{each.operator}, {each.direction}" for each in rated(session)}
+    assert names.lowest.keys() == known
+    assert {each.implementation for each in names.lowest.values()} == {"torch"}  # the slowest
 
 
 def test_one_direction_can_be_shown_alone():
@@ -48,7 +49,9 @@ def test_one_direction_can_be_shown_alone():
     assert PLOT.choices(runs) == {"direction": ("all", "forward", "backward")}
     shown = PLOT.table(runs, direction="backward")
     assert set(shown["direction"]) == {"backward"}
-    painted(PLOT, runs, STYLES["light"], direction="backward")
+    _, canvas = painted(PLOT, runs, STYLES["light"], direction="backward")
+    (names,) = [layer for layer in canvas.layers if isinstance(layer, Names)]
+    assert set(names.lowest) == {each.operator for each in rated(runs[0].session)}
 
 
 @pytest.mark.parametrize("suffix", [".pdf", ".csv"])

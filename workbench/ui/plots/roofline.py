@@ -3,13 +3,14 @@
 To the right the arithmetic intensity, upwards FLOP/s, both logarithmic. The roof is what a large
 copy (the slope) and a large matrix product (the level) reached in the same run; a kernel that lies
 on it needs no time beyond what its bytes and FLOPs take. A dot is one implementation at one size
-in one direction; each operator is named below its lowest dot, where there is room.
+in one direction; each operator is named below its lowest dot of each direction, where there is
+room.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from PySide6.QtCore import QPointF, QRectF, Qt
@@ -107,9 +108,9 @@ class Names(Layer):
 
     z = 25.0
 
-    def __init__(self, lowest: Sequence[Rated], style: Style) -> None:
+    def __init__(self, lowest: Mapping[str, Rated], style: Style) -> None:
         super().__init__()
-        self.lowest, self._style = lowest, style
+        self.lowest, self._style = lowest, style  # by name
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
         """The names, those of the slowest first."""
@@ -118,10 +119,10 @@ class Names(Layer):
         painter.setFont(font)
         painter.setPen(shade(self._style.theme.text))
         taken: list[QRectF] = []
-        for kernel in sorted(self.lowest, key=lambda each: each.achieved):
+        for name, kernel in sorted(self.lowest.items(), key=lambda each: each[1].achieved):
             x = frame.px(math.log10(kernel.intensity))
             y = frame.py(math.log10(kernel.achieved))
-            width = metrics.horizontalAdvance(kernel.operator)
+            width = metrics.horizontalAdvance(name)
             left = min(max(0.0, x - width / 2), frame.width - width)
             area = QRectF(left, y + _DOT_PX + 2, width, metrics.height())
             for _ in range(_NAME_ROWS):
@@ -132,7 +133,7 @@ class Names(Layer):
                 continue
             if 0 <= x <= frame.width and area.bottom() <= frame.height:
                 taken.append(area)
-                painter.drawText(QPointF(left, area.top() + metrics.ascent()), kernel.operator)
+                painter.drawText(QPointF(left, area.top() + metrics.ascent()), name)
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, direction: str = _ALL) -> None:
@@ -141,9 +142,11 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, direction: str
     plot_item.describe((_INTENSITY, "Arithmetic intensity"), (_RATE, "Achieved"))
     plot_item.zero = False
     plot_item.pad_x = 0.0
+    several = len({kernel.direction for kernel in found}) > 1
     lowest: dict[str, Rated] = {}
     for kernel in sorted(found, key=lambda each: each.achieved):
-        lowest.setdefault(kernel.operator, kernel)
+        name = f"{kernel.operator}, {kernel.direction}" if several else kernel.operator
+        lowest.setdefault(name, kernel)
     ends = [kernel.intensity for kernel in found]
     low, high = min(ends) / 10**_MARGIN, max(ends) * 10**_MARGIN
     for place, roof in enumerate(roofs(runs[0].session)):
@@ -151,7 +154,7 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, direction: str
     for color, name in enumerate(dict.fromkeys(kernel.implementation for kernel in found)):
         own = [kernel for kernel in found if kernel.implementation == name]
         plot_item.add(Kernels(own, color, style))
-    plot_item.add(Names(list(lowest.values()), style))
+    plot_item.add(Names(lowest, style))
 
 
 def table(runs: Sequence[Run], *, direction: str = _ALL) -> dict[str, Array]:
