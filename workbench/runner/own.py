@@ -12,6 +12,8 @@ The file is run in the runner, once for the weights and once for every configura
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
 import itertools
 import sys
@@ -25,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import kernels
 from models import ConfigurationError, Costs, Family, Footprint, Model
 from models._family import Batch, setting
 from models._initialise import Take
@@ -164,6 +167,33 @@ def split(source: str) -> tuple[Path, str]:
             "own: no file is named; choose one with Open model..., or with --model FILE.py:build"
         )
     return Path(text).expanduser().absolute(), name
+
+
+def called(config: OwnConfig) -> frozenset[str]:
+    """The operators of ``kernels`` that the file names, which is read and not run.
+
+    As ``kernels.rms_norm`` under whatever name the package is imported, or as imported from it.
+    """
+    return _called(split(config.source)[0], config.sha256) if config.source else frozenset()
+
+
+@functools.lru_cache(maxsize=16)
+def _called(path: Path, sha256: str) -> frozenset[str]:
+    try:
+        nodes = list(ast.walk(ast.parse(_read(path))))
+    except (SyntaxError, ValueError):  # which running it tells
+        return frozenset()
+    names: set[str] = set()
+    aliases: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            aliases |= {each.asname or each.name for each in node.names if each.name == "kernels"}
+        elif isinstance(node, ast.ImportFrom) and node.module == "kernels":
+            names |= {each.name for each in node.names}
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            names |= {node.attr} if node.value.id in aliases else set()
+    return frozenset(names & kernels.OPS.keys())
 
 
 def load(config: OwnConfig, seed: int) -> Parts:

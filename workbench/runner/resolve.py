@@ -17,7 +17,7 @@ from workbench.offered import expected
 from workbench.protocol import OR, Availability, Blocked, Field, Start
 from workbench.runner import own
 from workbench.runner.failures import Mistake
-from workbench.runner.toggles import Situation, all_toggles
+from workbench.runner.toggles import Situation, Toggle, all_toggles
 from workbench.runner.wire import Wire
 from workbench.runner.workloads import Workload, all_workloads
 
@@ -126,9 +126,21 @@ def _why(name: str, option: str, situation: Situation) -> Blocked | None:
     toggle = all_toggles()[name]
     if option == toggle.off:
         return None
-    if toggle.bundled and situation.family is own.FAMILY:
-        return Blocked(toggle.bundled, "Choose a bundled family.", {name: toggle.off}, absent=True)
+    if situation.family is own.FAMILY and (why := _not_of(toggle, situation.config)):
+        return Blocked(*why, {name: toggle.off}, absent=True)
     return toggle.blocked(option, situation)
+
+
+def _not_of(toggle: Toggle, config: own.OwnConfig) -> tuple[str, str] | None:
+    """Why a toggle does not act on a model of one's own, and what to do."""
+    if toggle.bundled:
+        return toggle.bundled, "Choose a bundled family."
+    if not toggle.operators or not own.called(config).isdisjoint(toggle.operators):
+        return None
+    acts = f"acts on kernels.{toggle.operators[0]}"
+    if len(toggle.operators) > 1:
+        acts = "acts on operators of kernels"
+    return f"{acts}, which your file does not call", "Call it there, or choose a bundled family."
 
 
 def _settle(

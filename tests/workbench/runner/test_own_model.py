@@ -18,6 +18,7 @@ from workbench import protocol
 from workbench.runner import own, resolve
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"
+KERNELS = EXAMPLE.with_name("own_kernels.py")
 PARAMETERS = 80 + 16 + 584 + 512 * 32 + 32 + 32 * 4 + 4
 CPU = torch.device("cpu")
 
@@ -95,9 +96,10 @@ def test_the_others_say_why_they_do_not_apply(runner):
     answer = runner.until(protocol.Availability)
     assert answer.problems == []
     for toggle, option, reason in (
-        ("triton", "on", "switches bundled operators, and which ones a model of your own calls"),
-        ("triton_rope", "triton", "switches bundled operators"),
-        ("attention", "manual", "switches bundled operators"),
+        ("triton", "on", "acts on operators of kernels, which your file does not call"),
+        ("triton_rope", "triton", "acts on kernels.rope, which your file does not call"),
+        ("attention", "manual", "acts on kernels.attention, which your file does not call"),
+        ("ssd_chunk", "64", "acts on parts of the bundled families"),
         ("checkpointing", "full", "the blocks of a model of your own are not known"),
         ("rope_cache", "shared", "shares the rotary tables of the bundled families"),
         ("ccgqa", "on", "Own model has no ccgqa"),
@@ -119,7 +121,35 @@ def test_a_default_that_does_not_apply_is_off_and_one_that_is_asked_for_is_a_mis
     found = resolve.resolve(owned(EXAMPLE), CPU)
     assert found.option("triton") == "off"
     asked = resolve.availability(owned(EXAMPLE, toggles={"triton": "on"}), CPU)
-    assert "toggle triton: 'on' cannot be used: switches bundled" in asked.problems[0]
+    assert "toggle triton: 'on' cannot be used: acts on operators of" in asked.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("import kernels; kernels.geglu", {"geglu"}),
+        ("import kernels as k, torch; k.rope(k.attention)", {"rope", "attention"}),
+        ("from kernels import rms_norm as norm, using", {"rms_norm"}),
+        ("import torch as kernels; kernels.geglu", set()),
+        ("import kernels; other.geglu; kernels.nothing", set()),
+        ("# kernels.geglu", set()),
+        ("this is no Python", set()),
+    ],
+)
+def test_the_operators_that_a_file_calls_are_read_from_it(write, line, expected):
+    config = own.FAMILY.configure("file", {"source": str(write(line))})
+    assert own.called(config) == expected
+
+
+@pytest.mark.parametrize("workload", ["forward", "train"])
+def test_a_model_made_of_bundled_operators_has_their_toggles(runner, workload):
+    toggles = {"triton_geglu": "torch", "triton_qk_norm": "torch", "attention": "manual"}
+    finished, failures, segment = outcome(runner, owned(KERNELS, workload, toggles=toggles), 3)
+    assert (finished.reason, failures) == ("done", [])
+    said = {each.toggle: each.status for each in segment.evidence}
+    assert said == dict.fromkeys(toggles, "effective")
+    there = resolve.availability(owned(KERNELS), CPU).blocked
+    assert there["triton_rope"]["torch"].reason.startswith("acts on kernels.rope, which")
 
 
 def test_a_session_runs_it_again_and_a_changed_file_is_told(runner, tmp_path):

@@ -10,7 +10,6 @@ from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
-    OPERATORS,
     Finding,
     Situation,
     Stage,
@@ -56,7 +55,7 @@ def kernel_toggle(operator: str, title: str, help: str) -> Toggle:
         apply=apply,
         evidence=evidence,
         blocked=blocked,
-        bundled=OPERATORS,
+        operators=(operator,),
     )
 
 
@@ -64,6 +63,11 @@ def implementations(operator: str) -> dict[str, str]:
     """Titles of an operator's implementations by name, plain PyTorch first."""
     names = sorted(kernels.OPS[operator].implementations, key=lambda name: name != "torch")
     return {name: TITLES.get(name, name) for name in names}
+
+
+def with_triton() -> tuple[str, ...]:
+    """The operators that have a Triton kernel."""
+    return tuple(name for name, one in kernels.OPS.items() if "triton" in one.implementations)
 
 
 def unavailable(operator: str, implementation: str, situation: Situation) -> Blocked | None:

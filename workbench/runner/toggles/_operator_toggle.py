@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._kernel_toggle import implementations, unavailable, usage_finding
-from workbench.runner.toggles._toggle import OPERATORS, Finding, Situation, Stage, Toggle, no_effect
+from workbench.runner.toggles._toggle import PARTS, Finding, Situation, Stage, Toggle, no_effect
 
 if TYPE_CHECKING:
     from workbench.runner.arm import Arm, Build
@@ -54,5 +54,5 @@ def operator_toggle(
         apply=apply,
         evidence=evidence,
         blocked=blocked,
-        bundled=OPERATORS,
+        bundled=PARTS,
     )

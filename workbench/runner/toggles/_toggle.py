@@ -99,7 +99,8 @@ class Toggle:
     ``apply(option, build)`` is called for every option but the first, in order of stage.
     ``configure(option, config)`` gives fields of the model's configuration that become others
     before that, for every option but the first that is not blocked.
-    ``bundled`` is set where it acts on parts that only the bundled families are known to have.
+    ``bundled`` is set where it acts on parts that only the bundled families are known to have, and
+    ``operators`` where it acts on calls of ``kernels``: on a model of one's own if it has one.
     ``evidence(option, arm)`` is asked once the arm runs steadily, for every option but the first;
     for that too where it chooses among others, and ``chooses(arm)`` says that it had to.
     """
@@ -117,6 +118,7 @@ class Toggle:
     configure: Callable[[str, Any], Mapping[str, Scalar]] | None = None
     chooses: Callable[[Arm], bool] | None = None
     bundled: str = ""  # why it cannot act on a model of a person's own; empty where it can
+    operators: tuple[str, ...] = ()
 
     @property
     def off(self) -> str:
@@ -139,7 +141,7 @@ class Toggle:
         )
 
 
-OPERATORS = "switches bundled operators, and which ones a model of your own calls is not known"
+PARTS = "acts on parts of the bundled families, which a model of your own is not known to have"
 NEEDS_GPU = Blocked("needs a CUDA GPU; this runner uses the CPU", "Run it on a machine with a GPU.")
 NEEDS_TRAINING = Blocked(
     "acts on the backward pass, and this workload has none",

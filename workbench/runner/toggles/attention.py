@@ -22,7 +22,6 @@ from workbench.protocol import Blocked
 from workbench.runner import marked
 from workbench.runner.toggles._kernel_toggle import usage_finding
 from workbench.runner.toggles._toggle import (
-    OPERATORS,
     Finding,
     Situation,
     Stage,
@@ -148,5 +147,5 @@ TOGGLE = Toggle(
     evidence=_evidence,
     chooses=_calls,
     blocked=_blocked,
-    bundled=OPERATORS,
+    operators=("attention",),
 )

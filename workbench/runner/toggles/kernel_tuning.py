@@ -20,9 +20,8 @@ import kernels
 from sessions.model import Phase
 from workbench.protocol import Blocked
 from workbench.runner import marked
-from workbench.runner.toggles._kernel_toggle import unavailable
+from workbench.runner.toggles._kernel_toggle import unavailable, with_triton
 from workbench.runner.toggles._toggle import (
-    OPERATORS,
     Finding,
     Situation,
     Stage,
@@ -106,5 +105,5 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
-    bundled=OPERATORS,
+    operators=with_triton(),
 )

@@ -19,7 +19,7 @@ from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._imagined import Imagined, computing
 from workbench.runner.toggles._toggle import (
-    OPERATORS,
+    PARTS,
     Finding,
     Situation,
     Stage,
@@ -94,5 +94,5 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
-    bundled=OPERATORS,
+    bundled=PARTS,
 )

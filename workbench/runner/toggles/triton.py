@@ -12,9 +12,8 @@ import torch
 
 import kernels
 from workbench.protocol import Blocked
-from workbench.runner.toggles._kernel_toggle import unavailable, usage_finding
+from workbench.runner.toggles._kernel_toggle import unavailable, usage_finding, with_triton
 from workbench.runner.toggles._toggle import (
-    OPERATORS,
     Finding,
     Situation,
     Stage,
@@ -27,13 +26,9 @@ if TYPE_CHECKING:
     from workbench.runner.arm import Arm, Build
 
 
-def _operators() -> list[str]:
+def _operators() -> tuple[str, ...]:
     # Attention has a toggle of its own, which names its backends.
-    return [
-        name
-        for name, operator in kernels.OPS.items()
-        if "triton" in operator.implementations and name != "attention"
-    ]
+    return tuple(name for name in with_triton() if name != "attention")
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
@@ -72,6 +67,6 @@ TOGGLE = Toggle(
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,
-    bundled=OPERATORS,
+    operators=_operators(),
     default=_default,
 )
