@@ -70,7 +70,7 @@ def test_what_a_model_prints_is_log_text_and_not_a_message(survivor):
             "out-of-memory",
             "Out of memory: 20.00 GiB more was needed and 3.21 GiB was",
         ),
-        ("host-memory", "out-of-memory", "Out of memory: 4194304.0 GiB more was needed."),
+        ("host-memory", "out-of-memory", "Out of memory: 4.00 PiB more was needed."),
     ],
 )
 @pytest.mark.parametrize("call", [1, 2, 8], ids=["building", "first step", "stepping"])
