@@ -122,8 +122,7 @@ class OwnFamily(Family):
         dtype: torch.dtype = torch.float32,
     ) -> Model:
         """The structure that its file gives, whatever the values."""
-        parts = load(config, 0)
-        return OwnModel(parts.module, parts.loss).to(device=device, dtype=dtype)
+        return self.materialise(config, device, dtype)
 
     def materialise(
         self,
