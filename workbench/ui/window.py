@@ -280,8 +280,8 @@ class MainWindow(QMainWindow):
         self.settings.save_layout("docks", self.desk.saveState())
         self.hide()
         self.status.close_timer()
-        self.collector.stop()
         self.state.close()
+        self.collector.stop()  # only now: no thread is left in which Python could collect
         super().closeEvent(event)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -24,10 +25,10 @@ FAKE = (sys.executable, str(Path(__file__).parent / "fake_runner.py"))
 
 
 @pytest.fixture(autouse=True)
-def own_places(tmp_path, monkeypatch):
-    """No test writes to the user's journals or settings."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+def hold(tmp_path, monkeypatch):
+    """While this file is there, the fake runner leaves what it measures half done."""
+    monkeypatch.setenv("FAKE_RUNNER_HOLD", str(tmp_path / "hold"))
+    return tmp_path / "hold"
 
 
 @pytest.fixture
@@ -68,6 +69,7 @@ def window(qapp, qtbot, state, settings, monkeypatch):
     qtbot.waitExposed(window)
     yield window
     window.close()
+    gc.disable()  # until its widgets are gone too
     window.deleteLater()
     # At once: the next window's style sheet would dress the widgets of this one too, for a second.
     QCoreApplication.sendPostedEvents(window, QEvent.Type.DeferredDelete)

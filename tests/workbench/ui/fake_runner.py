@@ -2,7 +2,7 @@
 
 The configuration's ``data`` asks it to misbehave: ``malformed`` sends a line that is no message,
 ``hang`` stops answering, ``oom`` fails the run, ``fails`` a comparison, ``deaf`` does not hear
-Cancel.
+Cancel. While the file that ``FAKE_RUNNER_HOLD`` names is there, what is measured stays half done.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from sessions.model import Phase, Prediction  # noqa: E402
 from workbench import protocol  # noqa: E402
 
 BATCH = 3
+HALF = 8  # paced messages
+HOLD = Path(os.environ["FAKE_RUNNER_HOLD"])
 MADE = Prediction(
     ratio=0.9, text="at the measured ceilings A needs 10 ms at least, B 9 ms",
     base_us=1e4, other_us=9e3,
@@ -167,12 +169,18 @@ def attribute(run: FakeRun, command: protocol.Attribute, index: int, commands: q
 
 def tell(told, paced: type[protocol.Message], commands: queue.Queue) -> str:
     """Send the messages, at a pace, until a command comes; how it ended."""
+    count = 0
     for message in told:
         send(message)
         if isinstance(message, paced):
+            count += 1
             time.sleep(0.02)
-            while not commands.empty():
-                match commands.get():
+            while not commands.empty() or (count == HALF and HOLD.exists()):
+                try:
+                    command = commands.get(timeout=0.02)
+                except queue.Empty:
+                    continue
+                match command:
                     case protocol.Check() as check:
                         send(availability(check.configuration))
                     case protocol.Apply():

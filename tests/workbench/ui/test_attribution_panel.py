@@ -95,11 +95,13 @@ def test_more_toggles_than_a_factorial_takes_are_refused_with_the_way_out(qtbot,
     assert "tick at most" not in panel.why_not.text()
 
 
-def test_an_attribution_comes_live_and_is_shown_in_words_picture_and_numbers(qtbot, switched):
+def test_an_attribution_comes_live_and_is_shown_in_words_picture_and_numbers(qtbot, switched, hold):
     state, panel = switched.state, switched.attribution
+    hold.touch()
     qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: panel.headline.text().startswith("Measuring: "), timeout=10_000)
     assert not panel.run.isEnabled()
+    hold.unlink()
     qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=20_000)
     qtbot.waitUntil(lambda: panel.headline.text().startswith("All together: FASTER"))
     assert panel.chart.reason is None

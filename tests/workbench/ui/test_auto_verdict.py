@@ -73,12 +73,14 @@ def test_nothing_is_offered_before_a_toggle_was_changed(state, bar):
     assert state.offers.offer is None and not bar.isVisible()
 
 
-def test_a_click_offers_a_verdict_against_the_configuration_before_it(qtbot, state, bar):
+def test_a_click_offers_a_verdict_against_the_configuration_before_it(qtbot, state, bar, hold):
+    hold.touch()
     state.set_toggle("triton", "on")
     qtbot.waitUntil(bar.isVisible)
     assert "Triton kernels, all: On: did it help?" in texts(bar)
     press(qtbot, bar, "Verdict")
     qtbot.waitUntil(lambda: "Measuring: " in texts(bar))
+    hold.unlink()
     running(qtbot, state)
     assert compared(state) == [({"triton": "off"}, {"triton": "on"})]
     assert state.running.toggles["triton"] == "on"  # the new one goes on
@@ -148,7 +150,7 @@ def test_auto_verdict_measures_by_itself_and_the_new_configuration_goes_on(
 ):
     state.offers.set_automatic(True)
     state.set_toggle("triton", "on")
-    qtbot.waitUntil(lambda: state.verdicts.busy)
+    qtbot.waitUntil(lambda: bool(state.session.comparisons))
     running(qtbot, state)
     assert compared(state) == [({"triton": "off"}, {"triton": "on"})]
     kinds = [type(one).__name__ for one in asked if not isinstance(one, protocol.Check)]
@@ -162,7 +164,7 @@ def test_auto_verdict_measures_by_itself_and_the_new_configuration_goes_on(
 def test_fast_but_wrong_is_red_in_auto_verdict_too(qtbot, state, bar):
     state.offers.set_automatic(True)
     state.set_toggle("compile", "reduce-overhead")
-    qtbot.waitUntil(lambda: state.verdicts.busy)
+    qtbot.waitUntil(lambda: bool(state.session.comparisons))
     running(qtbot, state)
     qtbot.waitUntil(lambda: "by time: B is FASTER" in texts(bar))
     shown = texts(bar)
@@ -187,7 +189,7 @@ def test_quick_clicks_make_one_comparison(qtbot, state, bar, monkeypatch):
         if place < 2:  # each has run before the next click
             running(qtbot, state, place + 2)
     monkeypatch.setattr(offers, "SETTLE_MS", settle_ms)
-    qtbot.waitUntil(lambda: state.verdicts.busy)
+    qtbot.waitUntil(lambda: bool(state.session.comparisons))
     running(qtbot, state)
     qtbot.wait(700)
     assert compared(state) == [
@@ -207,7 +209,7 @@ def test_a_quick_click_whose_segment_is_slow_to_come_belongs_to_the_same_change(
     running(qtbot, state, 2)
     monkeypatch.setattr(offers, "SETTLE_MS", 1)  # over before the runner has heard of the click
     state.set_toggle("adamw", "fused")
-    qtbot.waitUntil(lambda: state.verdicts.busy)
+    qtbot.waitUntil(lambda: bool(state.session.comparisons))
     running(qtbot, state)
     qtbot.wait(300)
     assert compared(state) == [
@@ -216,7 +218,10 @@ def test_a_quick_click_whose_segment_is_slow_to_come_belongs_to_the_same_change(
 
 
 @pytest.mark.parametrize("drained", ["with what follows it", "alone"])
-def test_a_click_during_a_comparison_waits_and_is_judged_next(qtbot, state, panel, bar, drained):
+def test_a_click_during_a_comparison_waits_and_is_judged_next(
+    qtbot, state, panel, bar, hold, drained
+):
+    hold.touch()
     if drained == "alone":  # as on a busy machine: the end, then what it touched, then idle
 
         def touch(message) -> None:
@@ -231,6 +236,7 @@ def test_a_click_during_a_comparison_waits_and_is_judged_next(qtbot, state, pane
     assert state.pending == {"adamw": "fused"}
     pending = "\n".join(label.text() for label in panel.findChildren(QLabel))
     assert "1 change for the verdict" in pending
+    hold.unlink()
     qtbot.waitUntil(lambda: len(state.session.comparisons) == 2)
     running(qtbot, state)
     assert not state.failures
@@ -256,7 +262,8 @@ def test_what_was_compared_is_not_compared_again_by_itself(qtbot, state, bar):
     qtbot.waitUntil(lambda: len(state.session.comparisons) == 2)
 
 
-def test_stop_ends_the_comparison_and_the_run(qtbot, state, bar):
+def test_stop_ends_the_comparison_and_the_run(qtbot, state, bar, hold):
+    hold.touch()
     state.offers.set_automatic(True)
     state.set_toggle("triton", "on")
     qtbot.waitUntil(lambda: state.verdicts.measuring)
@@ -266,7 +273,8 @@ def test_stop_ends_the_comparison_and_the_run(qtbot, state, bar):
     assert state.runner_state == "idle" and len(state.session.comparisons) == 1
 
 
-def test_enough_ends_the_comparison_and_the_run_goes_on(qtbot, state, bar):
+def test_enough_ends_the_comparison_and_the_run_goes_on(qtbot, state, bar, hold):
+    hold.touch()
     state.set_toggle("triton", "on")
     qtbot.waitUntil(bar.isVisible)
     press(qtbot, bar, "Verdict")
@@ -279,7 +287,8 @@ def test_enough_ends_the_comparison_and_the_run_goes_on(qtbot, state, bar):
     assert state.running.toggles["triton"] == "on"
 
 
-def test_undecided_can_be_measured_on_from_the_bar_and_the_run_goes_on(qtbot, state, bar):
+def test_undecided_can_be_measured_on_from_the_bar_and_the_run_goes_on(qtbot, state, bar, hold):
+    hold.touch()
     state.set_toggle("triton", "on")
     qtbot.waitUntil(bar.isVisible)
     press(qtbot, bar, "Verdict")
@@ -288,6 +297,7 @@ def test_undecided_can_be_measured_on_from_the_bar_and_the_run_goes_on(qtbot, st
     )
     press(qtbot, bar, "Enough")
     running(qtbot, state)
+    hold.unlink()
     assert state.verdicts.newest.verdict == "UNDECIDED"
     more = state.verdicts.more_text()
     qtbot.waitUntil(lambda: more in [one.text() for one in bar.findChildren(QPushButton)])
@@ -320,7 +330,8 @@ def test_a_comparison_that_fails_leaves_the_run_going(qtbot, state, bar):
     assert state.running.toggles["triton"] == "on"
 
 
-def test_a_runner_that_dies_in_a_comparison_leaves_nothing_waiting(qtbot, state, bar):
+def test_a_runner_that_dies_in_a_comparison_leaves_nothing_waiting(qtbot, state, bar, hold):
+    hold.touch()
     state.set_toggle("triton", "on")
     qtbot.waitUntil(bar.isVisible)
     press(qtbot, bar, "Verdict")

@@ -49,10 +49,11 @@ def test_every_claim_of_every_document_is_listed_before_any_is_measured(panel):
 
 
 def test_one_claims_experiment_is_measured_live_by_the_runner_and_kept(
-    qtbot, ready, panel, tmp_path
+    qtbot, ready, panel, tmp_path, hold
 ):
     state = ready.state
     panel.budget.setValue(4)
+    hold.touch()
     qtbot.mouseClick(
         panel.rows[key("+ torch.compile, inference")].button, Qt.MouseButton.LeftButton
     )
@@ -63,6 +64,7 @@ def test_one_claims_experiment_is_measured_live_by_the_runner_and_kept(
                  unit="x faster than the standard path")[0] == "Not yet"  # fmt: skip
     so_far = panel.rows[key("+ torch.compile, inference")].measured
     qtbot.waitUntil(lambda: so_far.text().endswith("so far"), timeout=20_000)
+    hold.unlink()
     qtbot.waitUntil(lambda: not state.reproductions.measuring, timeout=30_000)
     qtbot.waitUntil(lambda: shown(panel, "+ torch.compile, inference")[0] == "Holds")
     assert shown(panel, "CUDA graphs on top of it", unit="x faster than without graphs")[0] == (

@@ -38,3 +38,18 @@ def test_python_collects_by_itself_again_after_the_window_is_closed(qtbot):
     assert not gc.isenabled()
     collector.stop()
     assert gc.isenabled()
+
+
+def test_no_thread_of_the_window_is_left_that_could_collect_when_python_does_again(
+    ready, monkeypatch
+):
+    collecting = []
+    close = ready.state.close
+
+    def closed():
+        close()
+        collecting.append(gc.isenabled())
+
+    monkeypatch.setattr(ready.state, "close", closed)
+    ready.close()
+    assert collecting == [False] and gc.isenabled()

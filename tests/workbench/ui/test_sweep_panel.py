@@ -105,13 +105,15 @@ def test_what_cannot_be_run_says_why_in_text(qtbot, ready, panel, asked, change,
     assert not asked
 
 
-def test_a_sweep_is_shown_as_it_comes_and_can_be_stopped(qtbot, ready, panel):
+def test_a_sweep_is_shown_as_it_comes_and_can_be_stopped(qtbot, ready, panel, hold):
     state = ready.state
+    hold.touch()
     state.sweeps.set_arm("plain", True)
     qtbot.waitUntil(panel.run.isEnabled)
     qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: "of 10 points measured" in panel.headline.text(), timeout=10_000)
     assert state.sweeps.why_not() == "A sweep is being measured."
+    hold.unlink()
     qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
     qtbot.waitUntil(lambda: "10 points; sizes in random order" in panel.headline.text())
     assert panel.run.isEnabled() and not state.sweeps.measuring and not state.saved
@@ -119,6 +121,7 @@ def test_a_sweep_is_shown_as_it_comes_and_can_be_stopped(qtbot, ready, panel):
     names = [entry.name for entry in panel.charts["sweep_time"].canvas.entries()]
     assert names[0].startswith("defaults: exponent 0.") and len(names) == 2
     assert panel.charts["sweep_map"].reason is not None
+    hold.touch()
     qtbot.mouseClick(panel.run, Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: state.sweeps.measuring, timeout=10_000)
     state.stop()

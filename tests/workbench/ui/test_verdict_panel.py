@@ -81,11 +81,13 @@ def test_a_changed_toggle_offers_the_verdict_against_before(changed):
     assert before.toggles["triton"] == "off"
 
 
-def test_a_verdict_comes_live_and_is_shown_in_words(qtbot, changed):
+def test_a_verdict_comes_live_and_is_shown_in_words(qtbot, changed, hold):
     state, panel = changed.state, changed.verdict
+    hold.touch()
     changed.actions_["verdict"].trigger()
     qtbot.waitUntil(lambda: panel.headline.text().startswith("Measuring: "), timeout=10_000)
     assert not panel.more.isEnabled()
+    hold.unlink()
     qtbot.waitUntil(lambda: not state.verdicts.busy, timeout=20_000)
     said = "B computed wrong numbers; by time: B is FASTER than A"
     qtbot.waitUntil(lambda: panel.headline.text() == said)
@@ -118,8 +120,9 @@ def test_measuring_on_adds_to_the_comparison(qtbot, changed):
     assert len(state.session.comparisons) == 1
 
 
-def test_a_comparison_can_be_stopped_and_keeps_its_blocks(qtbot, changed):
+def test_a_comparison_can_be_stopped_and_keeps_its_blocks(qtbot, changed, hold):
     state = changed.state
+    hold.touch()
     changed.actions_["verdict"].trigger()
     qtbot.waitUntil(
         lambda: bool(state.session.comparisons) and len(state.session.comparisons[0].order) > 2,
