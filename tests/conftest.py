@@ -1,9 +1,11 @@
 """What the marker ``gpu`` means, where such a test runs and why not here; and what CI saves."""
 
+import faulthandler
 import gc
 import os
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 # Tests run two at a time on two cores: OpenMP threads that spin at barriers would wait for cores
@@ -13,6 +15,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if os.environ.get("CI"):  # the same examples each time, and fewer: by hand there are all
     settings.register_profile("few", settings.get_profile("ci"), max_examples=40)
     settings.load_profile("few")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Of a crash, the thread that crashed: it comes last, and a log may be cut before it."""
+    faulthandler.enable(config.stash[fault_handler_stderr_fd_key], all_threads=False)
 
 
 def pytest_collection_finish() -> None:
