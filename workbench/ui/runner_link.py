@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
 from workbench import protocol
 from workbench.ui.stream_reader import Client, StreamReader
@@ -88,6 +88,7 @@ class RunnerLink(QObject):
             reader.close()
         self._retired.clear()
 
+    @Slot()  # type: ignore[untyped-decorator]  # called from the reader's thread, through Qt
     def _schedule(self) -> None:
         if not self._frame.isActive():
             self._frame.start(FRAME_MS)

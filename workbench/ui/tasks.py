@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QObject, Signal, Slot
 
 Done = Callable[[Any], None]
 Failed = Callable[[Exception, str], None]
@@ -50,6 +50,7 @@ class Tasks(QObject):
         else:
             self._finished.emit(done, (result,))
 
+    @Slot(object, object)  # type: ignore[untyped-decorator]  # called from the pool, through Qt
     def _call(self, callback: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         if not self._closed:
             callback(*arguments)
