@@ -15,6 +15,7 @@ from workbench.commands._command import (
     Failed,
     Mistaken,
     answer,
+    answer_json,
     check_output,
     load,
     names,
@@ -31,6 +32,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     plots = _plot_names()
     what.add_argument("--plot", metavar="NAME", choices=plots, help=f"one of {', '.join(plots)}")
     what.add_argument("--table", choices=_TABLES, help="of one session: a row each")
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
     parser.add_argument(
         *("-o", "--output"),
         type=Path,
@@ -45,7 +47,19 @@ def _run(arguments: argparse.Namespace) -> int:
         _write_table(arguments.table, arguments.files, arguments.output)
     else:
         _draw(arguments.plot, arguments.files, arguments.output)
-    answer(str(arguments.output))
+    if arguments.json:
+        answer_json(
+            {
+                "reason": "done",
+                "file": str(arguments.output),
+                "bytes": arguments.output.stat().st_size,
+                "plot": arguments.plot,
+                "table": arguments.table,
+                "sessions": [str(path) for path in arguments.files],
+            }
+        )
+    else:
+        answer(str(arguments.output))
     return DONE
 
 
