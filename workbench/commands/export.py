@@ -21,6 +21,7 @@ from workbench.commands._command import (
     names,
     write_text,
 )
+from workbench.titles import Titles
 
 _TABLE_SUFFIXES = (".md", ".csv")
 _TABLES = ("segments", "claims")
@@ -78,7 +79,7 @@ def _draw(plot: str, paths: list[Path], output: Path) -> None:
     check_output(output, SUFFIXES)
     sessions = [load(path) for path in paths]
     runs = [
-        Run(session, name, place)
+        Run(session, name, place, titled=Titles(session.titles).of)
         for place, (session, name) in enumerate(zip(sessions, names(paths), strict=True))
     ]
     try:
