@@ -46,7 +46,9 @@ def read(source: Source, sealed: bool) -> Session:
             id=_attribute(file, "id", str),
             created=_attribute(file, "created", float),
             notes=_attribute(file, "notes", str),
-            environment=_environment(file),
+            environment=_named(file, "environment", schema.ENVIRONMENT),
+            # Files of before have none.
+            titles=_named(file, "titles", schema.TITLES) if "titles" in file else {},
             segments=[_segment(group, source) for group in _children(file, "segments")],
             telemetry={
                 _attribute(group, "device", str): _table(group, schema.TELEMETRY, source)
@@ -163,8 +165,9 @@ def _studies(file: h5py.File, source: Source) -> list[Study]:
     ]
 
 
-def _environment(file: h5py.File) -> dict[str, str]:
-    columns = _short(file, "environment", schema.ENVIRONMENT)
+def _named(file: h5py.File, name: str, known: Mapping[str, ColumnInfo]) -> dict[str, str]:
+    """A table of names and values."""
+    columns = _short(file, name, known)
     return dict(zip(columns["name"], columns["value"], strict=True))
 
 

@@ -71,6 +71,15 @@ def _write(file: h5py.File, session: Session) -> None:
         {"name": _texts(environment), "value": _texts(environment.values())},
         schema.ENVIRONMENT,
     )
+    titles = dict(session.titles)
+    if titles:
+        _columns(
+            file,
+            "titles",
+            "What people read where configurations have names",
+            {"name": _texts(titles), "value": _texts(titles.values())},
+            schema.TITLES,
+        )
     events = list(session.events)
     _columns(
         file,

@@ -2,6 +2,8 @@
 
 The study's table ``checks`` has a row for each check that is done (``check``, ``status``,
 ``evidence``), its table ``lines`` the lines of source that a check found (``check``, ``line``).
+Of a check that is undecided the facts tell for how long it was measured (``seconds``), and how many
+seconds more should decide it (``more_s``).
 """
 
 from __future__ import annotations
@@ -9,10 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sessions.model import Session, Study
+from sessions.verdict_words import budget_of
 
 KIND = "checklist"
 PASS, FAIL, NOT_APPLICABLE, WAITING = "pass", "fail", "not applicable", "waiting"
 NOT_CHECKED = "not checked"  # it should have been, and could not
+UNDECIDED = "undecided"  # too little was measured to tell; more seconds may
 CHECKS = {
     "numerics": "Error within tolerance",
     "syncs": "No synchronization in the hot path",
@@ -25,7 +29,7 @@ CHECKS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One check: ``status`` is one of the five, ``evidence`` says how one can tell."""
+    """One check: ``status`` is one of the six, ``evidence`` says how one can tell."""
 
     name: str
     title: str
@@ -66,6 +70,22 @@ def failed(study: Study) -> list[Row]:
     return [row for row in rows(study) if row.status == FAIL]
 
 
+def is_open(study: Study) -> bool:
+    """Whether all that keeps the configuration from being shown is that too little was measured."""
+    states = {row.status for row in rows(study)}
+    return UNDECIDED in states and states <= {PASS, NOT_APPLICABLE, UNDECIDED}
+
+
+def budget_s(study: Study) -> float | None:
+    """The budget, in whole seconds, with which what is undecided should be decided.
+
+    None where nothing is undecided, or nobody knows.
+    """
+    if "more_s" not in study.facts:
+        return None
+    return budget_of(study.facts["more_s"], study.facts["seconds"])
+
+
 def complete(study: Study) -> bool:
     """Whether every check was done, or at least tried."""
     return all(row.status != WAITING for row in rows(study))
@@ -80,8 +100,7 @@ def headline(study: Study) -> str:
     """How the checks ended, counted."""
     states = [row.status for row in rows(study)]
     parts = [f"{states.count(each)} {each}" for each in (PASS, FAIL, NOT_APPLICABLE)]
-    if NOT_CHECKED in states:
-        parts.append(f"{states.count(NOT_CHECKED)} {NOT_CHECKED}")
+    parts += [f"{states.count(each)} {each}" for each in (UNDECIDED, NOT_CHECKED) if each in states]
     if WAITING in states:
         parts.append(f"{states.count(WAITING)} not done")
     return ", ".join(parts)

@@ -239,6 +239,7 @@ class Session:
     created: float = field(default_factory=time.time)  # Unix time
     notes: str = ""
     environment: dict[str, str] = field(default_factory=dict)
+    titles: dict[str, str] = field(default_factory=dict)  # what the window calls toggles and fields
     segments: list[Segment] = field(default_factory=list)
     telemetry: dict[str, Mapping[str, NDArray]] = field(default_factory=dict)  # "gpu0", "cpu"
     events: list[Event] = field(default_factory=list)

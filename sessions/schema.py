@@ -84,6 +84,11 @@ ENVIRONMENT = {
     "value": ColumnInfo("str", "", "what was found"),
 }
 
+TITLES = {
+    "name": ColumnInfo("str", "", "of a toggle or field, or of one of its values behind ="),
+    "value": ColumnInfo("str", "", "what people read"),
+}
+
 BLOCKS = {
     "arm": ColumnInfo("i4", "", "which arm the block ran, an index into arms"),
     "median_ms": ColumnInfo("f8", "ms", "median step time of the block"),

@@ -7,6 +7,7 @@ of identical arms claim nothing, and do not count.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -28,7 +29,7 @@ def side_by_side(comparisons: Sequence[PairedComparison]) -> list[PairedComparis
     found = list(comparisons)
     if len(places) < 2:
         return found
-    judged = corrected([_judgement(comparisons[place]) for place in places])
+    judged = corrected([judgement_of(comparisons[place]) for place in places])
     for place, judgement in zip(places, judged, strict=True):
         one = comparisons[place]
         more = {"of": len(places), "p_holm": judgement.p, "alone": one.verdict}
@@ -87,14 +88,15 @@ def _numbers(comparison: PairedComparison) -> str:
     return "right" if known else "unknown"
 
 
-def _judgement(comparison: PairedComparison) -> Judgement:
+def judgement_of(comparison: PairedComparison) -> Judgement:
+    """What the comparison was judged to show, by itself."""
     facts = comparison.facts
     return Judgement(
         verdict=comparison.verdict,
         pairs=facts.get("pairs", 0),
-        ratio=comparison.ratio,
-        low=comparison.low,
-        high=comparison.high,
-        p=facts["p"],
+        ratio=None if math.isnan(comparison.ratio) else comparison.ratio,
+        low=None if math.isnan(comparison.low) else comparison.low,
+        high=None if math.isnan(comparison.high) else comparison.high,
+        p=facts.get("p", 1.0),
         reasons=facts.get("reasons", []),
     )

@@ -73,6 +73,11 @@ class Interval:
         return max(self.high - self.mean, self.mean - self.low)
 
 
+def load() -> None:
+    """Import what judging needs, which takes seconds once: not to be spent among timed blocks."""
+    import scipy.stats  # noqa: F401
+
+
 def pairs(comparison: PairedComparison) -> Pairs:
     """Pair the blocks of the first two arms, void ones left out.
 
@@ -228,6 +233,9 @@ def judge_pairs(
     time = interval(found.logs, alpha)
     margin = math.log1p(max(region, floor))
     verdict, reasons = decide(time, margin)
+    more_s = None
+    if verdict == "UNDECIDED":
+        more_s = seconds_to_tell(time, math.copysign(margin, time.mean), seconds)
     known = np.isfinite(found.cycle_logs)
     cycles = interval(found.cycle_logs[known], alpha) if known.any() else None
     count = f"the clock was known for {known.sum()} of {known.size} pairs"
@@ -241,6 +249,8 @@ def judge_pairs(
                 f"{_ratio_text(cycles)}: the arms ran at different clocks"
             )
             verdict = "UNDECIDED"
+            if cycles.mean * time.mean > 0:  # else more of the same would only confirm it
+                more_s = seconds_to_tell(cycles, 0.0, seconds)
     elif verdict in ("FASTER", "SLOWER"):
         reasons.append(f"{count}, not for {MIN_PAIRS}: not confirmed in clock cycles")
     if floor > region:
@@ -249,7 +259,6 @@ def judge_pairs(
             "so nothing smaller is claimed"
         )
     reasons += _about_voids(voids)
-    more_s = _more_seconds(time, margin, seconds) if verdict == "UNDECIDED" else None
     return Judgement(
         verdict=verdict,
         pairs=time.n,
@@ -280,6 +289,24 @@ def corrected(judgements: Sequence[Judgement], alpha: float = ALPHA) -> list[Jud
             one = msgspec.structs.replace(one, verdict="UNDECIDED", reasons=[reason, *one.reasons])
         found.append(msgspec.structs.replace(one, p=p))
     return found
+
+
+def seconds_to_tell(found: Interval, edge: float, seconds: float) -> float | None:
+    """How long to measure on until the interval can be expected to leave out ``edge``, a log ratio.
+
+    ``seconds`` is how long the pairs so far took. None where the time is not known.
+    """
+    if found.n < 2 or not seconds > 0 or not found.deviation > 0:
+        return seconds / found.n * (MIN_PAIRS - found.n) if 0 < found.n < MIN_PAIRS else None
+    distance = abs(found.mean - edge)
+    n = max(MIN_PAIRS, found.n + 1)
+    plain = float(critical(found.n)) * found.deviation / math.sqrt(found.n)
+    stretch = found.half_width / plain if found.half_width > 0 and math.isfinite(plain) else 1.0
+    while stretch * float(critical(n)) * found.deviation / math.sqrt(n) > distance:
+        n += max(1, n // 16)
+        if n > _MOST_PAIRS:
+            return None
+    return (n - found.n) * seconds / found.n
 
 
 def is_look(n: int) -> bool:
@@ -317,21 +344,6 @@ def _fixed(series: NDArray, alpha: float) -> tuple[float, float, float]:
     )
     below, above = result.confidence_interval
     return float(below), float(above), half
-
-
-def _more_seconds(time: Interval, margin: float, seconds: float) -> float | None:
-    """How long to measure on until a verdict can be expected; None where that is not known."""
-    if time.n < 2 or not seconds > 0 or not time.deviation > 0:
-        return seconds / time.n * (MIN_PAIRS - time.n) if 0 < time.n < MIN_PAIRS else None
-    distance = abs(abs(time.mean) - margin)
-    n = max(MIN_PAIRS, time.n + 1)
-    plain = float(critical(time.n)) * time.deviation / math.sqrt(time.n)
-    stretch = time.half_width / plain if time.half_width > 0 and math.isfinite(plain) else 1.0
-    while stretch * float(critical(n)) * time.deviation / math.sqrt(n) > distance:
-        n += max(1, n // 16)
-        if n > _MOST_PAIRS:
-            return None
-    return (n - time.n) * seconds / time.n
 
 
 def _about_voids(blocks: Sequence[str]) -> list[str]:

@@ -80,6 +80,17 @@ def remarks(comparison: PairedComparison) -> list[str]:
     return said
 
 
+def more_text(more_s: float, seconds: float) -> str:
+    """How much longer measuring should take, and how long that is from the beginning: a clause."""
+    more = duration(math.ceil(more_s))
+    return f"measuring about {more} more should decide, {budget_of(more_s, seconds):,.0f} s in all"
+
+
+def budget_of(more_s: float, seconds: float) -> float:
+    """The budget, in whole seconds, of measuring once more from the beginning and as long."""
+    return float(math.ceil(more_s + seconds))
+
+
 def rebuilding(facts: Mapping[str, Any]) -> list[str]:
     """That each block built its arm anew, and why, where it did: a sentence."""
     if not facts.get("rebuilt_each_block"):

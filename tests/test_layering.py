@@ -34,7 +34,8 @@ sessions     sessions                                          | numpy scipy h5p
 .orders      sessions                                          | msgspec
 .protocol    sessions .preferences .offered .lines .orders     | msgspec
 .preferences                                                   | msgspec
-.recorder    sessions .protocol                                | numpy msgspec
+.titles      .protocol                                         |
+.recorder    sessions .protocol .titles                        | numpy msgspec
 .journal     sessions .protocol .recorder                      |
 .client      .protocol .journal                                |
 .kept                                                          | msgspec
@@ -48,10 +49,10 @@ sessions     sessions                                          | numpy scipy h5p
 .runner._onnx_operators                                        | torch onnxscript
 .runner.export_onnx .runner kernels models sessions            | torch msgspec onnxruntime
 .ui .ui .claims sessions .protocol .recorder .journal .client .floors .presets \
-| PySide6 pyqtgraph numpy msgspec
+.titles | PySide6 pyqtgraph numpy msgspec
 .ui.plots    .ui.plots .ui.icons .ui.style sessions            | PySide6 pyqtgraph numpy
 .commands .commands .claims .ui sessions .protocol .journal .client .headless .floors .ceilings \
-.presets .offered | msgspec rich PySide6
+.presets .offered .titles | msgspec rich PySide6
 .cli         sessions .commands .ui.app                        |
 .__main__    .cli                                              |
 .__init__                                                      |

@@ -1,6 +1,7 @@
 """The command line: ``workbench`` opens the window, ``workbench COMMAND`` works without one.
 
-Exit codes: 0 done, 1 failed, 2 a mistake in what was asked, 130 interrupted (Ctrl+C).
+Exit codes: 0 done, 1 failed, 2 a mistake in what was asked, 3 undecided (what was expected is
+neither shown nor refuted by what was measured: more seconds may do), 130 interrupted (Ctrl+C).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from workbench.commands._command import (
     Command,
     Failed,
     Mistaken,
+    answer_failure,
     say,
 )
 
@@ -53,12 +55,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Failed, SessionError) as failure:
         say(f"workbench {parsed.command.name}: {failure}")
         code = FAILED
+        if not getattr(failure, "answered", False):
+            _answer(parsed, "failed", str(failure))
     except KeyboardInterrupt:
-        return INTERRUPTED
+        code = INTERRUPTED
+        _answer(parsed, "cancelled")
     except BrokenPipeError:
         code = DONE  # whoever read our output has seen enough
     _drop_what_is_unwritten()
     return code
+
+
+def _answer(parsed: argparse.Namespace, reason: str, sentence: str = "") -> None:
+    """Tell a program that asked for JSON how it ended; it may have gone."""
+    if getattr(parsed, "json", False):
+        with contextlib.suppress(Failed, BrokenPipeError):
+            answer_failure(reason, sentence)
 
 
 def _print_what_can_be_printed() -> None:

@@ -26,7 +26,7 @@ from sessions.model import (
     Session,
     Study,
 )
-from workbench import protocol
+from workbench import protocol, titles
 
 LONGEST_TEXT = 4000  # characters that a segment keeps of what it generated
 
@@ -153,6 +153,7 @@ class Recorder:
             for metric in family.metrics
         }
         session.environment = dict(catalogue.environment)
+        session.titles = {**session.titles, **titles.offered(catalogue)}
 
     def _begin_segment(self, message: protocol.SegmentStarted) -> Segment:
         if self.session.segments:

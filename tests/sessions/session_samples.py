@@ -242,6 +242,7 @@ sessions = st.builds(
     created=floats,
     notes=texts,
     environment=st.dictionaries(texts, texts, max_size=4),
+    titles=st.dictionaries(texts, texts, max_size=2),
     segments=st.lists(segments, max_size=3),
     telemetry=st.dictionaries(texts, tables(schema.TELEMETRY), max_size=2),
     events=st.lists(st.builds(Event, floats, texts, texts), max_size=3),

@@ -275,6 +275,17 @@ def test_a_difference_that_is_only_the_clocks_is_not_claimed():
     assert unknown.verdict == "FASTER" and "not confirmed" in unknown.reasons[0]
 
 
+def test_clocks_that_explain_all_of_it_are_not_decided_by_measuring_on():
+    logs = alternating(math.log(0.95))
+    raised = comparison(logs, clocks=[1900.0, 2000.0] * 12)
+    assert verdict.judge(raised, seconds=12.0).more_s is None
+    noisy = [clock for pair in range(12) for clock in (1900.0, 1920.0 + 120 * (pair % 2))]
+    found = verdict.judge(comparison(logs, clocks=noisy), seconds=12.0)
+    assert found.verdict == "UNDECIDED" and "different clocks" in found.reasons[-1]
+    assert found.cycles[0] < 1 < found.cycles[2], "fewer cycles too, as far as one can tell"
+    assert 5 < found.more_s < 120, "not one pair more, as the time alone would need"
+
+
 def test_void_blocks_do_not_count_and_are_told_of():
     logs = alternating(math.log(0.9))
     whole = comparison(logs)

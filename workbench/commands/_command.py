@@ -17,7 +17,7 @@ from sessions.errors import SessionError
 if TYPE_CHECKING:
     from sessions.model import Session
 
-DONE, FAILED, MISTAKEN, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, MISTAKEN, UNDECIDED, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 class Mistaken(Exception):  # noqa: N818 - the person's, not the program's
@@ -25,7 +25,14 @@ class Mistaken(Exception):  # noqa: N818 - the person's, not the program's
 
 
 class Failed(Exception):  # noqa: N818 - carries its sentence
-    """It went wrong while it was done: one sentence, exit code 1."""
+    """It went wrong while it was done: one sentence, exit code 1.
+
+    ``answered``: programs were told already, or cannot be.
+    """
+
+    def __init__(self, sentence: str, *, answered: bool = False) -> None:
+        super().__init__(sentence)
+        self.answered = answered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +99,14 @@ def answer(text: str) -> None:
     except BrokenPipeError:
         raise  # whoever read it has seen enough
     except OSError as error:
-        raise Failed(f"the result cannot be written: {error.strerror}") from None
+        sentence = f"the result cannot be written: {error.strerror}"
+        raise Failed(sentence, answered=True) from None
+
+
+def answer_failure(reason: str, sentence: str = "") -> None:
+    """As JSON, how a command ended that has no result: its ``reason``, and the failure if any."""
+    failures = [{"kind": "failed", "sentence": sentence}] if sentence else []
+    answer_json({"reason": reason, "failures": failures})
 
 
 def answer_json(result: Any) -> None:

@@ -8,14 +8,24 @@ from typing import Any
 import msgspec
 
 from sessions import prediction
+from sessions.expectation import at_most
 from sessions.model import Configuration, PairedComparison, Session
+from sessions.side_by_side import judgement_of
 from sessions.verdict import wrong_arms
-from sessions.verdict_words import headline, numerics_lines, ratio_line, remarks
+from sessions.verdict_words import (
+    budget_of,
+    headline,
+    numerics_lines,
+    ratio_line,
+    region_of,
+    remarks,
+)
 from workbench import floors, headless, protocol
 from workbench.commands._arguments import budget_argument, region_argument, result_arguments
 from workbench.commands._command import (
     DONE,
     FAILED,
+    UNDECIDED,
     Command,
     answer,
     answer_json,
@@ -36,7 +46,7 @@ EXPECTATIONS = {
     "faster": ("FASTER",),
     "slower": ("SLOWER",),
     "same": ("SAME",),
-    "not-slower": ("FASTER", "SAME"),
+    "not-slower": ("FASTER", "SAME"),  # or an interval that lies below the edge of SLOWER
 }
 
 
@@ -53,7 +63,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     region_argument(parser)
     parser.add_argument("--order", choices=("random", "abba"), default="random")
     parser.add_argument(
-        "--expect", choices=EXPECTATIONS, help="exit with 1 if the verdict is another"
+        "--expect",
+        choices=EXPECTATIONS,
+        help="exit with 1 if the verdict is another, with 3 if it is UNDECIDED",
     )
     result_arguments(parser)
 
@@ -127,6 +139,10 @@ def _lines(session: Session, comparison: PairedComparison) -> list[str]:
     if comparison.facts.get("identical"):
         lines.append("A and B are the same configuration, built twice.")
     lines += remarks(comparison)
+    facts = comparison.facts
+    if comparison.verdict == "UNDECIDED" and facts.get("more_s") is not None:
+        budget_s = budget_of(facts["more_s"], facts["seconds"])
+        lines.append(f"A new comparison needs --budget {budget_s:.0f}: no earlier pairs count.")
     lines.append(
         f"order {comparison.facts.get('order')}, seed {comparison.facts.get('seed')}: "
         + "".join("AB"[arm] for arm in comparison.order)
@@ -150,11 +166,18 @@ def _code(arguments: argparse.Namespace, outcome: Outcome) -> int:
     if code != DONE:
         return code
     (comparison,) = outcome.session.comparisons
-    wanted = EXPECTATIONS.get(arguments.expect)
-    if wanted is not None and comparison.verdict not in wanted:
+    wanted = EXPECTATIONS.get(arguments.expect, (comparison.verdict,))
+    shown = comparison.verdict in wanted
+    if not shown and arguments.expect == "not-slower":
+        region = region_of(comparison)
+        shown = bool(at_most(judgement_of(comparison), 1 + region, region).holds)
+    if not shown:
         say(f"expected {' or '.join(wanted)}, and the verdict is {comparison.verdict}")
+    if wrong_arms(comparison):
         return FAILED
-    return FAILED if wrong_arms(comparison) else DONE
+    if shown:
+        return DONE
+    return UNDECIDED if comparison.verdict == "UNDECIDED" else FAILED
 
 
 COMMAND = Command(name="ab", help=__doc__, arguments=_arguments, run=_run)

@@ -46,7 +46,7 @@ def _run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         if arguments.json:
             answer_json(as_data(outcome, None))
-        raise Failed(f"not calibrated: {error}") from None
+        raise Failed(f"not calibrated: {error}", answered=arguments.json) from None
     try:
         floors.store(found)
     except OSError as error:

@@ -6,9 +6,22 @@ import argparse
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from workbench.commands._command import DONE, FAILED, Command, Mistaken, answer, say
+import msgspec
+
+from workbench.commands._command import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    Command,
+    Failed,
+    Mistaken,
+    answer,
+    answer_json,
+    say,
+)
+from workbench.commands.run import summary
 
 if TYPE_CHECKING:
     from workbench.ui.demo import Demo
@@ -20,8 +33,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, default=Path("demo"), metavar="DIR", help="default: demo"
     )
     parser.add_argument(
-        "--close", action="store_true", help="close the window at the end also on a display"
+        "--close",
+        action="store_true",
+        help="close the window at the end, or after a failure, also on a display",
     )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -36,40 +52,73 @@ def _run(arguments: argparse.Namespace) -> int:
         say(f"No window here ({trouble}): the demo runs the same on Qt's offscreen platform.")
         os.environ["QT_QPA_PLATFORM"] = "offscreen"
         if still := display.trouble():
-            say(f"workbench demo: {still}.")
-            return FAILED
+            raise Failed(f"{still}.")
 
     from PySide6.QtWidgets import QApplication
 
     from workbench.ui import app
     from workbench.ui.demo import Demo
+    from workbench.ui.interrupts import Interrupts
 
     application = QApplication(["workbench"])
     with tempfile.TemporaryDirectory() as folder:  # the demo leaves a person's settings alone
         arguments_of_window = app.parse(["--settings", str(Path(folder) / "demo.ini")])
         window = app.build(application, arguments_of_window)
         demo = Demo(window.state, arguments.out, say)
-        demo.ended.connect(lambda: _summarise(demo, window, arguments.out))
+        demo.ended.connect(lambda: _take_picture(demo, window, arguments.out))
+        if not arguments.json:
+            demo.ended.connect(lambda: _tell(demo, arguments.out))
         if trouble or arguments.close:
             demo.ended.connect(window.close)
+        interrupts = Interrupts(window)
+        interrupts.pressed.connect(demo.interrupt)
         window.show()
         demo.start()
         application.exec()
-    return DONE if demo.outcome.paths and not demo.outcome.failures else FAILED
+        interrupts.end()
+    if arguments.json:
+        answer_json(_as_data(demo))
+    return _CODES[_reason(demo)]
 
 
-def _summarise(demo: Demo, window: MainWindow, folder: Path) -> None:
-    """Print where everything lies, with a picture of the window as it was."""
+_CODES = {"done": DONE, "failed": FAILED, "cancelled": INTERRUPTED}
+
+
+def _reason(demo: Demo) -> str:
+    if demo.outcome.interrupted:
+        return "cancelled"
+    return "done" if demo.outcome.paths and not demo.outcome.failures else "failed"
+
+
+def _take_picture(demo: Demo, window: MainWindow, folder: Path) -> None:
+    """Keep the window as it is at the end."""
+    if demo.outcome.paths:
+        picture = folder / "window.png"
+        window.grab().save(str(picture))
+        demo.outcome.paths.append(picture)
+
+
+def _tell(demo: Demo, folder: Path) -> None:
+    """Print what came of it, and where everything lies."""
     if not demo.outcome.paths:
         say("The demo did not reach its end; nothing was saved.")
         return
-    picture = folder / "window.png"
-    window.grab().save(str(picture))
     answer((folder / "comparison.md").read_text(encoding="utf-8"))
     for line in [*demo.outcome.lines, ""]:
         answer(line)
-    for path in [*demo.outcome.paths, picture]:
+    for path in demo.outcome.paths:
         answer(str(path))
+
+
+def _as_data(demo: Demo) -> dict[str, Any]:
+    segments = demo.outcome.session.segments
+    return {
+        "reason": _reason(demo),
+        "failures": [msgspec.to_builtins(failure) for failure in demo.outcome.failures],
+        "files": [str(path) for path in demo.outcome.paths],
+        "environment": demo.outcome.session.environment,
+        "segments": [summary(segment) for segment in segments],
+    }
 
 
 COMMAND = Command(name="demo", help=__doc__, arguments=_arguments, run=_run)

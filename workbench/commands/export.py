@@ -15,11 +15,13 @@ from workbench.commands._command import (
     Failed,
     Mistaken,
     answer,
+    answer_json,
     check_output,
     load,
     names,
     write_text,
 )
+from workbench.titles import Titles
 
 _TABLE_SUFFIXES = (".md", ".csv")
 _TABLES = ("segments", "claims")
@@ -31,6 +33,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     plots = _plot_names()
     what.add_argument("--plot", metavar="NAME", choices=plots, help=f"one of {', '.join(plots)}")
     what.add_argument("--table", choices=_TABLES, help="of one session: a row each")
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
     parser.add_argument(
         *("-o", "--output"),
         type=Path,
@@ -45,7 +48,19 @@ def _run(arguments: argparse.Namespace) -> int:
         _write_table(arguments.table, arguments.files, arguments.output)
     else:
         _draw(arguments.plot, arguments.files, arguments.output)
-    answer(str(arguments.output))
+    if arguments.json:
+        answer_json(
+            {
+                "reason": "done",
+                "file": str(arguments.output),
+                "bytes": arguments.output.stat().st_size,
+                "plot": arguments.plot,
+                "table": arguments.table,
+                "sessions": [str(path) for path in arguments.files],
+            }
+        )
+    else:
+        answer(str(arguments.output))
     return DONE
 
 
@@ -64,7 +79,7 @@ def _draw(plot: str, paths: list[Path], output: Path) -> None:
     check_output(output, SUFFIXES)
     sessions = [load(path) for path in paths]
     runs = [
-        Run(session, name, place)
+        Run(session, name, place, titled=Titles(session.titles).of)
         for place, (session, name) in enumerate(zip(sessions, names(paths), strict=True))
     ]
     try:

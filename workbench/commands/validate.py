@@ -1,6 +1,7 @@
 """Go through the validation checklist for one configuration.
 
-Exits with 1 if a check fails, or if one that applies could not be made.
+Exits with 1 if a check fails, or if one that applies could not be made; with 3 if too little was
+measured to tell the speed-up, and all else is right: it says which --budget should do.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from workbench.commands._arguments import (
 from workbench.commands._command import (
     DONE,
     FAILED,
+    UNDECIDED,
     Command,
     answer,
     answer_json,
@@ -85,8 +87,9 @@ def _run(arguments: argparse.Namespace) -> int:
         if saved:
             answer(f"saved {saved}")
     code = exit_code(outcome)
-    shown = study is not None and checklist.is_shown(study)
-    return FAILED if code == DONE and not shown else code
+    if code != DONE or (study is not None and checklist.is_shown(study)):
+        return code
+    return UNDECIDED if study is not None and checklist.is_open(study) else FAILED
 
 
 def _as_data(outcome: Outcome, study: Study | None, saved: str | None) -> dict[str, Any]:
@@ -94,6 +97,8 @@ def _as_data(outcome: Outcome, study: Study | None, saved: str | None) -> dict[s
         **as_data(outcome, saved),
         "title": None if study is None else study.title,
         "asked": None if study is None else study.asked,
+        "undecided": study is not None and checklist.is_open(study),
+        "budget_s": None if study is None else checklist.budget_s(study),
         "checks": [] if study is None else [vars(row) for row in checklist.rows(study)],
     }
 
@@ -104,7 +109,10 @@ def study_lines(study: Study) -> list[str]:
     for row in checklist.rows(study):
         found.append(f"{row.status.upper():<15}{row.title}: {row.evidence or 'not done'}")
         found += [f"{'':<17}{line}" for line in row.lines]
-    return [*found, "", checklist.headline(study)]
+    found += ["", checklist.headline(study)]
+    if (budget_s := checklist.budget_s(study)) is not None:
+        found.append(f"--budget {budget_s:.0f} should decide what is undecided")
+    return found
 
 
 COMMAND = Command(name="validate", help=__doc__, arguments=_arguments, run=_run)

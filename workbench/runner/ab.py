@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Callable
 
 from sessions import verdict
 from sessions.model import Configuration, Judgement, PairedComparison, Prediction
@@ -26,12 +27,26 @@ ORDERS = ("random", "abba")
 HOPELESS_PAIRS = 8  # so many pairs given up in a row, and none ever whole, end the comparison
 
 
-class CompareRun:
-    """Alternates two arms until the interval is narrow enough, time is spent, or a command ends."""
+def _is_clear(judgement: Judgement) -> bool:
+    return judgement.verdict != "UNDECIDED"
 
-    def __init__(self, rig: Rig, command: protocol.Compare) -> None:
+
+class CompareRun:
+    """Alternates two arms until the verdict is settled, time is spent, or a command ends it.
+
+    ``decides``: whether a judgement answers what is asked. Until one does it goes on, however
+    narrow the interval is.
+    """
+
+    def __init__(
+        self,
+        rig: Rig,
+        command: protocol.Compare,
+        decides: Callable[[Judgement], bool] = _is_clear,
+    ) -> None:
         self._rig = rig
         self._command = command
+        self._decides = decides
         self._random = random.Random(command.seed)
         self._index = -1
         self._blocks = list(command.before)
@@ -43,7 +58,7 @@ class CompareRun:
             len(self._blocks),
         )
         self._alternation.when_alone = self._tell_alone
-        self._began = 0.0
+        self._began = self._ended = 0.0
         self._judgement: Judgement | None = None
         self._prediction: Prediction | None = None
 
@@ -62,6 +77,18 @@ class CompareRun:
         """What the pairs so far show."""
         return self._judgement
 
+    @property
+    def interval(self) -> verdict.Interval:
+        """The interval of the log ratio, as the judgement has it."""
+        return verdict.interval(verdict.pairs(_comparison(self._blocks)).logs)
+
+    @property
+    def seconds(self) -> float:
+        """How long the pairs took so far."""
+        if not self._began:
+            return self._command.before_s
+        return self._command.before_s + (self._ended or time.perf_counter()) - self._began
+
     def execute(self) -> None:
         """Compare to the end; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
         self._prepare()
@@ -74,6 +101,7 @@ class CompareRun:
                 self._look_at(contender)
             self._measure()
         finally:
+            self._ended = time.perf_counter()
             self._rig.watchdog.active = False
             if self._index >= 0:
                 self._judge(final=True)
@@ -145,6 +173,7 @@ class CompareRun:
         rig, command = self._rig, self._command
         first = 1 + max((block.pair for block in self._blocks), default=-1)
         whole = given_up = 0
+        verdict.load()
         rig.state("running", "Alternating A and B")
         self._began = time.perf_counter()
         for pair in range(first, first + 1_000_000):
@@ -159,8 +188,9 @@ class CompareRun:
             if whole and verdict.is_look(whole):
                 self._judge()
             self._tell(spent_s / command.budget_s)
-            settled = self._judgement is not None and self._judgement.settled
-            if settled or spent_s >= command.budget_s or (given_up >= HOPELESS_PAIRS and not whole):
+            found = self._judgement
+            enough = found is not None and found.settled and self._decides(found)
+            if enough or spent_s >= command.budget_s or (given_up >= HOPELESS_PAIRS and not whole):
                 return
 
     def _pair(self, pair: int, turned: bool) -> bool:
@@ -185,10 +215,7 @@ class CompareRun:
         return self._alternation.block(contender, keep)
 
     def _judge(self, final: bool = False) -> None:
-        command = self._command
-        seconds = command.before_s
-        if self._began:
-            seconds += time.perf_counter() - self._began
+        command, seconds = self._command, self.seconds
         self._judgement = verdict.judge(
             _comparison(self._blocks),
             region=command.region,

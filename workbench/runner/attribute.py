@@ -308,6 +308,7 @@ class AttributeRun:
 
     def _measure(self) -> None:
         rig, alternation, budget_s = self._rig, self._alternation, self._command.budget_s
+        verdict.load()
         rig.state("running", f"Alternating {len(alternation.contenders)} arms")
         self._began = time.perf_counter()
         number = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sessions.checklist import FAIL, NOT_APPLICABLE, NOT_CHECKED, PASS
+from sessions.checklist import FAIL, NOT_APPLICABLE, NOT_CHECKED, PASS, UNDECIDED
 from sessions.sizes import size_text
 from workbench.runner import numerics
 from workbench.runner.arm import Arm
@@ -42,6 +42,11 @@ def passed(evidence: str) -> Result:
 def fails(evidence: str, lines: list[str] | None = None) -> Result:
     """The check does not hold, or could not be shown to."""
     return Result(FAIL, evidence, lines or [])
+
+
+def undecided(evidence: str) -> Result:
+    """Too little was measured to tell."""
+    return Result(UNDECIDED, evidence)
 
 
 def not_applicable(evidence: str) -> Result:

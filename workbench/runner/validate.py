@@ -9,14 +9,16 @@ from __future__ import annotations
 import msgspec
 
 from sessions.checklist import CHECKS, FAIL, KIND, NOT_APPLICABLE, NOT_CHECKED, PASS
-from sessions.model import Configuration, Scalar
+from sessions.expectation import at_most
+from sessions.model import Configuration, Judgement, Scalar
+from sessions.verdict_words import more_text
 from workbench import protocol
 from workbench.runner import blocks, checks
 from workbench.runner.ab import CompareRun
 from workbench.runner.alternation import Alternation
 from workbench.runner.arm import Arm, label
 from workbench.runner.blocks import Contender
-from workbench.runner.checks import Result, fails, not_applicable, passed
+from workbench.runner.checks import Result, fails, not_applicable, passed, undecided
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.memory import free_memory
 from workbench.runner.probes.graphs import Break
@@ -178,6 +180,10 @@ class ValidateRun:
         base = _eager(situation)
         if base == situation.configuration:
             return not_applicable("nothing is switched on that could make it faster")
+        margin = max(command.region, command.floor)
+        wanted = command.expect_speedup
+        most = 1 / wanted if wanted is not None else 1 + margin  # of the base's step time
+
         run = CompareRun(
             self._rig,
             protocol.Compare(
@@ -189,27 +195,27 @@ class ValidateRun:
                 floor_note=command.floor_note,
                 seed=situation.configuration.seed,
             ),
+            decides=lambda judgement: at_most(judgement, most, margin).holds is not None,
         )
         try:
             run.execute()
         finally:
             self.steps += run.steps
-        found = run.judgement
-        if found is None or found.ratio is None or found.low is None or found.high is None:
-            return fails("too few pairs of blocks were measured: a longer budget may decide")
-        wanted = command.expect_speedup
-        least = wanted if wanted is not None else 1 / (1 + max(command.region, command.floor))
+        assert run.judgement is not None
+        found = at_most(run.judgement, most, margin, run.interval, run.seconds)
         expected = f"at least {wanted:g}" if wanted is not None else "not to be slower"
-        text = (
-            f"{1 / found.ratio:.3g} times as fast as with everything off, 95 % interval "
-            f"{1 / found.high:.3g} to {1 / found.low:.3g} after {found.pairs} pairs; "
-            f"expected {expected}"
-        )
-        if 1 / found.high >= least:
-            return passed(text)
-        if 1 / found.low < least:
-            return fails(text)
-        return fails(f"{text}: not shown; a longer budget may decide")
+        text = f"{_speed_text(run.judgement)}; expected {expected}"
+        if found.holds is not None:
+            return passed(text) if found.holds else fails(text)
+        reasons = found.reasons
+        if found.more_s is not None:
+            facts: dict[str, Scalar | list[Scalar]] = {
+                "more_s": found.more_s,
+                "seconds": run.seconds,
+            }
+            self._rig.wire.send(protocol.StudyFacts(study=self._index, facts=facts))
+            reasons = [*reasons, more_text(found.more_s, run.seconds)]
+        return undecided("; ".join([text, *reasons]))
 
     def _batches(self, situation: Situation) -> list[int]:
         own = int(situation.configuration.settings["batch"])
@@ -249,6 +255,17 @@ class ValidateRun:
             if is_fatal(error):
                 raise
             return fails(explain(error).sentence)
+
+
+def _speed_text(found: Judgement) -> str:
+    """How much faster the arm is, as far as its pairs say."""
+    pairs = f"after {found.pairs} pair{'' if found.pairs == 1 else 's'}"
+    if found.ratio is None:
+        return f"no speed-up known {pairs}"
+    interval = "no interval"
+    if found.low is not None and found.high is not None:
+        interval = f"95 % interval {1 / found.high:.3g} to {1 / found.low:.3g}"
+    return f"{1 / found.ratio:.3g} times as fast as with everything off, {interval} {pairs}"
 
 
 def _eager(situation: Situation) -> Configuration:

@@ -25,12 +25,17 @@ def run(argv: Sequence[str]) -> int:
         return 1
     from PySide6.QtWidgets import QApplication
 
+    from workbench.ui.interrupts import Interrupts
+
     application = QApplication(["workbench"])
     window = build(application, arguments)
+    interrupts = Interrupts(window)
     if not arguments.replay:
         offer_recovery(window)
     window.show()
-    return application.exec()
+    code = application.exec()
+    interrupts.end()
+    return code
 
 
 def build(application, arguments: argparse.Namespace) -> MainWindow:  # type: ignore[no-untyped-def]
@@ -80,8 +85,18 @@ def _offer(window: MainWindow, left: list[Path]) -> None:
         "Recover opens it here. Later leaves it: File, Recover journal.",
     )
     banner.add("Recover", lambda: window.state.open_session(newest))
-    banner.add("Discard", lambda: newest.unlink(missing_ok=True))
+    banner.add("Discard", lambda: _ask_to_discard(window, newest, when))
     banner.add("Later", lambda: None)
+
+
+def _ask_to_discard(window: MainWindow, path: Path, when: str) -> None:
+    banner = window.failures.show_banner(
+        "warning",
+        f"Delete the session of {when}? It is saved nowhere else.",
+        "This cannot be undone.",
+    )
+    banner.add("Delete", lambda: path.unlink(missing_ok=True))
+    banner.add("Keep", lambda: None)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 from PySide6.QtCore import QObject
 
 from sessions import checklist
@@ -79,12 +80,27 @@ class Checklists(QObject):
 
     def check(self) -> None:
         """Check the configuration being edited."""
+        configuration = self._state.configuration
+        if configuration is not None and not self.why_not():
+            self._ask(configuration, self.expect_speedup, self._state.verdicts.budget_s)
+
+    def check_longer(self) -> None:
+        """Check what the newest checklist left undecided, with the budget that should decide it."""
+        study = self.newest
+        budget_s = None if study is None else checklist.budget_s(study)
+        if study is None or budget_s is None or self.why_not():
+            return
+        text = str(study.asked["configuration"])
+        configuration = msgspec.json.decode(text, type=Configuration)
+        self._ask(configuration, float(study.asked["expect_speedup"]), budget_s)
+
+    def _ask(self, configuration: Configuration, expect_speedup: float, budget_s: float) -> None:
         state = self._state
-        if state.configuration is None or state.catalogue is None or self.why_not():
+        if state.catalogue is None:
             return
         command = protocol.Validate(
-            configuration=state.configuration,
-            expect_speedup=self.expect_speedup or None,
-            budget_s=state.verdicts.budget_s,
+            configuration=configuration,
+            expect_speedup=expect_speedup or None,
+            budget_s=budget_s,
         )
         state.perform(floors.respected(state.catalogue, command))

@@ -27,6 +27,7 @@ class Compared:
         """Add a session; one that is shown or here already is left out."""
         if all(session.id != other.id for other in [self._state.session, *self.sessions]):
             self.sessions.append(session)
+            self._state.retitle()
             self._state.comparedChanged.emit()
 
     def remove(self, session: Session) -> None:

@@ -14,6 +14,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from sessions import hdf5, statistics
 from sessions.errors import SessionError
+from sessions.model import Session
 from sessions.tables import segments_table
 from workbench import protocol
 from workbench.ui import draft
@@ -39,9 +40,11 @@ class Act:
 class Outcome:
     """What the demo left behind: paths, lines for the person, and what went wrong."""
 
+    session: Session
     paths: list[Path] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     failures: list[protocol.Failure] = field(default_factory=list)
+    interrupted: bool = False
 
 
 def acts(device: str) -> list[Act]:
@@ -71,7 +74,7 @@ class Demo(QObject):
         self._say = say
         self._acts: list[Act] = []
         self._segments = 0  # that the demo has asked for
-        self.outcome = Outcome()
+        self.outcome = Outcome(state.session)
         self._timer = QTimer(self)
         self._timer.timeout.connect(self._look)
         state.failed.connect(self._failed)
@@ -80,6 +83,12 @@ class Demo(QObject):
         """Begin as soon as the runner is ready."""
         self._say("starting the runner ...")
         self._timer.start(PERIOD_MS)
+
+    def interrupt(self) -> None:
+        """End it now; what has run to its end by then is not undone."""
+        if self._timer.isActive():
+            self.outcome.interrupted = True
+            self._end()
 
     def _look(self) -> None:
         state = self._state
@@ -133,7 +142,7 @@ class Demo(QObject):
         self._say(f"{failure.sentence} {failure.fix}".strip())
 
     def _save(self) -> None:
-        session = self._state.session
+        session = self.outcome.session = self._state.session
         self._folder.mkdir(parents=True, exist_ok=True)
         session.title = "Demo: HYDRA, training"
         table = segments_table(session)

@@ -15,6 +15,7 @@ from workbench import protocol
 from workbench.client import Runner
 from workbench.journal import Journal
 from workbench.recorder import Recorder
+from workbench.titles import Titles, offered
 from workbench.ui import complaints, draft, files
 from workbench.ui.arrivals import MEASURED, touched
 from workbench.ui.attributions import Attributions
@@ -29,12 +30,10 @@ from workbench.ui.stream_reader import Client
 from workbench.ui.sweeps import Sweeps
 from workbench.ui.tasks import Tasks
 from workbench.ui.theme import DARK, Theme
-from workbench.ui.titles import Titles
 from workbench.ui.undo import Change, Choices
 from workbench.ui.verdicts import Verdicts
 
-LOG_LINES = 1000
-CHECK_DELAY_MS = 120  # after the last edit
+LOG_LINES, CHECK_DELAY_MS = 1000, 120  # after the last edit
 REMARKS = ("nan", "slower")  # failures that refused nothing: the run goes on
 ACTIVE = ("building", "running", "paused", "stopping")
 
@@ -78,7 +77,7 @@ class AppState(QObject):
         super().__init__(parent)
         self.theme, self.replaying = theme, replaying
         self.catalogue: protocol.Catalogue | None = None
-        self.titles = Titles(None)
+        self.titles = Titles()
         self.configuration: Configuration | None = None  # being edited: what Run would start
         self.running: Configuration | None = None  # of the segment that runs
         self.availability: protocol.Availability | None = None
@@ -154,6 +153,11 @@ class AppState(QObject):
     def titled(self, text: str) -> str:
         """A session's text with the toggles and fields in it by their titles."""
         return self.titles.of(text)
+
+    def retitle(self) -> None:
+        """Take the titles of all that is shown; the runner's, if there is one, before others."""
+        kept = [one.titles for one in (*self.compared.sessions, self.session)]
+        self.titles = Titles(*kept, offered(self.catalogue) if self.catalogue else {})
 
     def set_theme(self, theme: Theme) -> None:
         """Show the window in these colours."""
@@ -362,7 +366,8 @@ class AppState(QObject):
             self.check()
 
     def _take_catalogue(self, catalogue: protocol.Catalogue) -> None:
-        self.catalogue, self.titles = catalogue, Titles(catalogue)
+        self.catalogue = catalogue
+        self.retitle()
         if catalogue.version != protocol.VERSION:
             self.fail(complaints.other_version(catalogue.version))
         if self.configuration is None:
@@ -454,6 +459,7 @@ class AppState(QObject):
         if session is not self.session:
             self.session = session
             self.baseline, self.selection = 0, None
+            self.retitle()
             for changed in (self.sessionChanged, self.segmentsChanged, self.eventsChanged):
                 changed.emit()
 

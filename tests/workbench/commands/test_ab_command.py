@@ -142,7 +142,7 @@ def test_wrong_numbers_are_said_first_and_exit_with_1_however_fast(ran, sent, ca
         ("faster", "FASTER", 0),
         ("not-slower", "SAME", 0),
         ("not-slower", "FASTER", 0),
-        ("not-slower", "UNDECIDED", 1),
+        ("faster", "UNDECIDED", 3),
         ("same", "SLOWER", 1),
         ("slower", "SLOWER", 0),
     ],
@@ -150,7 +150,26 @@ def test_wrong_numbers_are_said_first_and_exit_with_1_however_fast(ran, sent, ca
 def test_what_is_expected_decides_the_exit_code(ran, sent, capsys, expected, verdict, code):
     sent(*answers(ran.catalogue, verdict=verdict))
     assert main(["ab", "hydra", "--expect", expected]) == code
-    assert ("the verdict is" in capsys.readouterr().err) is (code == 1)
+    assert ("the verdict is" in capsys.readouterr().err) is (code != 0)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "pairs", "code"),
+    [(0.985, 0.995, 9, 0), (0.985, 1.02, 9, 3), (0.90, 0.95, 9, 3), (0.985, 0.995, 7, 3)],
+    ids=["over the lower edge", "over both edges", "at other clocks", "too few pairs"],
+)
+def test_not_slower_is_shown_by_an_interval_below_the_edge_of_slower(
+    ran, sent, low, high, pairs, code
+):
+    sent(*answers(ran.catalogue, ratio=0.99, low=low, high=high, verdict="UNDECIDED", pairs=pairs))
+    assert main(["ab", "hydra", "--expect", "not-slower"]) == code
+
+
+def test_an_undecided_comparison_names_the_budget_of_one_that_should_decide(ran, sent, capsys):
+    sent(*answers(ran.catalogue, verdict="UNDECIDED", more_s=12.5))
+    assert main(["ab", "hydra"]) == 0
+    out = capsys.readouterr().out
+    assert "(9 pairs in 0.9 s)" in out and "A new comparison needs --budget 14: " in out
 
 
 @pytest.mark.parametrize(

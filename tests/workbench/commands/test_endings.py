@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import pkgutil
+import signal
+import subprocess
+import sys
 
 import pytest
+from interrupts import press_ctrl_c
 
-from workbench import protocol
+from workbench import commands, protocol
 from workbench.cli import main
+from workbench.commands import compare, export, onnx
 
 COMMANDS = {
     "run": ["run", "hydra"],
@@ -60,3 +67,131 @@ def test_what_was_interrupted_is_130_and_still_answers(name, ran, sent, capsys):
     sent(ran.catalogue, protocol.Finished(reason="cancelled", steps=0))
     assert main([*COMMANDS[name], "--json"]) == 130
     assert json.loads(capsys.readouterr().out)["reason"] == "cancelled"
+
+
+# Those that follow no single run: a plan of several, another process, files
+
+CLAIMS = ["reproduce", "moe", "--only", "torch.compile reduce-overhead", "--only"]
+CLAIMS += ["inference ladder", "--json"]
+
+
+def test_claims_that_a_failure_kept_from_being_measured_are_1_and_named(ran, sent, capsys):
+    failed = protocol.Failure(kind="model", sentence="It burst.", fix="Use less.")
+    sent(ran.catalogue, failed, protocol.Finished(reason="failed", steps=0))
+    assert main(CLAIMS) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told.keys() >= SHARED and told["failures"][0]["sentence"] == "It burst."
+    reasons = [one["reason"] for one in told["claims"] if one["result"] == "not measured"]
+    assert reasons and all("It burst." in reason for reason in reasons)
+
+
+def test_claims_whose_runner_died_are_1_and_still_answered(sent, capsys):
+    sent(then="sys.exit('no module named torch')")
+    assert main(CLAIMS) == 1
+    printed = capsys.readouterr()
+    assert "no module named torch" in printed.err and "Traceback" not in printed.err
+    assert json.loads(printed.out)["reason"] == "died"
+
+
+def test_claims_that_were_interrupted_are_130_and_still_answered(ran, sent, monkeypatch, capsys):
+    monkeypatch.setattr("workbench.client.GRACE_S", 0.1)
+    sent(ran.catalogue)
+    press_ctrl_c()
+    assert main(CLAIMS) == 130
+    told = json.loads(capsys.readouterr().out)
+    assert told["reason"] == "cancelled"
+    assert any("interrupted" in one["reason"] for one in told["claims"])
+
+
+def failing(*_, **__):
+    return subprocess.CompletedProcess([], -9, "", "MemoryError: no room\n")
+
+
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("act", "code", "reason"), [(failing, 1, "failed"), (interrupted, 130, "cancelled")]
+)
+def test_an_export_to_onnx_answers_however_it_ends(
+    act, code, reason, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr(onnx.subprocess, "run", act)
+    assert main(["onnx", "hydra", "-o", str(tmp_path / "a.onnx"), "--json"]) == code
+    told = json.loads(capsys.readouterr().out)
+    assert told["reason"] == reason
+    assert ["no room" in one["sentence"] for one in told["failures"]] == [True] * (code == 1)
+
+
+READ = {
+    "export": ["--table", "segments", "-o", "out.md"],
+    "compare": ["{file}"],
+    "info": [],
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_damaged_file_is_1_with_its_reason_for_people_and_programs(
+    name, damaged, pair, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    more = [text.format(file=pair[1]) for text in READ[name]]
+    assert main([name, str(damaged), *more, "--json"]) == 1
+    printed = capsys.readouterr()
+    told = json.loads(printed.out)
+    assert told["reason"] == "failed"
+    assert printed.err == f"workbench {name}: {told['failures'][0]['sentence']}\n"
+    assert str(damaged) in printed.err
+
+
+@pytest.mark.parametrize(("name", "module"), [("export", export), ("compare", compare)])
+def test_reading_files_that_is_interrupted_is_130_and_still_answers(
+    name, module, pair, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "load", interrupted)
+    more = [text.format(file=pair[1]) for text in READ[name]]
+    assert main([name, str(pair[0]), *more, "--json"]) == 130
+    assert json.loads(capsys.readouterr().out) == {"reason": "cancelled", "failures": []}
+
+
+def test_an_export_answers_programs_with_what_it_wrote(pair, tmp_path, capsys):
+    output = tmp_path / "out.csv"
+    made = ["--plot", "ecdf", "-o", str(output), "--json"]
+    assert main(["export", *map(str, pair), *made]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["file"] == str(output) and told["bytes"] == output.stat().st_size > 0
+    assert (told["plot"], told["table"]) == ("ecdf", None)
+    assert told["sessions"] == [str(path) for path in pair]
+
+
+def test_every_command_answers_programs(capsys):
+    found = (module.name for module in pkgutil.iter_modules(commands.__path__))
+    names = [name for name in found if not name.startswith("_")]
+    assert len(names) > 15
+    for name in names:
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        assert "--json" in capsys.readouterr().out, name
+
+
+@pytest.mark.slow
+def test_the_demo_that_is_interrupted_is_130_and_still_answers(tmp_path):
+    environment = {"XDG_STATE_HOME": str(tmp_path / "state"), "QT_QPA_PLATFORM": "offscreen"}
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "workbench", "demo", "--json", "--out", str(tmp_path / "out")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    assert demo.stderr is not None
+    for line in demo.stderr:
+        if line.startswith("starting the runner"):
+            break
+    demo.send_signal(signal.SIGINT)
+    out, err = demo.communicate(timeout=60)
+    told = json.loads(out)
+    assert (demo.returncode, told["reason"], told["files"]) == (130, "cancelled", [])
+    assert "Traceback" not in err

@@ -18,7 +18,7 @@ def own_state(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-def answers(catalogue, done=tuple(CHECKS), reason="done", **states):
+def answers(catalogue, done=tuple(CHECKS), reason="done", facts=None, **states):
     """A runner that checks: all pass but what ``states`` names."""
     told = [catalogue, *wire_samples.begin(0.1, 0)]
     told.append(
@@ -31,6 +31,8 @@ def answers(catalogue, done=tuple(CHECKS), reason="done", **states):
             told.append(protocol.StudyRows(t_s=0.3, study=0, table="lines", columns=columns))
         row = {"check": [name], "status": [status], "evidence": [f"because of {name}"]}
         told.append(protocol.StudyRows(t_s=0.3, study=0, table="checks", columns=row))
+    if facts is not None:
+        told.append(protocol.StudyFacts(t_s=0.4, study=0, facts=facts))
     return [*told, protocol.Finished(t_s=9.0, reason=reason, steps=9)]
 
 
@@ -53,12 +55,19 @@ def test_the_configuration_and_what_is_expected_of_it_are_asked_for(ran, sent):
         ({"graph": "not applicable", "speedup": "not applicable"}, 0),
         ({"syncs": "fail"}, 1),
         ({"numerics": "not checked"}, 1),
+        ({"speedup": "undecided"}, 3),
+        ({"speedup": "undecided", "graph": "not applicable"}, 3),
+        ({"speedup": "undecided", "syncs": "fail"}, 1),
+        ({"speedup": "undecided", "numerics": "not checked"}, 1),
+        ({"speedup": "undecided", "done": ("numerics", "speedup")}, 1),
         ({"done": ("numerics", "syncs")}, 1),
         ({"reason": "failed", "syncs": "fail"}, 1),
         ({"reason": "cancelled", "done": ()}, 130),
     ],
 )
-def test_the_exit_code_is_0_only_if_every_check_was_made_and_none_failed(ran, sent, given, code):
+def test_the_exit_code_is_0_only_if_every_check_passed_and_3_if_more_seconds_may_do(
+    ran, sent, given, code
+):
     sent(*answers(ran.catalogue, **given))
     assert main(["validate", "hydra"]) == code
 
@@ -82,3 +91,21 @@ def test_json_has_every_check_those_not_done_too(ran, sent, capsys):
     found = json.loads(capsys.readouterr().out)
     assert [each["name"] for each in found["checks"]] == list(CHECKS)
     assert [each["status"] for each in found["checks"]] == ["pass"] + ["waiting"] * 5
+
+
+def test_what_is_undecided_is_told_with_the_budget_that_should_decide_it(ran, sent, capsys):
+    facts = {"more_s": 57.2, "seconds": 3.1}
+    sent(*answers(ran.catalogue, speedup="undecided", facts=facts))
+    assert main(["validate", "hydra"]) == 3
+    out = capsys.readouterr().out
+    assert "UNDECIDED      Speed-up: because of speedup" in out
+    assert "5 pass, 0 fail, 0 not applicable, 1 undecided" in out
+    assert out.endswith("--budget 61 should decide what is undecided\n")
+    sent(*answers(ran.catalogue, speedup="undecided", facts=facts))
+    main(["validate", "hydra", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["undecided"] is True and told["budget_s"] == 61
+    sent(*answers(ran.catalogue))
+    main(["validate", "hydra", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["undecided"] is False and told["budget_s"] is None

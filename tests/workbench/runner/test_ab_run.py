@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import math
 import signal
+import sys
 import types
 import weakref
 from collections.abc import Container
@@ -298,6 +300,62 @@ def test_a_capture_that_fails_beside_the_other_arm_is_told_for_what_it_is(
         assert f"{why}: each block built its arm anew." in remarks(found)
     else:
         assert len(told) == 1 and next(builds) == 3, "once more, and no oftener"
+
+
+def paired(rig, small, monkeypatch, logs, budget_s=300.0, **options):
+    """Compare with pairs of these log ratios, which take no time; the run, and when it judged."""
+    for step in ("begin", "settle"):
+        monkeypatch.setattr(alternation.Alternation, step, lambda self, contender: None)
+    monkeypatch.setattr(CompareRun, "_look_at", lambda self, contender: None)
+    run = CompareRun(rig, protocol.Compare(base=small, other=small, budget_s=budget_s), **options)
+
+    def pair(number, turned):
+        for arm, log in enumerate((0.0, logs[number])):
+            run._blocks.append(protocol.Block(arm=arm, pair=number, median_ms=math.exp(log)))
+        return True
+
+    run._pair = pair
+    run.execute()
+    return run
+
+
+def edge(count, log, scatter=0.004):
+    return log + scatter * np.tile([1, -1], count // 2)
+
+
+def test_a_narrow_interval_over_the_edge_does_not_end_it_while_there_is_time(
+    rig, small, monkeypatch
+):
+    margin = math.log1p(verdict.REGION)
+    logs = np.concatenate([edge(30, margin), edge(400, margin + 0.004)])
+    run = paired(rig, small, monkeypatch, logs)
+    assert run.judgement.verdict == "SLOWER" and run.judgement.pairs > 40
+    same = paired(rig, small, monkeypatch, edge(400, 0.0))
+    assert same.judgement.verdict == "SAME" and same.judgement.pairs < 20
+
+
+def test_what_is_asked_for_may_be_another_edge(rig, small, monkeypatch):
+    logs = edge(400, -0.2)
+    run = paired(rig, small, monkeypatch, logs, decides=lambda found: found.pairs >= 30)
+    assert run.judgement.pairs == 30 > paired(rig, small, monkeypatch, logs).judgement.pairs
+
+
+def test_what_judging_needs_is_loaded_before_the_time_of_the_budget_begins(rig, small, monkeypatch):
+    import scipy
+
+    monkeypatch.delitem(sys.modules, "scipy.stats")
+    monkeypatch.delattr(scipy, "stats")
+    loaded = []
+    send = rig.wire.send
+
+    def watch(message):
+        send(message)
+        if isinstance(message, protocol.State) and message.text == "Alternating A and B":
+            loaded.append("scipy.stats" in sys.modules)
+
+    monkeypatch.setattr(rig.wire, "send", watch)
+    paired(rig, small, monkeypatch, edge(40, 0.0))
+    assert loaded == [True]
 
 
 @given(st.floats(0.01, 5000), st.floats(0.1, 1000), st.floats(0, 5000))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from recording_wire import RecordingWire
 
-from sessions import checklist
+from sessions import checklist, verdict
 from sessions.model import Judgement
 from workbench import protocol
 from workbench.recorder import Recorder
@@ -58,7 +59,7 @@ def test_six_checks_are_done_one_by_one_each_with_its_evidence(rig, one):
     run(rig, one)
     found = rows(rig)
     speedup = found.pop("speedup")  # whether so short a budget shows it is the machine's affair
-    assert "times as fast as with" in speedup.evidence or "too few pairs" in speedup.evidence
+    assert "expected at least 0.001" in speedup.evidence
     assert {name: row.status for name, row in found.items()} == {
         "numerics": "pass",
         "syncs": "pass",
@@ -93,22 +94,35 @@ def test_speed_is_compared_with_the_same_model_and_everything_off(rig, one):
     [
         (0.45, 0.55, 1.5, "pass", "2 times as fast"),
         (0.45, 0.55, 3.0, "fail", "expected at least 3"),
-        (0.45, 0.55, 2.0, "fail", "not shown; a longer budget may decide"),
+        (0.45, 0.55, 2.0, "undecided", "the interval reaches over that; measuring about "),
         (0.97, 1.005, None, "pass", "expected not to be slower"),
         (1.05, 1.10, None, "fail", "expected not to be slower"),
-        (None, None, None, "fail", "too few pairs"),
+        (None, None, None, "undecided", "no speed-up known after 1 pair; expected not to be "),
+        (
+            None,
+            None,
+            None,
+            "undecided",
+            "1 of at least 8 pairs were measured; measuring about 14 s",
+        ),
     ],
 )
 def test_a_speedup_counts_only_when_its_interval_shows_it(
     rig, one, monkeypatch, low, high, expected, status, said
 ):
     class Compared:
-        steps = 5
+        steps, seconds = 5, 2.0
+        interval = verdict.interval([0.0] if low is None else np.log([low, high] * 5))
         judgement = Judgement(
-            verdict="", pairs=9, ratio=low and (low + high) / 2, low=low, high=high
+            verdict="UNDECIDED" if low is None else "",
+            pairs=interval.n,
+            ratio=low and (low + high) / 2,
+            low=low,
+            high=high,
+            reasons=["1 of at least 8 pairs were measured"] if low is None else [],
         )
 
-        def __init__(self, *_):
+        def __init__(self, *_, **__):
             pass
 
         def execute(self):
@@ -118,6 +132,19 @@ def test_a_speedup_counts_only_when_its_interval_shows_it(
     run(rig, one, expect_speedup=expected, batches=[1])
     found = rows(rig)["speedup"]
     assert found.status == status and said in found.evidence
+    study = checklist.newest(recorded(rig))
+    assert (checklist.budget_s(study) is not None) is (status == "undecided")
+    assert checklist.is_open(study) is (status == "undecided")
+
+
+def test_a_budget_of_too_few_pairs_is_undecided_and_says_how_long_deciding_takes(rig, one):
+    run(rig, one, budget_s=1e-3, expect_speedup=None, batches=[1])
+    found = rows(rig)["speedup"]
+    assert found.status == "undecided"
+    assert "1 of at least 8 pairs were measured; measuring about " in found.evidence
+    study = checklist.newest(recorded(rig))
+    assert study.facts["more_s"] == pytest.approx(7 * study.facts["seconds"])
+    assert checklist.is_open(study) and not checklist.is_shown(study)
 
 
 def test_a_model_with_everything_off_has_no_speedup_to_show(rig, one):

@@ -13,11 +13,11 @@ from sessions.model import Session
 from workbench import floors, protocol
 from workbench.floors import Calibration
 from workbench.recorder import Recorder
+from workbench.titles import Titles
 from workbench.ui.export import export_plot
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.plots._narrowing import hatch
-from workbench.ui.titles import Titles
 
 
 def texts(panel) -> str:
@@ -57,9 +57,7 @@ def test_numbers_that_nobody_checked_are_amber_and_no_verdict_is_green(compared)
         facts = {**one.facts, "numerics": numerics}
         made = msgspec.structs.replace(one, verdict="FASTER", facts=facts)
         assert verdict_lines.tone(made) == tone
-        told = [
-            line for line in verdict_lines.troubles(made, [], Titles(None)) if "numbers" in line[0]
-        ]
+        told = [line for line in verdict_lines.troubles(made, [], Titles()) if "numbers" in line[0]]
         expected = [(f"B: numbers {why}", "unknown", "warning")] if tone == "warning" else []
         assert told == expected
 

@@ -162,6 +162,25 @@ def test_a_journal_without_an_end_is_offered_and_recovered(qtbot, ready, monkeyp
     assert not ready.failures.banners
 
 
+def press(banner, text):
+    (button,) = (one for one in banner.findChildren(QPushButton) if one.text() == text)
+    button.click()
+
+
+@pytest.mark.parametrize("answer", ["Delete", "Keep"])
+def test_discarding_a_journal_asks_before_it_is_gone(qtbot, ready, answer):
+    left = journal.folder() / "20260101-000000-999999999.journal"
+    left.write_bytes(b"".join(map(protocol.encode, wire())))
+    offer_recovery(ready)
+    qtbot.waitUntil(lambda: bool(ready.failures.banners))
+    press(ready.failures.banners[0], "Discard")
+    (asked,) = ready.failures.banners
+    assert "saved nowhere else" in asked.sentence.text() and left.exists()
+    press(asked, answer)
+    assert left.exists() is (answer == "Keep")
+    assert not ready.failures.banners
+
+
 def test_a_journal_in_use_is_not_offered(qtbot, ready):
     assert str(os.getpid()) in ready.state.journal.path.name
     measure(qtbot, ready)

@@ -13,11 +13,11 @@ from PySide6.QtWidgets import QWidget
 from sessions import checked
 from sessions.ceilings import ceiling_words
 from sessions.tables import MISSING, Table, text
+from workbench.titles import Titles
 from workbench.ui import fonts
 from workbench.ui.icons import icon
 from workbench.ui.state import AppState
 from workbench.ui.theme import Theme
-from workbench.ui.titles import Titles
 
 Index = QModelIndex | QPersistentModelIndex
 SWATCH = 10

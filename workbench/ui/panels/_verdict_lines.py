@@ -10,10 +10,10 @@ from PySide6.QtWidgets import QTableWidgetItem
 from sessions.model import PairedComparison, Segment
 from sessions.verdict import are_right, unchecked_arms, wrong_arms
 from sessions.verdict_words import numerics_lines
+from workbench.titles import Titles
 from workbench.ui.icons import icon
 from workbench.ui.panels._evidence import mark_of
 from workbench.ui.theme import Theme
-from workbench.ui.titles import Titles
 
 Line = tuple[str, str, str]  # text, icon, role of the colour
 

@@ -26,6 +26,7 @@ WORD_WIDTH = 112
 _MARKS = {  # by status: the word, its icon and its colour
     checklist.PASS: ("Pass", "effective", "good"),
     checklist.FAIL: ("Fail", "error", "bad"),
+    checklist.UNDECIDED: ("Undecided", "unknown", "warning"),
     checklist.NOT_CHECKED: ("Not checked", "unknown", "warning"),
     checklist.NOT_APPLICABLE: ("Not applicable", "absent", "muted"),
     checklist.WAITING: ("Not done", "pending", "muted"),
@@ -46,6 +47,7 @@ class ChecklistPanel(QWidget):
         self.expected = self._make_expected()
         self.reason = _parts.note()
         self._shown: object = None
+        self._longer: float | None = None  # the budget that should decide what is undecided
         self._pages = QStackedLayout()
         self.empty = Empty(
             state,
@@ -109,7 +111,8 @@ class ChecklistPanel(QWidget):
             return
         rows = checklist.rows(study)
         checking = checklists.checking
-        shown = (study.start_s, study.title, rows, checking, self._state.theme.name)
+        self._longer = checklist.budget_s(study)
+        shown = (study.start_s, study.title, rows, checking, why_not, self._state.theme.name)
         if shown == self._shown:
             return
         self._shown = shown
@@ -144,6 +147,11 @@ class ChecklistPanel(QWidget):
             shown = _parts.note(line)
             shown.setFont(fonts.small(fonts.fixed()))
             text.addWidget(shown)
+        if row.status == checklist.UNDECIDED and self._longer is not None:
+            longer = QPushButton(f"Check again with {self._longer:,.0f} s")
+            longer.clicked.connect(self._state.checklists.check_longer)
+            _parts.allow(longer, self._state.checklists.why_not())
+            text.addWidget(longer, 0, Qt.AlignmentFlag.AlignLeft)
         outer.addWidget(mark, 0, Qt.AlignmentFlag.AlignTop)
         outer.addWidget(state, 0, Qt.AlignmentFlag.AlignTop)
         outer.addLayout(text, 1)

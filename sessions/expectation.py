@@ -1,0 +1,46 @@
+"""Whether a paired comparison shows what somebody expects of it, does not, or leaves it open."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sessions.model import Judgement
+from sessions.verdict import MIN_PAIRS, Interval, seconds_to_tell
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``holds`` is None where the pairs leave it open; ``reasons`` and ``more_s`` are about that.
+
+    ``more_s``: seconds of measuring that should tell, beyond those so far; None where not known.
+    """
+
+    holds: bool | None
+    reasons: list[str]
+    more_s: float | None = None
+
+
+def at_most(
+    judgement: Judgement,
+    most: float,
+    region: float,
+    found: Interval | None = None,
+    seconds: float = math.nan,
+) -> Answer:
+    """Whether the second arm takes at most ``most`` of the first's step time.
+
+    It is open with the verdict where there are too few pairs, or clocks that differed; the edges of
+    the ``region`` (the larger of it and the floor) do not matter, those of ``most`` do. ``found``
+    is the interval of the log ratio, ``seconds`` how long its pairs took: for ``more_s``.
+    """
+    low, high = judgement.low, judgement.high
+    more_s = None if found is None else seconds_to_tell(found, math.log(most), seconds)
+    if judgement.pairs < MIN_PAIRS or low is None or high is None:
+        return Answer(None, judgement.reasons, more_s)
+    clear = high < 1 / (1 + region) or low > 1 + region
+    if clear and judgement.verdict == "UNDECIDED":
+        return Answer(None, judgement.reasons, judgement.more_s)
+    if high <= most or low > most:
+        return Answer(high <= most, [])
+    return Answer(None, ["the interval reaches over that"], more_s)

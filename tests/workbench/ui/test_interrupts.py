@@ -1,0 +1,26 @@
+"""Ctrl+C in the terminal of a window: it is closed, and Python's own handling comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from PySide6.QtWidgets import QWidget
+
+from workbench.ui.interrupts import Interrupts
+
+
+def test_ctrl_c_closes_the_window_and_later_does_what_it_did_before(qtbot):
+    before = signal.getsignal(signal.SIGINT)
+    window = QWidget()
+    qtbot.addWidget(window)
+    window.show()
+    interrupts = Interrupts(window)
+    with qtbot.waitSignal(interrupts.pressed, timeout=5000):
+        os.kill(os.getpid(), signal.SIGINT)
+    qtbot.waitUntil(lambda: not window.isVisible())
+    interrupts.end()
+    assert signal.getsignal(signal.SIGINT) is before
+    descriptor = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(descriptor)
+    assert descriptor == -1
