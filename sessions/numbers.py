@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from dataclasses import dataclass
 
@@ -52,3 +53,11 @@ def number(value: float, error: float | None = None) -> str:
         return f"{value:.{DIGITS - 1}e}"
     rounded = round(value, decimals)
     return f"{rounded + 0.0:.{max(decimals, 0)}f}"
+
+
+def moment(unix_s: float) -> str:
+    """A Unix time as date, hour and minute here."""
+    try:
+        return datetime.datetime.fromtimestamp(unix_s).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):  # another program may have written anything
+        return "at an unknown time"

@@ -64,6 +64,13 @@ class Table:
         """The place of a column; raises ``ValueError`` where there is none of that name."""
         return [column.name for column in self.columns].index(name)
 
+    def numeric(self) -> list[bool]:
+        """Of each column, whether it has numbers."""
+        return [
+            any(not isinstance(row[index], str | None) for row in self.rows)
+            for index in range(len(self.columns))
+        ]
+
     def to_csv(self) -> str:
         """Headings and rows, comma-separated as RFC 4180 has it; a missing number is empty."""
         stream = io.StringIO()
@@ -75,13 +82,9 @@ class Table:
 
     def to_markdown(self) -> str:
         """A GitHub table under its title; columns of numbers are aligned to the right."""
-        numeric = [
-            any(not isinstance(row[index], str | None) for row in self.rows)
-            for index in range(len(self.columns))
-        ]
         lines = [
             _line(_escape(column.heading) for column in self.columns),
-            _line("---:" if right else "---" for right in numeric),
+            _line("---:" if right else "---" for right in self.numeric()),
             *(_line(_escape(text(cell)) for cell in row) for row in self.rows),
         ]
         return f"### {_escape(self.title)}\n\n" + "\n".join(lines) + "\n"

@@ -49,10 +49,11 @@ sessions     sessions                                          | numpy scipy h5p
 .runner._onnx_operators                                        | torch onnxscript
 .runner.export_onnx .runner kernels models sessions            | torch msgspec onnxruntime
 .ui .ui .claims sessions .protocol .recorder .journal .client .floors .presets \
-.titles | PySide6 pyqtgraph numpy msgspec
+.titles .report | PySide6 pyqtgraph numpy msgspec
+.report      .report .ui sessions                                 | jinja2
 .ui.plots    .ui.plots .ui.icons .ui.style sessions            | PySide6 pyqtgraph numpy
 .commands .commands .claims .ui sessions .protocol .journal .client .headless .floors .ceilings \
-.presets .offered .titles | msgspec rich PySide6
+.presets .offered .report .titles | msgspec rich PySide6
 .cli         sessions .commands .ui.app                        |
 .__main__    .cli                                              |
 .__init__                                                      |

@@ -27,6 +27,14 @@ def save_for_ever(path: Path) -> None:
         hdf5.save(samples.session(n=rows, segments=1, title=str(rows)), path)
 
 
+def wait_for_another(path: Path, limit_s: float = 60.0) -> None:
+    """Until the file is another than now."""
+    old, deadline = path.stat().st_ino, time.monotonic() + limit_s
+    while path.stat().st_ino == old:
+        assert time.monotonic() < deadline, "no save was ever finished"
+        time.sleep(0.01)
+
+
 def leftovers(path: Path) -> set[Path]:
     return set(path.parent.glob(".s.h5.*.partial"))
 
@@ -57,7 +65,9 @@ def save_and_die(path: Path, half: bool) -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_file_is_whole_after_every_kill_of_the_process_that_saves_it(tmp_path):
     path = tmp_path / "s.h5"
+    began = time.monotonic()
     hdf5.save(samples.session(n=ROWS, segments=1, title=str(ROWS)), path)
+    save_s = time.monotonic() - began
     moments = random.Random(0)
     context = multiprocessing.get_context("fork")
     titles = set()
@@ -69,7 +79,9 @@ def test_file_is_whole_after_every_kill_of_the_process_that_saves_it(tmp_path):
         else:
             process = context.Process(target=save_for_ever, args=(path,))
             process.start()
-            time.sleep(moments.uniform(0.0, 0.3))
+            if kill == 0:
+                wait_for_another(path)
+            time.sleep(moments.uniform(0.0, 3 * save_s))
             process.kill()
         process.join()
         assert process.exitcode == -9

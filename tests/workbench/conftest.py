@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 
 import pytest
 
-WINDOWS = ("plots", "ui")  # the folders whose tests paint
+os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+
+WINDOWS = ("plots", "report", "ui")  # the folders whose tests paint
 HANG_MS = 60_000  # nothing that is waited for takes so long, however busy the machine is
 
 

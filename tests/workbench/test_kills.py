@@ -138,6 +138,10 @@ def wait_for(condition, limit_s: float = 150.0) -> None:
         time.sleep(0.02)
 
 
+def steps_saved(saved: Path) -> int:
+    return rows(hdf5.load(saved)) if saved.exists() else 0
+
+
 def assert_runner_leaves(pid: int) -> None:
     """A runner whose window is gone ends by itself."""
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -167,7 +171,7 @@ def test_a_window_killed_while_it_streams_and_saves_loses_nothing(tmp_path, numb
     script = [sys.executable, str(HERE / "killed_window.py"), str(saved), str(tmp_path / "w.ini")]
     window = subprocess.Popen([*script, *REAL], stderr=subprocess.PIPE)
     try:
-        wait_for(lambda: saved.exists() or window.poll() is not None)
+        wait_for(lambda: steps_saved(saved) or window.poll() is not None)
         assert window.poll() is None, window.stderr.read().decode()
         time.sleep(random.Random(number).uniform(0.5, 1.5))
         runners = psutil.Process(window.pid).children()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import math
+import pkgutil
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -64,6 +66,14 @@ def names(paths: Sequence[Path]) -> list[str]:
     for path in paths:
         files.setdefault(path.stem, set()).add(path)
     return [path.stem if len(files[path.stem]) == 1 else str(path) for path in paths]
+
+
+def files_of(package: str) -> list[str]:
+    """What a folder of one thing per file has, without importing it, which may take long."""
+    found = importlib.util.find_spec(package)
+    assert found is not None
+    modules = pkgutil.iter_modules(found.submodule_search_locations)
+    return sorted(module.name for module in modules if not module.name.startswith("_"))
 
 
 def check_output(path: Path, suffixes: Collection[str] = ()) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import pkgutil
 from pathlib import Path
 
 from sessions.claims import claims_table, newest
@@ -17,6 +15,7 @@ from workbench.commands._command import (
     answer,
     answer_json,
     check_output,
+    files_of,
     load,
     names,
     write_text,
@@ -30,7 +29,7 @@ _TABLES = ("segments", "claims")
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE.h5")
     what = parser.add_mutually_exclusive_group(required=True)
-    plots = _plot_names()
+    plots = files_of("workbench.ui.plots")
     what.add_argument("--plot", metavar="NAME", choices=plots, help=f"one of {', '.join(plots)}")
     what.add_argument("--table", choices=_TABLES, help="of one session: a row each")
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
@@ -62,14 +61,6 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         answer(str(arguments.output))
     return DONE
-
-
-def _plot_names() -> list[str]:
-    """The plots, without importing them: that takes longer than all else that commands do."""
-    package = importlib.util.find_spec("workbench.ui.plots")
-    assert package is not None
-    found = pkgutil.iter_modules(package.submodule_search_locations)
-    return sorted(module.name for module in found if not module.name.startswith("_"))
 
 
 def _draw(plot: str, paths: list[Path], output: Path) -> None:

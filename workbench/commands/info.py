@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import importlib
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from sessions import attribution_words, breakdown, checklist, claims, reproduce,
 from sessions.attribution_words import rows
 from sessions.columns import row_count
 from sessions.model import PairedComparison, Study
+from sessions.numbers import moment
 from sessions.side_by_side import side_by_side, verdicts_table
 from sessions.tables import segments_table
 from workbench.commands._command import DONE, Command, answer, answer_json, load
@@ -59,7 +59,7 @@ def _run(arguments: argparse.Namespace) -> int:
             }
         )
     else:
-        lines = [f"{session.title} ({_moment(session.created)})", ""]
+        lines = [f"{session.title} ({moment(session.created)})", ""]
         if session.notes:
             lines += [session.notes, ""]
         lines += [f"{name}: {value}" for name, value in session.environment.items()]
@@ -102,13 +102,6 @@ def _comparison(comparison: PairedComparison) -> dict[str, Any]:
     found = {name: getattr(comparison, name) for name in names}
     told = ("alone", "p", "p_holm", "of", "pairs", "reasons", "numerics", "segments", "prediction")
     return found | {name: facts[name] for name in told if name in facts}
-
-
-def _moment(unix_s: float) -> str:
-    try:
-        return datetime.datetime.fromtimestamp(unix_s).strftime("%Y-%m-%d %H:%M")
-    except (ValueError, OverflowError, OSError):  # another program may have written anything
-        return "at an unknown time"
 
 
 COMMAND = Command(name="info", help=__doc__, arguments=_arguments, run=_run)

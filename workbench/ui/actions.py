@@ -95,6 +95,12 @@ def _no_data(state: AppState) -> str:
     return "" if state.session.segments else "Nothing has been measured yet."
 
 
+def _nothing_to_report(state: AppState) -> str:
+    session = state.session
+    found = session.segments or session.comparisons or session.studies
+    return "" if found else "Nothing has been measured yet."
+
+
 def _not_live(state: AppState) -> str:
     return "" if state.live else "A note marks a moment of the live session; this one is a file."
 
@@ -142,6 +148,9 @@ ACTIONS = (
            _no_runner_wanted, group=1),
     Action("export", "Export plot …", "File", "export", lambda w: w.export_plot(), "Ctrl+E",
            "Write a plot as PNG, SVG, PDF or CSV", _no_data, group=2),
+    Action("report", "Report …", "File", "report", dialogs.report, "Ctrl+R",
+           "Write one HTML page of the sessions: charts, tables, verdicts, evidence",
+           _nothing_to_report, group=2),
     Action("quit", "Quit", "File", "quit", lambda w: w.quit(), "Ctrl+Q",
            "End the runner and close the window", group=3),
     Action("undo", "Undo", "Edit", "undo", lambda w: w.state.undo.undo(), "Ctrl+Z",

@@ -68,12 +68,24 @@ def save(window: MainWindow) -> None:
 
 def save_as(window: MainWindow) -> None:
     """Ask for a file and write the session there."""
-    slug = re.sub(r"[^\w.-]+", "-", window.state.session.title).strip("-").lower() or "session"
-    suggestion = str(Path(folder()) / f"{slug}{files.SUFFIX}")
+    suggestion = suggested(window.state.session.title, files.SUFFIX)
     name, _ = QFileDialog.getSaveFileName(window, "Save the session", suggestion, files.FILTER)
     if name:
         path = Path(name)
         window.save_path(path if path.suffix else path.with_suffix(files.SUFFIX))
+
+
+def suggested(title: str, suffix: str) -> str:
+    """A path for a new file of that title."""
+    slug = re.sub(r"[^\w.-]+", "-", title).strip("-").lower() or "session"
+    return str(Path(folder()) / f"{slug}{suffix}")
+
+
+def report(window: MainWindow) -> None:
+    """Put a report together from the sessions that are shown."""
+    from workbench.ui.report_dialog import ReportDialog  # brings the templates' library
+
+    ReportDialog(window).open()
 
 
 def rename(window: MainWindow) -> None:

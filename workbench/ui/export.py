@@ -83,7 +83,7 @@ def export_plot(
         content = csv_bytes(plot.table(runs, **options))
     else:
         content = _PAINTERS[suffix](plot, runs, size, theme, options)
-    _write(target, content)
+    write_whole(target, content)
     return target
 
 
@@ -213,9 +213,14 @@ def _png(
     return bytes(content.data())
 
 
-def _svg(
-    plot: Plot, runs: Sequence[Run], size: tuple[int, int], theme: Theme, options: Mapping[str, str]
+def plot_svg(
+    plot: Plot,
+    runs: Sequence[Run],
+    size: tuple[int, int] = SIZE,
+    theme: Theme = PRINT,
+    options: Mapping[str, str] | None = None,
 ) -> bytes:
+    """The plot as a vector drawing, its text as text."""
     content, buffer = _buffer()
     generator = QSvgGenerator()
     generator.setOutputDevice(buffer)
@@ -225,7 +230,7 @@ def _svg(
     generator.setTitle(plot.title)
     generator.setDescription(", ".join(run.title for run in runs))
     painter = QPainter(generator)
-    _paint(painter, QRectF(0, 0, *size), plot, runs, size, theme, options)
+    _paint(painter, QRectF(0, 0, *size), plot, runs, size, theme, options or {})
     painter.end()
     return bytes(content.data())
 
@@ -252,7 +257,7 @@ def _pdf(
     )
 
 
-_PAINTERS: dict[str, Callable[..., bytes]] = {".png": _png, ".svg": _svg, ".pdf": _pdf}
+_PAINTERS: dict[str, Callable[..., bytes]] = {".png": _png, ".svg": plot_svg, ".pdf": _pdf}
 
 
 def _buffer() -> tuple[QByteArray, QBuffer]:
@@ -262,8 +267,8 @@ def _buffer() -> tuple[QByteArray, QBuffer]:
     return content, buffer
 
 
-def _write(target: Path, content: bytes) -> None:
-    """Write whole and rename, so that an old file is never left half overwritten."""
+def write_whole(target: Path, content: bytes) -> None:
+    """Write and rename, so that no file is ever half overwritten; raises ``ExportError``."""
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     try:
         try:

@@ -60,6 +60,7 @@ NAMES = {
     "recover": "bandaids",
     "redo": "arrow-u-up-right",
     "rename": "pencil-line",
+    "report": "file-text",
     "restart": "arrows-clockwise",
     "resume": "play-fill",
     "run": "play-fill",

@@ -34,7 +34,7 @@ def test_help_lists_every_command_with_what_it_does(capsys):
     out = capsys.readouterr().out
     assert " ".join(COMMANDS) == (
         "ab attribute bench calibrate ceilings compare demo doctor export info onnx profile "
-        "recover reproduce run sweep validate"
+        "recover report reproduce run sweep validate"
     )
     assert all(re.search(rf"\n    {name}\s", out) for name in COMMANDS)
 
@@ -63,6 +63,7 @@ def test_a_wrong_option_is_named_beside_the_commands_own(name, capsys, pair):
         "info": [str(pair[0])],
         "compare": list(map(str, pair)),
         "export": [str(pair[0]), "--plot", "ecdf", "-o", "x.png"],
+        "report": [str(pair[0]), "-o", "x.html"],
     }
     err = usage_error([name, *needed.get(name, []), "--colour"], capsys)
     assert err.startswith(f"usage: workbench {name} [-h]")

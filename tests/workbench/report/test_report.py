@@ -1,0 +1,269 @@
+"""A report is one page that needs no other file, says what its sessions hold, and hides nothing."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import xml.etree.ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import attribution_samples
+import claims_samples
+import profile_samples
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from synthetic import bench_session, comparison, empty_session, gpu_session, sweep_study
+
+from sessions import checklist, hdf5
+from sessions.model import Evidence, Session, Study
+from sessions.numbers import text
+from sessions.side_by_side import verdicts_table
+from sessions.tables import segments_table
+from workbench.cli import main
+from workbench.recorder import Recorder
+from workbench.report import SECTIONS, _page
+from workbench.ui.export import ExportError
+from workbench.ui.plots import PLOTS, Run
+
+VOID = {"meta", "img", "br", "link", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """What a reader finds: texts, headings, links, pictures; and whether every tag is closed."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.headings: list[str] = []
+        self.sections: list[str] = []
+        self.anchors: list[str] = []
+        self.needs: list[str] = []  # what the page would have to load
+        self.pictures: list[bytes] = []
+        self.wrong: list[str] = []
+        self.feed(content)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "section":
+            self.sections.append(found["id"])
+        for name in ("src", "href"):
+            if name in found:
+                self._link(found[name])
+        if tag in ("script", "link", "iframe", "object", "embed"):
+            self.needs.append(tag)
+
+    def _link(self, target: str) -> None:
+        kind, _, content = target.partition(",")
+        if target.startswith("#"):
+            self.anchors.append(target[1:])
+        elif kind == "data:image/svg+xml;base64":
+            self.pictures.append(base64.b64decode(content, validate=True))
+        else:
+            self.needs.append(target)
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "style":
+            if "url(" in data or "@import" in data:
+                self.needs.append("style")
+        elif data.strip():
+            self.texts.append(data)
+            if self.open[-1] == "h2":
+                self.headings.append(data)
+
+    @property
+    def whole(self) -> bool:
+        return not self.open and not self.wrong and not self.needs
+
+
+def checked() -> Study:
+    return Study(
+        checklist.KIND,
+        "hydra base train",
+        1.0,
+        tables={
+            "checks": {
+                "check": ["numerics", "syncs"],
+                "status": ["pass", "fail"],
+                "evidence": ["relative error 1e-7", "2 in a step"],
+            },
+            "lines": {"check": ["syncs"], "line": ["models/_routing.py:88 in forward: .item()"]},
+        },
+    )
+
+
+def everything() -> Session:
+    """A session with something for every section but that of several sessions."""
+    recorder = Recorder()
+    for message in claims_samples.messages(1.0):
+        recorder.record(message)
+    session = gpu_session(steps=200)
+    session.comparisons = [comparison(0), comparison(1)]
+    session.segments[1].evidence = [Evidence("precision", "bf16", "effective", "tensors are BF16")]
+    bench = bench_session()
+    session.segments += [
+        dataclasses.replace(one, index=len(session.segments) + place)
+        for place, one in enumerate(bench.segments)
+    ]
+    session.studies = [
+        *recorder.session.studies,
+        attribution_samples.study(),
+        sweep_study(),
+        profile_samples.study(),
+        checked(),
+    ]
+    return session
+
+
+@pytest.fixture(scope="module")
+def session():
+    return everything()
+
+
+@pytest.fixture(scope="module")
+def runs(session):
+    return [Run(session, "everything")]
+
+
+@pytest.fixture(scope="module")
+def page(qapp, runs):
+    return Page(_page.page(runs, "Does it help?", "Two lines\nof notes"))
+
+
+@pytest.fixture
+def saved(session, tmp_path):
+    path = tmp_path / "a.h5"
+    hdf5.save(session, path)
+    return path
+
+
+def test_every_section_tells_what_it_is_and_stands_in_a_place_of_its_own():
+    assert len({section.place for section in SECTIONS.values()}) == len(SECTIONS)
+    for name, section in SECTIONS.items():
+        module = __import__(f"workbench.report.{name}", fromlist=["SECTION"])
+        assert module.SECTION is section and section.title and section.help
+
+
+def test_the_page_needs_no_other_file_and_every_tag_is_closed(page):
+    assert page.whole, (page.open, page.wrong, page.needs)
+    assert page.texts[0] == "Does it help?" and "of notes" in page.texts
+
+
+def test_each_section_that_has_something_is_there_once_in_order_and_linked(page):
+    wanted = [name for name in SECTIONS if name != "comparison"]
+    assert page.sections == wanted == page.anchors
+    assert page.headings == [SECTIONS[name].title for name in wanted]
+
+
+def test_every_picture_is_a_drawing_and_every_plot_of_one_session_has_one(page):
+    titles = set()
+    for picture in page.pictures:
+        root = xml.etree.ElementTree.fromstring(picture)
+        assert root.tag.endswith("}svg") and sum(1 for _ in root.iter()) > 10
+        titles.add(root.findtext("{http://www.w3.org/2000/svg}title"))
+    several = {"ecdf", "aligned_timeline", "sweep_map", "model_metrics_map"}
+    assert titles == {plot.title for name, plot in PLOTS.items() if name not in several}
+
+
+def test_tables_have_the_numbers_of_the_session(page, session):
+    for table in (segments_table(session), verdicts_table(session.comparisons)):
+        missing = {text(cell) for row in table.rows for cell in row if cell} - set(page.texts)
+        assert not {one for one in missing if one.strip()}
+
+
+def test_wrong_numbers_are_told_first_and_in_red(qapp):
+    session = gpu_session(steps=50)
+    session.segments[1].ledger |= {"numbers": "relative error 0.3", "numbers_right": False}
+    content = _page.page([Run(session, "one")], sections=["overview"])
+    label = session.segments[1].label
+    assert f'<p class="bad"><span>{label}: wrong numbers: relative error 0.3</span>' in content
+
+
+def test_evidence_of_nothing_stands_out(qapp):
+    session = gpu_session(steps=50)
+    session.segments[0].evidence = [Evidence("adamw", "fused", "no effect", "no such kernel ran")]
+    content = _page.page([Run(session, "one")], sections=["evidence"])
+    assert '<td class="warning">no effect</td><td>no such kernel ran</td>' in content
+
+
+def test_sessions_are_compared_with_the_first_and_each_told_under_its_name(qapp):
+    runs = [Run(gpu_session(steps=80, seed=seed), f"run {seed}", seed) for seed in (1, 2)]
+    page = Page(_page.page(runs))
+    assert page.sections[:2] == ["overview", "comparison"] and page.whole
+    assert page.texts.count("run 1") >= 3
+    assert SECTIONS["comparison"].why_not(runs[:1]).startswith("There is one session")
+
+
+def test_what_is_chosen_is_what_is_there_in_that_order(qapp, runs):
+    assert Page(_page.page(runs, sections=["again", "claims"])).sections == ["again", "claims"]
+
+
+@pytest.mark.parametrize(
+    ("sections", "why"),
+    [(["nothing"], "There is no section 'nothing'; expected one of "),
+     (["comparison"], "There is nothing for the section comparison: There is one session")],
+)  # fmt: skip
+def test_a_section_that_cannot_be_is_refused_in_a_sentence(qapp, runs, sections, why):
+    with pytest.raises(ExportError, match=why):
+        _page.page(runs, sections=sections)
+
+
+def test_a_plot_without_data_leaves_its_reason_in_its_place(qapp):
+    session = gpu_session(steps=50)
+    session.telemetry = {}
+    page = Page(_page.page([Run(session, "one")], sections=["machine"]))
+    for name in ("utilization", "power"):
+        plot = PLOTS[name]
+        assert f"{plot.title}: {plot.can_show([Run(session)])}" in page.texts
+
+
+def test_an_empty_session_makes_a_page_that_says_so(qapp):
+    page = Page(_page.page([Run(empty_session(), "none")]))
+    assert page.whole and page.sections[0] == "overview"
+    assert any("0 segments" in one for one in page.texts)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(words=st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1))
+def test_what_people_write_is_text_and_never_markup(qapp, words):
+    session = empty_session(words)
+    session.notes = words
+    page = Page(_page.page([Run(session)], f"<b>{words}", words, ["overview"]))
+    assert page.whole and page.texts.count(f"<b>{words}") == 2  # the head's title, and the page's
+
+
+# The command
+
+
+def test_the_command_writes_the_page_and_tells_its_sections(saved, tmp_path, capsys):
+    target = tmp_path / "r.html"
+    asked = ["report", str(saved), "-o", str(target), "--sections", "verdicts, again", "--json"]
+    assert main(asked) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["reason"], told["file"]) == ("done", str(target))
+    assert told["sections"] == ["verdicts", "again"] and told["bytes"] == target.stat().st_size
+    assert Page(target.read_text()).sections == ["verdicts", "again"]
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "why"),
+    [(["-o", "r.pdf"], 2, "unknown suffix '.pdf'"),
+     (["-o", "r.html", "--sections", "verdict"], 2, "--sections: unknown 'verdict'"),
+     (["-o", "r.html", "--sections", "comparison"], 1, "There is one session")],
+)  # fmt: skip
+def test_what_cannot_be_written_is_one_sentence(
+    saved, tmp_path, monkeypatch, capsys, more, code, why
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(saved), *more]) == code
+    assert why in capsys.readouterr().err and not Path("r.html").exists()

@@ -1,0 +1,84 @@
+"""Write one self-contained HTML page of saved sessions: charts, tables, verdicts, evidence."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from workbench.commands._command import (
+    DONE,
+    Command,
+    Failed,
+    Mistaken,
+    answer,
+    answer_json,
+    check_output,
+    files_of,
+    load,
+    names,
+)
+from workbench.titles import Titles
+from workbench.ui.theme import DARK, LIGHT, PRINT
+
+_SUFFIXES = (".html",)
+_THEMES = {theme.name: theme for theme in (PRINT, LIGHT, DARK)}
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE.h5")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.html")
+    parser.add_argument("--title", default="", help="of the page; else the sessions' names")
+    parser.add_argument("--notes", default="", help="what a reader should know, under the title")
+    parser.add_argument(
+        "--sections",
+        metavar="NAME,...",
+        help="these, in this order; else all that the sessions have something for: "
+        f"{', '.join(files_of('workbench.report'))}",
+    )
+    parser.add_argument("--theme", choices=_THEMES, default=PRINT.name)
+    parser.add_argument("--json", action="store_true", help="tell the sections as JSON")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    check_output(arguments.output, _SUFFIXES)
+    chosen = arguments.sections and [name.strip() for name in arguments.sections.split(",")]
+    known = files_of("workbench.report")
+    for name in chosen or ():
+        if name not in known:
+            raise Mistaken(f"--sections: unknown {name!r}; expected some of {', '.join(known)}")
+    sessions = [load(path) for path in arguments.files]
+    from workbench.report import _page as report  # Qt: only to draw
+    from workbench.ui.export import ExportError
+    from workbench.ui.plots import Run
+
+    labels = names(arguments.files)
+    if len(sessions) == 1:
+        labels = [sessions[0].title]
+    runs = [
+        Run(session, label, place, titled=Titles(session.titles).of)
+        for place, (session, label) in enumerate(zip(sessions, labels, strict=True))
+    ]
+    try:
+        content = report.page(
+            runs, arguments.title, arguments.notes, chosen, _THEMES[arguments.theme]
+        )
+        report.write(arguments.output, content)
+    except ExportError as error:
+        raise Failed(str(error)) from None
+    if arguments.json:
+        made = chosen or [section.name for section in report.offered(runs)]
+        answer_json(
+            {
+                "reason": "done",
+                "file": str(arguments.output),
+                "bytes": arguments.output.stat().st_size,
+                "sections": made,
+                "sessions": [str(path) for path in arguments.files],
+            }
+        )
+    else:
+        answer(str(arguments.output))
+    return DONE
+
+
+COMMAND = Command(name="report", help=__doc__, arguments=_arguments, run=_run)

@@ -1,0 +1,133 @@
+"""The page itself: HTML in one file that needs no other, its charts drawn within it."""
+
+from __future__ import annotations
+
+import base64
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from sessions.numbers import moment, text
+from sessions.tables import Table
+from workbench.report import SECTIONS, Section
+from workbench.report._section import BAD, GOOD, WARNING, Chart, Heading, Part, Script, Words
+from workbench.ui import export
+from workbench.ui.plots import Run
+from workbench.ui.theme import PRINT, Theme
+
+SUFFIX = ".html"
+_COLORS = ("window", "surface", "raised", "line", "text", "muted", "accent", GOOD, WARNING, BAD)
+# What stands out in a table, wherever it stands.
+_TONES = {
+    **dict.fromkeys(("FASTER", "holds", "pass", "effective", "right"), GOOD),
+    **dict.fromkeys(("SLOWER", "fail", "failed", "WRONG", "does not hold"), BAD),
+    **dict.fromkeys(("UNDECIDED", "undecided", "no effect", "not checked"), WARNING),
+}
+
+
+def offered(runs: Sequence[Run]) -> list[Section]:
+    """The sections that have something to say of these runs, in the order of a page."""
+    return [section for section in SECTIONS.values() if not section.why_not(runs)]
+
+
+def page(
+    runs: Sequence[Run],
+    title: str = "",
+    notes: str = "",
+    sections: Sequence[str] | None = None,
+    theme: Theme = PRINT,
+) -> str:
+    """The page of these runs: of the ``sections`` named, in that order, or of all that can be.
+
+    Raises ``ExportError`` for a section that there is not, or that these runs have nothing for.
+    """
+    export.ensure_application()
+    titled = runs[0].titled
+    chosen = offered(runs) if sections is None else [_find(name, runs) for name in sections]
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True
+    )
+    shown = [
+        {
+            "name": section.name,
+            "title": section.title,
+            "parts": [_part(part, theme, titled) for part in section.made(runs)],
+        }
+        for section in chosen
+    ]
+    names = ", ".join(run.title for run in runs)
+    return environment.get_template("_page.html").render(
+        title=title or names,
+        subtitle=names if title and title != names else "",
+        notes=notes,
+        sections=shown,
+        colors={name: getattr(theme, name) for name in _COLORS},
+        footer=f"Made by the GPU optimization workbench, {moment(time.time())}",
+    )
+
+
+def write(path: str | os.PathLike[str], content: str) -> Path:
+    """Write a page whole, or not at all; raises ``ExportError``."""
+    target = Path(path)
+    if target.suffix.lower() != SUFFIX:
+        raise export.ExportError(
+            f"Cannot write a report to {target.name}: unknown suffix {target.suffix!r}, expected "
+            f"{SUFFIX}."
+        )
+    export.write_whole(target, content.encode())
+    return target
+
+
+def _find(name: str, runs: Sequence[Run]) -> Section:
+    if name not in SECTIONS:
+        allowed = ", ".join(SECTIONS)
+        raise export.ExportError(f"There is no section {name!r}; expected one of {allowed}.")
+    section = SECTIONS[name]
+    if why_not := section.why_not(runs):
+        raise export.ExportError(f"There is nothing for the section {name}: {why_not}")
+    return section
+
+
+def _part(part: Part, theme: Theme, titled: Callable[[str], str]) -> Mapping[str, Any]:
+    """What the template shows of a part; ``titled`` says a text as people are to read it."""
+    match part:
+        case Heading(words):
+            return {"kind": "heading", "text": titled(words)}
+        case Words(lines, tone):
+            return {"kind": "words", "lines": [titled(line) for line in lines], "tone": tone}
+        case Script(words):
+            return {"kind": "script", "text": words}
+        case Chart():
+            return _chart(part, theme)
+        case Table():
+            return _table(part, titled)
+
+
+def _chart(chart: Chart, theme: Theme) -> Mapping[str, Any]:
+    plot = export.find_plot(chart.plot, chart.runs, chart.options)
+    reason = plot.can_show(chart.runs)
+    if reason is not None:
+        return {"kind": "words", "lines": [f"{plot.title}: {reason}"], "tone": "muted"}
+    picture = export.plot_svg(plot, chart.runs, theme=theme, options=chart.options)
+    encoded = base64.b64encode(picture).decode()
+    return {"kind": "chart", "title": plot.title, "help": plot.help, "picture": encoded}
+
+
+def _table(table: Table, titled: Callable[[str], str]) -> Mapping[str, Any]:
+    numeric = table.numeric()
+    columns = [
+        {"heading": titled(column.heading), "numeric": right}
+        for column, right in zip(table.columns, numeric, strict=True)
+    ]
+    rows = [
+        [
+            {"text": titled(shown), "style": "number" if right else _TONES.get(shown, "")}
+            for shown, right in zip(map(text, row), numeric, strict=True)
+        ]
+        for row in table.rows
+    ]
+    return {"kind": "table", "title": titled(table.title), "columns": columns, "rows": rows}

@@ -1,0 +1,94 @@
+"""What a section of a report is, and what it is put together from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sessions.model import Session, Study
+from sessions.tables import Table
+from workbench.ui.plots import Run
+
+GOOD, BAD, WARNING = "good", "bad", "warning"
+
+
+@dataclass(frozen=True)
+class Heading:
+    """Begins what belongs to one session, or to one study of it."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Words:
+    """Lines of text; the ``tone`` is "good", "bad", "warning" or none."""
+
+    lines: Sequence[str]
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class Script:
+    """Text to be copied as it is."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A plot of some runs; where it has nothing to show, its reason stands in its place."""
+
+    plot: str
+    runs: Sequence[Run]
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+Part = Heading | Words | Script | Chart | Table
+Parts = Iterator[Part]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One part of the page: made by ``parts`` of those runs that ``has`` something to say.
+
+    ``nothing`` says, in one sentence, why there is no such section where no run has. ``together``
+    sections are made of all runs at once; the others of each by itself.
+    """
+
+    name: str
+    title: str
+    help: str
+    place: int  # sections follow one another by it
+    parts: Callable[[Sequence[Run]], Parts]
+    has: Callable[[Session], bool]
+    nothing: str
+    together: int = 0  # so many sessions at least, and all of them at once
+
+    def why_not(self, runs: Sequence[Run]) -> str:
+        """Why the page cannot have this section; empty where it can."""
+        able = sum(self.has(run.session) for run in runs)
+        return "" if able >= max(1, self.together) else self.nothing
+
+    def made(self, runs: Sequence[Run]) -> Parts:
+        """The parts, those of each session under its title where there are several."""
+        able = [run for run in runs if self.has(run.session)]
+        if self.together:
+            yield from self.parts(able)
+            return
+        for run in able:
+            if len(runs) > 1:
+                yield Heading(run.title)
+            yield from self.parts([run])
+
+
+def studies(session: Session, kind: str) -> list[Study]:
+    """The session's studies of one kind."""
+    return [study for study in session.studies if study.kind == kind]
+
+
+def alone(run: Run, study: Study) -> Run:
+    """The run as if the session had that study only, so that plots show it."""
+    return dataclasses.replace(
+        run, session=dataclasses.replace(run.session, studies=[study]), _kept={}
+    )

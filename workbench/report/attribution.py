@@ -1,0 +1,31 @@
+"""Which toggle gave what: the chart of each attribution, its effects and its arms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sessions.attribution_words import KIND, arms_table, effects_table, headline, remarks
+from workbench.report._section import Chart, Heading, Parts, Section, Words, alone, studies
+from workbench.ui.plots import Run
+
+
+def parts(runs: Sequence[Run]) -> Parts:
+    """Each attribution of the session."""
+    (run,) = runs
+    for study in studies(run.session, KIND):
+        yield Heading(study.title)
+        yield Words([f"{headline(study)}.", *remarks(study)])
+        yield Chart("attribution", [alone(run, study)])
+        yield effects_table(study)
+        yield arms_table(study)
+
+
+SECTION = Section(
+    name="attribution",
+    title="Attribution",
+    help=__doc__ or "",
+    place=50,
+    parts=parts,
+    has=lambda session: bool(studies(session, KIND)),
+    nothing="No toggles were attributed their share.",
+)

@@ -1,0 +1,28 @@
+"""What the documents claim beside what was measured: holds, does not hold, or why neither."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sessions.claims import count, newest, summary_table
+from workbench.report._section import Parts, Section, Words
+from workbench.ui.plots import Run
+
+
+def parts(runs: Sequence[Run]) -> Parts:
+    """How many hold, then a row each."""
+    (run,) = runs
+    rows = list(newest(run.session).values())
+    yield Words([f"{count(rows)}."])
+    yield summary_table(rows, "Claimed and measured")
+
+
+SECTION = Section(
+    name="claims",
+    title="Claims of the documents",
+    help=__doc__ or "",
+    place=30,
+    parts=parts,
+    has=lambda session: bool(newest(session)),
+    nothing="No claim of a document was measured.",
+)

@@ -1,0 +1,34 @@
+"""The sessions side by side: ratios with intervals, distributions, and what differs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from sessions.comparison import compare
+from sessions.tables import comparison_table, differences_table
+from workbench.report._section import WARNING, Chart, Parts, Section, Words
+from workbench.ui.plots import Run
+
+
+def parts(runs: Sequence[Run]) -> Parts:
+    """The first session is what the ratios refer to."""
+    found = compare([dataclasses.replace(run.session, title=run.title) for run in runs])
+    yield from (Words([warning], WARNING) for warning in found.warnings)
+    yield comparison_table(found)
+    for plot in ("box", "ecdf", "aligned_timeline"):
+        yield Chart(plot, runs)
+    if found.differences:
+        yield differences_table(found)
+
+
+SECTION = Section(
+    name="comparison",
+    title="Sessions compared",
+    help=__doc__ or "",
+    place=15,
+    parts=parts,
+    has=lambda session: bool(session.segments),
+    nothing="There is one session with steps, and nothing to compare it with.",
+    together=2,
+)

@@ -1,0 +1,32 @@
+"""The kernel library as it was timed: beside its peers, and under this device's own roof."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sessions.kernels import kernels_table
+from sessions.model import KERNELS, Session
+from workbench.report._section import Chart, Parts, Section
+from workbench.ui.plots import Run
+
+
+def parts(runs: Sequence[Run]) -> Parts:
+    """The table and the roofline."""
+    (run,) = runs
+    yield kernels_table(run.session)
+    yield Chart("roofline", runs)
+
+
+def _has(session: Session) -> bool:
+    return any(segment.configuration.family == KERNELS for segment in session.segments)
+
+
+SECTION = Section(
+    name="kernels",
+    title="Kernels",
+    help=__doc__ or "",
+    place=110,
+    parts=parts,
+    has=_has,
+    nothing="No kernel was timed.",
+)

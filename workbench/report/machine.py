@@ -1,0 +1,35 @@
+"""What it ran on, what the machine did meanwhile, and what happened when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sessions.tables import Column, Table
+from workbench.report._section import Chart, Parts, Section
+from workbench.ui.plots import Run
+
+
+def parts(runs: Sequence[Run]) -> Parts:
+    """Memory, utilization and power over time, the events, the environment."""
+    (run,) = runs
+    session = run.session
+    if session.segments:
+        for plot in ("memory", "utilization", "power"):
+            yield Chart(plot, runs)
+    if session.events:
+        columns = [Column("time", "s"), Column("kind"), Column("what happened")]
+        rows = [[f"{one.t_s:.2f}", one.kind, one.text] for one in session.events]
+        yield Table("Events", columns, rows)
+    facts = [[name, value] for name, value in session.environment.items()]
+    yield Table("Environment", [Column("name"), Column("value")], facts)
+
+
+SECTION = Section(
+    name="machine",
+    title="The machine",
+    help=__doc__ or "",
+    place=120,
+    parts=parts,
+    has=lambda session: bool(session.environment or session.events or session.segments),
+    nothing="Nothing is known of the machine.",
+)

@@ -1,0 +1,32 @@
+"""What the model measured of itself: load of its experts, depths, ranks, entropies, gates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sessions.model import Session
+from workbench.report._section import Chart, Parts, Section
+from workbench.ui.plots import PLOTS, Run
+
+_PLOT = "model_metrics"
+
+
+def parts(runs: Sequence[Run]) -> Parts:
+    """A chart for each metric."""
+    for metric in PLOTS[_PLOT].choices(runs).get("metric", ()):
+        yield Chart(_PLOT, runs, {"metric": metric})
+
+
+def _has(session: Session) -> bool:
+    return any(segment.metrics for segment in session.segments)
+
+
+SECTION = Section(
+    name="model",
+    title="Of the model itself",
+    help=__doc__ or "",
+    place=100,
+    parts=parts,
+    has=_has,
+    nothing="No model measured anything of itself.",
+)

@@ -1,0 +1,60 @@
+"""What was found, in a few lines: verdicts, claims, checks, and wrong numbers before all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sessions import attribution_words, checked, checklist, claims
+from sessions.model import Session
+from sessions.numbers import moment
+from sessions.side_by_side import side_by_side
+from sessions.verdict_words import headline, ratio_line
+from workbench.report._section import BAD, Parts, Section, Words
+from workbench.report.verdicts import tone
+from workbench.ui.plots import Run
+
+
+def parts(runs: Sequence[Run]) -> Parts:
+    """One paragraph for each thing that was asked of the session."""
+    (run,) = runs
+    session = run.session
+    count = len(session.segments)
+    device = session.environment.get("device", "an unknown device")
+    yield Words([f"{moment(session.created)}, {device}: {count} segment{'s' * (count != 1)}."])
+    if session.notes:
+        yield Words(session.notes.splitlines())
+    yield from _wrong(session)
+    for one in side_by_side(session.comparisons):
+        said = f"{' against '.join(one.arms[::-1])}: {headline(one)}"
+        yield Words([said], tone(one))
+        yield Words([ratio_line(one)])
+    yield from (Words([line]) for line in _studied(session))
+
+
+def _wrong(session: Session) -> Iterator[Words]:
+    for segment in session.segments:
+        if checked.are_wrong(segment.ledger):
+            name = segment.label or f"segment {segment.index}"
+            yield Words([f"{name}: wrong numbers: {checked.text(segment.ledger)}"], BAD)
+
+
+def _studied(session: Session) -> Iterator[str]:
+    found = list(claims.newest(session).values())
+    if found:
+        yield f"Claims of the documents: {claims.count(found)}."
+    for study in session.studies:
+        if study.kind == checklist.KIND:
+            yield f"Checklist: {checklist.headline(study)}."
+        elif study.kind == attribution_words.KIND:
+            yield f"Attribution, {study.title}: {attribution_words.headline(study)}."
+
+
+SECTION = Section(
+    name="overview",
+    title="What was found",
+    help=__doc__ or "",
+    place=10,
+    parts=parts,
+    has=lambda session: True,
+    nothing="",
+)

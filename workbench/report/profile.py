@@ -1,0 +1,45 @@
+"""Where the time and the memory of a step go: by module, kernel and class, and by role."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sessions import breakdown
+from sessions.breakdown_tables import (
+    achieved_table,
+    kernels_table,
+    kinds_table,
+    memory_table,
+    modules_table,
+)
+from workbench.report._section import Chart, Heading, Parts, Section, Words, alone
+from workbench.ui.plots import Run
+
+
+def parts(runs: Sequence[Run]) -> Parts:
+    """Each profile of the session."""
+    (run,) = runs
+    for study in breakdown.profiles(run.session):
+        shown = [alone(run, study)]
+        yield Heading(study.title)
+        yield Words(breakdown.words(study))
+        yield Chart("breakdown", shown)
+        yield kinds_table(study)
+        if breakdown.achieved(study):
+            yield achieved_table(study)
+        yield kernels_table(study)
+        yield modules_table(study)
+        yield Chart("memory_roles", shown)
+        yield Chart("memory_course", shown)
+        yield memory_table(study)
+
+
+SECTION = Section(
+    name="profile",
+    title="Where a step goes",
+    help=__doc__ or "",
+    place=90,
+    parts=parts,
+    has=lambda session: bool(breakdown.profiles(session)),
+    nothing="No steps were profiled.",
+)

@@ -1,0 +1,36 @@
+"""Every configuration that ran: step times, ratios to the first, peak memory, numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sessions import checked
+from sessions.tables import segments_table
+from workbench.report._section import Chart, Parts, Section, Words
+from workbench.ui.plots import Run
+
+
+def parts(runs: Sequence[Run]) -> Parts:
+    """The table, distributions, and the time line."""
+    (run,) = runs
+    yield segments_table(run.session)
+    said = [
+        f"{segment.label or f'segment {segment.index}'}: numbers {checked.mark(segment.ledger)}: "
+        f"{checked.text(segment.ledger)}"
+        for segment in run.session.segments
+        if checked.was_checked(segment.ledger)
+    ]
+    yield Words(said)
+    for plot in ("box", "step_time", "throughput"):
+        yield Chart(plot, runs)
+
+
+SECTION = Section(
+    name="segments",
+    title="Segments",
+    help=__doc__ or "",
+    place=70,
+    parts=parts,
+    has=lambda session: bool(session.segments),
+    nothing="Nothing ran.",
+)

@@ -1,0 +1,45 @@
+"""Every paired comparison: its verdict, its interval as it narrowed, whether numbers are right."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from sessions.model import PairedComparison
+from sessions.side_by_side import side_by_side, verdicts_table
+from sessions.verdict import wrong_arms
+from sessions.verdict_words import headline, numerics_lines, ratio_line, remarks, standing
+from workbench.report._section import BAD, GOOD, WARNING, Chart, Heading, Parts, Section, Words
+from workbench.ui.plots import Run
+
+_TONES = {"FASTER": GOOD, "SLOWER": BAD, "UNDECIDED": WARNING}
+
+
+def tone(comparison: PairedComparison) -> str:
+    """Red where an arm's numbers are wrong, however fast it is."""
+    return BAD if wrong_arms(comparison) else _TONES.get(comparison.verdict, "")
+
+
+def parts(runs: Sequence[Run]) -> Parts:
+    """A table where there are several, then each by itself."""
+    (run,) = runs
+    comparisons = side_by_side(run.session.comparisons)
+    if len(comparisons) > 1:
+        yield verdicts_table(run.session.comparisons)
+    for place, one in enumerate(comparisons):
+        yield Heading(" against ".join(one.arms[::-1]))
+        yield Words([headline(one)], tone(one))
+        said = [ratio_line(one), standing(one), *remarks(one), *numerics_lines(one)]
+        yield Words([line for line in said if line])
+        yield Chart("verdict", [dataclasses.replace(run, comparison=place, _kept={})])
+
+
+SECTION = Section(
+    name="verdicts",
+    title="Verdicts",
+    help=__doc__ or "",
+    place=20,
+    parts=parts,
+    has=lambda session: bool(session.comparisons),
+    nothing="No two configurations were compared in alternating blocks.",
+)
