@@ -105,7 +105,7 @@ OP = Operator(
     huge=_qk.HUGE,
     gradients=("q_BHSD", "k_BGSD", "q_weight_D", "k_weight_D"),
     cases=(
-        Case("B2 S63 H6/3 D20", _qk.sizes(2, 63, 6, 3, 20)),
+        Case("B2 S23 H6/3 D20", _qk.sizes(2, 23, 6, 3, 20)),
         Case("B1 S1 H1/1 D2", _qk.sizes(1, 1, 1, 1, 2, eps=0.1)),
         Case("B3 S7 H5/1 D100", _qk.sizes(3, 7, 5, 1, 100)),
         Case("B0 S5 H2/1 D8", _qk.sizes(0, 5, 2, 1, 8)),

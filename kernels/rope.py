@@ -151,10 +151,10 @@ OP = Operator(
     huge=_qk.HUGE,
     gradients=("q_BHSD", "k_BGSD"),
     cases=(
-        Case("B2 S63 H6/3 D20", _qk.sizes(2, 63, 6, 3, 20)),
+        Case("B2 S23 H6/3 D20", _qk.sizes(2, 23, 6, 3, 20)),
         Case("B1 S1 H1/1 D2", _qk.sizes(1, 1, 1, 1, 2)),
         Case("B2 S33 H3/1 D100 full table", _qk.sizes(2, 33, 3, 1, 100, full=True)),
-        Case("B2 S63 H6/2 D20 interleaved", _qk.sizes(2, 63, 6, 2, 20, interleaved=True)),
+        Case("B2 S23 H6/2 D20 interleaved", _qk.sizes(2, 23, 6, 2, 20, interleaved=True)),
         Case(
             "B1 S7 H5/5 D64 interleaved full table",
             _qk.sizes(1, 7, 5, 5, 64, interleaved=True, full=True),

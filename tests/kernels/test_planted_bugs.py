@@ -25,6 +25,7 @@ SSD = "kernels.ssd_scan._kernels"
 SSD_BACK = "kernels.ssd_scan._gradient_kernels"
 STEP = "kernels.ssd_step._kernels"
 STEP_SIZES = {"batch": 2, "heads": 4, "dim": 33, "groups": 2, "states": 100}
+STEP_FEW = {"batch": 2, "heads": 4, "dim": 9, "groups": 2, "states": 20}
 SCAN = {"batch": 1, "length": 70, "heads": 4, "dim": 3, "groups": 2, "states": 4}
 SEGMENTS = {"batch": 1, "length": 150, "heads": 1, "dim": 3, "groups": 1, "states": 4}
 FLASH = "kernels.attention._flash_kernels"
@@ -287,33 +288,34 @@ BUGS = {
         "b_dx += 0.0 * tl.load(d_ptr + i_h)", SCAN,
     ),
     "ssd_step: the state does not decay": (
-        STEP, "other=0.0).to(tl.float32) * fall", "other=0.0).to(tl.float32)", None,
+        STEP, "other=0.0).to(tl.float32) * fall", "other=0.0).to(tl.float32)", STEP_FEW,
     ),
     "ssd_step: dt is missing from the input": (
-        STEP, "(b_x * dt)[:, None] * b_b.to", "b_x[:, None] * b_b.to", None,
+        STEP, "(b_x * dt)[:, None] * b_b.to", "b_x[:, None] * b_b.to", STEP_FEW,
     ),
     "ssd_step: softplus is forgotten for larger steps": (
-        SSD, "tl.where(raw > 20.0, raw, soft)", "tl.where(raw > -5.0, raw, soft)", None,
+        SSD, "tl.where(raw > 20.0, raw, soft)", "tl.where(raw > -5.0, raw, soft)", STEP_FEW,
     ),
     "ssd_step: what comes back for the new state is forgotten": (
         STEP, "b_g = tl.load(dnew_ptr + o_state, mask=m, other=0.0)",
-        "b_g = 0 * tl.load(dnew_ptr + o_state, mask=m, other=0.0)", None,
+        "b_g = 0 * tl.load(dnew_ptr + o_state, mask=m, other=0.0)", STEP_FEW,
     ),
     "ssd_step: dx lacks D": (STEP, "b_dx += b_dy * tl.load", "b_dx += 0 * b_dy * tl.load", None),
     "ssd_step: dx is of a whole step": (
-        STEP, "b_dx = b_du.to(tl.float32) * dt", "b_dx = b_du.to(tl.float32)", None,
+        STEP, "b_dx = b_du.to(tl.float32) * dt", "b_dx = b_du.to(tl.float32)", STEP_FEW,
     ),
     "ssd_step: what stayed is missing from ddt": (
-        STEP, "ddt = came + stayed * fall * a", "ddt = came + 0 * stayed", None,
+        STEP, "ddt = came + stayed * fall * a", "ddt = came + 0 * stayed", STEP_FEW,
     ),
     "ssd_step: the slope of softplus is forgotten": (
-        STEP, "ddt *= 1.0 / (1.0 + tl.exp(-raw.to(tl.float64)))", "ddt *= 1.0", None,
+        STEP, "ddt *= 1.0 / (1.0 + tl.exp(-raw.to(tl.float64)))", "ddt *= 1.0", STEP_FEW,
     ),
     "ssd_step: the bias gets what A gets": (
-        STEP, "tl.store(p_share + 2 * n_heads, ddt", "tl.store(p_share + 2 * n_heads, stayed", None,
+        STEP, "tl.store(p_share + 2 * n_heads, ddt", "tl.store(p_share + 2 * n_heads, stayed",
+        STEP_FEW,
     ),
     "ssd_step: dA is that of the decay": (
-        STEP, "(stayed * fall * dt.to(tl.float64))", "(stayed * fall)", None,
+        STEP, "(stayed * fall * dt.to(tl.float64))", "(stayed * fall)", STEP_FEW,
     ),
     "ssd_step: only the last rows reach dD": (
         STEP, "dd += tl.sum", "dd = tl.sum", STEP_SIZES,
@@ -322,14 +324,15 @@ BUGS = {
         STEP, "b_db += tl.sum", "b_db = tl.sum", STEP_SIZES,
     ),
     "ssd_step: dC sees the state before the step": (
-        STEP, "b_new = b_state * fall.to(tl.float32) + b_u * b_b[None, :]", "b_new = b_state", None,
+        STEP, "b_new = b_state * fall.to(tl.float32) + b_u * b_b[None, :]", "b_new = b_state",
+        STEP_FEW,
     ),
     "ssd_step: heads of a group are not added up": (
         "kernels.ssd_scan._launch", "sum(-2, dtype=torch.float32)", "mean(-2, dtype=torch.float32)",
-        None,
+        STEP_FEW,
     ),
     "ssd_step: the state's gradient does not decay": (
-        STEP, "(b_g * fall).to(tl.float32)", "b_g.to(tl.float32)", None,
+        STEP, "(b_g * fall).to(tl.float32)", "b_g.to(tl.float32)", STEP_FEW,
     ),
     "token_router: of equal scores the last are chosen": (
         ROUTER, "(tl.cumsum(equal, axis=0) <= left)",
