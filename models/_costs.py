@@ -34,18 +34,29 @@ class Held:
     kept: int = 0  # for its backward pass, whatever the tokens
 
 
-class Unfused(NamedTuple):
-    """What decides on what a unit block holds without the library's fused kernels."""
+class How(NamedTuple):
+    """What decides on what a unit block holds."""
 
+    workload: str
+    batch: int
+    sequence: int
     element: int  # bytes a number that linears compute
     stream: int  # bytes a number of the residual stream
     device_type: str
+    fused: bool  # whether the operators are the library's fused kernels, or PyTorch's
     compiled: bool  # whether torch.compile fuses what is not
 
     @property
     def autocast(self) -> bool:
         """Whether linears compute in fewer bytes than the stream has."""
         return self.element < self.stream
+
+
+class Beside(NamedTuple):
+    """Bytes that a block holds beside what is so many a token."""
+
+    kept: int = 0  # for its backward pass
+    backward: int = 0  # more at most, in its backward pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +88,7 @@ class Costs:
     unfused_fp32_per_token: int = 0  # FP32 numbers of the same kind
     # What stands for all that is said of saving and of the backward pass here, where too much is
     # other without fused kernels to be a sum; and the operator whose kernel makes the difference.
-    by_torch: Callable[[Unfused], Held] | None = None
+    by_torch: Callable[[How], Held] | None = None
     decisive: str = ""
     routed: tuple[Routed, ...] = ()
     # By block, what each pass through it saves, in units of the block that the numbers above
@@ -88,9 +99,30 @@ class Costs:
     block_weights: tuple[float, ...] = ()  # each block's share of their parameters; empty: alike
     # Compute-dtype numbers a token that a unit's backward pass holds at most beside what it saved.
     backward_per_token: int = 0
-    # Of batch, sequence and bytes a computed number, the bytes that a fused scan keeps beside in
-    # each block, and that its backward pass holds beside.
-    scan_bytes: Callable[[int, int, int], tuple[int, int]] | None = None
+    beside: Callable[[How], Beside] | None = None  # None: nothing
+    # Bytes a token that a block holds at most where no backward pass follows, its input included;
+    # None: as many as it would keep for one.
+    inference_per_token: Callable[[How], int] | None = None
+    cast_by_operators: int = 0  # of the linears of a block, numbers that autocast does not cast
+    state_bytes: int = 0  # beside the weights, whatever the step: what a model goes by
+    # Held at most between blocks and loss where a model adapts itself: in forward and training.
+    adapting_bytes: int = 0
+
+
+def dense_block(
+    how: How, *, dim: int, projected: int, rotating: int, attending: int, hidden: int
+) -> int:
+    """``Costs.inference_per_token`` of a block of attention and SwiGLU, in that order.
+
+    Numbers a token: ``projected`` as attention begins and ``attending`` as it ends, ``rotating`` in
+    FP32 beside the former where PyTorch's steps norm and rotate; ``hidden`` is SwiGLU's width.
+    """
+    by_steps = not (how.fused or how.compiled)
+    # Beside each the block's input and its norm; later also the sum of input and attention.
+    rotation = projected * how.element + by_steps * rotating * 4
+    attention = 2 * dim * how.stream + max(rotation, attending * how.element)
+    # Gate and up, their product, and silu(gate).
+    return max(attention, 3 * dim * how.stream + (3 + by_steps) * hidden * how.element)
 
 
 def flops(

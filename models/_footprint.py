@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from models._checkpointing import CHECKPOINTING
-from models._costs import Costs, Held, Unfused
+from models._costs import Beside, Costs, Held, How
 from models._quantized import Saving
 
 
@@ -24,7 +24,7 @@ class Footprint:
     optimizer: int
     activations: int
     cache: int  # decode state
-    tables: int
+    tables: int  # rotary ones, and whatever else a model goes by
     together: int  # activations and gradients where both together are highest
 
     @property
@@ -77,12 +77,13 @@ def footprint(
     rotary tables exist; ``quantized`` what the codes of linear layers change, in inference.
     """
     size = PRECISIONS[precision]
-    unit = _unit(costs, size, fused, compiled, device_type)
+    computing = size.compute, size.stream, device_type, fused, compiled
+    how = How(workload, batch, sequence, *computing)
     weights = costs.parameters * size.weight
-    tables = costs.tables_bytes * rope_tables
+    tables = costs.tables_bytes * rope_tables + costs.state_bytes
     if workload == "train":
         moments = 2 * size.weight if optimizer_bytes is None else optimizer_bytes
-        course = list(_training(costs, size, unit, batch, sequence, checkpointing, fused))
+        course = list(_training(costs, size, how, checkpointing))
         return Footprint(
             weights=weights,
             gradients=weights,
@@ -97,7 +98,7 @@ def footprint(
         taken = 1
     elif workload in _DECODING and chunk:
         taken = min(chunk, sequence)
-    activations = _inference(costs, size, unit, workload, batch, taken, quantized)
+    activations = _inference(costs, size, how._replace(sequence=taken), quantized)
     if quantized is not None:
         weights += quantized.numbers * (1 - size.weight) + quantized.scale_bytes
     return Footprint(
@@ -115,32 +116,26 @@ _DECODING = ("prefill", "decode", "generate")
 
 
 def _training(
-    costs: Costs,
-    size: Precision,
-    held: Held,
-    batch: int,
-    sequence: int,
-    checkpointing: str,
-    fused: bool,
+    costs: Costs, size: Precision, how: How, checkpointing: str
 ) -> Iterator[tuple[int, int]]:
     """Bytes of activations and of gradients along the backward pass, from the loss on."""
-    tokens = batch * sequence
-    scan = costs.scan_bytes(batch, sequence, size.compute) if costs.scan_bytes and fused else (0, 0)
-    unit = tokens * held.kept_per_token + held.kept + scan[0]
+    tokens, held, beside = how.batch * how.sequence, _unit(costs, size, how), _beside(costs, how)
+    unit = tokens * held.kept_per_token + held.kept + beside.kept
     # All that it saved is there still, and the gradient of its result.
-    working = tokens * (held.backward_per_token + costs.dim * size.stream) + scan[1]
+    working = tokens * (held.backward_per_token + costs.dim * size.stream) + beside.backward
     stream = tokens * costs.dim * size.stream  # what a block that is checkpointed keeps: its input
     passes = costs.block_passes or ((1.0,),) * costs.n_layers
     shares = costs.block_weights or (1 / len(passes),) * len(passes)
     copies = [round(share * _copies(costs, size)) for share in shares]
     again = _checkpointed(checkpointing, len(passes))
-    beside = costs.block_saved_per_token or (0,) * len(passes)
-    more = [numbers * tokens * size.compute for numbers in beside]
+    extras = costs.block_saved_per_token or (0,) * len(passes)
+    more = [numbers * tokens * size.compute for numbers in extras]
     kept = [
-        stream if recomputed else round(sum(sizes) * unit) + own + copy
-        for sizes, own, copy, recomputed in zip(passes, more, copies, again, strict=True)
+        stream if recomputed else round(sum(sizes) * unit) + extra + copy
+        for sizes, extra, copy, recomputed in zip(passes, more, copies, again, strict=True)
     ]
-    fixed = batch * costs.saved_per_sequence * size.compute
+    fixed = how.batch * costs.saved_per_sequence * size.compute
+    yield sum(kept) + fixed + costs.adapting_bytes, 0
     yield sum(kept) + fixed + _head_copy(costs, size) + _loss(costs, tokens), 0
     after = costs.dim * costs.rows + costs.linears_after
     gradients = after * size.weight
@@ -158,19 +153,23 @@ def _training(
     yield 0, costs.parameters * size.weight
 
 
-def _unit(costs: Costs, size: Precision, fused: bool, compiled: bool, device_type: str) -> Held:
+def _unit(costs: Costs, size: Precision, how: How) -> Held:
     """What a unit block holds, the stream's part included; each family's ``costs`` names it."""
     stream = costs.saved_stream_per_token * size.stream
-    if not fused and costs.by_torch is not None:
-        held = costs.by_torch(Unfused(size.compute, size.stream, device_type, compiled))
+    if not how.fused and costs.by_torch is not None:
+        held = costs.by_torch(how)
         return replace(held, kept_per_token=held.kept_per_token + stream)
     compute, fp32 = costs.saved_per_token, costs.saved_fp32_per_token
-    if not fused and not compiled:
+    if not how.fused and not how.compiled:
         compute, fp32 = compute + costs.unfused_per_token, fp32 + costs.unfused_fp32_per_token
     return Held(
         kept_per_token=compute * size.compute + stream + fp32 * 4,
         backward_per_token=costs.backward_per_token * size.compute,
     )
+
+
+def _beside(costs: Costs, how: How) -> Beside:
+    return costs.beside(how) if costs.beside else Beside()
 
 
 def _loss(costs: Costs, tokens: int) -> int:
@@ -201,27 +200,29 @@ def _checkpointed(mode: str, count: int) -> list[bool]:
     return [stride > 0 and index % stride == 0 for index in range(count)]
 
 
-def _inference(
-    costs: Costs,
-    size: Precision,
-    held: Held,
-    workload: str,
-    batch: int,
-    sequence: int,
-    quantized: Saving | None,
-) -> int:
+def _inference(costs: Costs, size: Precision, how: How, quantized: Saving | None) -> int:
     """One block's temporaries at a time, or the logits; autocast's copies stay, but not of codes,
     which an operator may widen for its product: one layer's, in FP32 and in what it computes.
     """
-    decoding = workload in _DECODING
-    live = batch * sequence * held.kept_per_token + held.kept
-    logits = batch * (1 if decoding else sequence) * costs.rows * size.compute
-    beside = batch * costs.saved_per_sequence * size.compute
+    decoding, tokens = how.workload in _DECODING, how.batch * how.sequence
+    if costs.inference_per_token is None:
+        held = _unit(costs, size, how)
+        live = tokens * held.kept_per_token + held.kept
+    else:
+        live = tokens * costs.inference_per_token(how)
+    last = tokens * costs.dim * size.stream  # what the blocks give, and normalised
+    logits = how.batch * (1 if decoding else how.sequence) * costs.rows * size.compute + 2 * last
+    beside = how.batch * costs.saved_per_sequence * size.compute
+    adapting = 0 if decoding else last + costs.adapting_bytes
     copies = _copies(costs, size)
+    if copies:
+        once = costs.cast_by_operators * size.compute
+        copies -= costs.n_layers * once
+        live += once
     if quantized is not None:
         copies = max(0, copies - quantized.numbers * size.compute)
         live += quantized.widened * (4 + (size.compute if size.compute < 4 else 0))
-    return max(live, logits, beside) + copies + _head_copy(costs, size)
+    return copies + max(live, logits + _head_copy(costs, size), beside, adapting)
 
 
 def _cache(costs: Costs, size: Precision, batch: int, sequence: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from models._costs import Costs, Routed
+from models._costs import Costs, How, Routed, dense_block
 from models._layers import mlp_width
 from models._share import ALL, Share
 
@@ -103,6 +103,19 @@ def costs(config: HydraConfig) -> Costs:
         stack = sum(sizes) + 3 * dim / block  # with what chooses and gathers the tokens
         by_block = [(1.0,), tuple(s.part / s.whole * stack for s in shares), (1.0,)]
         block_weights = [layers / distinct for layers in (1, config.n_layers, 1)]
+
+    def inference_per_token(how: How) -> int:
+        q_dim, kv_dim = layer.score_width, layer.cached // 2
+        projected = q_dim + 2 * kv_dim
+        return dense_block(
+            how,
+            dim=dim,
+            projected=projected,
+            rotating=2 * q_dim + kv_dim,
+            attending=projected + layer.saved - 2 * dim - 3 * hidden,
+            hidden=hidden,
+        )
+
     every = [part for found in parts for part in found]
     whole = [part for part in every if part.share.part == part.share.whole]
     tables = 1 if config.tie_embeddings else 2
@@ -129,6 +142,7 @@ def costs(config: HydraConfig) -> Costs:
         block_weights=tuple(block_weights),
         backward_per_token=2 * hidden,  # of gate and up, their product's, which goes
         linear_parameters=distinct * layer.matmul,
+        inference_per_token=inference_per_token,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from models import _fields
-from models._costs import Costs
+from models._costs import Costs, How, dense_block
 from models._family import setting
 from models._layers import mlp_width
 from models._mistake import ConfigurationError
@@ -139,6 +139,20 @@ def costs(config: MahiaConfig) -> Costs:
     linears += config.max_layers * (layer + fused)
     gains = layers * 2 * text + text + table + (2 + config.max_layers) * fused
     biases = 2 * table + fused + config.output_dim + (layers * heads if gate else 0)
+    # Queries, keys and values as they are and rotated, the attention's output; filtered, mixed.
+    attending = 6 * text + (2 * text + heads if gate else 0)
+
+    def inference_per_token(how: How) -> int:
+        block = dense_block(
+            how,
+            dim=text,
+            projected=3 * text,
+            rotating=3 * text,
+            attending=attending,
+            hidden=hidden * served,
+        )
+        return block + text * how.element  # what attention gave goes when the block ends
+
     return Costs(
         parameters=linears + gains + biases + (config.vocab_size * text) + slots * (fused + slots),
         n_layers=layers,
@@ -174,4 +188,5 @@ def costs(config: MahiaConfig) -> Costs:
         linear_parameters=linears,
         linears_after=beside + config.max_layers * (layer + fused),
         backward_per_token=2 * hidden * served,  # the gradients of gate and up
+        inference_per_token=inference_per_token,
     )

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import kernels
 from models import _fields
+from models._adaattn_costs import costs
 from models._adaptive import (
     ESTIMATIONS,
     PATIENCE,
@@ -31,7 +32,6 @@ from models._adaptive import (
 )
 from models._adaptive_attention import AdaptiveHeads
 from models._attention import KVState, RotaryCache
-from models._costs import Costs
 from models._family import Family, setting
 from models._initialise import started
 from models._language_model import BlockOutput, Cache, LanguageModel, loss_operators
@@ -384,41 +384,6 @@ def operators(config: AdaAttnConfig, workload: str) -> frozenset[str]:
     if workload in ("forward", "train") and config.adaptive_rank:
         found.add("low_rank")
     return frozenset(found)
-
-
-def costs(config: AdaAttnConfig) -> Costs:
-    """What the sizes cost with all columns; fewer save at most half of what scores cost.
-
-    Not counted: the analysis, ``models._adaptive.SAMPLES`` queries a sequence and layer against all
-    keys, and the state, in a layer three bases of dim times the head width in FP32.
-    """
-    dim, layers, rows = config.dim, config.n_layers, config.rows
-    head_dim, hidden = dim // config.n_heads, mlp_width(dim, config.mlp_ratio)
-    linears = 4 * dim * dim + 3 * dim * hidden
-    turned = 2 * dim * head_dim if config.adaptive_rank else 0  # into the basis
-    tables = 1 if config.tie_embeddings else 2
-    return Costs(
-        parameters=layers * (linears + 2 * dim + 2 * head_dim) + dim + tables * rows * dim,
-        n_layers=layers,
-        dim=dim,
-        rows=rows,
-        matmul_per_token=layers * linears,
-        scan_per_token=layers * turned,
-        score_width=layers * dim,
-        cached_per_token=layers * 2 * dim,
-        # Of each head its rank, bits and factor, and its basis, in 32 bits.
-        cached_bytes=4 * layers * config.n_heads * (3 + head_dim**2),
-        # Both norms' outputs; q, k, v as they are and q, k in the basis; the attention's output;
-        # gate, up, their product.
-        saved_per_token=2 * dim + 5 * dim + dim + 3 * hidden,
-        saved_stream_per_token=2 * dim,
-        # The log-sum-exp and two inverse deviations of each head, and both norms'.
-        saved_fp32_per_token=3 * config.n_heads + 2,
-        unfused_per_token=hidden,  # silu(gate)
-        unfused_fp32_per_token=4 * dim,  # the norms' steps of q and of k
-        backward_per_token=2 * hidden,  # the gradients of gate and up
-        tables_bytes=4 * config.max_sequence * head_dim,
-    )
 
 
 PRESETS = {

@@ -31,7 +31,7 @@ from torch.nn import functional
 from kernels.ssd_scan import CHUNK, held_bytes
 from models import _fields
 from models._attention import Attention, KVState, RotaryCache
-from models._costs import Costs, Held, Unfused
+from models._costs import Beside, Costs, Held, How
 from models._family import Family, setting
 from models._language_model import BlockOutput, LanguageModel, loss_operators
 from models._layers import INIT_STD, RMSNorm
@@ -277,11 +277,14 @@ def costs(config: Mamba2Config) -> Costs:
     more = (dim + 2 * kv_dim) + dim + dim + 2 * (heads + 1)
     attends = [config.attends(index) for index in range(layers)]
 
-    def scan_bytes(batch: int, sequence: int, element: int) -> tuple[int, int]:
+    def beside(how: How) -> Beside:
+        if not how.fused:
+            return Beside()
         cut = (size.n_heads, size.head_dim, size.n_groups, size.d_state)
-        return held_bytes(batch, sequence, *cut, {2: torch.bfloat16, 4: torch.float32}[element])
+        dtype = {2: torch.bfloat16, 4: torch.float32}[how.element]
+        return Beside(*held_bytes(how.batch, how.sequence, *cut, dtype))
 
-    def by_torch(how: Unfused) -> Held:
+    def by_torch(how: How) -> Held:
         element = how.element
         copied = element < 4  # what is computed, for arithmetic in FP32
         inner, pairs, states = size.inner, CHUNK * size.n_heads, state // CHUNK
@@ -311,6 +314,16 @@ def costs(config: Mamba2Config) -> Costs:
             backward_per_token=(4 * 4 - element) * inner,
         )
 
+    def inference_per_token(how: How) -> int:
+        # The block's input and its norm; all that in_proj and the convolution make.
+        before = 2 * dim * how.stream + (size.projected + size.convolved) * how.element
+        if how.fused:  # the scan's output and the norm's
+            return before + 2 * size.inner * how.element
+        # The last chunk's decays, in FP64, and weights; while these are made more of the kind, then
+        # the scan's outputs, by chunk and together, D x, and their sum.
+        of_chunk = min(CHUNK, how.sequence) ** 2 * size.n_heads // how.sequence
+        return before + 4 * size.inner + 10 * of_chunk + max(3 * 4 * size.inner, 10 * of_chunk)
+
     return Costs(
         parameters=matmuls
         + attending
@@ -336,7 +349,8 @@ def costs(config: Mamba2Config) -> Costs:
         backward_per_token=size.inner,
         block_saved_per_token=tuple(more * each for each in attends),
         block_weights=tuple((linears + each * attention) / matmuls for each in attends),
-        scan_bytes=scan_bytes,
+        beside=beside,
+        inference_per_token=inference_per_token,
         tables_bytes=4 * config.max_sequence * (dim // heads) if attending else 0,
     )
 

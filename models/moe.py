@@ -10,7 +10,7 @@ vectors instead of tokens: ``MixtureOfExpertsSystem``, ``FullyOptimizedMoESystem
 
 from __future__ import annotations
 
-from models._costs import Costs, Held, Unfused
+from models._costs import Costs, Held, How
 from models._cuda_graph import CUDAGraphInference
 from models._family import Family
 from models._language_model import LanguageModel, loss_operators
@@ -63,7 +63,7 @@ def costs(config: MoEConfig) -> Costs:
     # Log-sum-exp, both norms' inverse deviations; the router's probabilities; the noise.
     around_fp32 = config.n_heads + 2 + n_experts + (3 * n_experts + dim if noisy else 0)
 
-    def by_torch(how: Unfused) -> Held:
+    def by_torch(how: How) -> Held:
         element = how.element
         if how.compiled:
             # Each expert's result, which autocast leaves as it is; with gate, up and their product.
@@ -102,6 +102,15 @@ def costs(config: MoEConfig) -> Costs:
             kept=2 * n_experts * width * dim * element,  # gate and up, laid out anew
         )
 
+    def inference_per_token(how: How) -> int:
+        before = 3 * dim * how.stream  # the block's input, with attention, and its norm
+        if how.fused:
+            return before + (3 * (k + shared) * width + dim) * how.element
+        # Gate and up with copies in FP32, silu(gate) and the product: 16 bytes in either precision.
+        if how.device_type == "cpu" and not how.compiled:  # one expert's share of the choices
+            return before + 4 * dim + k * (16 * width + dim * (how.element + 8)) // n_experts
+        return before + 16 * n_experts * width
+
     return Costs(
         parameters=layers * (linears + router * (2 if noisy else 1) + 2 * dim)
         + dim
@@ -111,6 +120,8 @@ def costs(config: MoEConfig) -> Costs:
         rows=rows,
         matmul_per_token=layers * (attention + router + (k + shared) * expert),
         linear_parameters=layers * linears,
+        cast_by_operators=n_experts * expert,
+        inference_per_token=inference_per_token,
         score_width=layers * dim,
         window=config.window,
         cached_per_token=layers * 2 * kv_dim,

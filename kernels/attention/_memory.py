@@ -49,17 +49,29 @@ def chunk_of(q: Tensor) -> int:
     return chunk_length(q.shape[0], math.prod(q.shape[1:-2]), element, budget)
 
 
+def is_whole(
+    batch: int,
+    heads: int,
+    length: int,
+    keys: int,
+    device_type: str,
+    device_index: int | None = None,
+    element: int = 4,
+) -> bool:
+    """Whether the whole matrix of weights, ``element`` bytes each, is preferred to chunks of it."""
+    needed = weights_bytes(batch, heads, length, keys, element)
+    return length * keys < LONG and needed <= budget_bytes(device_type, device_index)
+
+
 def fits_whole(q_BHSD: Tensor, k_BGTD: Tensor) -> str | None:
     """Why chunks do not pay, or None where they do."""
     batch, heads, length, _ = q_BHSD.shape
-    keys = k_BGTD.shape[2]
-    if length * keys >= LONG:
-        return None
-    needed = weights_bytes(batch, heads, length, keys, accumulator(q_BHSD.dtype).itemsize)
-    budget = budget_bytes(q_BHSD.device.type, q_BHSD.device.index)
-    if needed > budget:
+    sizes = batch, heads, length, k_BGTD.shape[2]
+    device, element = q_BHSD.device, accumulator(q_BHSD.dtype).itemsize
+    if not is_whole(*sizes, device.type, device.index, element):
         return None
     return (
-        f"chunks pay from {LONG} weights a head on, not at {length * keys}, and all heads' "
-        f"{needed >> 20} MiB are within the budget of {budget >> 20} MiB"
+        f"chunks pay from {LONG} weights a head on, not at {length * sizes[-1]}, and all heads' "
+        f"{weights_bytes(*sizes, element) >> 20} MiB are within the budget of "
+        f"{budget_bytes(device.type, device.index) >> 20} MiB"
     )

@@ -1,4 +1,4 @@
-"""What a training step would hold on an H200 at most, counted on a CPU and without computing.
+"""What a step would hold on an H200 at most, counted on a CPU and without computing.
 
 Tensors are fake: they have sizes and no numbers, so that any preset fits. Triton's kernels are not
 launched, which leaves what matters here: what their callers allocate and keep for the backward
@@ -146,29 +146,70 @@ def held_by_training(
 
     The arguments are those of the family's footprint.
     """
-    dtype = torch.bfloat16 if precision == "half" else torch.float32
-    amp = torch.autocast("cpu", torch.bfloat16, enabled=precision == "amp")
-    implementations = {"all": "triton" if fused else "torch", "attention": "sdpa"}
-    if family.name == "mahia":
-        implementations["fourier_mix"] = "matmul"  # auto's choice on a GPU
-    model = family.build(config, dtype=dtype).train()
+    model = family.build(config, dtype=_dtype(precision)).train()
     model.set_checkpointing(checkpointing)
-    meter = Meter()
-    given = drawn(family, config, batch, sequence, dtype)
-    with as_on_an_h200(), kernels.using(**implementations), FakeTensorMode(), meter:
-        inputs = [torch.empty(x.shape, dtype=x.dtype) for x in given]
-        _fill(model, dtype)
+    with _metered(family, config, model, batch, sequence, precision, fused) as (meter, inputs):
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         for parameter in model.parameters():
             parameter.grad = torch.empty_like(parameter)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         meter.most = meter.now
-        with amp:
+        with _amp(precision):
             loss = model.loss(*inputs)
         loss.backward()
         optimizer.step()
     return meter.most
+
+
+def held_by_inference(
+    family: Family,
+    config: Any,
+    *,
+    workload: str,
+    batch: int,
+    sequence: int,
+    precision: str,
+    fused: bool = True,
+) -> int:
+    """Bytes at the peak of a forward pass or of a prefill, its cache made before."""
+    model = family.build(config, dtype=_dtype(precision)).eval()
+    metered = _metered(family, config, model, batch, sequence, precision, fused)
+    with metered as (meter, inputs), _amp(precision), torch.no_grad():
+        if workload == "prefill":
+            model(inputs[0], cache=model.new_cache(batch, sequence), last_only=True)
+        else:
+            model(*inputs[:-1])
+    return meter.most
+
+
+@contextlib.contextmanager
+def _metered(
+    family: Family,
+    config: Any,
+    model: nn.Module,
+    batch: int,
+    sequence: int,
+    precision: str,
+    fused: bool,
+) -> Iterator[tuple[Meter, list[Tensor]]]:
+    """What is held from here on, with the model and its inputs; all as on an H200."""
+    implementations = {"all": "triton" if fused else "torch", "attention": "sdpa"}
+    if family.name == "mahia":
+        implementations["fourier_mix"] = "matmul"  # auto's choice on a GPU
+    dtype, meter = _dtype(precision), Meter()
+    given = drawn(family, config, batch, sequence, dtype)
+    with as_on_an_h200(), kernels.using(**implementations), FakeTensorMode(), meter:
+        _fill(model, dtype)
+        yield meter, [torch.empty(x.shape, dtype=x.dtype) for x in given]
+
+
+def _dtype(precision: str) -> torch.dtype:
+    return torch.bfloat16 if precision == "half" else torch.float32
+
+
+def _amp(precision: str) -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16, enabled=precision == "amp")
 
 
 def kept_for_backward(
@@ -183,8 +224,7 @@ def kept_for_backward(
 
     ``backend`` is torch.compile's, None: it is not compiled.
     """
-    dtype = torch.bfloat16 if precision == "half" else torch.float32
-    model = family.materialise(config, dtype=dtype)
+    model = family.materialise(config, dtype=_dtype(precision))
     model.set_checkpointing(checkpointing)
     own = {w.untyped_storage().data_ptr() for w in (*model.parameters(), *model.buffers())}
     kept = {}
@@ -195,9 +235,8 @@ def kept_for_backward(
             kept[storage.data_ptr()] = (storage.nbytes(), tensor)
         return tensor
 
-    amp = torch.autocast("cpu", torch.bfloat16, enabled=precision == "amp")
     run = torch.compile(model, backend=backend, fullgraph=True) if backend else model
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), amp:
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), _amp(precision):
         run(tokens_BS)
     return sum(size for size, _ in kept.values())
 

@@ -1,4 +1,4 @@
-"""The estimated footprint of every family against what a training step really holds.
+"""The estimated footprint of every family against what a step really holds.
 
 That is counted on a CPU, by ``held``, as it would be on a GPU.
 """
@@ -10,6 +10,7 @@ import torch
 from held import (
     as_on_an_h200,
     drawn,
+    held_by_inference,
     held_by_training,
     kept_for_backward,
     kept_more_on_a_cpu,
@@ -97,6 +98,58 @@ def test_what_blocks_hold_is_estimated_within_a_tenth_where_no_logits_hide_it(
     assert estimate == pytest.approx(held, rel=0.1)
 
 
+def inferred(name, config, workload, step):
+    """Bytes: the footprint's total, and the peak that was counted."""
+    family = FAMILIES[name]
+    with as_on_an_h200():
+        estimate = family.footprint(config, workload=workload, **step).total
+    held = held_by_inference(family, config, workload=workload, **step)
+    print(name, workload, step, held, f"{estimate / held - 1:+.1%}")
+    return estimate, held
+
+
+@pytest.mark.parametrize(
+    ("name", "workload", "precision", "fused"),
+    [
+        ("hydra", "prefill", "half", False),
+        ("adaattn", "forward", "half", True),
+        ("adaattn", "prefill", "fp32", False),
+        ("mahia", "forward", "fp32", True),
+        ("mamba2", "forward", "half", False),
+        ("moe", "forward", "amp", True),
+        ("moe", "prefill", "half", False),
+    ],
+)
+def test_the_peak_of_a_tiny_inference_is_estimated_within_a_tenth(name, workload, precision, fused):
+    config = FAMILIES[name].presets["tiny"]
+    step = {"batch": 16, "sequence": min(256, FAMILIES[name].longest(config))}
+    estimate, held = inferred(
+        name, config, workload, step | {"precision": precision, "fused": fused}
+    )
+    assert estimate == pytest.approx(held, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("precision", ["fp32", "amp", "half"])
+@pytest.mark.parametrize(
+    ("name", "preset", "workload"),
+    [
+        (*each, workload)
+        for each in PUBLISHED
+        for workload in ("forward", "prefill")
+        if workload in FAMILIES[each[0]].workloads
+    ],
+)
+def test_the_peak_of_a_default_inference_is_estimated_within_a_twentieth(
+    name, preset, workload, precision, fused
+):
+    family = FAMILIES[name]
+    step = family.suggested(preset, "cuda") | {"precision": precision, "fused": fused}
+    estimate, held = inferred(name, family.presets[preset], workload, step)
+    assert estimate == pytest.approx(held, rel=0.05)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["amp", "half"])
 @pytest.mark.parametrize(
@@ -135,6 +188,7 @@ COMPILED = [
     ("mamba2", SIXTEEN | {"attention_every": 0}, "fp32"),
     ("mamba2", SIXTEEN | {"attention_every": 1, "n_groups": 2}, "half"),
     ("hydra", {"dim": 64}, "amp"),
+    *(("adaattn", {"dim": 64}, precision) for precision in ("fp32", "amp", "half")),
 ]
 
 
@@ -143,6 +197,7 @@ def test_compiled_blocks_without_fused_kernels_keep_what_is_estimated(name, fiel
     family, tokens_BS = FAMILIES[name], torch.arange(256).view(1, 256)
     few, many = (dataclasses.replace(family.presets["tiny"], n_layers=n, **fields) for n in (1, 3))
     step = {"workload": "train", "batch": 1, "sequence": 256, "precision": precision}
+    step["device_type"] = "cpu"
     kept, estimated = [], []
     for config in (few, many):
         torch.compiler.reset()
@@ -150,11 +205,28 @@ def test_compiled_blocks_without_fused_kernels_keep_what_is_estimated(name, fiel
         estimate = family.footprint(config, fused=False, compiled=True, **step)
         estimated.append(estimate.activations)
     torch.compiler.reset()
-    attends = name != "mamba2" or many.attention_every
-    width = family.costs(many).dim if attends else 0
+    # AdaAttn's is none of torch's: it keeps the whole matrix of weights, which is estimated.
+    by_torch = name != "adaattn" and (name != "mamba2" or many.attention_every)
+    width = family.costs(many).dim if by_torch else 0
     layout = 2 * tokens_BS.numel() * width * (4 if precision == "fp32" else 2)  # a CPU's attention
     more = kept[1] - kept[0] - layout
     assert estimated[1] - estimated[0] == pytest.approx(more, rel=0.02)
+
+
+def test_on_a_cpu_heads_that_adapt_keep_the_matrix_of_weights_until_it_is_too_large():
+    family = FAMILIES["adaattn"]
+    config = dataclasses.replace(family.presets["tiny"], max_sequence=8192)
+    step = {"workload": "train", "batch": 1, "precision": "fp32", "fused": False}
+
+    def more(sequence):
+        on = {
+            kind: family.footprint(config, **step, sequence=sequence, device_type=kind)
+            for kind in ("cpu", "cuda")
+        }
+        return on["cpu"].activations - on["cuda"].activations
+
+    assert more(1024) > config.n_layers * config.n_heads * 1024**2 * 8
+    assert more(2048) == 0  # in chunks
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -173,7 +245,11 @@ def test_weights_gradients_and_optimizer_are_counted_exactly(name):
     ]
     assert estimate.optimizer == sum(moments)
     model.share_rope_cache(True)
-    assert estimate.tables == model.rope_cache_bytes()
+    tables = model.rope_cache_bytes()
+    if name == "adaattn":  # also what it adapts by, and what a call computes with of it
+        chosen = model.adaptation.chosen().tensors()
+        tables += sum(x.nbytes for x in (*model.adapted().values(), *chosen))
+    assert estimate.tables == tables
 
 
 @pytest.mark.parametrize("workload", ["prefill", "decode", "generate"])
