@@ -21,6 +21,7 @@ from sessions.model import Phase, Segment
 MIN_BLOCK_STEPS = 20
 MIN_BLOCK_MS = 50.0
 MIN_BLOCKS = 5
+TOO_FEW = "too few independent blocks"
 MAX_BLOCKS = 64  # more would only shorten the blocks, and the scatter is well known by then
 BCA_BLOCKS = 20  # below, the bootstrap's percentiles are too coarse and t is used
 _RESAMPLES = 1999
@@ -219,7 +220,7 @@ class Blocks:
         if self.count < MIN_BLOCKS:
             needed = max(MIN_BLOCKS * self.steps, self.n + 1)
             return (
-                f"too few independent blocks: {self.n:,} steady steps of the {name} make "
+                f"{TOO_FEW}: {self.n:,} steady steps of the {name} make "
                 f"{self.n // self.steps} of {self.steps:,} steps each and {MIN_BLOCKS} are needed; "
                 f"run at least {needed:,} steady steps"
             )

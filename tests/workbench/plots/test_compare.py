@@ -63,6 +63,22 @@ def test_ratios_refer_to_the_shown_session_and_say_what_they_show(panel, three):
         assert chart.reason is None
 
 
+def test_the_boxes_of_ten_sessions_do_not_touch_nor_their_names(qtbot, panel, state):
+    sessions = [gpu_session(1, 60, seed, f"number {seed}") for seed in range(10)]
+    state.session = sessions[0]
+    for session in sessions[1:]:
+        state.compared.add(session)
+    settle(qtbot, panel, 10)
+    panel.resize(900, 460)  # its place in a window of 1280 x 800
+    plot = panel.charts["box"].canvas
+
+    def row_px():
+        low, high = plot.fixed_y
+        return plot.vb.height() / (high - low)
+
+    qtbot.waitUntil(lambda: row_px() >= panel.fontMetrics().height(), timeout=5000)
+
+
 @pytest.mark.parametrize(
     ("low", "high", "said"),
     [

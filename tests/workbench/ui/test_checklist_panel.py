@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from fake_session import messages
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QLabel, QWidget
+from PySide6.QtWidgets import QLabel, QPushButton, QWidget
 
 from sessions.checklist import CHECKS
 from sessions.model import Session
@@ -78,3 +79,30 @@ def test_what_keeps_it_from_being_checked_is_said_in_text(qtbot, ready, kept):
     ready.state._set_state("dead", "ended")
     qtbot.waitUntil(lambda: not ready.checklist.button.isEnabled())
     assert ready.checklist.reason.text() == "The runner is not ready."
+
+
+def test_what_is_undecided_can_be_checked_again_with_the_budget_that_should_decide(
+    qtbot, ready, kept, monkeypatch
+):
+    state, asked = ready.state, []
+    monkeypatch.setattr(state, "perform", asked.append)
+    configuration = msgspec.structs.replace(state.configuration, seed=7)
+    told = {
+        "configuration": msgspec.json.encode(configuration).decode(),
+        "expect_speedup": 1.5,
+    }
+    row_ = {"check": ["speedup"], "status": ["undecided"], "evidence": ["too few pairs"]}
+    for message in (
+        protocol.StudyStarted(index=0, kind="checklist", title="tiny", asked=told),
+        protocol.StudyRows(study=0, table="checks", columns=row_),
+        protocol.StudyFacts(study=0, facts={"more_s": 57.2, "seconds": 3.1}),
+    ):
+        state.recorder.record(message)
+    state.studiesChanged.emit()
+    qtbot.waitUntil(lambda: "1 undecided" in ready.checklist.headline.text())
+    row_shown = ready.checklist.findChild(QWidget, "check-speedup")
+    assert texts(row_shown).split("\n")[1] == "Undecided"
+    qtbot.mouseClick(row_shown.findChild(QPushButton), Qt.MouseButton.LeftButton)
+    (command,) = asked
+    assert (command.budget_s, command.expect_speedup) == (61.0, 1.5)
+    assert command.configuration == configuration

@@ -10,9 +10,12 @@ from test_panels import panel, show
 from sessions import checked
 from sessions.comparison import compare_segments
 from sessions.model import Numerics
+from sessions.tables import segments_table
 from workbench import protocol
+from workbench.titles import Titles
 from workbench.ui.arrivals import touched
 from workbench.ui.panels import _compare_tables as compare_tables
+from workbench.ui.panels._segment_model import condensed
 
 FOREGROUND, TIP = Qt.ItemDataRole.ForegroundRole, Qt.ItemDataRole.ToolTipRole
 FOUND = {
@@ -58,6 +61,18 @@ def test_a_faster_segment_with_wrong_numbers_is_red_and_an_unknown_one_amber(
     assert model.index(3, numbers).data(TIP) == "not checked: no memory"
     icons = [model.index(row, numbers).data(Qt.ItemDataRole.DecorationRole) for row in range(6)]
     assert [icon is not None for icon in icons] == [False, True, True, True, False, False]
+
+
+def test_why_there_is_no_interval_is_short_in_the_table_and_whole_in_its_tip():
+    made = session()
+    segment = made.segments[1]
+    segment.steps = {name: column[:40] for name, column in dict(segment.steps).items()}
+    shown = condensed(segments_table(made), 0, Titles())
+    column = shown.headings.index("95 % interval")
+    assert shown.cells[1][column] == "too few steps"
+    assert "independent blocks" in shown.notes[1] and "steady steps" in shown.notes[1]
+    assert shown.notes[1].partition("; run at least ")[2], "what to do about it"
+    assert shown.notes[2] == "" and " to " in shown.cells[2][column]
 
 
 def test_beside_other_sessions_wrong_numbers_come_before_faster(measured):

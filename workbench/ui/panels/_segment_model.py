@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QWidget
 
 from sessions import checked
 from sessions.ceilings import ceiling_words
+from sessions.statistics import TOO_FEW
 from sessions.tables import MISSING, Table, text
 from workbench.titles import Titles
 from workbench.ui import fonts
@@ -27,7 +28,8 @@ PEAK = "peak memory"
 SHARE = "MFU"
 NUMBERS = "Numbers"
 MEASURED = (*SHOWN, "ratio from", "ratio to", PEAK, SHARE, NUMBERS.lower(), "note")
-RED = ("Ratio", "95 % interval")  # where the numbers are wrong, however fast
+INTERVAL = "95 % interval"
+RED = ("Ratio", INTERVAL)  # where the numbers are wrong, however fast
 _MARKS = {"right": ("effective", "good"), checked.WRONG: ("error", "bad")}  # icon, colour
 _UNKNOWN = ("unknown", "warning")
 AS_BASELINE = "as the baseline"
@@ -42,6 +44,7 @@ class Shown:
     numeric: Sequence[bool] = ()
     cells: Sequence[Sequence[str]] = ()
     asked: Sequence[str] = ()  # what differs, by the names of the command line
+    notes: Sequence[str] = ()  # why there is no interval, and what to do
 
     def mark(self, row: int) -> tuple[str, str]:
         """Icon and colour of what is known of a segment's numbers; empty where nothing is."""
@@ -122,6 +125,8 @@ class SegmentModel(QAbstractTableModel):
             case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] == DIFFERS:
                 found, asked = self._shown.cells[row][column], self._shown.asked[row]
                 return found if found == asked else f"{found}\n{asked}"
+            case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] == INTERVAL:
+                return self._shown.notes[row] or self._shown.cells[row][column]
             case Qt.ItemDataRole.DisplayRole | Qt.ItemDataRole.ToolTipRole:
                 return self._shown.cells[row][column]
             case Qt.ItemDataRole.ForegroundRole if tone := self._shown.tone(row, column):
@@ -163,6 +168,7 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
         low, high = (text(row[place[end]]) for end in ("ratio from", "ratio to"))
         known = [] if MISSING in (low, high) else [f"{low} to {high}"]
         note = str(row[place["note"]]).partition(":")[0] if "note" in place else ""
+        note = note.replace(TOO_FEW, "too few steps")  # short, for DIFFERS needs the room
         return "; ".join([*known, *([note] if note else [])]) or MISSING
 
     cells = [
@@ -180,12 +186,13 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
         f"{title} {unit}".strip()
         for title, unit in zip((*SHOWN.values(), "Peak"), units, strict=True)
     ]
-    headings = ["#", DIFFERS, *numbers[:-1], "95 % interval", numbers[-1]]
+    headings = ["#", DIFFERS, *numbers[:-1], INTERVAL, numbers[-1]]
     headings += [f"{SHARE} %"] if SHARE in place else []
     headings += [NUMBERS] if NUMBERS.lower() in place else []
     numeric = [at > 1 and heading != NUMBERS for at, heading in enumerate(headings)]
+    notes = [str(row[place["note"]] or "") if "note" in place else "" for row in table.rows]
     tips = [differs(number, row, _as_asked) for number, row in enumerate(table.rows)]
-    return Shown(headings, numeric, cells, tips)
+    return Shown(headings, numeric, cells, tips, notes)
 
 
 def _as_asked(name: str, value: str) -> str:

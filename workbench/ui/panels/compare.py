@@ -32,6 +32,8 @@ from workbench.ui.plots._distributions import distributions
 from workbench.ui.plots._steps import rolling
 from workbench.ui.state import AppState
 
+_BOX_FRAME, _BOX_GAP = 84, 4  # pixels around the boxes, and between two of their names
+_LINES_LEAST = 100
 _TITLE_LETTERS = 24  # of a session, in the box of the baseline
 LIVE_MS = 3000  # between two comparisons while one of the sessions grows
 _ALIGNED = {"By time": "time", "By step": "step"}
@@ -235,6 +237,10 @@ class ComparePanel(QWidget):
             note = _parts.note(text, "warning")
             self._warnings.addWidget(_parts.marked(note, "warning", self._state.theme, "warning"))
         self._warning.setVisible(bool(comparison.warnings))
+        line, count = self.fontMetrics().height(), len(found.runs)
+        self.charts["box"].setMinimumHeight(_BOX_FRAME + (line + _BOX_GAP) * count)
+        # Its legend has two or three names a line.
+        self.charts["aligned_timeline"].setMinimumHeight(_LINES_LEAST + line * count // 2)
         for chart in self.charts.values():
             chart.show_runs(found.runs)
 
