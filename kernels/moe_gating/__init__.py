@@ -308,14 +308,16 @@ def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> 
     if case.sizes.get("noisy"):
         noise = random_tensor(rows, experts, device=device, dtype=torch.float32, seed=seed + 2)
     # Tokens whose choice rounding could turn are drawn again.
+    close = torch.arange(rows, device=device)
     for attempt in range(1, 100):
-        logits = x.double() @ weight.double().T + (0 if noise is None else noise.double())
+        logits = x[close].double() @ weight.double().T
+        logits += 0 if noise is None else noise[close].double()
         ranked = logits.sort(-1, descending=True).values[:, : k + 1]
-        close = ((ranked[:, :-1] - ranked[:, 1:]) < 2e-3).any(-1)
-        if not bool(close.any()):
+        close = close[((ranked[:, :-1] - ranked[:, 1:]) < 2e-3).any(-1)]
+        if not len(close):
             break
-        again = random_tensor(rows, dim, device=device, dtype=dtype, seed=seed + 1000 * attempt)
-        x = torch.where(close[:, None], again, x)
+        again = {"device": device, "dtype": dtype, "seed": seed + 1000 * attempt}
+        x[close] = random_tensor(len(close), dim, **again)
     return {
         "x": x,
         "weight_EH": weight,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_tensor import DataDependentOutputException, unset_fake_temporarily
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, unset_fake_temporarily
 
 from kernels import OPS, Case, Operator, _dispatch, _triton, _tuning
 from kernels._check import as_tuple
@@ -108,7 +108,7 @@ def without_memory(op: Operator, case: Case, dtype, mode: FakeTensorMode) -> Inp
     """The case's inputs; those that are chosen by their values are made with memory first."""
     try:
         return op.inputs(case, torch.device("cpu"), dtype, 0)
-    except DataDependentOutputException:
+    except DynamicOutputShapeException:
         with unset_fake_temporarily():
             inputs = op.inputs(case, torch.device("cpu"), dtype, 0)
         return {
