@@ -7,17 +7,20 @@ first is a tensor and decides the device.
 
 from __future__ import annotations
 
+import functools
 import math
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 Inputs = dict[str, Any]
+T = TypeVar("T")
+MOST_REMEMBERED = 4096  # of one function; more are sizes that change at every call
 
 
 class Mistake(ValueError):  # noqa: N818
@@ -205,6 +208,29 @@ def traced_as_constant(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def remembered(function: Callable[..., T]) -> Callable[..., T]:
+    """``function``, of which eager code keeps what it returned for the same arguments before.
+
+    For what follows from sizes and dtypes alone, given by position; facts about a GPU must be among
+    the arguments. While torch.compile traces, sizes may be symbols, and nothing is kept.
+    """
+    kept: dict[tuple[Any, ...], T] = {}
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> T:
+        if torch.compiler.is_compiling():
+            return function(*arguments)
+        found = kept.get(arguments, kept)
+        if found is not kept:
+            return found  # type: ignore[return-value]
+        if len(kept) >= MOST_REMEMBERED:
+            kept.clear()
+        kept[arguments] = fresh = function(*arguments)
+        return fresh
+
+    return call
 
 
 def own_code(function: Callable[..., Any]) -> Callable[..., Any]:

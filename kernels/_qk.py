@@ -13,8 +13,17 @@ import torch
 from torch import Tensor
 
 from kernels._autograd import applied, once_differentiable
-from kernels._column_sum import column_sum
-from kernels._operator import Case, Huge, Mistake, floating, random_tensor, same_device, unit_stride
+from kernels._column_sum import column_sums
+from kernels._operator import (
+    Case,
+    Huge,
+    Mistake,
+    blank,
+    floating,
+    random_tensor,
+    same_device,
+    unit_stride,
+)
 from kernels._qk_kernels import (
     launch_backward,
     launch_forward,
@@ -140,8 +149,9 @@ def _launch_backward(
             TABLE_STEP=step, BLOCK_H=block_h, num_warps=warps,
             **_constants(q, k, cos, interleaved, offsets, eps),
         )  # fmt: skip
-        dweights = column_sum(partial_sums, q_weight.dtype)
-    return dq, dk, dweights[:dim], dweights[dim:]
+        dq_weight, dk_weight = blank(q_weight), blank(k_weight)
+        column_sums(partial_sums, dq_weight, dk_weight, ends=(dim,))
+    return dq, dk, dq_weight, dk_weight
 
 
 class _Rotate(torch.autograd.Function):

@@ -328,8 +328,7 @@ BUGS = {
         STEP_FEW,
     ),
     "ssd_step: heads of a group are not added up": (
-        "kernels.ssd_scan._launch", "sum(-2, dtype=torch.float32)", "mean(-2, dtype=torch.float32)",
-        STEP_FEW,
+        "kernels.ssd_scan._group_sums", "b_sum += tl.load(p_in", "b_sum = tl.load(p_in", STEP_FEW,
     ),
     "ssd_step: the state's gradient does not decay": (
         STEP, "(b_g * fall).to(tl.float32)", "b_g.to(tl.float32)", STEP_FEW,
