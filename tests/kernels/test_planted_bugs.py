@@ -399,7 +399,7 @@ BUGS = {
         EXPERTS, "b_gate * tl.sigmoid(b_gate) * b_up", "b_gate * b_up", MIXTURE,
     ),
     "moe_experts: choices are taken for tokens": (
-        EXPERTS, "o_n = (tl.load(choice_ptr + o_m) // K)", "o_n = (tl.load(choice_ptr + o_m) % K)",
+        EXPERTS, "o_n = (tl.load(order_ptr + o_m) // K)", "o_n = (tl.load(order_ptr + o_m) % K)",
         MIXTURE,
     ),
     "moe_experts: only the last choice of a token counts": (

@@ -156,16 +156,19 @@ def test_the_order_by_expert_is_that_of_a_stable_sort():
     n_experts, m = 40, 16
     index = torch.randint(-1, n_experts - 1, (10_000, 2), device=DEVICE)  # the last gets none
     order = by_expert(index, n_experts, m)
+    table = order.table
+    choice, row = table[: order.n_choices], table[order.row_at :][: order.n_choices]
     flat = index.flatten()
     kept = int((flat >= 0).sum())
     expected = flat.argsort(stable=True)[len(flat) - kept :]
-    assert torch.equal(order.choice[:kept].long(), expected)
-    assert torch.equal(order.row[expected].long(), torch.arange(kept, device=DEVICE))
-    assert bool((order.row[flat < 0] == -1).all())
+    assert torch.equal(choice[:kept].long(), expected)
+    assert torch.equal(row[expected].long(), torch.arange(kept, device=DEVICE))
+    assert bool((row[flat < 0] == -1).all())
     ends = torch.bincount(flat[flat >= 0], minlength=n_experts).cumsum(0)
-    assert order.first.tolist() == [0, *ends.tolist()]
+    assert table[order.first_at :][: n_experts + 1].tolist() == [0, *ends.tolist()]
     rows = []
-    for expert, first, end in order.block.T.tolist():
+    blocks = table[order.block_at :][: 3 * order.n_blocks].view(3, -1)
+    for expert, first, end in blocks.T.tolist():
         if expert >= 0:
             assert end == ends[expert]
             rows += [(row, expert) for row in range(first, min(first + m, end))]
