@@ -7,6 +7,7 @@ first is a tensor and decides the device.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import types
@@ -197,6 +198,15 @@ def floating(op: str, **tensors: Tensor | None) -> None:
             )
 
 
+def without_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Products on x's device in the dtypes that they are given; nearly free where they are."""
+    device_type = x.device.type
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return _nothing
+
+
+_nothing = contextlib.nullcontext()
 _FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 

@@ -40,6 +40,7 @@ from kernels._operator import (
     same_device,
     tensor_bytes,
     unit_stride,
+    without_autocast,
 )
 from kernels._triton import (
     missing,
@@ -205,7 +206,7 @@ class _Diffuse(torch.autograd.Function):
         dp = None
         if states is not None and slopes is not None:
             total = torch.zeros_like(p, dtype=torch.float32)
-            with torch.autocast(p.device.type, enabled=False):
+            with without_autocast(p):
                 # The slopes come in the order of the steps back, the states in that of the steps.
                 # Step by step: cuBLAS adds up no more than 2^31 rows in one product.
                 for slope, state in zip(reversed(slopes.unbind()), states, strict=True):

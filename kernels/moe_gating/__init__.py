@@ -46,6 +46,7 @@ from kernels._operator import (
     same_device,
     tensor_bytes,
     unit_stride,
+    without_autocast,
 )
 from kernels._triton import (
     as_rows,
@@ -270,7 +271,7 @@ class _Gate(torch.autograd.Function):
         dlogits = _logits_gradient(
             p_NE, weight, index, dweight.contiguous(), dmean.contiguous(), ctx.renormalise, dtype
         )
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             dx = (dlogits @ weight_EH.to(dtype)).to(x.dtype).view(x.shape)
             x_NH = x.reshape(n_rows, x.shape[-1]).to(dtype)
             dweight_EH = (dlogits.T @ x_NH).to(weight_EH.dtype)
