@@ -163,7 +163,7 @@ def tensor_bytes(*tensors: Tensor | None) -> int:
 
 def unit_stride(x: Tensor) -> Tensor:
     """``x``, copied only if its last dimension is not contiguous."""
-    return x if x.is_contiguous() or x.stride(-1) == 1 else x.contiguous()
+    return x if x.is_contiguous() or x.stride()[-1] == 1 else x.contiguous()
 
 
 def blank(x: Tensor) -> Tensor:
