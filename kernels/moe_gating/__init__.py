@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, needs_gradient, once_differentiable
+from kernels._autograd import absent_as_none, applied, needs_gradient, once_differentiable
 from kernels._dispatch import run
 from kernels._operator import (
     Case,
@@ -176,12 +176,11 @@ def _forward(
         _forward, x, weight_EH, k, renormalise, noise, keep,
     )  # fmt: skip
     programs = cdiv(n_rows, rows)
-    share, mean = torch.empty(programs, n_experts, **make), torch.empty(n_experts, **make)
-    count = torch.empty(programs, n_experts, dtype=torch.int32, device=x.device)
+    share, mean = torch.empty(2, programs, n_experts, **make), torch.empty(n_experts, **make)
     total = torch.empty(n_experts, dtype=torch.int64, device=x.device)
     with on_device(x):
         launch_forward((programs,),
-            x_NH, matrix, noise, weight, index, p_NE, share, count,
+            x_NH, matrix, noise, weight, index, p_NE, share,
             n_rows, x_NH.stride(0), matrix.stride(0),
             H=dim, E=n_experts, K=k, RENORMALISE=renormalise, NOISY=noise is not None,
             KEEP=keep, WIDE=mixed, ROWS=rows, BLOCK_H=block_h, BLOCK_E=block,
@@ -190,7 +189,6 @@ def _forward(
         launch_statistics(
             (cdiv(n_experts, 32),),
             share,
-            count,
             mean,
             total,
             programs,
@@ -255,22 +253,23 @@ class _Gate(torch.autograd.Function):
         ctx.renormalise = renormalise
         ctx.noise_like = None if noise is None else (noise.shape, noise.dtype)
         ctx.mark_non_differentiable(index, total)
+        absent_as_none(ctx)
         return weight, index, total, mean
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, dweight: Tensor, dindex: Tensor, dtotal: Tensor, dmean: Tensor
+        ctx: Any, dweight: Tensor | None, dindex: Any, dtotal: Any, dmean: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         x, weight_EH, p_NE, weight, index = ctx.saved_tensors
-        n_rows = p_NE.shape[0]
+        n_rows, n_experts = p_NE.shape
+        dweight = torch.zeros_like(weight) if dweight is None else dweight.contiguous()
+        dmean = p_NE.new_zeros(n_experts) if dmean is None else dmean.contiguous()
         # FP16 has too small a range for a gradient of this size before it is scaled.
         need_noise = ctx.needs_input_grad[4]
         narrow = x.dtype == weight_EH.dtype == torch.bfloat16 and not need_noise
         dtype = torch.bfloat16 if narrow else torch.float32
-        dlogits = _logits_gradient(
-            p_NE, weight, index, dweight.contiguous(), dmean.contiguous(), ctx.renormalise, dtype
-        )
+        dlogits = _logits_gradient(p_NE, weight, index, dweight, dmean, ctx.renormalise, dtype)
         with without_autocast(x):
             dx = (dlogits @ weight_EH.to(dtype)).to(x.dtype).view(x.shape)
             x_NH = x.reshape(n_rows, x.shape[-1]).to(dtype)

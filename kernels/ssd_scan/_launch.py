@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels._autograd import once_differentiable
+from kernels._autograd import absent_as_none, once_differentiable
 from kernels._column_sum import column_sums
 from kernels._operator import blank, cdiv, remembered, unit_stride
 from kernels._triton import (
@@ -388,17 +388,19 @@ class Scan(torch.autograd.Function):
             scan.outputs(begin, y, None)
         ctx.save_for_backward(x, dt, a, b, c, d, bias, begin)
         ctx.softplus, ctx.chunk = softplus, chunk
+        absent_as_none(ctx)
         ctx.initial = None if initial is None else initial.dtype
         return y, final
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         x, dt, a, b, c, d, bias, begin = ctx.saved_tensors
         (batch, length, heads, _), (groups, n_states) = x.shape, b.shape[2:]
         scan = _Scan.of(x, dt, a, b, c, d, bias, ctx.softplus, ctx.chunk)
         n_chunks, cut = scan.cut.n_chunks, scan.cut
-        dy, dfinal = unit_stride(dy), dfinal.contiguous()
+        dy = torch.zeros_like(x) if dy is None else unit_stride(dy)
+        dfinal = None if dfinal is None else dfinal.contiguous()
         # In the products that take these, they are rounded to x's dtype in any case.
         starts, ends = scan.new_states(n_chunks, x.dtype), scan.new_states(n_chunks, x.dtype)
         scan.walk(scan.x, scan.b, begin, backward=False, kept=starts)
