@@ -198,6 +198,24 @@ def floating(op: str, **tensors: Tensor | None) -> None:
             )
 
 
+def alike(op: str, names: str, first: Tensor, *rest: Tensor | None) -> None:
+    """Raise ``Mistake`` unless all tensors are floating and on the device of the first.
+
+    Both in one pass, as every call of every operator begins with it. ``names``: of the tensors,
+    parted by blanks.
+    """
+    device = first.device
+    if first.dtype in _FLOATING:
+        for tensor in rest:
+            if tensor is not None and (tensor.dtype not in _FLOATING or tensor.device != device):
+                break
+        else:
+            return
+    named = dict(zip(names.split(), (first, *rest), strict=True))
+    floating(op, **named)
+    same_device(op, first, **named)
+
+
 def without_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Products on x's device in the dtypes that they are given; nearly free where they are."""
     device_type = x.device.type

@@ -18,8 +18,8 @@ from kernels._operator import (
     Case,
     Huge,
     Mistake,
+    alike,
     blank,
-    floating,
     random_tensor,
     same_device,
     unit_stride,
@@ -286,8 +286,7 @@ def random_sizes(random: Random, **more: Any) -> dict[str, Any]:
 
 def validate_heads(op: str, q: Tensor, k: Tensor) -> None:
     """Raise ``Mistake`` unless q and k are [B, H, S, D] and agree in all but the heads."""
-    floating(op, q=q, k=k)
-    same_device(op, q, k=k)
+    alike(op, "q k", q, k)
     if (
         q.dim() != 4
         or k.dim() != 4
@@ -303,8 +302,7 @@ def validate_heads(op: str, q: Tensor, k: Tensor) -> None:
 
 def validate_weights(op: str, q: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
     """Raise ``Mistake`` unless the weights are [D] and of one dtype."""
-    floating(op, q_weight=q_weight, k_weight=k_weight)
-    same_device(op, q, q_weight=q_weight, k_weight=k_weight)
+    alike(op, "q q_weight k_weight", q, q_weight, k_weight)
     shapes = (q_weight.shape, k_weight.shape)
     if shapes != (q.shape[3:], q.shape[3:]) or q_weight.dtype != k_weight.dtype:
         raise Mistake(
@@ -315,8 +313,7 @@ def validate_weights(op: str, q: Tensor, q_weight: Tensor, k_weight: Tensor) -> 
 
 def validate_table(op: str, q: Tensor, cos: Tensor, sin: Tensor, offset: int | Tensor) -> None:
     """Raise ``Mistake`` unless the table fits the head dimension and holds the positions."""
-    floating(op, cos=cos, sin=sin)
-    same_device(op, q, cos=cos, sin=sin)
+    alike(op, "q cos sin", q, cos, sin)
     length, dim = q.shape[2:]
     if dim % 2:
         raise Mistake(f"{op}: the head dimension must be even, but is {dim}")

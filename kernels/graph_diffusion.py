@@ -33,13 +33,11 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    alike,
     blank,
     cdiv,
-    floating,
     random_tensor,
-    same_device,
     tensor_bytes,
-    unit_stride,
     without_autocast,
 )
 from kernels._triton import (
@@ -47,6 +45,7 @@ from kernels._triton import (
     no_fp64,
     on_device,
     power_of_two,
+    rows_of,
     shared_bytes,
     tl,
     triton,
@@ -67,8 +66,7 @@ def graph_diffusion(
     tensors get gradients. ``impl``: auto, torch or triton. Raises ``Mistake`` for what does not go
     together.
     """
-    floating("graph_diffusion", h=h_BM, p=p_MM)
-    same_device("graph_diffusion", h_BM, p=p_MM)
+    alike("graph_diffusion", "h p", h_BM, p_MM)
     if h_BM.dim() == 0 or p_MM.shape != (h_BM.shape[-1], h_BM.shape[-1]):
         raise Mistake(
             f"graph_diffusion: expected h [..., M] and p [M, M], but got {tuple(h_BM.shape)} and "
@@ -163,7 +161,6 @@ def _launch(
 ) -> tuple[Tensor, Tensor | None]:
     slots = p.shape[0]
     n_rows = start.numel() // slots
-    rows = unit_stride(start.reshape(n_rows, slots))
     end = blank(start)
     states = None
     if keep:
@@ -171,16 +168,17 @@ def _launch(
     block = max(16, power_of_two(slots))
     key = (start.get_device(), block, start.dtype, steps, backward, keep, size_class(n_rows))
     tile, warps = _DIFFUSE.tile(key, _launch, start, p, steps, alpha, backward, keep)
+    start, start_stride = rows_of(start)
     with on_device(start):
         _launch_diffuse(
             (cdiv(n_rows, tile),),
-            rows,
+            start,
             p,
             end,
             states,
             n_rows,
-            rows.stride(0),
-            *p.stride()[:2],
+            start_stride,
+            *p.stride(),
             SLOTS=slots,
             STEPS=steps,
             ALPHA=alpha,

@@ -34,7 +34,7 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
-    floating,
+    alike,
     random_tensor,
     same_device,
     tensor_bytes,
@@ -64,8 +64,8 @@ def linear_cross_entropy(
     ``impl``: auto, triton, chunked or torch. Raises ``Mistake`` for what does not go together; a
     target out of range is not checked, since that would wait for the GPU.
     """
-    floating("linear_cross_entropy", x=x, weight=weight_VD)
-    same_device("linear_cross_entropy", x, weight=weight_VD, target=target)
+    alike("linear_cross_entropy", "x weight", x, weight_VD)
+    same_device("linear_cross_entropy", x, target=target)
     if x.dim() == 0 or weight_VD.dim() != 2 or x.shape[-1] != weight_VD.shape[1]:
         raise Mistake(
             f"linear_cross_entropy: expected x [..., D] and weight [V, D], but got "
@@ -278,7 +278,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total: Callable[..., tuple[Tensor, Tensor | None]],
     ) -> Tensor:
         n_rows, (n_words, dim) = target.numel(), weight.shape
-        x_ND, target_N = x.reshape(n_rows, dim), target.reshape(n_rows).contiguous()
+        x_ND = x if x.dim() == 2 else x.reshape(n_rows, dim)
+        target_N = (target if target.dim() == 1 else target.reshape(n_rows)).contiguous()
         losses = torch.empty(n_rows, dtype=accumulator(x.dtype), device=x.device)
         chunk = max(1, CHUNK_BYTES // (n_words * x.element_size()))
         dx = dweight = None

@@ -31,10 +31,9 @@ from kernels._operator import (
     Mistake,
     Operator,
     Work,
+    alike,
     cdiv,
-    floating,
     random_tensor,
-    same_device,
     tensor_bytes,
     unit_stride,
 )
@@ -53,8 +52,7 @@ def token_router(
     gradients. Places ascend within a sequence. ``k`` is from 1 to S. ``impl``: auto, torch or
     triton. Raises ``Mistake`` if shapes, dtypes, devices or k do not go together.
     """
-    floating("token_router", x=x_BSD, score=score_BS)
-    same_device("token_router", x_BSD, score=score_BS)
+    alike("token_router", "x score", x_BSD, score_BS)
     if x_BSD.dim() != 3 or score_BS.shape != x_BSD.shape[:2]:
         raise Mistake(
             f"token_router: expected x [B, S, D] and score [B, S], but got {tuple(x_BSD.shape)} "

@@ -31,9 +31,9 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    alike,
     blank,
     cdiv,
-    floating,
     random_tensor,
     same_device,
     tensor_bytes,
@@ -61,8 +61,8 @@ def token_scatter(
     ``impl``: auto, torch or triton. Raises ``Mistake`` if shapes, dtypes or devices do not go
     together.
     """
-    floating("token_scatter", x=x_BSD, update=update_BKD, weight=weight_BK)
-    same_device("token_scatter", x_BSD, update=update_BKD, weight=weight_BK, index=index_BK)
+    alike("token_scatter", "x update weight", x_BSD, update_BKD, weight_BK)
+    same_device("token_scatter", x_BSD, index=index_BK)
     if (
         x_BSD.dim() != 3
         or update_BKD.dim() != 3

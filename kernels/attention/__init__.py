@@ -36,7 +36,7 @@ from kernels._operator import (
     Mistake,
     Operator,
     Work,
-    floating,
+    alike,
     random_tensor,
     same_device,
     tensor_bytes,
@@ -80,8 +80,8 @@ def attention(
 def _validate(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, kv_length: Tensor | None
 ) -> None:
-    floating("attention", q=q, k=k, v=v)
-    same_device("attention", q, k=k, v=v, kv_length=kv_length)
+    alike("attention", "q k v", q, k, v)
+    same_device("attention", q, kv_length=kv_length)
     if not (q.dtype == k.dtype == v.dtype):
         raise Mistake(
             f"attention: q, k and v must have one dtype, but are {q.dtype}, {k.dtype}, {v.dtype}"

@@ -39,11 +39,10 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    alike,
     blank,
     cdiv,
-    floating,
     random_tensor,
-    same_device,
     tensor_bytes,
     unit_stride,
 )
@@ -85,8 +84,7 @@ def causal_conv1d(
     triton. Raises ``Mistake`` for what does not go together.
     """
     op = "causal_conv1d"
-    floating(op, x=x_BLD, weight=weight_DW, bias=bias_D, initial_state=initial_state_BDW)
-    same_device(op, x_BLD, weight=weight_DW, bias=bias_D, initial_state=initial_state_BDW)
+    alike(op, "x weight bias initial_state", x_BLD, weight_DW, bias_D, initial_state_BDW)
     if x_BLD.dim() != 3 or weight_DW.dim() != 2 or weight_DW.shape[0] != x_BLD.shape[2]:
         raise Mistake(
             f"{op}: expected x [B, L, D] and weight [D, W], but got {tuple(x_BLD.shape)} and "

@@ -38,7 +38,7 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
-    floating,
+    alike,
     random_tensor,
     same_device,
     tensor_bytes,
@@ -100,8 +100,8 @@ def moe_experts(
 def _validate(
     x: Tensor, index: Tensor, weight: Tensor, gate: Tensor, up: Tensor | None, down: Tensor
 ) -> None:
-    floating("moe_experts", x=x, weight=weight, gate=gate, up=up, down=down)
-    same_device("moe_experts", x, index=index, weight=weight, gate=gate, up=up, down=down)
+    alike("moe_experts", "x weight gate up down", x, weight, gate, up, down)
+    same_device("moe_experts", x, index=index)
     if x.dim() == 0 or index.shape[:-1] != x.shape[:-1] or index.dim() != x.dim():
         raise Mistake(
             f"moe_experts: expected x [..., D] and index [..., K], but got {tuple(x.shape)} and "

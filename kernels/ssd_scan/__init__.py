@@ -36,10 +36,9 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
-    floating,
+    alike,
     random_tensor,
     remembered,
-    same_device,
     tensor_bytes,
 )
 from kernels._triton import MAX_GRID, has_large_memory, missing, no_fp64
@@ -107,8 +106,7 @@ def validate(
     state: Tensor | None,
 ) -> None:
     """Raise ``Mistake`` unless the inputs go together; ``dims``: of x, 4 or, without L, 3."""
-    floating(op, x=x, dt=dt, A=a, B=b, C=c, D=d, dt_bias=dt_bias, state=state)
-    same_device(op, x, dt=dt, A=a, B=b, C=c, D=d, dt_bias=dt_bias, state=state)
+    alike(op, "x dt A B C D dt_bias state", x, dt, a, b, c, d, dt_bias, state)
     layout = ("B", "L", "H", "P") if dims == 4 else ("B", "H", "P")
     shape, of_b = x.shape, b.shape
     if len(shape) != dims or dt.shape != shape[:-1]:
