@@ -304,25 +304,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     dweight = logits.T @ x_CD
         loss, share = total(losses, target_N, ignore_index, mean)
         ctx.save_for_backward(dx, dweight, share)
-        ctx.shape = x.shape
+        ctx.shape, ctx.dtype = x.shape, x.dtype
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         dx, dweight, share = ctx.saved_tensors
-        scale = dloss if share is None else dloss * share
-        return (
-            None if dx is None else (dx * scale.to(dx.dtype)).view(ctx.shape),
-            None if dweight is None else dweight * scale.to(dweight.dtype),
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        scale = (dloss if share is None else dloss * share).to(ctx.dtype)
+        dx = None if dx is None else (dx * scale).view(ctx.shape)
+        dweight = None if dweight is None else dweight * scale
+        return dx, dweight, None, None, None, None, None, None, None
 
 
 def _by(

@@ -200,13 +200,14 @@ def _triton(*arguments: Any) -> tuple[Tensor, Tensor]:
 def _refuses(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *rest: Any) -> str | None:
     if not x.numel() or not b.numel():
         return "takes no empty tensors"
-    return _too_large(*x.shape, b.shape[3], x.dtype, rest[-1], has_large_memory(x)) or no_fp64(x)
+    batch, _, heads, dim = x.shape
+    too_large = _too_large(batch, heads, dim, b.shape[3], x.dtype, rest[-1], has_large_memory(x))
+    return too_large or no_fp64(x)
 
 
 @remembered
 def _too_large(
     batch: int,
-    length: int,
     heads: int,
     dim: int,
     n_states: int,
