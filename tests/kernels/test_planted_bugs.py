@@ -96,7 +96,7 @@ BUGS = {
         HEADS | {"offset": 4, "on_device": True},
     ),
     "rope: a full interleaved table is read as a half one": (
-        "kernels._qk", "step = 2 if interleaved and cos.shape[1] == dim else 1", "step = 1",
+        "kernels._qk", "step = 2 if interleaved and width == dim else 1", "step = 1",
         HEADS | {"interleaved": True, "full": True},
     ),
     "qk_norm: the mean is missing from dx": (
