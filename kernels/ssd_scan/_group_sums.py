@@ -11,7 +11,7 @@ from kernels._triton import power_of_two, tl, triton
 
 
 @triton.jit
-def ssd_group_sums_kernel(
+def ssd_scan_group_sums_kernel(
     db_ptr, dc_ptr, b_out_ptr, c_out_ptr, n_rows,
     N: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -28,7 +28,7 @@ def ssd_group_sums_kernel(
     tl.store(b_out_ptr + o_r[:, None] * N + o_n[None, :], b_sum, mask=m)
 
 
-_launch_group_sums = launcher(ssd_group_sums_kernel)
+_launch_group_sums = launcher(ssd_scan_group_sums_kernel)
 
 
 def over_heads(db: Tensor, dc: Tensor, groups: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
