@@ -10,7 +10,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.autograd import function as torch_function
 
-__all__ = ["applied", "needs_gradient", "once_differentiable"]
+__all__ = ["absent_as_none", "applied", "needs_gradient", "once_differentiable"]
 
 
 class _Unrecorded:
@@ -21,6 +21,9 @@ class _Unrecorded:
 
     def mark_non_differentiable(self, *tensors: Any) -> None:
         """Nothing here is differentiated."""
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """No gradient comes."""
 
 
 def applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
@@ -36,6 +39,15 @@ def applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     ):
         return function.apply(*arguments)
     return function.forward(_Unrecorded(), *arguments)
+
+
+def absent_as_none(ctx: Any) -> None:
+    """Let a gradient that an output does not get be None in the backward pass, instead of zeros.
+
+    While Dynamo traces, which does not know of this, it stays zeros: a backward pass takes both.
+    """
+    if not torch.compiler.is_compiling():
+        ctx.set_materialize_grads(False)
 
 
 def needs_gradient(*tensors: torch.Tensor | None) -> bool:

@@ -12,8 +12,10 @@ from kernels._triton import tl, triton
 
 @triton.jit
 def _column_sum_kernel(
-    x_ptr, out_ptr, n_rows, n_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
+    x_ptr, first_ptr, second_ptr, third_ptr, n_rows, n_columns, second_at, third_at,
+    HAS_FIRST: tl.constexpr, HAS_SECOND: tl.constexpr, HAS_THIRD: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     o_c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     m_c = o_c < n_columns
     b_sum = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
@@ -22,7 +24,14 @@ def _column_sum_kernel(
         m = (o_r < n_rows)[:, None] & m_c[None, :]
         p_x = x_ptr + o_r.to(tl.int64)[:, None] * n_columns + o_c[None, :]
         b_sum += tl.load(p_x, mask=m, other=0.0).to(tl.float32)
-    tl.store(out_ptr + o_c, tl.sum(b_sum, axis=0), mask=m_c)
+    b_total = tl.sum(b_sum, axis=0)
+    if HAS_FIRST:
+        tl.store(first_ptr + o_c, b_total, mask=o_c < second_at)
+    if HAS_SECOND:
+        m_second = (o_c >= second_at) & (o_c < third_at)
+        tl.store(second_ptr + (o_c - second_at), b_total, mask=m_second)
+    if HAS_THIRD:
+        tl.store(third_ptr + (o_c - third_at), b_total, mask=m_c & (o_c >= third_at))
 
 
 _launch_column_sum = launcher(_column_sum_kernel)
@@ -33,8 +42,28 @@ def column_sum(x: Tensor, dtype: torch.dtype) -> Tensor:
 
     For the partial sums that the programs of a backward kernel leave: many columns, few rows.
     """
-    n_rows, n_columns = x.shape
-    out = torch.empty(n_columns, dtype=dtype, device=x.device)
-    grid = (cdiv(n_columns, 32),)
-    _launch_column_sum(grid, x, out, n_rows, n_columns, ROWS=128, COLUMNS=32, num_warps=4)
+    out = torch.empty(x.shape[1], dtype=dtype, device=x.device)
+    column_sums(x, out)
     return out
+
+
+def column_sums(
+    x: Tensor,
+    first: Tensor | None,
+    second: Tensor | None = None,
+    third: Tensor | None = None,
+    *,
+    ends: tuple[int, ...] = (),
+) -> None:
+    """The same sums, each in the dtype of the contiguous tensor that it goes to.
+
+    ``first`` takes the columns up to ``ends[0]``, ``second`` those up to ``ends[1]`` and ``third``
+    the rest; what is left out of ``ends`` is all columns. Those of None go nowhere.
+    """
+    n_rows, n_columns = x.shape
+    second_at, third_at = (*ends, n_columns, n_columns)[:2]
+    _launch_column_sum(
+        (cdiv(n_columns, 32),), x, first, second, third, n_rows, n_columns, second_at, third_at,
+        HAS_FIRST=first is not None, HAS_SECOND=second is not None, HAS_THIRD=third is not None,
+        ROWS=128, COLUMNS=32, num_warps=4,
+    )  # fmt: skip

@@ -20,14 +20,13 @@ from kernels._operator import (
     Inputs,
     Mistake,
     Work,
+    alike,
     blank,
     cdiv,
-    floating,
     random_tensor,
-    same_device,
     tensor_bytes,
 )
-from kernels._triton import as_rows, on_device, rows_of, tl, triton
+from kernels._triton import on_device, rows_of, tl, triton
 from kernels._tuning import Key, Tile, Tunable, size_class
 
 # Block and warps.
@@ -36,8 +35,7 @@ TILES: list[Tile] = [(2048, 8), (1024, 4), (2048, 4), (4096, 8), (4096, 16), (10
 
 def validate(op: str, gate: Tensor, up: Tensor | None) -> None:
     """Raise ``Mistake`` unless ``gate`` and ``up`` go together, or ``gate`` alone is packed."""
-    floating(op, gate=gate, up=up)
-    same_device(op, gate, up=up)
+    alike(op, "gate up", gate, up)
     if up is None:
         if gate.dim() == 0 or gate.shape[-1] % 2:
             raise Mistake(
@@ -143,15 +141,6 @@ def _gated_activation_backward_kernel(
 _launch_backward = launcher(_gated_activation_backward_kernel)
 
 
-def _flatten(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """As matrices of equal shape; contiguous ones as one long row, which wastes no block end."""
-    # Lists and not generators: Dynamo cannot trace these around a function that it inlines.
-    contiguous = [t.is_contiguous() for t in tensors]
-    if all(contiguous):
-        return tuple([t.view(1, -1) for t in tensors])
-    return tuple([as_rows(t) for t in tensors])
-
-
 def _tiles(*_: Any) -> list[Tile]:
     return TILES
 
@@ -204,26 +193,28 @@ def _backward(
     dup = None if up is None else blank(up)
     if not dy.numel():
         return dgate, dup
-    if up is None:
-        gate_NF = up_NF = as_rows(gate)
-        dy_NF = as_rows(dy)
-    else:
-        gate_NF, up_NF, dy_NF = _flatten(gate, up, dy)
-    width = dy_NF.shape[1]
     key = _key(gate, up is None, act, dy.numel())
     block, warps = _BACKWARD.tile(key, _backward, dy, gate, up, act)
+    width = dy.shape[-1]
+    n_rows = dy.numel() // width
+    (gate, gate_stride), (dy, dy_stride) = rows_of(gate), rows_of(dy)
+    up_stride = gate_stride
+    if up is not None:
+        up, up_stride = rows_of(up)
+        if gate_stride == up_stride == dy_stride == width:
+            width, n_rows = dy.numel(), 1  # one long row, which wastes no block end
     with on_device(gate):
         _launch_backward(
-            (dy_NF.shape[0] * cdiv(width, block),),
-            dy_NF,
-            gate_NF,
-            None if up is None else up_NF,
+            (n_rows * cdiv(width, block),),
+            dy,
+            gate,
+            up,
             dgate,
             dup,
             width,
-            dy_NF.stride(0),
-            gate_NF.stride(0),
-            up_NF.stride(0),
+            dy_stride,
+            gate_stride,
+            up_stride,
             PACKED=up is None,
             ACT=act,
             BLOCK=block,

@@ -40,8 +40,9 @@ def launcher(kernel: Any) -> Callable[..., None]:
 
     It does what ``kernel[grid](*arguments, **options)`` does, and returns nothing. Parameters whose
     names end in ``_ptr`` take tensors or None, and the first of them a tensor; of the others, those
-    that are not constants take integers. That all tensors are on the current GPU is the caller's
-    to see to: Triton looks only the first time.
+    that are not constants take integers. Options are ``num_warps`` and ``num_stages``; None leaves
+    them to Triton. That all tensors are on the current GPU is the caller's to see to: Triton looks
+    only the first time.
     """
     if not INSTALLED or not isinstance(kernel, JITFunction):
 
@@ -54,7 +55,7 @@ def launcher(kernel: Any) -> Callable[..., None]:
     exec(code, globals(), local)
     kept: dict[Any, Any] = {}
     _KEPT.append(kept)
-    return local["make"](kernel, kept, driver, _WITH_MEMORY, _watched, _keep)
+    return local["make"](kernel, kept, driver, _WITH_MEMORY, _watched, _options, _keep)
 
 
 @contextlib.contextmanager
@@ -85,18 +86,19 @@ def launches_timed() -> Iterator[list[int]]:
 
 # Names of parameters come into it, which is why all others begin with an underscore.
 _LAUNCHER = """
-def make(_kernel, _kept, _driver, _with_memory, _watched, _keep):
-  def launch(_grid, {parameters}, **_options):
+def make(_kernel, _kept, _driver, _with_memory, _watched, _options, _keep):
+  def launch(_grid, {parameters}, num_warps=None, num_stages=None):
     if torch.compiler.is_compiling() or type({first}) not in _with_memory or _watched(_kernel):
-      _kernel[_grid]({parameters}, **_options)
+      _kernel[_grid]({parameters}, **_options(num_warps, num_stages))
       return
     {addresses}
     _active = _driver.active
     _device = _active.get_current_device()
-    _key = (_device, {key}, *_options.items())
+    _key = (_device, {key}, num_warps, num_stages)
     _found = _kept.get(_key)
     if _found is None:
-      _keep(_kept, _key, _kernel, _kernel[_grid]({parameters}, **_options))
+      _compiled = _kernel[_grid]({parameters}, **_options(num_warps, num_stages))
+      _keep(_kept, _key, _kernel, _compiled)
       return
     _run, _function, _metadata, _ = _found
     _x, _y, _z = _grid if len(_grid) == 3 else (*_grid, 1, 1)[:3]
@@ -109,7 +111,8 @@ def make(_kernel, _kept, _driver, _with_memory, _watched, _keep):
 def _source(kernel: Any) -> str:
     """Written out for one kernel, as Triton's own binder is: a loop over parameters is slower."""
     names = [parameter.name for parameter in kernel.params]
-    assert not any(name.startswith("_") or name in ("torch", "type", "len") for name in names)
+    taken = ("torch", "type", "len", "num_warps", "num_stages")
+    assert not any(name.startswith("_") or name in taken for name in names)
     pointers = [name for name in names if name.endswith("_ptr")]
     return _LAUNCHER.format(
         parameters=", ".join(names),
@@ -125,6 +128,11 @@ def _source(kernel: Any) -> str:
         ),
         values=", ".join(f"_a_{name}" if name in pointers else name for name in names),
     )
+
+
+def _options(num_warps: int | None, num_stages: int | None) -> dict[str, int]:
+    given = {"num_warps": num_warps, "num_stages": num_stages}
+    return {name: number for name, number in given.items() if number is not None}
 
 
 def _watched(kernel: Any) -> bool:

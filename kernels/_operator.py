@@ -7,17 +7,21 @@ first is a tensor and decides the device.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 Inputs = dict[str, Any]
+T = TypeVar("T")
+MOST_REMEMBERED = 4096  # of one function; more are sizes that change at every call
 
 
 class Mistake(ValueError):  # noqa: N818
@@ -159,7 +163,7 @@ def tensor_bytes(*tensors: Tensor | None) -> int:
 
 def unit_stride(x: Tensor) -> Tensor:
     """``x``, copied only if its last dimension is not contiguous."""
-    return x if x.is_contiguous() or x.stride(-1) == 1 else x.contiguous()
+    return x if x.is_contiguous() or x.stride()[-1] == 1 else x.contiguous()
 
 
 def blank(x: Tensor) -> Tensor:
@@ -194,6 +198,33 @@ def floating(op: str, **tensors: Tensor | None) -> None:
             )
 
 
+def alike(op: str, names: str, first: Tensor, *rest: Tensor | None) -> None:
+    """Raise ``Mistake`` unless all tensors are floating and on the device of the first.
+
+    Both in one pass, as every call of every operator begins with it. ``names``: of the tensors,
+    parted by blanks.
+    """
+    device = first.device
+    if first.dtype in _FLOATING:
+        for tensor in rest:
+            if tensor is not None and (tensor.dtype not in _FLOATING or tensor.device != device):
+                break
+        else:
+            return
+    named = dict(zip(names.split(), (first, *rest), strict=True))
+    floating(op, **named)
+    same_device(op, first, **named)
+
+
+def without_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Products on x's device in the dtypes that they are given; nearly free where they are."""
+    device_type = x.device.type
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return _nothing
+
+
+_nothing = contextlib.nullcontext()
 _FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -205,6 +236,29 @@ def traced_as_constant(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def remembered(function: Callable[..., T]) -> Callable[..., T]:
+    """``function``, of which eager code keeps what it returned for the same arguments before.
+
+    For what follows from sizes and dtypes alone, given by position; facts about a GPU must be among
+    the arguments. While torch.compile traces, sizes may be symbols, and nothing is kept.
+    """
+    kept: dict[tuple[Any, ...], T] = {}
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> T:
+        if torch.compiler.is_compiling():
+            return function(*arguments)
+        found = kept.get(arguments, kept)
+        if found is not kept:
+            return found  # type: ignore[return-value]
+        if len(kept) >= MOST_REMEMBERED:
+            kept.clear()
+        kept[arguments] = fresh = function(*arguments)
+        return fresh
+
+    return call
 
 
 def own_code(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,8 +13,17 @@ import torch
 from torch import Tensor
 
 from kernels._autograd import applied, once_differentiable
-from kernels._column_sum import column_sum
-from kernels._operator import Case, Huge, Mistake, floating, random_tensor, same_device, unit_stride
+from kernels._column_sum import column_sums
+from kernels._operator import (
+    Case,
+    Huge,
+    Mistake,
+    alike,
+    blank,
+    random_tensor,
+    same_device,
+    unit_stride,
+)
 from kernels._qk_kernels import (
     launch_backward,
     launch_forward,
@@ -32,20 +41,22 @@ def _table_arguments(
     if cos is None or sin is None:
         return None, None, 0, 0, 1
     cos, sin = unit_stride(cos), unit_stride(sin)
-    if sin.stride(0) != cos.stride(0):
+    if sin.stride() != cos.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
-    step = 2 if interleaved and cos.shape[1] == dim else 1
-    return cos, sin, cos.shape[0], cos.stride(0), step
+    positions, width = cos.shape
+    step = 2 if interleaved and width == dim else 1
+    return cos, sin, positions, cos.stride()[0], step
 
 
 def _constants(
     q: Tensor, k: Tensor, cos: Tensor | None, interleaved: bool, offsets: Tensor | None, eps: float
 ) -> dict[str, Any]:
     """What the kernels of both directions take as constants, the tile's apart."""
-    half = q.shape[3] // 2
+    _, heads, _, dim = q.shape
+    half = dim // 2
     return {
         "OFFSETS": 0 if offsets is None else 1 if offsets.numel() == 1 else 2,
-        "Q_HEADS": q.shape[1], "K_HEADS": k.shape[1], "HALF": half, "INTERLEAVED": interleaved,
+        "Q_HEADS": heads, "K_HEADS": k.shape[1], "HALF": half, "INTERLEAVED": interleaved,
         "ROPE": cos is not None, "EPS": eps, "BLOCK_D": power_of_two(half),
     }  # fmt: skip
 
@@ -140,8 +151,9 @@ def _launch_backward(
             TABLE_STEP=step, BLOCK_H=block_h, num_warps=warps,
             **_constants(q, k, cos, interleaved, offsets, eps),
         )  # fmt: skip
-        dweights = column_sum(partial_sums, q_weight.dtype)
-    return dq, dk, dweights[:dim], dweights[dim:]
+        dq_weight, dk_weight = blank(q_weight), blank(k_weight)
+        column_sums(partial_sums, dq_weight, dk_weight, ends=(dim,))
+    return dq, dk, dq_weight, dk_weight
 
 
 class _Rotate(torch.autograd.Function):
@@ -276,14 +288,13 @@ def random_sizes(random: Random, **more: Any) -> dict[str, Any]:
 
 def validate_heads(op: str, q: Tensor, k: Tensor) -> None:
     """Raise ``Mistake`` unless q and k are [B, H, S, D] and agree in all but the heads."""
-    floating(op, q=q, k=k)
-    same_device(op, q, k=k)
+    alike(op, "q k", q, k)
+    of_q, of_k = q.shape, k.shape
     if (
-        q.dim() != 4
-        or k.dim() != 4
+        len(of_q) != 4
+        or len(of_k) != 4
         or q.dtype != k.dtype
-        or q.shape[0] != k.shape[0]
-        or q.shape[2:] != k.shape[2:]
+        or (of_q[0], of_q[2], of_q[3]) != (of_k[0], of_k[2], of_k[3])
     ):
         raise Mistake(
             f"{op}: q and k must be [batch, heads, sequence, dim] and agree in all but the heads, "
@@ -293,8 +304,7 @@ def validate_heads(op: str, q: Tensor, k: Tensor) -> None:
 
 def validate_weights(op: str, q: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
     """Raise ``Mistake`` unless the weights are [D] and of one dtype."""
-    floating(op, q_weight=q_weight, k_weight=k_weight)
-    same_device(op, q, q_weight=q_weight, k_weight=k_weight)
+    alike(op, "q q_weight k_weight", q, q_weight, k_weight)
     shapes = (q_weight.shape, k_weight.shape)
     if shapes != (q.shape[3:], q.shape[3:]) or q_weight.dtype != k_weight.dtype:
         raise Mistake(
@@ -305,12 +315,12 @@ def validate_weights(op: str, q: Tensor, q_weight: Tensor, k_weight: Tensor) -> 
 
 def validate_table(op: str, q: Tensor, cos: Tensor, sin: Tensor, offset: int | Tensor) -> None:
     """Raise ``Mistake`` unless the table fits the head dimension and holds the positions."""
-    floating(op, cos=cos, sin=sin)
-    same_device(op, q, cos=cos, sin=sin)
-    length, dim = q.shape[2:]
+    alike(op, "q cos sin", q, cos, sin)
+    _, _, length, dim = q.shape
+    table = cos.shape
     if dim % 2:
         raise Mistake(f"{op}: the head dimension must be even, but is {dim}")
-    if cos.dim() != 2 or cos.shape != sin.shape or cos.shape[1] not in (dim, dim // 2):
+    if len(table) != 2 or table != sin.shape or table[1] not in (dim, dim // 2):
         raise Mistake(
             f"{op}: cos and sin must both be [positions, {dim // 2} or {dim}] for a head dimension "
             f"of {dim}, but are {tuple(cos.shape)} and {tuple(sin.shape)}"
@@ -322,8 +332,8 @@ def validate_table(op: str, q: Tensor, cos: Tensor, sin: Tensor, offset: int | T
                 f"{op}: a tensor offset must be an integer, [] or [{q.shape[0]}], but is "
                 f"{tuple(offset.shape)} {offset.dtype}"
             )
-    elif offset < 0 or offset + length > cos.shape[0]:
+    elif offset < 0 or offset + length > table[0]:
         raise Mistake(
             f"{op}: positions {offset} to {offset + length - 1} are not in a table of "
-            f"{cos.shape[0]} positions"
+            f"{table[0]} positions"
         )

@@ -155,4 +155,7 @@ def rows_of(x: Tensor) -> tuple[Tensor, int]:
 
 def head_strides(*tensors: Tensor) -> list[int]:
     """Of samples, heads and tokens, of tensors [B, H, S, D] one after the other."""
-    return [stride for x in tensors for stride in x.stride()[:3]]
+    strides: list[int] = []
+    for x in tensors:
+        strides += x.stride()[:3]
+    return strides

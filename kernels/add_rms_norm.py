@@ -26,9 +26,8 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
-    floating,
+    alike,
     random_tensor,
-    same_device,
     tensor_bytes,
 )
 from kernels._triton import missing
@@ -51,8 +50,7 @@ def add_rms_norm(
     dtype (a residual stream in FP32). ``weight`` [D] or None for ones. y has x's dtype. ``impl``:
     auto, torch or triton. Raises ``Mistake`` if shapes, dtypes or devices do not go together.
     """
-    floating("add_rms_norm", x=x, residual=residual, weight=weight)
-    same_device("add_rms_norm", x, residual=residual, weight=weight)
+    alike("add_rms_norm", "x residual weight", x, residual, weight)
     if x.dim() == 0 or x.shape != residual.shape:
         raise Mistake(
             f"add_rms_norm: x and residual must have one shape of at least one dimension, but are "

@@ -33,19 +33,19 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    alike,
     blank,
     cdiv,
-    floating,
     random_tensor,
-    same_device,
     tensor_bytes,
-    unit_stride,
+    without_autocast,
 )
 from kernels._triton import (
     missing,
     no_fp64,
     on_device,
     power_of_two,
+    rows_of,
     shared_bytes,
     tl,
     triton,
@@ -53,6 +53,7 @@ from kernels._triton import (
 from kernels._tuning import Tile, Tunable, size_class
 
 MAX_SLOTS = 128  # the whole graph is held on the chip
+MOST_ROWS = 1 << 30  # of one product: cuBLAS adds up no more than 2^31
 NEEDED_BYTES = 150 << 10  # of shared memory, for so many
 
 
@@ -65,8 +66,7 @@ def graph_diffusion(
     tensors get gradients. ``impl``: auto, torch or triton. Raises ``Mistake`` for what does not go
     together.
     """
-    floating("graph_diffusion", h=h_BM, p=p_MM)
-    same_device("graph_diffusion", h_BM, p=p_MM)
+    alike("graph_diffusion", "h p", h_BM, p_MM)
     if h_BM.dim() == 0 or p_MM.shape != (h_BM.shape[-1], h_BM.shape[-1]):
         raise Mistake(
             f"graph_diffusion: expected h [..., M] and p [M, M], but got {tuple(h_BM.shape)} and "
@@ -111,7 +111,8 @@ def _graph_diffusion_steps_kernel(
 ):
     """Forward: ``end`` = h after all steps, ``states`` [STEPS, rows, SLOTS] the h_s before each.
 
-    ``BACKWARD``: start is dh, end dh_0, and the states are the g_(s+1); P is taken transposed.
+    ``BACKWARD``: start is dh, end dh_0, and the states are the g_(s+1), each where h_s stands; P is
+    taken transposed.
     """
     o_n = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     o_m = tl.arange(0, BLOCK).to(tl.int64)
@@ -128,7 +129,8 @@ def _graph_diffusion_steps_kernel(
     b_sum = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     for s in range(STEPS):
         if KEEP:
-            i_state = tl.cast(s, tl.int64) * n_rows + o_n
+            i_step = STEPS - 1 - s if BACKWARD else s  # so that a slope stands at its state
+            i_state = tl.cast(i_step, tl.int64) * n_rows + o_n
             p_state = states_ptr + i_state[:, None] * SLOTS + o_m[None, :]
             tl.store(p_state, b_h, mask=m)
         b_next = ALPHA * tl.dot(b_h, b_p, input_precision="tf32x3")
@@ -159,24 +161,24 @@ def _launch(
 ) -> tuple[Tensor, Tensor | None]:
     slots = p.shape[0]
     n_rows = start.numel() // slots
-    rows = unit_stride(start.reshape(n_rows, slots))
     end = blank(start)
     states = None
     if keep:
-        states = torch.empty(steps, n_rows, slots, dtype=torch.float32, device=start.device)
+        states = torch.empty(steps * n_rows, slots, dtype=torch.float32, device=start.device)
     block = max(16, power_of_two(slots))
     key = (start.get_device(), block, start.dtype, steps, backward, keep, size_class(n_rows))
     tile, warps = _DIFFUSE.tile(key, _launch, start, p, steps, alpha, backward, keep)
+    start, start_stride = rows_of(start)
     with on_device(start):
         _launch_diffuse(
             (cdiv(n_rows, tile),),
-            rows,
+            start,
             p,
             end,
             states,
             n_rows,
-            rows.stride(0),
-            *p.stride()[:2],
+            start_stride,
+            *p.stride(),
             SLOTS=slots,
             STEPS=steps,
             ALPHA=alpha,
@@ -205,10 +207,9 @@ class _Diffuse(torch.autograd.Function):
         dp = None
         if states is not None and slopes is not None:
             total = torch.zeros_like(p, dtype=torch.float32)
-            with torch.autocast(p.device.type, enabled=False):
-                # The slopes come in the order of the steps back, the states in that of the steps.
-                # Step by step: cuBLAS adds up no more than 2^31 rows in one product.
-                for slope, state in zip(reversed(slopes.unbind()), states, strict=True):
+            with without_autocast(p):
+                pairs = zip(slopes.split(MOST_ROWS), states.split(MOST_ROWS), strict=True)
+                for slope, state in pairs:
                     total.addmm_(slope.T, state, alpha=ctx.alpha)
             dp = total.to(p.dtype)
         return dh, dp, None, None, None

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, once_differentiable
+from kernels._autograd import applied, needs_gradient, once_differentiable
 from kernels._dispatch import run
 from kernels._launch import launcher
 from kernels._operator import (
@@ -34,10 +34,11 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
-    floating,
+    alike,
     random_tensor,
     same_device,
     tensor_bytes,
+    without_autocast,
 )
 from kernels._triton import missing, no_fp64, on_device, power_of_two, tl, triton
 from kernels._tuning import Tile, Tunable
@@ -63,8 +64,8 @@ def linear_cross_entropy(
     ``impl``: auto, triton, chunked or torch. Raises ``Mistake`` for what does not go together; a
     target out of range is not checked, since that would wait for the GPU.
     """
-    floating("linear_cross_entropy", x=x, weight=weight_VD)
-    same_device("linear_cross_entropy", x, weight=weight_VD, target=target)
+    alike("linear_cross_entropy", "x weight", x, weight_VD)
+    same_device("linear_cross_entropy", x, target=target)
     if x.dim() == 0 or weight_VD.dim() != 2 or x.shape[-1] != weight_VD.shape[1]:
         raise Mistake(
             f"linear_cross_entropy: expected x [..., D] and weight [V, D], but got "
@@ -197,6 +198,71 @@ def _rows_torch(
         logits.copy_(share.mul_(counts_N1))
 
 
+@triton.jit
+def _linear_cross_entropy_total_kernel(
+    losses_ptr,
+    target_ptr,
+    loss_ptr,
+    share_ptr,
+    n_rows,
+    ignore_index,
+    MEAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program: the sum of all losses, or with ``MEAN`` their mean, and each token's share."""
+    o_n = tl.arange(0, BLOCK)
+    b_sum = tl.zeros([BLOCK], dtype=tl.float32)
+    b_count = tl.zeros([BLOCK], dtype=tl.int32)
+    for start in range(0, tl.cast(n_rows, tl.int64), BLOCK):
+        m = start + o_n < n_rows
+        b_sum += tl.load(losses_ptr + start + o_n, mask=m, other=0.0)
+        if MEAN:
+            b_target = tl.load(target_ptr + start + o_n, mask=m, other=0)
+            b_count += ((b_target != ignore_index) & m).to(tl.int32)
+    loss = tl.sum(b_sum, axis=0)
+    if MEAN:
+        share = 1.0 / tl.sum(b_count, axis=0).to(tl.float32)
+        tl.store(share_ptr, share)
+        loss *= share
+    tl.store(loss_ptr, loss)
+
+
+_launch_total = launcher(_linear_cross_entropy_total_kernel)
+
+
+def _total_triton(
+    losses_N: Tensor, target_N: Tensor, ignore_index: int, mean: bool
+) -> tuple[Tensor, Tensor | None]:
+    loss = torch.empty((), dtype=losses_N.dtype, device=losses_N.device)
+    share = torch.empty_like(loss) if mean else None
+    n_rows = losses_N.shape[0]
+    block = min(4096, power_of_two(n_rows))
+    with on_device(losses_N):
+        _launch_total(
+            (1,),
+            losses_N,
+            target_N,
+            loss,
+            share,
+            n_rows,
+            ignore_index,
+            MEAN=mean,
+            BLOCK=block,
+            num_warps=8,
+        )
+    return loss, share
+
+
+def _total_torch(
+    losses_N: Tensor, target_N: Tensor, ignore_index: int, mean: bool
+) -> tuple[Tensor, Tensor | None]:
+    loss = losses_N.sum()
+    if not mean:
+        return loss, None
+    share = 1 / (target_N != ignore_index).sum(dtype=losses_N.dtype)
+    return loss * share, share
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -209,51 +275,54 @@ class _LinearCrossEntropy(torch.autograd.Function):
         x_grad: bool,
         weight_grad: bool,
         rows: Callable[..., None],
+        total: Callable[..., tuple[Tensor, Tensor | None]],
     ) -> Tensor:
         n_rows, (n_words, dim) = target.numel(), weight.shape
-        x_ND, target_N = x.reshape(n_rows, dim), target.reshape(n_rows).contiguous()
+        x_ND = x if x.dim() == 2 else x.reshape(n_rows, dim)
+        target_N = (target if target.dim() == 1 else target.reshape(n_rows)).contiguous()
         losses = torch.empty(n_rows, dtype=accumulator(x.dtype), device=x.device)
-        dx = torch.empty(n_rows, dim, dtype=x.dtype, device=x.device) if x_grad else None
-        dweight = torch.zeros_like(weight) if weight_grad else None
         chunk = max(1, CHUNK_BYTES // (n_words * x.element_size()))
-        with torch.autocast(x.device.type, enabled=False):
+        dx = dweight = None
+        if x_grad and n_rows > chunk:
+            dx = torch.empty(n_rows, dim, dtype=x.dtype, device=x.device)
+        with without_autocast(x):
             for start in range(0, n_rows, chunk):
-                part = slice(start, min(start + chunk, n_rows))
-                logits = x_ND[part] @ weight.T
-                rows(logits, target_N[part], losses[part], ignore_index, x_grad or weight_grad)
-                if dx is not None:
-                    dx[part] = logits @ weight
+                x_CD, target_C, losses_C, dx_CD = x_ND, target_N, losses, dx
+                if n_rows > chunk:
+                    part = slice(start, start + chunk)
+                    x_CD, target_C, losses_C = x_ND[part], target_N[part], losses[part]
+                    dx_CD = None if dx is None else dx[part]
+                logits = torch.nn.functional.linear(x_CD, weight)
+                rows(logits, target_C, losses_C, ignore_index, x_grad or weight_grad)
+                if dx_CD is not None:
+                    dx_CD.copy_(logits @ weight)
+                elif x_grad:
+                    dx = logits @ weight
                 if dweight is not None:
-                    dweight.addmm_(logits.T, x_ND[part])
-        share = torch.ones((), dtype=losses.dtype, device=x.device)
-        if mean:
-            share = 1 / (target_N != ignore_index).sum()
+                    dweight.addmm_(logits.T, x_CD)
+                elif weight_grad:
+                    dweight = logits.T @ x_CD
+        loss, share = total(losses, target_N, ignore_index, mean)
         ctx.save_for_backward(dx, dweight, share)
-        ctx.shape = x.shape
-        return losses.sum() * share
+        ctx.shape, ctx.dtype = x.shape, x.dtype
+        return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         dx, dweight, share = ctx.saved_tensors
-        scale = dloss * share
-        return (
-            None if dx is None else (dx * scale.to(dx.dtype)).view(ctx.shape),
-            None if dweight is None else dweight * scale.to(dweight.dtype),
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        scale = (dloss if share is None else dloss * share).to(ctx.dtype)
+        dx = None if dx is None else (dx * scale).view(ctx.shape)
+        dweight = None if dweight is None else dweight * scale
+        return dx, dweight, None, None, None, None, None, None, None
 
 
-def _by(rows: Callable[..., None]) -> Callable[..., Tensor]:
+def _by(
+    rows: Callable[..., None], total: Callable[..., tuple[Tensor, Tensor | None]]
+) -> Callable[..., Tensor]:
     def call(
         x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str
     ) -> Tensor:
-        enabled = torch.is_grad_enabled()
         return applied(
             _LinearCrossEntropy,
             x,
@@ -261,20 +330,21 @@ def _by(rows: Callable[..., None]) -> Callable[..., Tensor]:
             target,
             ignore_index,
             reduction == "mean",
-            enabled and x.requires_grad,
-            enabled and weight.requires_grad,
+            needs_gradient(x),
+            needs_gradient(weight),
             rows,
+            total,
         )
 
     return call
 
 
-def _empty(x: Tensor, *_: Any) -> str | None:
-    return None if x.numel() else "takes no empty tensors"
+def _empty(x: Tensor, weight: Tensor, *_: Any) -> str | None:
+    return None if x.numel() and weight.numel() else "takes no empty tensors"
 
 
-def _refuses(x: Tensor, *_: Any) -> str | None:
-    return _empty(x) or no_fp64(x)
+def _refuses(x: Tensor, weight: Tensor, *_: Any) -> str | None:
+    return _empty(x, weight) or no_fp64(x)
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
@@ -313,8 +383,8 @@ OP = Operator(
     function=linear_cross_entropy,
     reference=reference,
     implementations={
-        "triton": Implementation(_by(_rows_triton), missing, _refuses),
-        "chunked": Implementation(_by(_rows_torch), refuses=_empty),
+        "triton": Implementation(_by(_rows_triton, _total_triton), missing, _refuses),
+        "chunked": Implementation(_by(_rows_torch, _total_torch), refuses=_empty),
         "torch": Implementation(reference),
     },
     inputs=_inputs,

@@ -32,16 +32,14 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    alike,
     blank,
     cdiv,
-    floating,
     random_tensor,
-    same_device,
     tensor_bytes,
     unit_stride,
 )
 from kernels._triton import (
-    as_rows,
     missing,
     no_fp64,
     on_device,
@@ -66,8 +64,7 @@ def rms_norm(
     or None for ones. Returns a tensor of x's shape and dtype. ``impl``: auto, torch or triton.
     Raises ``Mistake`` if the shapes, dtypes or devices do not go together.
     """
-    floating("rms_norm", x=x, weight=weight)
-    same_device("rms_norm", x, weight=weight)
+    alike("rms_norm", "x weight", x, weight)
     if x.dim() == 0:
         raise Mistake("rms_norm: x must have at least one dimension, but is a scalar")
     if weight is not None and weight.shape != x.shape[-1:]:
@@ -288,9 +285,7 @@ def backward(
     if not x.numel():
         return dx, None if weight is None else torch.zeros_like(weight)
     dim = x.shape[-1]
-    x_ND, dy_ND = as_rows(x), as_rows(dy)
-    dsum_ND = None if dsum is None else as_rows(dsum)
-    n_rows = x_ND.shape[0]
+    n_rows = x.numel() // dim
     other = None if dsum is None else dsum.dtype
     key = (x.get_device(), dim, x.dtype, dy.dtype, other, weight is not None, size_class(n_rows))
     rows, warps, per_sm, stages = _BACKWARD.tile(key, backward, dy, dsum, x, weight, r)
@@ -299,20 +294,24 @@ def backward(
     if weight is not None:
         weight = unit_stride(weight)
         partial = torch.empty(programs, dim, dtype=torch.float32, device=x.device)
+    (x, x_stride), (dy, dy_stride) = rows_of(x), rows_of(dy)
+    dsum_stride = 0
+    if dsum is not None:
+        dsum, dsum_stride = rows_of(dsum)
     with on_device(x):
         _launch_backward(
             (programs,),
-            dy_ND,
-            dsum_ND,
-            x_ND,
+            dy,
+            dsum,
+            x,
             weight,
             r,
             dx,
             partial,
             n_rows,
-            dy_ND.stride(0),
-            0 if dsum_ND is None else dsum_ND.stride(0),
-            x_ND.stride(0),
+            dy_stride,
+            dsum_stride,
+            x_stride,
             D=dim,
             HAS_WEIGHT=weight is not None,
             HAS_RESIDUAL=dsum is not None,

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, once_differentiable
+from kernels._autograd import absent_as_none, applied, needs_gradient, once_differentiable
 from kernels._dispatch import run
 from kernels._launch import launcher
 from kernels._operator import (
@@ -31,10 +31,9 @@ from kernels._operator import (
     Mistake,
     Operator,
     Work,
+    alike,
     cdiv,
-    floating,
     random_tensor,
-    same_device,
     tensor_bytes,
     unit_stride,
 )
@@ -53,8 +52,7 @@ def token_router(
     gradients. Places ascend within a sequence. ``k`` is from 1 to S. ``impl``: auto, torch or
     triton. Raises ``Mistake`` if shapes, dtypes, devices or k do not go together.
     """
-    floating("token_router", x=x_BSD, score=score_BS)
-    same_device("token_router", x_BSD, score=score_BS)
+    alike("token_router", "x score", x_BSD, score_BS)
     if x_BSD.dim() != 3 or score_BS.shape != x_BSD.shape[:2]:
         raise Mistake(
             f"token_router: expected x [B, S, D] and score [B, S], but got {tuple(x_BSD.shape)} "
@@ -86,6 +84,7 @@ def _token_router_select_kernel(
     score_batch,
     score_token,
     K: tl.constexpr,
+    KEEP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One sequence: the places and scores of those chosen, and every place's slot among them."""
@@ -114,7 +113,8 @@ def _token_router_select_kernel(
     m = chosen > 0
     tl.store(index_ptr + i_b * K + b_slot, o_s.to(tl.int64), mask=m)
     tl.store(chosen_ptr + i_b * K + b_slot, b_score, mask=m)
-    tl.store(slot_ptr + i_b * length + o_s, tl.where(m, b_slot, -1), mask=m_s)
+    if KEEP:
+        tl.store(slot_ptr + i_b * length + o_s, tl.where(m, b_slot, -1), mask=m_s)
 
 
 _launch_select = launcher(_token_router_select_kernel)
@@ -209,8 +209,7 @@ def pull(
             length,
             source.shape[1],
             *source.stride()[:2],
-            0 if base is None else base.stride(0),
-            0 if base is None else base.stride(1),
+            *((0, 0) if base is None else base.stride()[:2]),
             D=dim,
             WEIGHTED=weight is not None,
             BASED=base is not None,
@@ -223,11 +222,15 @@ def pull(
 
 class _Route(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, score: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: Any, x: Tensor, score: Tensor, k: int, keep: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         batch, length = score.shape
         index = torch.empty(batch, k, dtype=torch.int64, device=x.device)
         chosen = torch.empty(batch, k, dtype=score.dtype, device=x.device)
-        slot = torch.empty(batch, length, dtype=torch.int32, device=x.device)
+        slot = None
+        if keep:
+            slot = torch.empty(batch, length, dtype=torch.int32, device=x.device)
         block = power_of_two(length)
         wide = score.float()  # in halves the kernel would need twice the shared memory
         with on_device(x):
@@ -238,27 +241,35 @@ class _Route(torch.autograd.Function):
                 chosen,
                 slot,
                 length,
-                *wide.stride()[:2],
+                *wide.stride(),
                 K=k,
+                KEEP=keep,
                 BLOCK=block,
                 num_warps=max(4, min(32, block // 256)),
             )
         ctx.save_for_backward(slot, index)
         ctx.mark_non_differentiable(index)
+        absent_as_none(ctx)
+        ctx.sizes = x.shape, x.dtype, score.dtype
         return pull(x, index), chosen, index
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, dtokens: Tensor, dchosen: Tensor, dindex: Tensor
+        ctx: Any, dtokens: Tensor | None, dchosen: Tensor | None, dindex: Any
     ) -> tuple[Tensor | None, ...]:
         slot, index = ctx.saved_tensors
-        dscore = torch.zeros(slot.shape, dtype=dchosen.dtype, device=slot.device)
-        return pull(dtokens, slot), dscore.scatter_(1, index, dchosen), None
+        shape, dtype, score_dtype = ctx.sizes
+        dscore = torch.zeros(slot.shape, dtype=score_dtype, device=slot.device)
+        if dchosen is not None:
+            dscore.scatter_(1, index, dchosen)
+        if dtokens is None:
+            return torch.zeros(shape, dtype=dtype, device=slot.device), dscore, None, None
+        return pull(dtokens, slot), dscore, None, None
 
 
 def _triton(x: Tensor, score: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    return applied(_Route, x, score, k)
+    return applied(_Route, x, score, k, needs_gradient(x, score))
 
 
 def _refuses(x: Tensor, score: Tensor, k: int) -> str | None:

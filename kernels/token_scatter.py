@@ -31,15 +31,15 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    alike,
     blank,
     cdiv,
-    floating,
     random_tensor,
     same_device,
     tensor_bytes,
     unit_stride,
 )
-from kernels._triton import missing, no_fp64, on_device, tl, triton
+from kernels._triton import missing, no_fp64, on_device, power_of_two, tl, triton
 from kernels._tuning import Tile, Tunable, size_class
 from kernels.token_router import OP as TOKEN_ROUTER
 from kernels.token_router import pull, row_tiles, shuffled_scores
@@ -57,11 +57,12 @@ def token_scatter(
 
     ``update_BKD`` and ``weight_BK`` may have other floating dtypes; they and ``x_BSD`` get
     gradients. ``index_BK`` int64 holds places of x, each at most once in a sequence, in any order
-    (not checked, since that would wait for the GPU). ``impl``: auto, torch or triton. Raises
-    ``Mistake`` if shapes, dtypes or devices do not go together.
+    (not checked, since that would wait for the GPU; the kernels leave out what is no place).
+    ``impl``: auto, torch or triton. Raises ``Mistake`` if shapes, dtypes or devices do not go
+    together.
     """
-    floating("token_scatter", x=x_BSD, update=update_BKD, weight=weight_BK)
-    same_device("token_scatter", x_BSD, update=update_BKD, weight=weight_BK, index=index_BK)
+    alike("token_scatter", "x update weight", x_BSD, update_BKD, weight_BK)
+    same_device("token_scatter", x_BSD, index=index_BK)
     if (
         x_BSD.dim() != 3
         or update_BKD.dim() != 3
@@ -91,6 +92,39 @@ def reference(x_BSD: Tensor, update_BKD: Tensor, weight_BK: Tensor, index_BK: Te
 
 
 @triton.jit
+def _token_scatter_slots_kernel(
+    index_ptr, slot_ptr, length, chosen, FILL: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One sequence: which of the chosen every place is, -1 if it is none."""
+    i_b = tl.program_id(0).to(tl.int64)
+    slot_ptr += i_b * length
+    index_ptr += i_b * chosen
+    o_s, o_k = tl.arange(0, FILL), tl.arange(0, BLOCK)
+    for start in range(0, length, FILL):
+        tl.store(slot_ptr + start + o_s, tl.full([FILL], -1, tl.int32), mask=start + o_s < length)
+    tl.debug_barrier()
+    for start in range(0, chosen, BLOCK):
+        b_slot = start + o_k
+        b_place = tl.load(index_ptr + b_slot, mask=b_slot < chosen, other=-1)
+        tl.store(slot_ptr + b_place, b_slot, mask=(b_place >= 0) & (b_place < length))
+
+
+_launch_slots = launcher(_token_scatter_slots_kernel)
+
+
+def _slots(index: Tensor, length: int) -> Tensor:
+    """Of every place [B, length], int32, which of its sequence's chosen it is, or -1."""
+    batch, chosen = index.shape
+    slot = torch.empty(batch, length, dtype=torch.int32, device=index.device)
+    fill, block = min(4096, power_of_two(length)), min(4096, power_of_two(chosen))
+    with on_device(index):
+        _launch_slots(
+            (batch,), index.contiguous(), slot, length, chosen, FILL=fill, BLOCK=block, num_warps=8
+        )
+    return slot
+
+
+@triton.jit
 def _token_scatter_backward_kernel(
     dy_ptr,
     update_ptr,
@@ -100,6 +134,7 @@ def _token_scatter_backward_kernel(
     dweight_ptr,
     n_rows,
     chosen,
+    length,
     dy_batch,
     dy_row,
     update_batch,
@@ -111,7 +146,8 @@ def _token_scatter_backward_kernel(
     o_n = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     m_n = o_n < n_rows
     i_b, i_k = o_n // chosen, o_n % chosen
-    b_place = tl.load(index_ptr + o_n, mask=m_n, other=0)
+    b_place = tl.load(index_ptr + o_n, mask=m_n, other=-1)
+    m_place = (b_place >= 0) & (b_place < length)
     b_w = tl.load(weight_ptr + o_n, mask=m_n, other=0.0).to(tl.float32)[:, None]
     p_dy = dy_ptr + (i_b * dy_batch + b_place * dy_row)[:, None]
     p_update = update_ptr + (i_b * update_batch + i_k * update_row)[:, None]
@@ -119,7 +155,7 @@ def _token_scatter_backward_kernel(
     for start in range(0, D, BLOCK_D):
         o_d = start + tl.arange(0, BLOCK_D)
         m = m_n[:, None] & (o_d < D)[None, :]
-        b_dy = tl.load(p_dy + o_d[None, :], mask=m, other=0.0).to(tl.float32)
+        b_dy = tl.load(p_dy + o_d[None, :], mask=m & m_place[:, None], other=0.0).to(tl.float32)
         b_update = tl.load(p_update + o_d[None, :], mask=m, other=0.0).to(tl.float32)
         b_sum += b_update * b_dy
         tl.store(dupdate_ptr + o_n[:, None] * D + o_d[None, :], b_w * b_dy, mask=m)
@@ -155,6 +191,7 @@ def _backward(dy: Tensor, update: Tensor, weight: Tensor, index: Tensor) -> tupl
             dweight,
             batch * chosen,
             chosen,
+            dy.shape[1],
             *dy.stride()[:2],
             *update.stride()[:2],
             D=dim,
@@ -169,11 +206,7 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, update: Tensor, weight: Tensor, index: Tensor) -> Tensor:
         ctx.save_for_backward(update, weight, index)
-        batch, chosen = index.shape
-        slot = torch.full((batch, x.shape[1]), -1, dtype=torch.int32, device=x.device)
-        numbers = torch.arange(chosen, dtype=torch.int32, device=x.device)
-        slot.scatter_(1, index, numbers.expand(batch, chosen))
-        return pull(update, slot, weight, x)
+        return pull(update, _slots(index, x.shape[1]), weight, x)
 
     @staticmethod
     @once_differentiable

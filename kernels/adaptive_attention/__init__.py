@@ -49,7 +49,7 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
-    floating,
+    alike,
     random_tensor,
     same_device,
     tensor_bytes,
@@ -93,8 +93,8 @@ def adaptive_attention(
 def _validate(
     q: Tensor, k: Tensor, v: Tensor, rank: Tensor | None, precision: Tensor | None, causal: bool
 ) -> None:
-    floating("adaptive_attention", q=q, k=k, v=v)
-    same_device("adaptive_attention", q, k=k, v=v, rank=rank, precision=precision)
+    alike("adaptive_attention", "q k v", q, k, v)
+    same_device("adaptive_attention", q, rank=rank, precision=precision)
     if not (q.dtype == k.dtype == v.dtype):
         raise Mistake(
             "adaptive_attention: q, k and v must have one dtype, but are "

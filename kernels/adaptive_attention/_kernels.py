@@ -144,6 +144,7 @@ def adaptive_attention_forward_kernel(
     out_batch, out_head, out_token,
     GROUPS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, SCALE: tl.constexpr,
     CAUSAL: tl.constexpr, RANKED: tl.constexpr, BITS: tl.constexpr, WIDTHS: tl.constexpr,
+    KEEP: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     n_blocks = tl.cdiv(length * R, M)
@@ -189,8 +190,9 @@ def adaptive_attention_forward_kernel(
     p_out += o_s.to(tl.int64)[:, None] * out_token + o_d[None, :]
     # Every row has seen a key; where there is no row, the sum is of weights without meaning.
     tl.store(p_out, b_acc / b_l[:, None], mask=m_s[:, None] & (o_d < D)[None, :])
-    p_lse = lse_ptr + ((i_b * GROUPS + i_g) * R + o_r) * length + o_s
-    tl.store(p_lse, b_m + tl.log2(b_l), mask=m_s)
+    if KEEP:
+        p_lse = lse_ptr + ((i_b * GROUPS + i_g) * R + o_r) * length + o_s
+        tl.store(p_lse, b_m + tl.log2(b_l), mask=m_s)
 
 
 launch_forward = launcher(adaptive_attention_forward_kernel)

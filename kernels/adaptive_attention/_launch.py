@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels import hardware
-from kernels._autograd import applied, once_differentiable
+from kernels._autograd import applied, needs_gradient, once_differentiable
 from kernels._operator import Implementation, cdiv, unit_stride
 from kernels._triton import (
     LARGE_BYTES,
@@ -95,19 +95,23 @@ def _forward(
     bits: Tensor | None,
     threshold: int,
     options: dict[str, Any],
-) -> tuple[Tensor, Tensor]:
+    keep: bool,
+) -> tuple[Tensor, Tensor | None]:
     (batch, groups, keys, _), (heads, length) = k.shape, q.shape[1:3]
     rows = length * (heads // groups)
     out = torch.empty_like(q)
-    lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
+    lse = None
+    if keep:
+        lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
     m, n, warps, stages = _FORWARD.tile(
         key_of(q, rows, options["CAUSAL"], options["WIDTHS"], threshold if bits is not None else 0),
         _forward, q, q_low, q_unit, k, k_low, k_unit, v, rank, bits, threshold, options,
+        keep,
     )  # fmt: skip
     launch_forward((batch * groups * cdiv(rows, m),),
         q, q_low, q_unit, k, k_low, k_unit, v, out, lse, rank, bits, length, keys,
         *head_strides(q, k, v, out),
-        BITS=threshold if bits is not None else 0, M=m, N=n,
+        BITS=threshold if bits is not None else 0, KEEP=keep, M=m, N=n,
         num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
     return out, lse
@@ -174,6 +178,7 @@ class _Adaptive(torch.autograd.Function):
         causal: bool,
         scale: float,
         threshold: int,
+        keep: bool,
     ) -> Tensor:
         q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
         # FP8 units take products of at least 32 columns, others of 16.
@@ -190,7 +195,7 @@ class _Adaptive(torch.autograd.Function):
                 q, q_low, q_unit = _narrowed(q, bits, threshold, block_d)
                 k, k_low, k_unit = _narrowed(k, bits, threshold, block_d)
             out, lse = _forward(
-                q, q_low, q_unit, k, k_low, k_unit, v, rank, bits, threshold, ctx.options
+                q, q_low, q_unit, k, k_low, k_unit, v, rank, bits, threshold, ctx.options, keep
             )
         ctx.save_for_backward(q, k, v, out, lse, rank)
         return out
@@ -204,7 +209,7 @@ class _Adaptive(torch.autograd.Function):
             delta = delta_of(out, dout, lse, ctx.options["BLOCK_D"])
             dk, dv = _dkdv(q, k, v, dout, lse, delta, rank, ctx.options)
             dq = _dq(q, k, v, dout, lse, delta, rank, ctx.options)
-        return dq, dk, dv, None, None, None, None, None
+        return dq, dk, dv, None, None, None, None, None, None
 
 
 def _threshold(q: Tensor, allow_fp8: bool) -> int:
@@ -229,7 +234,8 @@ def _call(
     threshold = _threshold(q, allow_fp8)
     rank = None if rank is None else rank.contiguous()
     bits = None if bits is None or threshold == 0 else bits.contiguous()
-    return applied(_Adaptive, q, k, v, rank, bits, causal, scale, threshold)
+    keep = needs_gradient(q, k, v)
+    return applied(_Adaptive, q, k, v, rank, bits, causal, scale, threshold, keep)
 
 
 def _refuses(

@@ -36,7 +36,7 @@ from kernels._operator import (
     Mistake,
     Operator,
     Work,
-    floating,
+    alike,
     random_tensor,
     same_device,
     tensor_bytes,
@@ -80,38 +80,42 @@ def attention(
 def _validate(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, kv_length: Tensor | None
 ) -> None:
-    floating("attention", q=q, k=k, v=v)
-    same_device("attention", q, k=k, v=v, kv_length=kv_length)
+    alike("attention", "q k v", q, k, v)
+    same_device("attention", q, kv_length=kv_length)
     if not (q.dtype == k.dtype == v.dtype):
         raise Mistake(
             f"attention: q, k and v must have one dtype, but are {q.dtype}, {k.dtype}, {v.dtype}"
         )
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if q.dim() != 4 or k.shape != v.shape or k.dim() != 4:
-        raise Mistake(f"attention: expected q [B, H, S, D] and k, v [B, G, T, D], but got {shapes}")
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise Mistake(
-            f"attention: q and k must agree in batch and head dimension, but got {shapes}"
+            f"attention: expected q [B, H, S, D] and k, v [B, G, T, D], but got {_shapes(q, k, v)}"
         )
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+    (batch, heads, length, dim), (k_batch, groups, keys, k_dim) = q.shape, k.shape
+    if batch != k_batch or dim != k_dim:
         raise Mistake(
-            f"attention: the {k.shape[1]} key heads must divide the {q.shape[1]} query heads"
+            f"attention: q and k must agree in batch and head dimension, but got {_shapes(q, k, v)}"
         )
-    if causal and kv_length is None and q.shape[2] > k.shape[2]:
+    if groups == 0 or heads % groups:
+        raise Mistake(f"attention: the {groups} key heads must divide the {heads} query heads")
+    if causal and kv_length is None and length > keys:
         raise Mistake(
-            f"attention: with a causal mask {q.shape[2]} queries need at least as many keys, "
-            f"but there are {k.shape[2]}"
+            f"attention: with a causal mask {length} queries need at least as many keys, "
+            f"but there are {keys}"
         )
     if window is not None and window < 1:
         raise Mistake(f"attention: window must be at least 1 key, but is {window}")
     if kv_length is not None and (
         kv_length.dtype not in (torch.int64, torch.int32)
-        or kv_length.shape not in ((), q.shape[:1], (q.shape[0], q.shape[2]))
+        or kv_length.shape not in ((), (batch,), (batch, length))
     ):
         raise Mistake(
-            f"attention: kv_length must be an integer tensor, [], [{q.shape[0]}] or "
-            f"{[q.shape[0], q.shape[2]]}, but is {tuple(kv_length.shape)} {kv_length.dtype}"
+            f"attention: kv_length must be an integer tensor, [], [{batch}] or "
+            f"{[batch, length]}, but is {tuple(kv_length.shape)} {kv_length.dtype}"
         )
+
+
+def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
+    return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
 
 
 def _short(q: Tensor, k: Tensor, *_: Any) -> str | None:

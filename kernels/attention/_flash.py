@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, once_differentiable
+from kernels._autograd import applied, needs_gradient, once_differentiable
 from kernels._operator import Implementation, cdiv, unit_stride
 from kernels._triton import (
     LARGE_BYTES,
@@ -137,19 +137,21 @@ def _forward(
     window: int | None,
     scale: float,
     kv_length: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """The output, and each row's log of the sum of exponentials."""
-    q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
+    keep: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The output, and with ``keep`` each row's log of the sum of exponentials."""
     batch, heads, length, dim = q.shape
     groups, keys = k.shape[1:3]
     rows = length * (heads // groups)
     m, n, warps, stages = _FORWARD.tile(
         key_of(q, rows, causal, window is not None),
-        _forward, q, k, v, causal, window, scale, kv_length,
+        _forward, q, k, v, causal, window, scale, kv_length, keep,
     )  # fmt: skip
     splits = _splits(q, k, rows, m, n)
     out = torch.empty_like(q)
-    lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
+    lse = None
+    if keep:
+        lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
     target, target_lse, strides = out, lse, (0, *out.stride()[:3])
     if splits > 1:
         shape = (splits, batch, heads, length)
@@ -160,14 +162,16 @@ def _forward(
         launch_forward((batch * groups * splits * cdiv(rows, m),),
             q, k, v, target, target_lse, kv_length, length, keys, window or 0, splits,
             *head_strides(q, k, v), *strides,
-            WINDOW=window is not None, LENGTHS=_lengths(kv_length), SPLIT=splits > 1, M=m, N=n,
+            WINDOW=window is not None, LENGTHS=_lengths(kv_length), SPLIT=splits > 1,
+            KEEP=keep or splits > 1, M=m, N=n,
             num_warps=warps, num_stages=stages, **constants(q, k, causal, scale, _block(dim)),
         )  # fmt: skip
         if splits > 1:
             launch_merge((batch * heads * length,),
                 target, target_lse, out, lse, batch * heads * length, splits, length, heads,
                 *out.stride()[:3],
-                D=dim, BLOCK_D=power_of_two(dim), SPLITS=power_of_two(splits), num_warps=4,
+                KEEP=keep, D=dim, BLOCK_D=power_of_two(dim), SPLITS=power_of_two(splits),
+                num_warps=4,
             )  # fmt: skip
     return out, lse
 
@@ -255,9 +259,10 @@ class _Flash(torch.autograd.Function):
         window: int | None,
         scale: float,
         kv_length: Tensor | None,
+        keep: bool,
     ) -> Tensor:
         q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
-        out, lse = _forward(q, k, v, causal, window, scale, kv_length)
+        out, lse = _forward(q, k, v, causal, window, scale, kv_length, keep)
         ctx.save_for_backward(q, k, v, out, lse, kv_length)
         ctx.mask = causal, window, scale, _lengths(kv_length)
         return out
@@ -275,7 +280,7 @@ class _Flash(torch.autograd.Function):
             delta = delta_of(out, dout, lse, block_d)
             dk, dv = _dkdv(q, k, v, dout, lse, delta, kv_length, window, options)
             dq = _dq(q, k, v, dout, lse, delta, kv_length, window, options)
-        return dq, dk, dv, None, None, None, None
+        return dq, dk, dv, None, None, None, None, None
 
 
 def _call(
@@ -290,7 +295,8 @@ def _call(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if kv_length is not None:
         kv_length = kv_length.contiguous()
-    return applied(_Flash, q, k, v, causal, window, scale, kv_length)
+    keep = needs_gradient(q, k, v)
+    return applied(_Flash, q, k, v, causal, window, scale, kv_length, keep)
 
 
 def refuses(q: Tensor, k: Tensor, *_: Any) -> str | None:

@@ -107,6 +107,7 @@ def attention_forward_kernel(
     out_split, out_batch, out_head, out_token,
     GROUPS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, SCALE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, LENGTHS: tl.constexpr, SPLIT: tl.constexpr,
+    KEEP: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     # Program: the group fastest, the block of rows slowest and backwards, so that programs running
@@ -156,15 +157,16 @@ def attention_forward_kernel(
     )  # fmt: skip
     b_some = b_l > 0
     b_acc = b_acc / tl.where(b_some, b_l, 1.0)[:, None]
-    # An infinite normaliser makes every weight of the backward pass zero; of a share of split
-    # keys, a normaliser of minus infinity is nothing to be merged.
-    b_lse = tl.where(b_some, b_m + tl.log2(b_l), float("-inf") if SPLIT else float("inf"))
     i_share = i_split.to(tl.int64)
     p_out = out_ptr + i_share * out_split + i_b * out_batch + o_h[:, None] * out_head
     tl.store(p_out + o_s.to(tl.int64)[:, None] * out_token + o_d[None, :], b_acc, mask=m_md)
-    n_rows = n_groups.to(tl.int64) * R * length
-    p_lse = lse_ptr + i_share * n_rows + (i_b * GROUPS * R + o_h) * length + o_s
-    tl.store(p_lse, b_lse, mask=o_s < length)
+    if KEEP:
+        # An infinite normaliser makes every weight of the backward pass zero; of a share of split
+        # keys, a normaliser of minus infinity is nothing to be merged.
+        b_lse = tl.where(b_some, b_m + tl.log2(b_l), float("-inf") if SPLIT else float("inf"))
+        n_rows = n_groups.to(tl.int64) * R * length
+        p_lse = lse_ptr + i_share * n_rows + (i_b * GROUPS * R + o_h) * length + o_s
+        tl.store(p_lse, b_lse, mask=o_s < length)
 
 
 launch_forward = launcher(attention_forward_kernel)
@@ -174,7 +176,7 @@ launch_forward = launcher(attention_forward_kernel)
 def attention_merge_kernel(
     part_ptr, lse_part_ptr, out_ptr, lse_ptr, n_rows, splits, length, heads,
     out_batch, out_head, out_token,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
+    KEEP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Merge the shares of split keys; one row of one head per program."""
     i_n = tl.program_id(0).to(tl.int64)
@@ -191,7 +193,8 @@ def attention_merge_kernel(
     i_s, i_bh = i_n % length, i_n // length
     p_out = out_ptr + (i_bh // heads) * out_batch + (i_bh % heads) * out_head + i_s * out_token
     tl.store(p_out + o_d, b_out, mask=o_d < D)
-    tl.store(lse_ptr + i_n, tl.where(total > 0, top + tl.log2(total), float("inf")))
+    if KEEP:
+        tl.store(lse_ptr + i_n, tl.where(total > 0, top + tl.log2(total), float("inf")))
 
 
 launch_merge = launcher(attention_merge_kernel)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from kernels._autograd import applied, once_differentiable
-from kernels._column_sum import column_sum
+from kernels._column_sum import column_sums
 from kernels._dispatch import run
 from kernels._operator import (
     Case,
@@ -39,11 +39,10 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    alike,
     blank,
     cdiv,
-    floating,
     random_tensor,
-    same_device,
     tensor_bytes,
     unit_stride,
 )
@@ -85,8 +84,7 @@ def causal_conv1d(
     triton. Raises ``Mistake`` for what does not go together.
     """
     op = "causal_conv1d"
-    floating(op, x=x_BLD, weight=weight_DW, bias=bias_D, initial_state=initial_state_BDW)
-    same_device(op, x_BLD, weight=weight_DW, bias=bias_D, initial_state=initial_state_BDW)
+    alike(op, "x weight bias initial_state", x_BLD, weight_DW, bias_D, initial_state_BDW)
     if x_BLD.dim() != 3 or weight_DW.dim() != 2 or weight_DW.shape[0] != x_BLD.shape[2]:
         raise Mistake(
             f"{op}: expected x [B, L, D] and weight [D, W], but got {tuple(x_BLD.shape)} and "
@@ -230,8 +228,8 @@ def _backward(
     bias: Tensor | None,
     state: Tensor | None,
     silu: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The gradients of x; of weight [D, W], then bias [D], in one vector of FP32; of state."""
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The gradients of x, weight, bias and state."""
     (batch, length, dim), width = x.shape, weight.shape[1]
     dx = blank(x)
     dstate = None
@@ -264,8 +262,10 @@ def _backward(
             num_warps=warps,
             **_constants(weight, bias, state, silu),
         )
-        sums = column_sum(shares, torch.float32)
-    return dx, sums, dstate
+        dweight = blank(weight)
+        dbias = None if bias is None else blank(bias)
+        column_sums(shares, dweight, dbias, ends=(width * dim,))
+    return dx, dweight, dbias, dstate
 
 
 class _CausalConv(torch.autograd.Function):
@@ -286,11 +286,7 @@ class _CausalConv(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, state = ctx.saved_tensors
-        dim, width = weight.shape
-        dx, sums, dstate = _backward(dy, dfinal, x, weight, bias, state, ctx.silu)
-        dweight = sums[: width * dim].view(dim, width).to(weight.dtype)
-        dbias = None if bias is None else sums[width * dim :].to(bias.dtype)
-        return dx, dweight, dbias, dstate, None
+        return *_backward(dy, dfinal, x, weight, bias, state, ctx.silu), None
 
 
 def _triton(

@@ -34,16 +34,14 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    alike,
     blank,
     cdiv,
-    floating,
     random_tensor,
-    same_device,
     tensor_bytes,
     unit_stride,
 )
 from kernels._triton import (
-    as_rows,
     missing,
     no_fp64,
     on_device,
@@ -78,8 +76,7 @@ def gated_rms_norm(
     Returns a tensor of x's shape and dtype. ``impl``: auto, torch or triton. Raises ``Mistake`` if
     the shapes, dtypes, devices or groups do not go together.
     """
-    floating("gated_rms_norm", x=x, z=z, weight=weight)
-    same_device("gated_rms_norm", x, z=z, weight=weight)
+    alike("gated_rms_norm", "x z weight", x, z, weight)
     if x.dim() == 0 or z.shape != x.shape or z.dtype != x.dtype:
         raise Mistake(
             f"gated_rms_norm: x and z must have one dtype and one shape of at least one dimension, "
@@ -194,8 +191,7 @@ def _backward(
     if not dy.numel():
         return dx, dz, None if weight is None else torch.zeros_like(weight)
     dim = x.shape[-1]
-    x_ND, z_ND, dy_ND = as_rows(x), as_rows(z), as_rows(dy)
-    n_rows, n_groups = x_ND.shape[0], dim // group
+    n_rows, n_groups = x.numel() // dim, dim // group
     key = (x.get_device(), group, n_groups, x.dtype, weight is not None, size_class(n_rows))
     rows, warps, resident, stages = _BACKWARD.tile(key, _backward, dy, x, z, weight, r, group)
     per_group = max(1, resident // warps * sm_count(x.device.index) // n_groups)
@@ -204,12 +200,13 @@ def _backward(
     if weight is not None:
         weight = unit_stride(weight)
         partial = torch.empty(programs, dim, dtype=torch.float32, device=x.device)
+    (x, x_stride), (z, z_stride), (dy, dy_stride) = rows_of(x), rows_of(z), rows_of(dy)
     with on_device(x):
         launch_backward(
             (programs, n_groups),
-            dy_ND,
-            x_ND,
-            z_ND,
+            dy,
+            x,
+            z,
             weight,
             r,
             dx,
@@ -217,9 +214,9 @@ def _backward(
             partial,
             n_rows,
             n_groups,
-            dy_ND.stride(0),
-            x_ND.stride(0),
-            z_ND.stride(0),
+            dy_stride,
+            x_stride,
+            z_stride,
             E=group,
             HAS_WEIGHT=weight is not None,
             ROWS=rows,

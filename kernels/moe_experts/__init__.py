@@ -38,7 +38,7 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
-    floating,
+    alike,
     random_tensor,
     same_device,
     tensor_bytes,
@@ -100,21 +100,22 @@ def moe_experts(
 def _validate(
     x: Tensor, index: Tensor, weight: Tensor, gate: Tensor, up: Tensor | None, down: Tensor
 ) -> None:
-    floating("moe_experts", x=x, weight=weight, gate=gate, up=up, down=down)
-    same_device("moe_experts", x, index=index, weight=weight, gate=gate, up=up, down=down)
-    if x.dim() == 0 or index.shape[:-1] != x.shape[:-1] or index.dim() != x.dim():
+    alike("moe_experts", "x weight gate up down", x, weight, gate, up, down)
+    same_device("moe_experts", x, index=index)
+    shape, chosen = x.shape, index.shape
+    if not shape or chosen[:-1] != shape[:-1] or len(chosen) != len(shape):
         raise Mistake(
             f"moe_experts: expected x [..., D] and index [..., K], but got {tuple(x.shape)} and "
             f"{tuple(index.shape)}"
         )
-    if weight.shape != index.shape or index.dtype != torch.int64:
+    if weight.shape != chosen or index.dtype != torch.int64:
         raise Mistake(
             f"moe_experts: index must be torch.int64 and weight of its shape, but are "
             f"{tuple(index.shape)} {index.dtype} and {tuple(weight.shape)}"
         )
     packed = 2 if up is None else 1
     experts, dim, width = down.shape if down.dim() == 3 else (0, 0, 0)
-    if dim != x.shape[-1] or gate.shape != (experts, packed * width, dim):
+    if dim != shape[-1] or gate.shape != (experts, packed * width, dim):
         raise Mistake(
             f"moe_experts: for x [..., {x.shape[-1]}] expected gate "
             f"[E, {'2 F' if up is None else 'F'}, {x.shape[-1]}] and down [E, {x.shape[-1]}, F], "
@@ -125,7 +126,7 @@ def _validate(
             f"moe_experts: gate and up must have one shape, but are {tuple(gate.shape)} and "
             f"{tuple(up.shape)}; pass None for up if both are in gate"
         )
-    if not 1 <= index.shape[-1] <= experts:
+    if not 1 <= chosen[-1] <= experts:
         raise Mistake(
             f"moe_experts: a token must choose from 1 to the {experts} experts, but index has "
             f"{index.shape[-1]}"

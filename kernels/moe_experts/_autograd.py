@@ -83,27 +83,26 @@ _PRODUCT = Tunable("moe_experts.product", (moe_experts_product_kernel,), _produc
 _WEIGHT = Tunable("moe_experts.weight", (moe_experts_weight_kernel,), _weight_tiles, dots=True)
 
 
-def _options(m: int, tile: Tile) -> dict[str, Any]:
-    n, block, warps, stages = tile
-    return {
-        "M": m, "N": n, "BLOCK": block, "PRECISION": dot_precision(),
-        "num_warps": warps, "num_stages": stages,
-    }  # fmt: skip
-
-
 class _Sizes(NamedTuple):
-    """The sizes of one call: tokens, their width D, choices K of each, experts E, their width F."""
+    """The sizes of one call: tokens, their width D, choices K of each, experts E, their width F,
+    rows of a block, and how products of FP32 are made.
+    """
 
     tokens: int
     dim: int
     k: int
     experts: int
     width: int
+    m: int
+    precision: str
 
 
-def _sizes(x_ND: Tensor, index: Tensor, down: Tensor) -> _Sizes:
-    tokens, dim = x_ND.shape
-    return _Sizes(tokens, dim, index.shape[-1], down.shape[0], down.shape[2])
+def _sizes(x: Tensor, routing: Tensor, down: Tensor) -> _Sizes:
+    """``routing``: what has a number for each choice."""
+    experts, dim, width = down.shape
+    k, n_choices = routing.shape[-1], routing.numel()
+    m = _rows_per_block(n_choices, experts, x.dtype == torch.float32)
+    return _Sizes(n_choices // k, dim, k, experts, width, m, dot_precision())
 
 
 def _halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -121,54 +120,57 @@ def _hidden(
     gate: Tensor,
     up: Tensor,
     sizes: _Sizes,
-    m: int,
     keep: bool,
     workspace: Workspace | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    hidden = room(workspace, "hidden", (len(order.choice), sizes.width), x.dtype, x.device)
-    both = torch.empty(len(hidden), 2 * sizes.width, **_like(x)) if keep else None
-    key = (x.get_device(), x.dtype, m, sizes.width, sizes.dim, keep)
-    tile = _HIDDEN.tile(key, _hidden, x, order, gate, up, sizes, m, keep)
-    n_blocks = order.block.shape[1]
-    launch_hidden((n_blocks * cdiv(sizes.width, tile[0]),),
-        x, order.choice, order.block, gate, up, hidden, both, n_blocks,
+    _, dim, k, _, width, m, precision = sizes
+    hidden = room(workspace, "hidden", (order.n_choices, width), x.dtype, x.device)
+    both = None
+    if keep:
+        both = torch.empty(order.n_choices, 2 * width, dtype=x.dtype, device=x.device)
+    key = (x.get_device(), x.dtype, m, width, dim, keep)
+    n, block, warps, stages = _HIDDEN.tile(key, _hidden, x, order, gate, up, sizes, keep)
+    launch_hidden((order.n_blocks * cdiv(width, n),),
+        x, order.table, gate, up, hidden, both, order.block_at, order.n_blocks,
         x.stride(0), *gate.stride()[:2], *up.stride()[:2],
-        D=sizes.dim, F=sizes.width, K=sizes.k, KEEP=keep, **_options(m, tile),
+        D=dim, F=width, K=k, KEEP=keep,
+        M=m, N=n, BLOCK=block, PRECISION=precision, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return hidden, both
-
-
-def _like(x: Tensor) -> dict[str, Any]:
-    return {"dtype": x.dtype, "device": x.device}
 
 
 def _product(
     a: Tensor,
     order: Order,
     b: Tensor,
-    m: int,
+    sizes: _Sizes,
     second: Tensor | None = None,
     transposed: bool = False,
-    k: int = 0,
+    tokens: bool = False,
     workspace: Workspace | None = None,
 ) -> Tensor:
-    """The rows ``a``, or with ``k`` the tokens, times their experts' ``b`` [E, R, columns].
+    """The rows ``a``, or ``tokens``, times their experts' ``b`` [E, R, columns].
 
     ``transposed``: b is [E, columns, R]. ``second``: plus the next R columns of a times that.
     """
-    depth, columns = (b.shape[2], b.shape[1]) if transposed else (b.shape[1], b.shape[2])
-    out = room(workspace, "rows", (len(order.choice), columns), a.dtype, a.device)
+    m = sizes.m
+    _, depth, columns = b.shape
+    if transposed:
+        depth, columns = columns, depth
+    out = room(workspace, "rows", (order.n_choices, columns), a.dtype, a.device)
     key = (
-        a.get_device(), a.dtype, m, columns, depth, second is not None, transposed, k > 0,
+        a.get_device(), a.dtype, m, columns, depth, second is not None, transposed, tokens,
     )  # fmt: skip
-    tile = _PRODUCT.tile(key, _product, a, order, b, m, second, transposed, k)
-    n_blocks = order.block.shape[1]
+    n, block, warps, stages = _PRODUCT.tile(
+        key, _product, a, order, b, sizes, second, transposed, tokens
+    )
     other = b if second is None else second
-    launch_product((n_blocks * cdiv(columns, tile[0]),),
-        a, b, second, order.choice, order.block, out, n_blocks, a.stride(0),
+    launch_product((order.n_blocks * cdiv(columns, n),),
+        a, b, second, order.table, out, order.block_at, order.n_blocks, a.stride(0),
         *b.stride()[:2], *other.stride()[:2],
-        J=columns, R=depth, K=k, TRANSPOSED=transposed, TOKENS=k > 0, TWO=second is not None,
-        **_options(m, tile),
+        J=columns, R=depth, K=sizes.k, TRANSPOSED=transposed, TOKENS=tokens,
+        TWO=second is not None,
+        M=m, N=n, BLOCK=block, PRECISION=sizes.precision, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
 
@@ -179,30 +181,43 @@ def _slope(
     """The gradients of both halves before the activation and of the routing weights."""
     n_rows, width = dhidden.shape
     dboth = blank(both)
-    dweight = torch.zeros(weight.shape, **_like(weight))  # of a dropped choice it stays zero
+    dweight = torch.zeros_like(weight)  # of a dropped choice it stays zero
     block = min(1024, power_of_two(width))
     rows = max(1, min(16, 2048 // block))
     launch_slope((cdiv(n_rows, rows),),
-        dhidden, both, order.choice, order.first, weight, dboth, dweight,
+        dhidden, both, order.table, weight, dboth, dweight, order.first_at,
         E=experts, F=width, ROWS=rows, BLOCK=block, num_warps=4,
     )  # fmt: skip
     return dboth, dweight
 
 
 def _weight_gradient(
-    tokens: Tensor, rows: Tensor, order: Order, like: Tensor, k: int, tokens_first: bool
+    tokens: Tensor,
+    rows: Tensor,
+    order: Order,
+    like: Tensor,
+    sizes: _Sizes,
+    tokens_first: bool,
+    rows_at: int = 0,
 ) -> Tensor:
-    """Of the weights [E, P, Q]: tokens^T rows of each expert, or rows^T tokens."""
+    """Of the weights [E, P, Q]: tokens^T rows of each expert, or rows^T tokens.
+
+    Of the rows only the columns from ``rows_at`` on.
+    """
     out = blank(like)
     experts, p, q = like.shape
     a, b = (tokens, rows) if tokens_first else (rows, tokens)
     wide = a.dtype == torch.float32
     m = max(16, min(64 if wide else 128, power_of_two(p)))
     key = (a.get_device(), a.dtype, m, q, tokens_first)
-    tile = _WEIGHT.tile(key, _weight_gradient, tokens, rows, order, like, k, tokens_first)
-    launch_weight((experts * cdiv(p, m) * cdiv(q, tile[0]),),
-        a, b, order.choice, order.first, out, a.stride(0), b.stride(0), *out.stride()[:2],
-        P=p, Q=q, K=k, TOKENS_A=tokens_first, **_options(m, tile),
+    n, block, warps, stages = _WEIGHT.tile(
+        key, _weight_gradient, tokens, rows, order, like, sizes, tokens_first, rows_at
+    )
+    launch_weight((experts * cdiv(p, m) * cdiv(q, n),),
+        a, b, order.table, out, order.first_at, rows_at, a.stride(0), b.stride(0),
+        *out.stride()[:2],
+        P=p, Q=q, K=sizes.k, TOKENS_A=tokens_first,
+        M=m, N=n, BLOCK=block, PRECISION=sizes.precision, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
 
@@ -211,17 +226,18 @@ def _combine(
     rows: Tensor,
     order: Order,
     weight: Tensor | None,
-    n_tokens: int,
-    k: int,
+    like: Tensor,
+    sizes: _Sizes,
     workspace: Workspace | None = None,
 ) -> Tensor:
-    dim = rows.shape[1]
-    out = room(workspace, "out", (n_tokens, dim), rows.dtype, rows.device)
+    """The sum of each token's rows, of the shape of ``like``."""
+    dim, n_tokens = sizes.dim, sizes.tokens
+    out = room(workspace, "out", like.shape, rows.dtype, rows.device)
     block = min(1024, power_of_two(dim))
     n_rows = max(1, min(16, 2048 // block))
     launch_combine((cdiv(n_tokens, n_rows), cdiv(dim, block)),
-        rows, order.row, weight, out, n_tokens,
-        D=dim, K=k, WEIGHTED=weight is not None, ROWS=n_rows, BLOCK=block, num_warps=4,
+        rows, order.table, weight, out, order.row_at, n_tokens,
+        D=dim, K=sizes.k, WEIGHTED=weight is not None, ROWS=n_rows, BLOCK=block, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -245,43 +261,40 @@ class Experts(torch.autograd.Function):
     ) -> Tensor:
         """The mixture."""
         x_ND, weight = as_rows(x), weight.contiguous()
-        sizes = _sizes(x_ND, index, down)
-        m = _rows_per_block(index.numel(), sizes.experts, x.dtype == torch.float32)
+        sizes = _sizes(x, index, down)
         with on_device(x):
-            order = by_expert(index, sizes.experts, m, workspace)
-            hidden, both = _hidden(x_ND, order, *_halves(gate, up), sizes, m, keep, workspace)
+            order = by_expert(index, sizes.experts, sizes.m, workspace)
+            hidden, both = _hidden(x_ND, order, *_halves(gate, up), sizes, keep, workspace)
             rows = _product(
-                hidden, order, unit_stride(down), m, transposed=True, workspace=workspace
+                hidden, order, unit_stride(down), sizes, transposed=True, workspace=workspace
             )
-            y = _combine(rows, order, weight, sizes.tokens, sizes.k, workspace)
-        ctx.save_for_backward(x, weight, gate, up, down, both, *order)
-        ctx.m = m
-        return y.view(x.shape)
+            y = _combine(rows, order, weight, x, sizes, workspace)
+        table, *ctx.order = order
+        ctx.save_for_backward(x, weight, gate, up, down, both, table)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients."""
-        x, weight, gate, up, down, both, *tensors = ctx.saved_tensors
-        order, m = Order(*tensors), ctx.m
+        x, weight, gate, up, down, both, table = ctx.saved_tensors
+        order = Order(table, *ctx.order)
         x_ND, dy_ND = as_rows(x), as_rows(dy)
-        sizes = _sizes(x_ND, weight, down)
+        sizes = _sizes(x, weight, down)
         gate_EFD, up_EFD = _halves(gate, up)
-        k, width = sizes.k, sizes.width
         need_x, _, _, need_gate, need_up, need_down, *_ = ctx.needs_input_grad
         dx = dgate = dup = ddown = None
         with on_device(x):
-            hidden = _product(dy_ND, order, unit_stride(down), m, k=k)
+            hidden = _product(dy_ND, order, unit_stride(down), sizes, tokens=True)
             dboth, dweight = _slope(hidden, order, weight, both, sizes.experts)
             # From here on hidden is what was computed forward, times the routing weight.
             if need_x:
-                rows = _product(dboth, order, gate_EFD, m, second=up_EFD)
-                dx = _combine(rows, order, None, sizes.tokens, k).view(x.shape)
+                rows = _product(dboth, order, gate_EFD, sizes, second=up_EFD)
+                dx = _combine(rows, order, None, x, sizes)
             if need_down:
-                ddown = _weight_gradient(dy_ND, hidden, order, down, k, True)
+                ddown = _weight_gradient(dy_ND, hidden, order, down, sizes, True)
             if need_gate:
-                dgates = dboth if up is None else dboth[:, :width]
-                dgate = _weight_gradient(x_ND, dgates, order, gate, k, False)
+                dgate = _weight_gradient(x_ND, dboth, order, gate, sizes, False)
             if need_up:
-                dup = _weight_gradient(x_ND, dboth[:, width:], order, up, k, False)
+                dup = _weight_gradient(x_ND, dboth, order, up, sizes, False, sizes.width)
         return dx, None, dweight, dgate, dup, ddown, None, None

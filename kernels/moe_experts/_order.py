@@ -14,23 +14,55 @@ import torch
 from torch import Tensor
 
 from kernels._launch import launcher
-from kernels._operator import cdiv
+from kernels._operator import cdiv, remembered
 from kernels._triton import on_device, power_of_two, tl, triton
 from kernels._workspace import Workspace, room
 
 
 class Order(NamedTuple):
-    """Where the choices stand, int32; ``rows`` of what the experts compute are in this order.
+    """Where the choices stand: one int32 ``table``, as an allocation costs more than its memory.
 
-    ``choice`` [rows]: which choice a row is. ``row`` [choices]: which row a choice is, -1 if it is
-    dropped. ``first`` [E + 1]: the first row of each expert, and the end. ``block`` [3, blocks]:
-    each block's expert, first row, and the end of its expert's rows.
+    Rows of what the experts compute are in this order. From 0 on ``choice`` [rows]: which choice a
+    row is. From ``row_at`` on [choices]: which row a choice is, -1 if it is dropped. ``first_at``,
+    [E + 1]: the first row of each expert, and the end. ``block_at``, [3, n_blocks]: each block's
+    expert, first row, and the end of its expert's rows.
     """
 
-    choice: Tensor
-    row: Tensor
-    first: Tensor
-    block: Tensor
+    table: Tensor
+    n_choices: int
+    n_blocks: int
+    row_at: int
+    first_at: int
+    block_at: int
+
+
+class _Plan(NamedTuple):
+    """Sizes of the table and of the sort; ``count_at``: what it counts, behind all else."""
+
+    n_blocks: int
+    row_at: int
+    first_at: int
+    block_at: int
+    count_at: int
+    end: int
+    chunk: int
+    n_chunks: int
+    sub: int
+    block_e: int
+
+
+@remembered
+def _plan(n_choices: int, n_experts: int, m: int) -> _Plan:
+    block_e = max(16, power_of_two(n_experts))
+    sub = max(16, 4096 // block_e)
+    chunk = sub * cdiv(n_choices, 256 * sub)
+    n_chunks = cdiv(n_choices, chunk)
+    n_blocks = (n_choices + min(n_experts, n_choices) * (m - 1)) // m
+    ends = [0]
+    for size in (n_choices, n_choices, n_experts + 1, 3 * n_blocks, n_chunks * n_experts):
+        ends.append(ends[-1] + 16 * cdiv(size, 16))  # as Triton assumes of aligned pointers
+    _, row_at, first_at, block_at, count_at, end = ends
+    return _Plan(n_blocks, row_at, first_at, block_at, count_at, end, chunk, n_chunks, sub, block_e)
 
 
 @triton.jit
@@ -42,10 +74,11 @@ def _one_hot(index_ptr, o_a, n_choices, o_e, E: tl.constexpr):
 
 @triton.jit
 def _moe_experts_count_kernel(
-    index_ptr, count_ptr, n_choices, chunk,
+    index_ptr, order_ptr, n_choices, chunk, count_at,
     E: tl.constexpr, SUB: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """How many of one chunk of choices each expert has."""
+    count_ptr = order_ptr + count_at
     i_p = tl.program_id(0).to(tl.int64)
     o_e = tl.arange(0, BLOCK_E)
     b_count = tl.zeros([BLOCK_E], dtype=tl.int32)
@@ -60,10 +93,15 @@ _launch_count = launcher(_moe_experts_count_kernel)
 
 @triton.jit
 def _moe_experts_table_kernel(
-    count_ptr, first_ptr, block_ptr, n_chunks, n_blocks,
+    order_ptr, n_chunks, n_blocks, first_at, block_at, count_at,
     E: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """One program: counts of the chunks become first rows of the chunks; then the blocks."""
+    first_ptr, block_ptr, count_ptr = (
+        order_ptr + first_at,
+        order_ptr + block_at,
+        order_ptr + count_at,
+    )
     o_e = tl.arange(0, BLOCK_E)
     m_e = o_e < E
     b_count = tl.zeros([BLOCK_E], dtype=tl.int32)
@@ -104,10 +142,11 @@ _launch_table = launcher(_moe_experts_table_kernel)
 
 @triton.jit
 def _moe_experts_place_kernel(
-    index_ptr, next_ptr, choice_ptr, row_ptr, n_choices, chunk,
+    index_ptr, order_ptr, n_choices, chunk, row_at, count_at,
     E: tl.constexpr, SUB: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """The row of each choice of one chunk: its expert's next, counted on within the chunk."""
+    row_ptr, next_ptr = order_ptr + row_at, order_ptr + count_at
     i_p = tl.program_id(0).to(tl.int64)
     o_e = tl.arange(0, BLOCK_E)
     b_next = tl.load(next_ptr + i_p * E + o_e, mask=o_e < E, other=0)
@@ -116,7 +155,7 @@ def _moe_experts_place_kernel(
         b_is = _one_hot(index_ptr, o_a, n_choices, o_e, E)
         b_row = tl.sum(b_is * (b_next[None, :] + tl.cumsum(b_is, axis=0) - 1), axis=1)
         m_some = tl.sum(b_is, axis=1) > 0
-        tl.store(choice_ptr + b_row, o_a.to(tl.int32), mask=m_some)
+        tl.store(order_ptr + b_row, o_a.to(tl.int32), mask=m_some)
         tl.store(row_ptr + o_a, tl.where(m_some, b_row, -1), mask=o_a < n_choices)
         b_next += tl.sum(b_is, axis=0)
 
@@ -126,31 +165,18 @@ _launch_place = launcher(_moe_experts_place_kernel)
 
 def by_expert(index: Tensor, n_experts: int, m: int, workspace: Workspace | None = None) -> Order:
     """The order of the choices ``index`` (any shape), in blocks of ``m`` rows."""
-    n_choices, device = index.numel(), index.device
-    block_e = max(16, power_of_two(n_experts))
-    sub = max(16, 4096 // block_e)
-    chunk = sub * cdiv(n_choices, 256 * sub)
-    n_chunks = cdiv(n_choices, chunk)
-    n_blocks = (n_choices + min(n_experts, n_choices) * (m - 1)) // m
-
-    def make(role: str, *shape: int) -> Tensor:
-        return room(workspace, role, shape, torch.int32, device)
-
-    count = make("count", n_chunks, n_experts)
-    order = Order(
-        choice=make("choice", n_choices),
-        row=make("row", n_choices),
-        first=make("first", n_experts + 1),
-        block=make("block", 3, n_blocks),
-    )
+    n_choices = index.numel()
+    plan = _plan(n_choices, n_experts, m)
+    table = room(workspace, "order", (plan.end,), torch.int32, index.device)
     index = index.contiguous()
-    tile = {"E": n_experts, "BLOCK_E": block_e, "num_warps": 4}
+    tile = {"E": n_experts, "BLOCK_E": plan.block_e, "num_warps": 4}
+    n_blocks, row_at, first_at, block_at, count_at, _, chunk, n_chunks, sub, _ = plan
     with on_device(index):
-        _launch_count((n_chunks,), index, count, n_choices, chunk, SUB=sub, **tile)
+        _launch_count((n_chunks,), index, table, n_choices, chunk, count_at, SUB=sub, **tile)
         _launch_table(
-            (1,), count, order.first, order.block, n_chunks, n_blocks, M=m, ROWS=sub, **tile
+            (1,), table, n_chunks, n_blocks, first_at, block_at, count_at, M=m, ROWS=sub, **tile
         )
         _launch_place(
-            (n_chunks,), index, count, order.choice, order.row, n_choices, chunk, SUB=sub, **tile
+            (n_chunks,), index, table, n_choices, chunk, row_at, count_at, SUB=sub, **tile
         )
-    return order
+    return Order(table, n_choices, n_blocks, row_at, first_at, block_at)

@@ -1,8 +1,8 @@
 """Matrix products over rows grouped by expert. ``_autograd`` launches.
 
-A program that works on rows takes one block of the table ``block`` [3, blocks] (see ``_order``), of
-rows of one expert; the blocks of one expert run together and share its weights in the cache. A row
-that a block does not have is read as its first one, and what comes of it is not stored.
+A program that works on rows takes one block of those that ``order`` lists (see ``_order``), of rows
+of one expert; the blocks of one expert run together and share its weights in the cache. A row that
+a block does not have is read as its first one, and what comes of it is not stored.
 """
 
 from kernels._launch import launcher
@@ -10,8 +10,9 @@ from kernels._triton import tl, triton
 
 
 @triton.jit
-def _block(block_ptr, n_blocks, i_b, M: tl.constexpr):
+def _block(order_ptr, block_at, n_blocks, i_b, M: tl.constexpr):
     """A block's expert (-1: none), its rows, and which of them it really has."""
+    block_ptr = order_ptr + block_at
     expert = tl.load(block_ptr + i_b).to(tl.int64)
     first = tl.load(block_ptr + n_blocks + i_b)
     end = tl.load(block_ptr + 2 * n_blocks + i_b)
@@ -22,19 +23,19 @@ def _block(block_ptr, n_blocks, i_b, M: tl.constexpr):
 
 @triton.jit
 def moe_experts_hidden_kernel(
-    x_ptr, choice_ptr, block_ptr, gate_ptr, up_ptr, hidden_ptr, both_ptr, n_blocks,
+    x_ptr, order_ptr, gate_ptr, up_ptr, hidden_ptr, both_ptr, block_at, n_blocks,
     x_row, gate_expert, gate_row, up_expert, up_row,
     D: tl.constexpr, F: tl.constexpr, K: tl.constexpr, KEEP: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``hidden`` [rows, F] = silu(x gate^T) (x up^T); ``KEEP``: ``both`` [rows, 2 F], the two."""
     n_tiles = tl.cdiv(F, N)
-    expert, o_m, m_m = _block(block_ptr, n_blocks, tl.program_id(0) // n_tiles, M)
+    expert, o_m, m_m = _block(order_ptr, block_at, n_blocks, tl.program_id(0) // n_tiles, M)
     if expert >= 0:
         o_f = (tl.program_id(0) % n_tiles) * N + tl.arange(0, N)
         m_f = o_f < F
         o_row = o_f.to(tl.int64)[:, None]
-        o_n = (tl.load(choice_ptr + o_m) // K).to(tl.int64)
+        o_n = (tl.load(order_ptr + o_m) // K).to(tl.int64)
         o_d = tl.arange(0, BLOCK)
         p_x = x_ptr + o_n[:, None] * x_row + o_d[None, :]
         p_gate = gate_ptr + expert * gate_expert + o_row * gate_row + o_d[None, :]
@@ -63,7 +64,7 @@ launch_hidden = launcher(moe_experts_hidden_kernel)
 
 @triton.jit
 def moe_experts_product_kernel(
-    a_ptr, b_ptr, second_ptr, choice_ptr, block_ptr, out_ptr, n_blocks, a_row,
+    a_ptr, b_ptr, second_ptr, order_ptr, out_ptr, block_at, n_blocks, a_row,
     b_expert, b_row, second_expert, second_row,
     J: tl.constexpr, R: tl.constexpr, K: tl.constexpr, TRANSPOSED: tl.constexpr,
     TOKENS: tl.constexpr, TWO: tl.constexpr,
@@ -74,14 +75,14 @@ def moe_experts_product_kernel(
     ``TOKENS``: a has a row per token. ``TWO``: plus the next R columns of a times ``second``.
     """
     n_tiles = tl.cdiv(J, N)
-    expert, o_m, m_m = _block(block_ptr, n_blocks, tl.program_id(0) // n_tiles, M)
+    expert, o_m, m_m = _block(order_ptr, block_at, n_blocks, tl.program_id(0) // n_tiles, M)
     if expert >= 0:
         o_j = (tl.program_id(0) % n_tiles) * N + tl.arange(0, N)
         m_j = o_j < J
         o_r = tl.arange(0, BLOCK)
         o_a = o_m
         if TOKENS:
-            o_a = (tl.load(choice_ptr + o_m) // K).to(tl.int64)
+            o_a = (tl.load(order_ptr + o_m) // K).to(tl.int64)
         b_acc = tl.zeros([M, N], dtype=tl.float32)
         for half in tl.static_range(2 if TWO else 1):
             p_a = a_ptr + half * R + o_a[:, None] * a_row + o_r[None, :]
@@ -110,7 +111,7 @@ launch_product = launcher(moe_experts_product_kernel)
 
 @triton.jit
 def moe_experts_slope_kernel(
-    dhidden_ptr, both_ptr, choice_ptr, first_ptr, weight_ptr, dboth_ptr, dweight_ptr,
+    dhidden_ptr, both_ptr, order_ptr, weight_ptr, dboth_ptr, dweight_ptr, first_at,
     E: tl.constexpr, F: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Back through the activation, from ``dhidden`` [rows, F] before the routing weight.
@@ -119,8 +120,8 @@ def moe_experts_slope_kernel(
     values times the routing weight, which is what the gradient of ``down`` needs.
     """
     o_m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    m_m = o_m < tl.load(first_ptr + E)
-    b_choice = tl.load(choice_ptr + o_m, mask=m_m, other=0)
+    m_m = o_m < tl.load(order_ptr + first_at + E)
+    b_choice = tl.load(order_ptr + o_m, mask=m_m, other=0)
     b_weight = tl.load(weight_ptr + b_choice, mask=m_m, other=0.0).to(tl.float32)[:, None]
     b_sum = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     for start in range(0, F, BLOCK):
@@ -146,14 +147,20 @@ launch_slope = launcher(moe_experts_slope_kernel)
 
 @triton.jit
 def moe_experts_weight_kernel(
-    a_ptr, b_ptr, choice_ptr, first_ptr, out_ptr, a_row, b_row, out_expert, out_row,
+    a_ptr, b_ptr, order_ptr, out_ptr, first_at, rows_at, a_row, b_row, out_expert, out_row,
     P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, TOKENS_A: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``out`` [E, P, Q] = a^T b, summed over the rows of each expert.
 
-    ``TOKENS_A``: a has a row per token and b one per row; otherwise it is the other way round.
+    ``TOKENS_A``: a has a row per token and b one per row; otherwise it is the other way round. Of
+    what has one per row, the columns begin at ``rows_at``.
     """
+    if TOKENS_A:
+        b_ptr += rows_at
+    else:
+        a_ptr += rows_at
+    first_ptr = order_ptr + first_at
     n_p, n_q = tl.cdiv(P, M), tl.cdiv(Q, N)
     i_e = tl.program_id(0) // (n_p * n_q)
     o_p = (tl.program_id(0) // n_q) % n_p * M + tl.arange(0, M)
@@ -165,7 +172,7 @@ def moe_experts_weight_kernel(
     for start in range(first, end, BLOCK):
         o_r = start + tl.arange(0, BLOCK)
         m_r = o_r < end
-        o_n = (tl.load(choice_ptr + o_r, mask=m_r, other=0) // K).to(tl.int64)
+        o_n = (tl.load(order_ptr + o_r, mask=m_r, other=0) // K).to(tl.int64)
         o_a = o_n if TOKENS_A else o_r.to(tl.int64)
         o_b = o_r.to(tl.int64) if TOKENS_A else o_n
         p_a = a_ptr + o_a[:, None] * a_row + o_p[None, :]
@@ -182,7 +189,7 @@ launch_weight = launcher(moe_experts_weight_kernel)
 
 @triton.jit
 def moe_experts_combine_kernel(
-    rows_ptr, row_ptr, weight_ptr, out_ptr, n_tokens,
+    rows_ptr, order_ptr, weight_ptr, out_ptr, row_at, n_tokens,
     D: tl.constexpr, K: tl.constexpr, WEIGHTED: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -192,7 +199,7 @@ def moe_experts_combine_kernel(
     m_n, m_d = o_n < n_tokens, o_d < D
     b_sum = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     for j in range(K):
-        b_row = tl.load(row_ptr + o_n * K + j, mask=m_n, other=-1).to(tl.int64)
+        b_row = tl.load(order_ptr + row_at + o_n * K + j, mask=m_n, other=-1).to(tl.int64)
         m = (b_row >= 0)[:, None] & m_d[None, :]
         b_here = tl.load(rows_ptr + b_row[:, None] * D + o_d[None, :], mask=m, other=0.0)
         if WEIGHTED:

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, needs_gradient, once_differentiable
+from kernels._autograd import absent_as_none, applied, needs_gradient, once_differentiable
 from kernels._dispatch import run
 from kernels._operator import (
     Case,
@@ -40,20 +40,20 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    alike,
     cdiv,
-    floating,
     random_tensor,
-    same_device,
     tensor_bytes,
     unit_stride,
+    without_autocast,
 )
 from kernels._triton import (
-    as_rows,
     dot_precision,
     missing,
     no_fp64,
     on_device,
     power_of_two,
+    rows_of,
 )
 from kernels._tuning import Tile, Tunable, size_class
 from kernels.moe_gating._kernels import (
@@ -85,8 +85,7 @@ def moe_gating(
     choice and gets a gradient too. ``impl``: auto, torch or triton. Raises ``Mistake`` if shapes,
     dtypes, devices or k do not go together.
     """
-    floating("moe_gating", x=x, weight=weight_EH, noise=noise)
-    same_device("moe_gating", x, weight=weight_EH, noise=noise)
+    alike("moe_gating", "x weight noise", x, weight_EH, noise)
     if x.dim() == 0 or weight_EH.dim() != 2 or x.shape[-1] != weight_EH.shape[1]:
         raise Mistake(
             f"moe_gating: expected x [..., H] and weight [E, H], but got {tuple(x.shape)} and "
@@ -157,9 +156,9 @@ def _forward(
     x: Tensor, weight_EH: Tensor, k: int, renormalise: bool, noise: Tensor | None, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Weights, experts, the two statistics, and with ``keep`` all probabilities."""
-    x_NH, matrix = as_rows(x), unit_stride(weight_EH)
-    n_rows, dim = x_NH.shape
-    n_experts = matrix.shape[0]
+    matrix = unit_stride(weight_EH)
+    n_experts, dim = matrix.shape
+    n_rows = x.numel() // dim
     shape = (*x.shape[:-1], k)
     make = {"dtype": torch.float32, "device": x.device}
     weight = torch.empty(shape, **make)
@@ -175,13 +174,13 @@ def _forward(
         _forward, x, weight_EH, k, renormalise, noise, keep,
     )  # fmt: skip
     programs = cdiv(n_rows, rows)
-    share, mean = torch.empty(programs, n_experts, **make), torch.empty(n_experts, **make)
-    count = torch.empty(programs, n_experts, dtype=torch.int32, device=x.device)
+    share, mean = torch.empty(2, programs, n_experts, **make), torch.empty(n_experts, **make)
     total = torch.empty(n_experts, dtype=torch.int64, device=x.device)
+    x, x_stride = rows_of(x)
     with on_device(x):
         launch_forward((programs,),
-            x_NH, matrix, noise, weight, index, p_NE, share, count,
-            n_rows, x_NH.stride(0), matrix.stride(0),
+            x, matrix, noise, weight, index, p_NE, share,
+            n_rows, x_stride, matrix.stride(0),
             H=dim, E=n_experts, K=k, RENORMALISE=renormalise, NOISY=noise is not None,
             KEEP=keep, WIDE=mixed, ROWS=rows, BLOCK_H=block_h, BLOCK_E=block,
             BLOCK_K=power_of_two(k), PRECISION=precision, num_warps=warps, num_stages=stages,
@@ -189,7 +188,6 @@ def _forward(
         launch_statistics(
             (cdiv(n_experts, 32),),
             share,
-            count,
             mean,
             total,
             programs,
@@ -254,31 +252,36 @@ class _Gate(torch.autograd.Function):
         ctx.renormalise = renormalise
         ctx.noise_like = None if noise is None else (noise.shape, noise.dtype)
         ctx.mark_non_differentiable(index, total)
+        absent_as_none(ctx)
         return weight, index, total, mean
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, dweight: Tensor, dindex: Tensor, dtotal: Tensor, dmean: Tensor
+        ctx: Any, dweight: Tensor | None, dindex: Any, dtotal: Any, dmean: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         x, weight_EH, p_NE, weight, index = ctx.saved_tensors
-        n_rows = p_NE.shape[0]
+        n_rows, n_experts = p_NE.shape
+        dweight = torch.zeros_like(weight) if dweight is None else dweight.contiguous()
+        dmean = p_NE.new_zeros(n_experts) if dmean is None else dmean.contiguous()
         # FP16 has too small a range for a gradient of this size before it is scaled.
         need_noise = ctx.needs_input_grad[4]
         narrow = x.dtype == weight_EH.dtype == torch.bfloat16 and not need_noise
         dtype = torch.bfloat16 if narrow else torch.float32
-        dlogits = _logits_gradient(
-            p_NE, weight, index, dweight.contiguous(), dmean.contiguous(), ctx.renormalise, dtype
-        )
-        with torch.autocast(x.device.type, enabled=False):
-            dx = (dlogits @ weight_EH.to(dtype)).to(x.dtype).view(x.shape)
-            x_NH = x.reshape(n_rows, x.shape[-1]).to(dtype)
-            dweight_EH = (dlogits.T @ x_NH).to(weight_EH.dtype)
+        dlogits = _logits_gradient(p_NE, weight, index, dweight, dmean, ctx.renormalise, dtype)
+        with without_autocast(x):
+            dx = (dlogits @ _cast(weight_EH, dtype)).view(x.shape)
+            x_NH = _cast(x.reshape(n_rows, x.shape[-1]), dtype)
+            dweight_EH = _cast(dlogits.T @ x_NH, weight_EH.dtype)
         dnoise = None
         if need_noise:
             shape, noise_dtype = ctx.noise_like
             dnoise = dlogits.view(shape).to(noise_dtype)
-        return dx, dweight_EH, None, None, dnoise, None
+        return _cast(dx, x.dtype), dweight_EH, None, None, dnoise, None
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype == dtype else x.to(dtype)  # which takes a microsecond to find that out
 
 
 def _triton(

@@ -24,13 +24,16 @@ def _add_product(
 
 @triton.jit
 def moe_gating_forward_kernel(
-    x_ptr, w_ptr, noise_ptr, weight_ptr, index_ptr, p_ptr, share_ptr, count_ptr, n_rows,
+    x_ptr, w_ptr, noise_ptr, weight_ptr, index_ptr, p_ptr, share_ptr, n_rows,
     x_stride, w_stride,
     H: tl.constexpr, E: tl.constexpr, K: tl.constexpr, RENORMALISE: tl.constexpr,
     NOISY: tl.constexpr, KEEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Some tokens: their weights and experts, and their share [programs, E] of the statistics."""
+    """Some tokens: their weights and experts, and their share [2, programs, E] of the statistics.
+
+    In FP32, which holds how many tokens of one program chose an expert exactly.
+    """
     i_p = tl.program_id(0).to(tl.int64)
     o_n = i_p * ROWS + tl.arange(0, ROWS)
     o_e = tl.arange(0, BLOCK_E)
@@ -75,7 +78,8 @@ def moe_gating_forward_kernel(
         tl.store(p_ptr + o_n[:, None] * E + o_e[None, :], b_p, mask=m)
     tl.store(share_ptr + i_p * E + o_e, tl.sum(b_p, axis=0), mask=m_e)
     b_taken = ((b_left == float("-inf")) & m).to(tl.int32)
-    tl.store(count_ptr + i_p * E + o_e, tl.sum(b_taken, axis=0), mask=m_e)
+    p_count = share_ptr + (tl.num_programs(0) + i_p) * E + o_e
+    tl.store(p_count, tl.sum(b_taken, axis=0).to(tl.float32), mask=m_e)
 
 
 launch_forward = launcher(moe_gating_forward_kernel)
@@ -83,7 +87,7 @@ launch_forward = launcher(moe_gating_forward_kernel)
 
 @triton.jit
 def moe_gating_statistics_kernel(
-    share_ptr, count_ptr, mean_ptr, total_ptr, n_shares, n_rows,
+    share_ptr, mean_ptr, total_ptr, n_shares, n_rows,
     E: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     o_e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -95,7 +99,8 @@ def moe_gating_statistics_kernel(
         m = (o_r < n_shares)[:, None] & m_e[None, :]
         o = o_r.to(tl.int64)[:, None] * E + o_e[None, :]
         b_sum += tl.load(share_ptr + o, mask=m, other=0.0)
-        b_total += tl.load(count_ptr + o, mask=m, other=0)
+        o_count = o + tl.cast(n_shares, tl.int64) * E
+        b_total += tl.load(share_ptr + o_count, mask=m, other=0.0).to(tl.int32)
     tl.store(mean_ptr + o_e, tl.sum(b_sum, axis=0) / n_rows, mask=m_e)
     tl.store(total_ptr + o_e, tl.sum(b_total, axis=0).to(tl.int64), mask=m_e)
 

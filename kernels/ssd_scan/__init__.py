@@ -36,9 +36,9 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
-    floating,
+    alike,
     random_tensor,
-    same_device,
+    remembered,
     tensor_bytes,
 )
 from kernels._triton import MAX_GRID, has_large_memory, missing, no_fp64
@@ -106,22 +106,23 @@ def validate(
     state: Tensor | None,
 ) -> None:
     """Raise ``Mistake`` unless the inputs go together; ``dims``: of x, 4 or, without L, 3."""
-    floating(op, x=x, dt=dt, A=a, B=b, C=c, D=d, dt_bias=dt_bias, state=state)
-    same_device(op, x, dt=dt, A=a, B=b, C=c, D=d, dt_bias=dt_bias, state=state)
+    alike(op, "x dt A B C D dt_bias state", x, dt, a, b, c, d, dt_bias, state)
     layout = ("B", "L", "H", "P") if dims == 4 else ("B", "H", "P")
-    if x.dim() != dims or dt.shape != x.shape[:-1]:
+    shape, of_b = x.shape, b.shape
+    if len(shape) != dims or dt.shape != shape[:-1]:
         raise Mistake(
             f"{op}: expected x [{', '.join(layout)}] and dt [{', '.join(layout[:-1])}], but got "
-            f"{tuple(x.shape)} and {tuple(dt.shape)}"
+            f"{tuple(shape)} and {tuple(dt.shape)}"
         )
-    heads, dim = x.shape[-2:]
-    if b.dim() != dims or b.shape != c.shape or b.shape[:-2] != x.shape[:-2]:
+    heads, dim = shape[-2:]
+    if len(of_b) != dims or of_b != c.shape or of_b[:-2] != shape[:-2]:
         raise Mistake(
             f"{op}: B and C must both be [{', '.join((*layout[:-2], 'G', 'N'))}] with x's "
-            f"{tuple(x.shape[:-2])} first, but are {tuple(b.shape)} and {tuple(c.shape)}"
+            f"{tuple(shape[:-2])} first, but are {tuple(of_b)} and {tuple(c.shape)}"
         )
-    if b.shape[-2] == 0 or heads % b.shape[-2]:
-        raise Mistake(f"{op}: the {b.shape[-2]} groups of B must divide the {heads} heads of x")
+    groups, n_states = of_b[-2:]
+    if groups == 0 or heads % groups:
+        raise Mistake(f"{op}: the {groups} groups of B must divide the {heads} heads of x")
     if not x.dtype == b.dtype == c.dtype:
         raise Mistake(
             f"{op}: x, B and C must have one dtype, but are {x.dtype}, {b.dtype}, {c.dtype}"
@@ -129,7 +130,7 @@ def validate(
     for name, tensor in (("A", a), ("D", d), ("dt_bias", dt_bias)):
         if tensor is not None and tensor.shape != (heads,):
             raise Mistake(f"{op}: {name} must be [{heads}], but is {tuple(tensor.shape)}")
-    expected = (x.shape[0], heads, dim, b.shape[-1])
+    expected = (shape[0], heads, dim, n_states)
     if state is not None and state.shape != expected:
         raise Mistake(
             f"{op}: the state must be [B, H, P, N], here {expected}, but is {tuple(state.shape)}"
@@ -199,19 +200,34 @@ def _triton(*arguments: Any) -> tuple[Tensor, Tensor]:
 def _refuses(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *rest: Any) -> str | None:
     if not x.numel() or not b.numel():
         return "takes no empty tensors"
-    if max(x.shape[0], x.shape[2]) > MAX_GRID:
-        return f"takes up to {MAX_GRID} samples and heads, not {x.shape[0]} and {x.shape[2]}"
-    block_p, block_n = tile(x.shape[3], b.shape[3], x.element_size())
-    most = MAX_STATE if has_large_memory(x) else MAX_STATE // 2
+    batch, _, heads, dim = x.shape
+    too_large = _too_large(batch, heads, dim, b.shape[3], x.dtype, rest[-1], has_large_memory(x))
+    return too_large or no_fp64(x)
+
+
+@remembered
+def _too_large(
+    batch: int,
+    heads: int,
+    dim: int,
+    n_states: int,
+    dtype: torch.dtype,
+    chunk: int | None,
+    large_memory: bool,
+) -> str | None:
+    if max(batch, heads) > MAX_GRID:
+        return f"takes up to {MAX_GRID} samples and heads, not {batch} and {heads}"
+    block_p, block_n = tile(dim, n_states, dtype.itemsize)
+    most = MAX_STATE if large_memory else MAX_STATE // 2
     if block_p * block_n > most:
         return (
             f"holds states of at most {most} elements a head in powers of two, not "
-            f"{x.shape[3]} x {b.shape[3]} in tiles of {block_p} x {block_n}"
+            f"{dim} x {n_states} in tiles of {block_p} x {block_n}"
         )
-    chunk, (least, most) = rest[-1], chunks(x, b.shape[3])
-    if chunk is not None and not least <= chunk <= most:
-        return f"takes chunks of {least} to {most} of {str(x.dtype)[6:]} here, not {chunk}"
-    return no_fp64(x)
+    least, longest = chunks(dim, n_states, dtype)
+    if chunk is not None and not least <= chunk <= longest:
+        return f"takes chunks of {least} to {longest} of {str(dtype)[6:]} here, not {chunk}"
+    return None
 
 
 def random_inputs(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernels._autograd import once_differentiable
-from kernels._column_sum import column_sum
-from kernels._operator import blank, cdiv, unit_stride
+from kernels._autograd import absent_as_none, once_differentiable
+from kernels._column_sum import column_sums
+from kernels._operator import blank, cdiv, remembered, unit_stride
 from kernels._triton import (
     INTERPRETED,
     LARGE_BYTES,
@@ -28,6 +28,7 @@ from kernels.ssd_scan._gradient_kernels import (
     ssd_scan_outputs_gradient_kernel,
     ssd_scan_states_gradient_kernel,
 )
+from kernels.ssd_scan._group_sums import over_heads
 from kernels.ssd_scan._kernels import (
     launch_join,
     launch_scan,
@@ -40,24 +41,72 @@ from kernels.ssd_scan._kernels import (
 CHUNK = 64  # unless another is asked for; results do not depend on it
 
 
-def chunks(x: Tensor, n_states: int) -> tuple[int, int]:
+class _Cut(NamedTuple):
+    """How one scan is cut, and what its kernels take as constants.
+
+    A segment has ``per_segment`` chunks of ``chunk`` steps; of all ``n_chunks`` the last ones may
+    lie past the end. In the backward pass one program adds up dB and dC of ``together`` heads.
+    """
+
+    chunk: int
+    per_segment: int
+    n_segments: int
+    n_chunks: int
+    together: int
+    constants: dict[str, Any]
+
+
+def chunks(dim: int, n_states: int, dtype: torch.dtype) -> tuple[int, int]:
     """The least and the largest chunk of the kernels."""
     # Products of FP32 are not for the matrix units: large ones take more registers than there are.
-    large = x.dtype == torch.float32 and x.shape[3] * n_states > 1024
-    return _least(x.element_size()), 16 if large else CHUNK
+    large = dtype == torch.float32 and dim * n_states > 1024
+    return _least(dtype.itemsize), 16 if large else CHUNK
 
 
-def _segments(x: Tensor, n_states: int, asked: int | None) -> tuple[int, int, int]:
-    """Chunk, chunks of a segment, and segments: one if the heads occupy all multiprocessors."""
-    batch, length, heads, _ = x.shape
-    least, most = chunks(x, n_states)
+@remembered
+def _cut(
+    batch: int,
+    length: int,
+    heads: int,
+    dim: int,
+    groups: int,
+    n_states: int,
+    dtype: torch.dtype,
+    asked: int | None,
+    multiprocessors: int,
+) -> _Cut:
+    """One segment if the heads occupy all multiprocessors; ``asked``: steps of a chunk."""
+    least, most = chunks(dim, n_states, dtype)
     chunk = max(least, min(asked or most, power_of_two(length)))
     n_chunks = cdiv(length, chunk)
     # Cutting costs a walk more. Eight programs a multiprocessor, measured, then make up for it.
-    idle = batch * heads < sm_count(x.device.index)
-    wanted = cdiv(8 * sm_count(x.device.index), batch * heads) if idle else 1
+    idle = batch * heads < multiprocessors
+    wanted = cdiv(8 * multiprocessors, batch * heads) if idle else 1
     per_segment = cdiv(n_chunks, min(wanted, n_chunks))
-    return chunk, per_segment, cdiv(n_chunks, per_segment)
+    n_segments = cdiv(n_chunks, per_segment)
+    n_chunks = per_segment * n_segments
+    block_p, block_n = tile(dim, n_states, dtype.itemsize)
+    return _Cut(
+        chunk,
+        per_segment,
+        n_segments,
+        n_chunks,
+        _heads_together(heads, groups, batch * n_chunks * heads, multiprocessors),
+        {
+            "P": dim, "N": n_states, "PRECISE": dtype == torch.float32, "Q": chunk,
+            "BLOCK_P": block_p, "BLOCK_N": block_n,
+        },
+    )  # fmt: skip
+
+
+def _heads_together(heads: int, groups: int, programs: int, multiprocessors: int) -> int:
+    """Heads whose dB and dC one program adds up: as many as leave enough programs."""
+    together = 1
+    while (heads // groups) % (2 * together) == 0 and together < 16:
+        if programs // (2 * together) < 8 * multiprocessors and not INTERPRETED:
+            break
+        together *= 2
+    return together
 
 
 def held_bytes(
@@ -68,12 +117,10 @@ def held_bytes(
     The states that segments begin with; the states at all chunks and their gradients, and the
     gradients of B and C before their sum over heads. How a scan is cut depends on the GPU.
     """
-    x = torch.empty(batch, length, heads, dim, dtype=dtype, device="meta")
-    _, per_segment, n_segments = _segments(x, n_states, None)
-    n_chunks, state = per_segment * n_segments, batch * heads * dim * n_states
-    parts = heads // _heads_together(heads, groups, batch * n_chunks * heads, None)
-    kept = 4 * state * n_segments if n_segments > 1 else 0
-    numbers = 2 * state * n_chunks + 2 * batch * length * parts * n_states
+    cut = _cut(batch, length, heads, dim, groups, n_states, dtype, None, sm_count(None))
+    state, parts = batch * heads * dim * n_states, heads // cut.together
+    kept = 4 * state * cut.n_segments if cut.n_segments > 1 else 0
+    numbers = 2 * state * cut.n_chunks + 2 * batch * length * parts * n_states
     return kept, numbers * dtype.itemsize
 
 
@@ -119,24 +166,7 @@ _HEAD_GRADIENTS = Tunable(
 )
 
 
-def _blocks(x: Tensor, b: Tensor, chunk: int, tiled: Tile) -> dict[str, Any]:
-    """Constants of a launch that follow from the sizes, and its tile."""
-    dim, n_states = x.shape[3], b.shape[3]
-    block_p, block_n = tile(dim, n_states, x.element_size())
-    warps, stages = tiled
-    return {
-        "P": dim,
-        "N": n_states,
-        "PRECISE": x.dtype == torch.float32,
-        "Q": chunk,
-        "BLOCK_P": block_p,
-        "BLOCK_N": block_n,
-        "num_warps": warps,
-        "num_stages": stages,
-    }
-
-
-@dataclass(frozen=True)
+@dataclass
 class _Scan:
     """One scan's inputs with the strides that the kernels expect, its cutting and its decays."""
 
@@ -148,9 +178,7 @@ class _Scan:
     d: Tensor | None
     bias: Tensor | None
     softplus: bool
-    chunk: int
-    per_segment: int  # chunks
-    n_segments: int
+    cut: _Cut
     step: Tensor  # [B, H, chunks Q] FP32
     sums: Tensor  # the same in FP64
 
@@ -168,44 +196,31 @@ class _Scan:
         chunk: int | None,
     ) -> _Scan:
         """Copies an input only if it must, and prepares the decays."""
-        batch, length, heads, _ = x.shape
+        batch, length, heads, dim = x.shape
         a = a.contiguous()
         bias = None if bias is None else bias.contiguous()
-        chunk, per_segment, n_segments = _segments(x, b.shape[3], chunk)
-        n_chunks = per_segment * n_segments
-        step = torch.empty(batch, heads, n_chunks * chunk, dtype=torch.float32, device=x.device)
+        groups, n_states = b.shape[2:]
+        cut = _cut(
+            batch, length, heads, dim, groups, n_states, x.dtype, chunk, sm_count(x.device.index)
+        )
+        n_steps = cut.n_chunks * cut.chunk
+        step = torch.empty(batch, heads, n_steps, dtype=torch.float32, device=x.device)
         sums = torch.empty_like(step, dtype=torch.float64)
         block = min(16, power_of_two(heads))
         with on_device(x):
-            launch_steps((n_chunks, cdiv(heads, block), batch),
-                dt, a, bias, step, sums, length, heads, *dt.stride()[:3],
-                SOFTPLUS=softplus, HAS_BIAS=bias is not None, Q=chunk, BLOCK_H=block, num_warps=4,
+            launch_steps((cut.n_chunks, cdiv(heads, block), batch),
+                dt, a, bias, step, sums, length, heads, *dt.stride(),
+                SOFTPLUS=softplus, HAS_BIAS=bias is not None, Q=cut.chunk, BLOCK_H=block,
+                num_warps=4,
             )  # fmt: skip
-        return cls(
-            unit_stride(x),
-            dt,
-            a,
-            unit_stride(b),
-            unit_stride(c),
-            None if d is None else d.contiguous(),
-            bias,
-            softplus,
-            chunk,
-            per_segment,
-            n_segments,
-            step,
-            sums,
-        )
-
-    @property
-    def n_chunks(self) -> int:
-        """Chunks of all segments; the last ones may lie past the end."""
-        return self.per_segment * self.n_segments
+        d = None if d is None else d.contiguous()
+        x, b, c = unit_stride(x), unit_stride(b), unit_stride(c)
+        return cls(x, dt, a, b, c, d, bias, softplus, cut, step, sums)
 
     def key(self, *others: Any) -> Key:
         """What the kernels' tiles depend on."""
         x = self.x
-        return x.get_device(), x.dtype, x.shape[3], self.b.shape[3], self.chunk, *others
+        return x.get_device(), x.dtype, x.shape[3], self.b.shape[3], self.cut.chunk, *others
 
     def new(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """An uninitialised tensor beside x."""
@@ -216,20 +231,25 @@ class _Scan:
         batch, _, heads, dim = self.x.shape
         return self.new(batch, count, heads, dim, self.b.shape[3], dtype=dtype)
 
+    def new_state(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Room for one state of each sample: [B, H, P, N]."""
+        batch, _, heads, dim = self.x.shape
+        return self.new(batch, heads, dim, self.b.shape[3], dtype=dtype)
+
     def outputs(self, begin: Tensor | None, y: Tensor, end: Tensor | None) -> None:
         """Fill y, and the states at the segments' ends, from the states at their begins."""
-        x, b, c = self.x, self.b, self.c
+        x, b, c, cut = self.x, self.b, self.c, self.cut
         batch, length, heads, _ = x.shape
-        tiled = _SCAN.tile(self.key(begin is not None), self.outputs, begin, y, end)
+        warps, stages = _SCAN.tile(self.key(begin is not None), self.outputs, begin, y, end)
         with on_device(x):
-            launch_scan((heads, self.n_segments, batch),
+            launch_scan((heads, cut.n_segments, batch),
                 x, b, c, self.d, self.step, self.sums, begin, y, end,
-                length, self.per_segment, heads // b.shape[2],
+                length, cut.per_segment, heads // b.shape[2],
                 *x.stride()[:3],
                 *b.stride()[:3],
                 *c.stride()[:3],
                 HAS_D=self.d is not None, HAS_BEGIN=begin is not None, END=end is not None,
-                **_blocks(x, b, self.chunk, tiled),
+                num_warps=warps, num_stages=stages, **cut.constants,
             )  # fmt: skip
 
     def walk(
@@ -243,78 +263,70 @@ class _Scan:
         total: Tensor | None = None,
     ) -> None:
         """The states along all segments, of x and B, or backward their gradients, of dy and C."""
-        batch, length, heads, _ = self.x.shape
+        cut, (batch, length, heads, _) = self.cut, self.x.shape
         key = self.key(backward, kept is not None)
-        tiled = _WALK.tile(key, self.walk, v, w, first, backward, kept, last, total)
+        warps, stages = _WALK.tile(key, self.walk, v, w, first, backward, kept, last, total)
         with on_device(v):
-            launch_walk((heads, self.n_segments, batch),
+            launch_walk((heads, cut.n_segments, batch),
                 v, w, self.step, self.sums, first, kept, last, total,
-                length, self.per_segment, heads // w.shape[2],
+                length, cut.per_segment, heads // w.shape[2],
                 *v.stride()[:3],
                 *w.stride()[:3],
                 HAS_FIRST=first is not None, KEEP=kept is not None, LAST=last is not None,
                 TOTAL=total is not None, BACKWARD=backward,
-                **_blocks(self.x, w, self.chunk, tiled),
+                num_warps=warps, num_stages=stages, **cut.constants,
             )  # fmt: skip
 
     def begins(
         self, v: Tensor, w: Tensor, first: Tensor | None, last: Tensor, *, backward: bool
     ) -> Tensor:
         """What each segment begins with, from ``first`` on; fills ``last``, where the last ends."""
-        batch, _, heads, _ = self.x.shape
-        states = self.new_states(self.n_segments)
-        total = self.new(batch, self.n_segments, heads, dtype=torch.float64)
+        (batch, _, heads, dim), n_segments = self.x.shape, self.cut.n_segments
+        states = self.new_states(n_segments)
+        total = self.new(batch, n_segments, heads, dtype=torch.float64)
         self.walk(v, w, None, backward=backward, last=states, total=total)
-        size = states[0, 0, 0].numel()
+        size = dim * self.b.shape[3]
         block = min(1024, power_of_two(size))
         with on_device(v):
             launch_join((cdiv(size, block), heads, batch),
-                first, states, total, last, self.n_segments, heads,
+                first, states, total, last, n_segments, heads,
                 SIZE=size, HAS_FIRST=first is not None, BACKWARD=backward, BLOCK=block,
                 num_warps=4,
             )  # fmt: skip
         return states
 
 
-def _heads_together(heads: int, groups: int, programs: int, device: int | None) -> int:
-    """Heads whose dB and dC one program adds up: as many as leave enough programs."""
-    together = 1
-    while (heads // groups) % (2 * together) == 0 and together < 16:
-        if programs // (2 * together) < 8 * sm_count(device) and not INTERPRETED:
-            break
-        together *= 2
-    return together
-
-
 def _outputs_gradient(
     scan: _Scan, dy: Tensor, starts: Tensor, db: Tensor, dc: Tensor, together: int
 ) -> None:
     """Through the outputs of a chunk: dC, and that part of dB."""
-    tiled = _OUTPUTS_GRADIENT.tile(
+    warps, stages = _OUTPUTS_GRADIENT.tile(
         scan.key(together), _outputs_gradient, scan, dy, starts, db, dc, together
     )
     x, b, c = scan.x, scan.b, scan.c
     batch, length, heads, _ = x.shape
-    launch_outputs_gradient((scan.n_chunks, heads // together, batch),
+    launch_outputs_gradient((scan.cut.n_chunks, heads // together, batch),
         dy, x, b, c, scan.step, scan.sums, starts, db, dc,
         length, heads, heads // b.shape[2],
         *dy.stride()[:3],
         *x.stride()[:3],
         *b.stride()[:3],
         *c.stride()[:3],
-        HEADS=together, **_blocks(x, b, scan.chunk, tiled),
+        HEADS=together, num_warps=warps, num_stages=stages, **scan.cut.constants,
     )  # fmt: skip
 
 
 def _states_gradient(scan: _Scan, ends: Tensor, db: Tensor, together: int) -> None:
     """Through the state at the end of a chunk: what that adds to dB."""
-    tiled = _STATES_GRADIENT.tile(scan.key(together), _states_gradient, scan, ends, db, together)
+    warps, stages = _STATES_GRADIENT.tile(
+        scan.key(together), _states_gradient, scan, ends, db, together
+    )
     x = scan.x
     batch, length, heads, _ = x.shape
-    launch_states_gradient((scan.n_chunks, heads // together, batch),
+    launch_states_gradient((scan.cut.n_chunks, heads // together, batch),
         x, scan.step, scan.sums, ends, db, length, heads,
         *x.stride()[:3],
-        HEADS=together, **_blocks(x, scan.b, scan.chunk, tiled),
+        HEADS=together, num_warps=warps, num_stages=stages, **scan.cut.constants,
     )  # fmt: skip
 
 
@@ -329,12 +341,12 @@ def _head_gradients(
     partial: Tensor,
 ) -> None:
     """What each head has for itself: dx, ddt, and a chunk's share of dA, dD and the bias's."""
-    tiled = _HEAD_GRADIENTS.tile(
+    warps, stages = _HEAD_GRADIENTS.tile(
         scan.key(), _head_gradients, scan, dy, dt, starts, ends, dx, ddt, partial
     )
     x, b, c = scan.x, scan.b, scan.c
     batch, length, heads, _ = x.shape
-    launch_head_gradients((scan.n_chunks, heads, batch),
+    launch_head_gradients((scan.cut.n_chunks, heads, batch),
         dy, x, dt, scan.a, b, c, scan.d, scan.bias, scan.step, scan.sums, starts, ends,
         dx, ddt, partial,
         length, heads // b.shape[2],
@@ -344,7 +356,7 @@ def _head_gradients(
         *b.stride()[:3],
         *c.stride()[:3],
         SOFTPLUS=scan.softplus, HAS_D=scan.d is not None, HAS_BIAS=scan.bias is not None,
-        **_blocks(x, b, scan.chunk, tiled),
+        num_warps=warps, num_stages=stages, **scan.cut.constants,
     )  # fmt: skip
 
 
@@ -367,66 +379,53 @@ class Scan(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         scan = _Scan.of(x, dt, a, b, c, d, bias, softplus, chunk)
         y = blank(x)
-        final = scan.new_states(1).squeeze(1)
+        final = scan.new_state()
         begin = None if initial is None else initial.contiguous()
-        if scan.n_segments == 1:
+        if scan.cut.n_segments == 1:
             scan.outputs(begin, y, final)
         else:
             begin = scan.begins(scan.x, scan.b, begin, final, backward=False)
             scan.outputs(begin, y, None)
         ctx.save_for_backward(x, dt, a, b, c, d, bias, begin)
         ctx.softplus, ctx.chunk = softplus, chunk
+        absent_as_none(ctx)
         ctx.initial = None if initial is None else initial.dtype
         return y, final
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         x, dt, a, b, c, d, bias, begin = ctx.saved_tensors
         (batch, length, heads, _), (groups, n_states) = x.shape, b.shape[2:]
         scan = _Scan.of(x, dt, a, b, c, d, bias, ctx.softplus, ctx.chunk)
-        dy, dfinal = unit_stride(dy), dfinal.contiguous()
+        n_chunks, cut = scan.cut.n_chunks, scan.cut
+        dy = torch.zeros_like(x) if dy is None else unit_stride(dy)
+        dfinal = None if dfinal is None else dfinal.contiguous()
         # In the products that take these, they are rounded to x's dtype in any case.
-        starts, ends = (scan.new_states(scan.n_chunks, x.dtype) for _ in range(2))
+        starts, ends = scan.new_states(n_chunks, x.dtype), scan.new_states(n_chunks, x.dtype)
         scan.walk(scan.x, scan.b, begin, backward=False, kept=starts)
         dinitial = None
-        if ctx.initial is not None or scan.n_segments > 1:
-            dinitial = scan.new_states(1, ctx.initial or torch.float32).squeeze(1)
-        if scan.n_segments == 1:
+        if ctx.initial is not None or cut.n_segments > 1:
+            dinitial = scan.new_state(ctx.initial or torch.float32)
+        if cut.n_segments == 1:
             scan.walk(dy, scan.c, dfinal, backward=True, kept=ends, last=dinitial)
         else:
             assert dinitial is not None
             dend = scan.begins(dy, scan.c, dfinal, dinitial, backward=True)
             scan.walk(dy, scan.c, dend, backward=True, kept=ends)
 
-        dx = blank(x)
-        ddt = blank(dt)
-        together = _heads_together(heads, groups, batch * scan.n_chunks * heads, x.device.index)
-        parts = heads // together
-        n_chunks = scan.n_chunks
-        db, dc = (scan.new(batch, length, parts, n_states, dtype=x.dtype) for _ in range(2))
+        dx, ddt, da = blank(x), blank(dt), blank(a)
+        dd = None if d is None else blank(d)
+        dbias = None if bias is None else blank(bias)
+        parts = heads // cut.together
+        db = scan.new(batch, length, parts, n_states, dtype=x.dtype)
+        dc = torch.empty_like(db)
         partial = scan.new(batch * n_chunks, 3 * heads)
         with on_device(x):
-            _outputs_gradient(scan, dy, starts, db, dc, together)
-            _states_gradient(scan, ends, db, together)
+            _outputs_gradient(scan, dy, starts, db, dc, cut.together)
+            _states_gradient(scan, ends, db, cut.together)
             _head_gradients(scan, dy, dt, starts, ends, dx, ddt, partial)
-            sums = column_sum(partial, torch.float32).view(3, heads)
-        return (
-            dx,
-            ddt,
-            sums[0].to(a.dtype),
-            over_heads(db, groups, b.dtype),
-            over_heads(dc, groups, c.dtype),
-            None if d is None else sums[1].to(d.dtype),
-            None if bias is None else sums[2].to(bias.dtype),
-            None if ctx.initial is None else dinitial,
-            None,
-            None,
-        )
-
-
-def over_heads(g: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """The sum of ``g`` [..., H, N] over the heads of each group: [..., G, N] in ``dtype``."""
-    if groups == g.shape[-2]:
-        return g.to(dtype)
-    return g.unflatten(-2, (groups, -1)).sum(-2, dtype=torch.float32).to(dtype)
+            column_sums(partial, da, dd, dbias, ends=(heads, 2 * heads))
+            db, dc = over_heads(db, dc, groups, b.dtype)
+        dinitial = None if ctx.initial is None else dinitial
+        return dx, ddt, da, db, dc, dd, dbias, dinitial, None, None

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from kernels._autograd import applied, once_differentiable
-from kernels._column_sum import column_sum
+from kernels._column_sum import column_sums
 from kernels._dispatch import run
 from kernels._operator import (
     Case,
@@ -45,7 +45,7 @@ from kernels._operator import (
 from kernels._triton import MAX_GRID, missing, no_fp64, on_device, power_of_two
 from kernels._tuning import Key, Tile, Tunable, size_class
 from kernels.ssd_scan import random_inputs, step_sizes, validate
-from kernels.ssd_scan._launch import over_heads
+from kernels.ssd_scan._group_sums import over_heads
 from kernels.ssd_step._kernels import (
     launch_backward,
     launch_step,
@@ -206,7 +206,8 @@ def _backward(
     (batch, heads, dim), (groups, n_states) = x.shape, b.shape[1:]
     dx, ddt = blank(x), blank(dt)
     shared = torch.float32 if groups < heads else b.dtype
-    db, dc = (torch.empty(batch, heads, n_states, dtype=shared, device=x.device) for _ in range(2))
+    db = torch.empty(batch, heads, n_states, dtype=shared, device=x.device)
+    dc = torch.empty_like(db)
     dstate = blank(state) if need_state else None
     share = torch.empty(batch, 3 * heads, dtype=torch.float32, device=x.device)
     dy, read = unit_stride(dy), _laid_out(x, dt, a, b, c, state, d, bias)
@@ -268,19 +269,14 @@ class _Step(torch.autograd.Function):
         dx, ddt, db, dc, dstate, share = _backward(
             dy, dnew, x, dt, a, b, c, state, d, bias, ctx.softplus, need_state
         )
+        da = blank(a)
+        dd = None if d is None else blank(d)
+        dbias = None if bias is None else blank(bias)
+        heads, groups = x.shape[1], b.shape[1]
         with on_device(x):
-            sums = column_sum(share, torch.float32).view(3, -1)
-        return (
-            dx,
-            ddt,
-            sums[0].to(a.dtype),
-            over_heads(db, b.shape[1], b.dtype),
-            over_heads(dc, c.shape[1], c.dtype),
-            dstate,
-            None if d is None else sums[1].to(d.dtype),
-            None if bias is None else sums[2].to(bias.dtype),
-            None,
-        )
+            column_sums(share, da, dd, dbias, ends=(heads, 2 * heads))
+            db, dc = over_heads(db, dc, groups, b.dtype)
+        return dx, ddt, da, db, dc, dstate, dd, dbias, None
 
 
 def _triton(*arguments: Any) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from kernels import _dispatch, _triton
+from kernels import _dispatch, _triton, _tuning
 
 
 class Driver:
@@ -39,7 +39,8 @@ class Driver:
 def stubbed() -> Iterator[Driver]:
     """Every launch ends at the driver given, which keeps the arguments, and operators take Triton.
 
-    What Triton would compile is an object of its own for each of Triton's keys.
+    What Triton would compile is an object of its own for each of Triton's keys. Tiles are kept as
+    on a GPU of which nothing is stored.
     """
     from triton.compiler import CompiledKernel
     from triton.runtime import driver
@@ -67,12 +68,15 @@ def stubbed() -> Iterator[Driver]:
         with (
             mock.patch.object(JITFunction, "_do_compile", compiled),
             mock.patch.object(_triton, "INTERPRETED", True),  # so that Triton takes the CPU's
+            mock.patch.object(_tuning, "_gpu", lambda device: "a GPU that is none"),
             _fresh("_missing_once"),
             _fresh("_candidates_once"),
         ):
             yield stub
     finally:
         driver._active = before
+        for tunable in _tuning.TUNABLES.values():
+            tunable.forget()
 
 
 def _fresh(name: str) -> Any:

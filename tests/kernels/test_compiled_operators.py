@@ -56,6 +56,24 @@ def test_a_changed_choice_is_heeded_by_a_compiled_function():
     assert kernels.usage() == {"attention": {"manual": 1, "chunked": 1}}
 
 
+def test_a_loss_compiled_under_autocast_is_one_graph_and_what_it_is_eagerly():
+    inputs = OPS["linear_cross_entropy"].inputs(
+        OPS["linear_cross_entropy"].cases[0], CPU, torch.float32, 0
+    )
+    x = inputs.pop("x").requires_grad_()
+
+    def slope(call):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = call(x)
+        return loss.detach(), *torch.autograd.grad(loss, x)
+
+    def call(x):
+        return kernels.linear_cross_entropy(x, **inputs, impl="chunked")
+
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    torch.testing.assert_close(slope(compiled), slope(call), rtol=0, atol=0)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU check_kernels compiles in earnest")
 @pytest.mark.parametrize(
     "name", sorted(n for n, op in OPS.items() if "triton" in op.implementations)

@@ -19,6 +19,7 @@ from kernels import OPS
 HERE = Path(__file__).parent
 FILES = (
     "test_huge.py",
+    "test_losses_in_chunks.py",
     "test_operators_are_right.py",
     "test_planted_bugs.py",
     "test_routing.py",

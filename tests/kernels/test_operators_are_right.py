@@ -105,6 +105,30 @@ def test_the_gradient_of_a_sum_is_that_of_ones(op):
             torch.testing.assert_close(one, other, msg=lambda m, n=name: f"{n}: {m}")
 
 
+# Those that are not given zeros for it (``absent_as_none``).
+GIVEN_NONE = [p for p in operators() if p.id in ("moe_gating", "ssd_scan", "token_router")]
+
+
+@pytest.mark.parametrize("op", GIVEN_NONE)
+def test_an_output_that_gets_no_gradient_counts_as_one_that_gets_zeros(op):
+    inputs = op.inputs(modest(op), DEVICE, torch.float32, 0)
+    names = [n for n in op.gradients if inputs.get(n) is not None]
+    for name, implementation in fitting(op, inputs).items():
+        leaves = {n: inputs[n].detach().requires_grad_() for n in names}
+        outputs = as_tuple(implementation(*(inputs | leaves).values()))
+        live = [y for y in outputs if y.requires_grad]
+        assert len(live) > 1
+        wanted = list(leaves.values())
+        for alone in live:
+            ramp = torch.linspace(-1, 1, alone.numel()).view(alone.shape).to(alone)
+            given = [ramp if y is alone else torch.zeros_like(y) for y in live]
+            among = torch.autograd.grad(live, wanted, given, retain_graph=True)
+            found = torch.autograd.grad(
+                alone, wanted, ramp, retain_graph=True, materialize_grads=True
+            )
+            torch.testing.assert_close(found, among, msg=lambda m, n=name: f"{n}: {m}")
+
+
 def turned(x):
     """The same values, but in memory the last two dimensions stand in the other order."""
     if not isinstance(x, torch.Tensor) or x.dim() < 2:

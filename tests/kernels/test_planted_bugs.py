@@ -96,7 +96,7 @@ BUGS = {
         HEADS | {"offset": 4, "on_device": True},
     ),
     "rope: a full interleaved table is read as a half one": (
-        "kernels._qk", "step = 2 if interleaved and cos.shape[1] == dim else 1", "step = 1",
+        "kernels._qk", "step = 2 if interleaved and width == dim else 1", "step = 1",
         HEADS | {"interleaved": True, "full": True},
     ),
     "qk_norm: the mean is missing from dx": (
@@ -184,8 +184,7 @@ BUGS = {
         "total = total * 0.0 + tl", {"rows": 2, "dim": 4, "words": 66000},
     ),
     "linear_cross_entropy: the mean is over all tokens": (
-        "kernels.linear_cross_entropy", "(target_N != ignore_index).sum()",
-        "(target_N == target_N).sum()", None,
+        "kernels.linear_cross_entropy", "((b_target != ignore_index) & m)", "m", None,
     ),
     "graph_diffusion: the graph is transposed": (
         "kernels.graph_diffusion", "o_p = o_m[:, None] * p_column + o_m[None, :] * p_row",
@@ -195,7 +194,7 @@ BUGS = {
         "kernels.graph_diffusion", "b_h += b_sum", "b_h += 0.0", None,
     ),
     "graph_diffusion: slopes and states are paired in the same order": (
-        "kernels.graph_diffusion", "reversed(slopes.unbind())", "slopes", None,
+        "kernels.graph_diffusion", "STEPS - 1 - s if BACKWARD else s", "s", None,
     ),
     "gated_rms_norm: the gate comes after the norm": (
         "kernels.gated_rms_norm._kernels", "b_r = tl.rsqrt(tl.sum(b_h * b_h, axis=1) / E + EPS)",
@@ -328,8 +327,7 @@ BUGS = {
         STEP_FEW,
     ),
     "ssd_step: heads of a group are not added up": (
-        "kernels.ssd_scan._launch", "sum(-2, dtype=torch.float32)", "mean(-2, dtype=torch.float32)",
-        STEP_FEW,
+        "kernels.ssd_scan._group_sums", "b_sum += tl.load(p_in", "b_sum = tl.load(p_in", STEP_FEW,
     ),
     "ssd_step: the state's gradient does not decay": (
         STEP, "(b_g * fall).to(tl.float32)", "b_g.to(tl.float32)", STEP_FEW,
@@ -400,7 +398,7 @@ BUGS = {
         EXPERTS, "b_gate * tl.sigmoid(b_gate) * b_up", "b_gate * b_up", MIXTURE,
     ),
     "moe_experts: choices are taken for tokens": (
-        EXPERTS, "o_n = (tl.load(choice_ptr + o_m) // K)", "o_n = (tl.load(choice_ptr + o_m) % K)",
+        EXPERTS, "o_n = (tl.load(order_ptr + o_m) // K)", "o_n = (tl.load(order_ptr + o_m) % K)",
         MIXTURE,
     ),
     "moe_experts: only the last choice of a token counts": (

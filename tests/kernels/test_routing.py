@@ -52,6 +52,27 @@ def test_what_was_not_chosen_passes_through_bit_for_bit(scatter):
     assert not torch.equal(y[~rest], x[~rest])
 
 
+@pytest.mark.skipif(missing(DEVICE.type) is not None, reason="needs Triton to run")
+def test_what_is_no_place_is_left_out_forward_and_backward():
+    torch.manual_seed(0)
+    scatter = OPS["token_scatter"].implementations["triton"]
+    x, update = torch.randn(2, 9, 5, device=DEVICE), torch.randn(2, 4, 5, device=DEVICE)
+    weight = torch.randn(2, 4, device=DEVICE)
+    index = torch.tensor([[0, -1, 8, 3], [1, 9, 2, 1 << 40]], device=DEVICE)
+    inside = (index >= 0) & (index < 9)
+    leaves = [t.clone().requires_grad_() for t in (x, update, weight)]
+    y = scatter(*leaves, index)
+    found = y, *torch.autograd.grad(y, leaves, x)
+
+    # The same as places that are there, with weights and gradients of zero.
+    leaves = [t.clone().requires_grad_() for t in (x, update, weight)]
+    expected = OPS["token_scatter"].reference(
+        leaves[0], leaves[1], leaves[2] * inside, index.where(inside, 7)
+    )
+    slopes = torch.autograd.grad(expected, leaves, x)
+    torch.testing.assert_close(found, (expected, *slopes))
+
+
 @pytest.mark.parametrize("gate", each("moe_gating"))
 def test_of_equal_logits_the_expert_of_lower_number_is_chosen(gate):
     rows = torch.tensor([1.0, 2.0, 1.0, 2.0, 2.0, -1.0, 0.0], device=DEVICE)
@@ -156,16 +177,19 @@ def test_the_order_by_expert_is_that_of_a_stable_sort():
     n_experts, m = 40, 16
     index = torch.randint(-1, n_experts - 1, (10_000, 2), device=DEVICE)  # the last gets none
     order = by_expert(index, n_experts, m)
+    table = order.table
+    choice, row = table[: order.n_choices], table[order.row_at :][: order.n_choices]
     flat = index.flatten()
     kept = int((flat >= 0).sum())
     expected = flat.argsort(stable=True)[len(flat) - kept :]
-    assert torch.equal(order.choice[:kept].long(), expected)
-    assert torch.equal(order.row[expected].long(), torch.arange(kept, device=DEVICE))
-    assert bool((order.row[flat < 0] == -1).all())
+    assert torch.equal(choice[:kept].long(), expected)
+    assert torch.equal(row[expected].long(), torch.arange(kept, device=DEVICE))
+    assert bool((row[flat < 0] == -1).all())
     ends = torch.bincount(flat[flat >= 0], minlength=n_experts).cumsum(0)
-    assert order.first.tolist() == [0, *ends.tolist()]
+    assert table[order.first_at :][: n_experts + 1].tolist() == [0, *ends.tolist()]
     rows = []
-    for expert, first, end in order.block.T.tolist():
+    blocks = table[order.block_at :][: 3 * order.n_blocks].view(3, -1)
+    for expert, first, end in blocks.T.tolist():
         if expert >= 0:
             assert end == ends[expert]
             rows += [(row, expert) for row in range(first, min(first + m, end))]

@@ -1,0 +1,67 @@
+"""linear_cross_entropy where its tokens are taken in several chunks, and the sum over them."""
+
+import sys
+
+import pytest
+import torch
+from subjects import DEVICE, implementations
+
+import kernels
+from kernels import OPS, linear_cross_entropy
+from kernels._check import Exact
+from kernels._triton import missing
+
+OP = OPS["linear_cross_entropy"]
+MODULE = sys.modules["kernels.linear_cross_entropy"]  # the package has the function of that name
+CASE = next(case for case in OP.cases if not case.bench)  # 63 tokens, some of which do not count
+
+
+@pytest.mark.parametrize("impl", implementations(OP))
+@pytest.mark.parametrize("tokens", [16, 62])
+def test_the_chunks_together_are_the_whole(impl, tokens, monkeypatch):
+    inputs = OP.inputs(CASE, DEVICE, torch.float32, 0)
+    n_words = inputs["weight_VD"].shape[0]
+    monkeypatch.setattr(MODULE, "CHUNK_BYTES", 4 * n_words * tokens)
+    wrong = [str(c) for c in Exact(OP, inputs).compare(OP.implementations[impl]) if not c.right]
+    assert not wrong
+
+
+@pytest.mark.parametrize("gradient", ["x", "weight_VD"])
+@pytest.mark.parametrize("impl", implementations(OP))
+def test_one_gradient_alone_is_what_it_is_beside_the_other(impl, gradient, monkeypatch):
+    monkeypatch.setattr(MODULE, "CHUNK_BYTES", 4 * 1000 * 40)
+    inputs = OP.inputs(CASE, DEVICE, torch.float32, 0)
+
+    def found(*names):
+        leaves = {n: inputs[n].detach().requires_grad_() for n in names}
+        loss = linear_cross_entropy(**(inputs | leaves), impl=impl)
+        return dict(zip(names, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+    torch.testing.assert_close(found(gradient)[gradient], found("x", "weight_VD")[gradient])
+
+
+@pytest.mark.skipif(missing(DEVICE.type) is not None, reason="needs Triton to run")
+@pytest.mark.parametrize("mean", [True, False])
+def test_the_sum_is_over_more_tokens_than_one_block_holds(mean):
+    torch.manual_seed(0)
+    losses = torch.rand(9000, device=DEVICE)
+    target = torch.randint(-1, 5, losses.shape, device=DEVICE)
+    found = MODULE._total_triton(losses, target, -1, mean)
+    torch.testing.assert_close(found, MODULE._total_torch(losses, target, -1, mean))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("impl", sorted({"chunked", "torch"} & {*implementations(OP)}))
+def test_a_loss_in_fp64_is_exact_to_fp64(impl, reduction):
+    inputs = OP.inputs(CASE, DEVICE, torch.float64, 0) | {"reduction": reduction}
+    exact = torch.nn.functional.cross_entropy(
+        inputs["x"] @ inputs["weight_VD"].T, inputs["target"], reduction=reduction
+    )
+    found = linear_cross_entropy(**inputs, impl=impl)
+    torch.testing.assert_close(found, exact, rtol=1e-12, atol=0)
+
+
+def test_a_map_to_no_words_is_left_to_torch():
+    x, weight = torch.randn(3, 4), torch.randn(0, 4)
+    with pytest.raises(kernels.Unavailable, match="takes no empty tensors"):
+        linear_cross_entropy(x, weight, torch.zeros(3, dtype=torch.int64), impl="chunked")
