@@ -9,6 +9,7 @@ from sessions.model import Ceilings, Segment
 from sessions.numbers import number
 from sessions.verdict_words import duration
 
+UTILIZATION = "MFU"  # of the *measured* matrix rate
 _DAY_S = 86400.0
 
 
@@ -59,6 +60,13 @@ def utilization(segment: Segment, step_ms: float) -> float:
     if not known or not step_ms > 0:
         return math.nan
     return float(flops) / (1e-3 * step_ms) / float(rate)  # type: ignore[arg-type]
+
+
+def doubt(segment: Segment, step_ms: float) -> str:
+    """That no step can use more than all of the ceiling, where it seems to, and what to do."""
+    if not utilization(segment, step_ms) > 1:
+        return ""
+    return f"{UTILIZATION} above 100 %: the ceiling is too low, run workbench ceilings --measure"
 
 
 def ceiling_words(segment: Segment) -> str:

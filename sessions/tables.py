@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sessions import checked
-from sessions.ceilings import utilization
+from sessions.ceilings import UTILIZATION, doubt, utilization
 from sessions.comparison import (
     Arm,
     Comparison,
@@ -120,8 +120,6 @@ def differences_table(comparison: Comparison, title: str = "Differences") -> Tab
     return Table(title, columns, rows)
 
 
-# Of the *measured* matrix rate: ``sessions.ceilings.utilization``.
-UTILIZATION = "MFU"
 NUMBERS = "numbers"
 _STEP_COLUMNS = [
     Column("steady steps"),
@@ -196,6 +194,8 @@ def _note(arm: Arm, arms: Sequence[Arm]) -> str:
         notes.append(arm.ratio.reason)
     if len({one.clock for one in arms if one.summary.n}) > 1 and arm.summary.n:
         notes.append(f"{arm.clock} time")
+    if found := doubt(arm.segment, arm.summary.median):
+        notes.append(found)
     return "; ".join(notes)
 
 

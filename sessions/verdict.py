@@ -252,7 +252,8 @@ def judge_pairs(
             if cycles.mean * time.mean > 0:  # else more of the same would only confirm it
                 more_s = seconds_to_tell(cycles, 0.0, seconds)
     elif verdict in ("FASTER", "SLOWER"):
-        reasons.append(f"{count}, not for {MIN_PAIRS}: not confirmed in clock cycles")
+        few = f"{count}, not for {MIN_PAIRS}" if known.any() else "the clock is not known here"
+        reasons.append(f"{few}: not confirmed in clock cycles")
     if floor > region:
         reasons.append(
             f"identical arms differ by up to {100 * floor:.2g} % on this machine, "

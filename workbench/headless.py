@@ -115,6 +115,8 @@ class _Driver:
                 goes_on = True
                 while goes_on and not self._interrupt.pressed:
                     goes_on = self._drive(Runner(self._journal))
+            if self._interrupt.pressed and self._outcome.reason == "died":
+                self._outcome.reason = "cancelled"  # it did not hear, and was ended by force
             self._own(self._plan.finish("interrupted" if self._interrupt.pressed else ""))
         finally:
             self._journal.close(keep=bool(self._recorder.session.segments))

@@ -181,6 +181,15 @@ def test_segments_table_states_the_models_share_of_the_measured_matrix_rate():
     assert tables.text(table.rows[1][place]) == tables.MISSING  # no FLOPs are known of it
 
 
+def test_a_share_above_all_of_the_ceiling_is_told_as_the_ceilings_fault():
+    session = session_of(10.0, 8.0)
+    session.segments[0].ledger |= {"model_flops": 4e9, "matrix_flops_per_s": 1e12}
+    session.segments[1].ledger |= {"model_flops": 4e10, "matrix_flops_per_s": 1e12}
+    notes = [row[-1] for row in tables.segments_table(session).rows]
+    assert notes[0] == "baseline"
+    assert "above 100 %" in notes[1] and "workbench ceilings --measure" in notes[1]
+
+
 def test_segments_table_says_of_each_segment_whether_its_numbers_were_right():
     session = session_of(10.0, 8.0, 6.0, 5.0)
     assert "numbers" not in [column.name for column in tables.segments_table(session).columns]

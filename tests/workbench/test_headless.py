@@ -116,6 +116,6 @@ def test_a_runner_that_does_not_hear_ctrl_c_is_ended_by_force(monkeypatch):
     stepped = threading.Event()
     press_ctrl_c(after=stepped)
     outcome = run(choose, watch=lambda said: isinstance(said, protocol.Steps) and stepped.set())
-    assert outcome.reason == "died"
+    assert outcome.reason == "cancelled"
     assert "did not stop when cancelled" in outcome.failures[-1].sentence
     assert len(outcome.session.segments[0].steps["t_s"]) > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 from sessions.verdict import REGION
@@ -31,11 +32,16 @@ def region_argument(parser: argparse.ArgumentParser) -> None:
     """``--region``: in percent, within which a difference is none."""
     parser.add_argument(
         "--region",
-        type=positive_float,
+        type=percent,
         default=100 * REGION,
         metavar="PERCENT",
         help=f"what counts as the same; default: {100 * REGION:g}",
     )
+
+
+def percent(text: str) -> float:
+    """A number above 0 and below 100, for argparse."""
+    return float(_positive(text, float, "a percentage above 0 and below 100", below=100))
 
 
 def positive_int(text: str) -> int:
@@ -48,11 +54,13 @@ def positive_float(text: str) -> float:
     return float(_positive(text, float, "a number above 0"))
 
 
-def _positive(text: str, kind: type[int] | type[float], expected: str) -> float:
+def _positive(
+    text: str, kind: type[int] | type[float], expected: str, below: float = math.inf
+) -> float:
     try:
         value = kind(text)
     except ValueError:
         value = 0
-    if not 0 < value < float("inf"):
+    if not 0 < value < below:
         raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
     return value

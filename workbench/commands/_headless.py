@@ -103,7 +103,8 @@ def settle(outcome: Outcome, output: Path | None) -> str | None:
         except SessionError as error:
             raise Failed(f"{error} {_kept(outcome.journal)}") from None
         saved = str(output)
-    if saved is None and session.segments and outcome.reason == "died":
+    lost = any(failure.kind == "died" for failure in outcome.failures)
+    if saved is None and session.segments and (lost or outcome.reason == "died"):
         say(_kept(outcome.journal))
     else:
         outcome.journal.unlink(missing_ok=True)

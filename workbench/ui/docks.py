@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from PySide6.QtCore import QSize, Qt, QTimer
+from PySide6.QtCore import QEvent, QObject, QSize, Qt, QTimer
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QDockWidget,
     QHBoxLayout,
@@ -27,6 +28,7 @@ LEFT_WIDTH = 352
 LEFT = {"build", "toggles"}
 LEFT_LEAST = 300  # narrower, its texts would be cut off
 BUILD_HEIGHT = 376  # holds all of a usual form
+LEFT_AREA = Qt.DockWidgetArea.LeftDockWidgetArea
 BUILD_SHARE = 0.5  # of the left column's height, at most
 BOTTOM_HEIGHT = 208
 # In one place, as tabs.
@@ -63,10 +65,33 @@ class Desk(QMainWindow):
                 moved.connect(lambda *_: self._settle.start(0))
         self._place()
         self._fresh = self.saveState()
+        self._width, self._left = self.width(), LEFT_WIDTH
+        self.docks["build"].installEventFilter(self)
 
     def minimumSizeHint(self) -> QSize:
         """Small: a banner above takes its room from the docks and never makes the window grow."""
         return QSize(640, 360)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """A wider window is wider where the plots are: Qt would give the forms half of it."""
+        super().resizeEvent(event)
+        self._width = self.width()
+        self._keep_left()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Remember how wide a person, or a kept layout, makes the forms."""
+        resized = event.type() == QEvent.Type.Resize and self._width == self.width()
+        if resized and not self.docks["build"].isFloating():
+            self._left = self.docks["build"].width()
+        return super().eventFilter(watched, event)
+
+    def _keep_left(self) -> None:
+        docks = self.docks
+        if docks["build"].isFloating() or self.dockWidgetArea(docks["build"]) != LEFT_AREA:
+            return
+        across = Qt.Orientation.Horizontal
+        left = self._left
+        self.resizeDocks([docks["build"], docks["live"]], [left, self._width - left], across)
 
     def arrange(self) -> None:
         """Put every dock where a fresh window has it."""
@@ -78,7 +103,7 @@ class Desk(QMainWindow):
         QTimer.singleShot(0, self._resize)
 
     def _place(self) -> None:
-        left, right = Qt.DockWidgetArea.LeftDockWidgetArea, Qt.DockWidgetArea.RightDockWidgetArea
+        left, right = LEFT_AREA, Qt.DockWidgetArea.RightDockWidgetArea
         down = Qt.Orientation.Vertical
         docks = self.docks
         self.addDockWidget(left, docks["build"])

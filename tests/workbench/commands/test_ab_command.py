@@ -61,6 +61,13 @@ def test_both_arms_share_what_is_named_for_both_and_differ_in_their_own(ran, sen
     assert (command.budget_s, command.region, command.order) == (7.0, 0.02, "abba")
 
 
+def test_a_region_of_everything_is_a_mistake_in_percent(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["ab", "hydra", "--region", "200"])
+    assert ended.value.code == 2
+    assert "'200' is not a percentage above 0 and below 100" in capsys.readouterr().err
+
+
 def test_without_arms_a_is_compared_with_a(ran, sent, capsys):
     told = sent(*answers(ran.catalogue))
     main(["ab", "hydra"])

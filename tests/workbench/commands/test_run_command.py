@@ -177,6 +177,20 @@ def test_a_runner_that_died_leaves_a_journal_where_no_file_was_asked_for(
     assert len(hdf5.load(tmp_path / "a.h5").segments) == 3
 
 
+def test_ctrl_c_is_130_also_where_the_runner_had_to_be_ended_by_force(
+    ran, sent, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("workbench.client.GRACE_S", 0.1)
+    sent(ran.catalogue, *wire_samples.stream()[1:-2])
+    press_ctrl_c(every_s=0.7)
+    assert main(["run", "hydra", "--json"]) == 130
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["reason"] == "cancelled"
+    left = printed.err.strip().rpartition("workbench recover ")[2]
+    assert main(["recover", left, "-o", str(tmp_path / "a.h5")]) == 0
+    assert len(hdf5.load(tmp_path / "a.h5").segments) == 3
+
+
 def test_ctrl_c_is_130_and_keeps_what_was_measured(ran, sent, tmp_path, capsys):
     end = protocol.encode(protocol.Finished(reason="cancelled", steps=60))
     waits = f"sys.stdin.readline(), sys.stdin.readline(); os.write(1, {end!r}); sys.stdin.read()"

@@ -7,10 +7,13 @@ import signal
 
 from PySide6.QtWidgets import QWidget
 
+from workbench.ui import interrupts as interrupts_
 from workbench.ui.interrupts import Interrupts
 
 
-def test_ctrl_c_closes_the_window_and_later_does_what_it_did_before(qtbot):
+def test_ctrl_c_closes_the_window_and_later_does_what_it_did_before(qtbot, monkeypatch):
+    exits = []  # the real one would end every later event loop of these tests too
+    monkeypatch.setattr(interrupts_.QApplication, "exit", lambda: exits.append(1))
     before = signal.getsignal(signal.SIGINT)
     window = QWidget()
     qtbot.addWidget(window)
@@ -19,6 +22,7 @@ def test_ctrl_c_closes_the_window_and_later_does_what_it_did_before(qtbot):
     with qtbot.waitSignal(interrupts.pressed, timeout=5000):
         os.kill(os.getpid(), signal.SIGINT)
     qtbot.waitUntil(lambda: not window.isVisible())
+    assert exits == [1]
     interrupts.end()
     assert signal.getsignal(signal.SIGINT) is before
     descriptor = signal.set_wakeup_fd(-1)

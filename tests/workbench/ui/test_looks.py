@@ -132,6 +132,21 @@ def test_the_left_column_is_never_narrower_than_its_texts(qtbot, window):
         assert docks[name].width() >= 300
 
 
+def test_a_wider_window_is_wider_where_the_plots_are(qtbot, window):
+    docks = window.desk.docks
+    qtbot.waitUntil(lambda: 340 < docks["build"].width() < 370)
+    window.resize(1900, 1000)
+    qtbot.waitUntil(lambda: window.desk.width() > 1800)
+    qtbot.waitUntil(lambda: docks["build"].width() < 370)
+    assert docks["live"].width() > 1400
+    across = Qt.Orientation.Horizontal
+    window.desk.resizeDocks([docks["build"], docks["live"]], [500, 1400], across)
+    qtbot.waitUntil(lambda: docks["build"].width() > 490)
+    window.resize(1500, 900)
+    qtbot.waitUntil(lambda: window.desk.width() < 1600)
+    qtbot.waitUntil(lambda: 480 < docks["build"].width() < 520)
+
+
 @pytest.fixture
 def offered(state):
     """The window's state with a catalogue and a configuration, without a runner."""
