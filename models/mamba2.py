@@ -317,9 +317,8 @@ def costs(config: Mamba2Config) -> Costs:
     def inference_per_token(how: How) -> int:
         # The block's input and its norm; all that in_proj and the convolution make.
         before = 2 * dim * how.stream + (size.projected + size.convolved) * how.element
-        if how.fused:  # the scan's output, with its states at all chunks, or the norm's
-            states = beside(how).backward // 2 // (how.batch * how.sequence)
-            return before + size.inner * how.element + max(size.inner * how.element, states)
+        if how.fused:  # the scan's output and the norm's
+            return before + 2 * size.inner * how.element
         # The last chunk's decays, in FP64, and weights; while these are made more of the kind, then
         # the scan's outputs, by chunk and together, D x, and their sum.
         of_chunk = min(CHUNK, how.sequence) ** 2 * size.n_heads // how.sequence

@@ -139,7 +139,6 @@ EVERY_SECOND_TOKEN = {"mixture_of_depths": True, "depth_every": 1, "depth_capaci
         ("mahia", EXPERTS_OF_MAHIA, "train", False),
         ("mahia", EXPERTS_OF_MAHIA, "forward", True),
         ("moe", {"hidden_dim": 256}, "forward", True),
-        ("mamba2", {"d_state": 64}, "forward", True),
         ("hydra", EVERY_SECOND_TOKEN, "forward", True),
         ("hydra", {"mlp_ratio": 0.5}, "prefill", False),
     ],
