@@ -205,12 +205,15 @@ def _inference(costs: Costs, size: Precision, how: How, quantized: Saving | None
     which an operator may widen for its product: one layer's, in FP32 and in what it computes.
     """
     decoding, tokens = how.workload in _DECODING, how.batch * how.sequence
+    # Where every block computes some of the tokens only, the largest.
+    largest = max(map(max, costs.block_passes), default=1.0)
     if costs.inference_per_token is None:
         held = _unit(costs, size, how)
         live = tokens * held.kept_per_token + held.kept
     else:
         live = tokens * costs.inference_per_token(how)
     last = tokens * costs.dim * size.stream  # what the blocks give, and normalised
+    live = round(min(1.0, largest) * live)
     logits = how.batch * (1 if decoding else how.sequence) * costs.rows * size.compute + 2 * last
     beside = how.batch * costs.saved_per_sequence * size.compute
     adapting = 0 if decoding else last + costs.adapting_bytes

@@ -110,8 +110,8 @@ def costs(config: HydraConfig) -> Costs:
         return dense_block(
             how,
             dim=dim,
-            projected=projected,
-            rotating=2 * q_dim + kv_dim,
+            projected=projected + q_dim,
+            rotating=3 * q_dim,
             attending=projected + layer.saved - 2 * dim - 3 * hidden,
             hidden=hidden,
         )

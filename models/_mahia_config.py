@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from models import _fields
-from models._costs import Costs, How, dense_block
+from models._costs import Costs, Held, How, dense_block
+from models._expert_costs import experts_at_work, experts_by_torch
 from models._family import setting
 from models._layers import mlp_width
 from models._mistake import ConfigurationError
@@ -141,16 +142,27 @@ def costs(config: MahiaConfig) -> Costs:
     biases = 2 * table + fused + config.output_dim + (layers * heads if gate else 0)
     # Queries, keys and values as they are and rotated, the attention's output; filtered, mixed.
     attending = 6 * text + (2 * text + heads if gate else 0)
+    # Both norms' outputs, rotated q, k, v, the attention's output, the filtered values, their
+    # mixture, the gates.
+    around = 2 * text + 4 * text + (2 * text + heads if gate else 0)
+    sizes = {"dim": text, "width": hidden, "n": copies, "k": served}
+
+    def by_torch(how: How) -> Held:
+        held = experts_by_torch(how, **sizes)
+        more = around * how.element + 4 * (heads + 2 + copies)
+        return replace(held, kept_per_token=held.kept_per_token + more)
 
     def inference_per_token(how: How) -> int:
         block = dense_block(
             how,
             dim=text,
-            projected=3 * text,
+            projected=4 * text,
             rotating=3 * text,
             attending=attending,
-            hidden=hidden * served,
+            hidden=0 if config.use_moe else hidden,
         )
+        if config.use_moe:
+            block = max(block, 3 * text * how.stream + experts_at_work(how, **sizes))
         return block + text * how.element  # what attention gave goes when the block ends
 
     return Costs(
@@ -161,12 +173,8 @@ def costs(config: MahiaConfig) -> Costs:
         matmul_per_token=layers * (attention + router + served * mlp),
         score_width=layers * text,
         cached_per_token=0,
-        # Both norms' outputs, rotated q, k, v, the attention's output, the filtered values, their
-        # mixture, the gates; gate, up, their product. The experts keep their inputs once.
-        saved_per_token=2 * text
-        + 4 * text
-        + (2 * text + heads if gate else 0)
-        + (2 * served * hidden if config.use_moe else 3 * hidden),
+        # Also gate, up, their product. The experts keep their inputs once.
+        saved_per_token=around + (2 * served * hidden if config.use_moe else 3 * hidden),
         saved_stream_per_token=2 * text,
         saved_fp32_per_token=heads + 2,
         unfused_per_token=hidden * served,
@@ -189,4 +197,7 @@ def costs(config: MahiaConfig) -> Costs:
         linears_after=beside + config.max_layers * (layer + fused),
         backward_per_token=2 * hidden * served,  # the gradients of gate and up
         inference_per_token=inference_per_token,
+        by_torch=by_torch if config.use_moe else None,
+        decisive="moe_experts" if config.use_moe else "",
+        cast_by_operators=copies * mlp if config.use_moe else 0,
     )

@@ -10,8 +10,11 @@ vectors instead of tokens: ``MixtureOfExpertsSystem``, ``FullyOptimizedMoESystem
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from models._costs import Costs, Held, How
 from models._cuda_graph import CUDAGraphInference
+from models._expert_costs import experts_at_work, experts_by_torch
 from models._family import Family
 from models._language_model import LanguageModel, loss_operators
 from models._mixture import MixtureOfExperts, make_blocks
@@ -46,8 +49,7 @@ def construct(config: MoEConfig) -> LanguageModel:
 def costs(config: MoEConfig) -> Costs:
     """What the sizes cost: memory by all experts, work by those a token is sent to.
 
-    The projection of the noise, which only training has, is left out of the work. PyTorch's experts
-    take on a GPU, and compiled, every token through every expert; on a CPU through those it chose.
+    The projection of the noise, which only training has, is left out of the work.
     """
     dim, layers, rows, width = config.input_dim, config.n_layers, config.rows, config.hidden_dim
     n_experts, k = config.num_experts, config.active_experts
@@ -63,53 +65,24 @@ def costs(config: MoEConfig) -> Costs:
     # Log-sum-exp, both norms' inverse deviations; the router's probabilities; the noise.
     around_fp32 = config.n_heads + 2 + n_experts + (3 * n_experts + dim if noisy else 0)
 
+    sizes = {"dim": dim, "width": width, "n": n_experts, "k": k}
+
     def by_torch(how: How) -> Held:
-        element = how.element
+        held, element = experts_by_torch(how, **sizes), how.element
         if how.compiled:
-            # Each expert's result, which autocast leaves as it is; with gate, up and their product.
-            result = dim * (2 if how.autocast else 4)
-            # The router's input, where that is a copy; sums of weights, the sorted choices and
-            # their order (int64); the noise.
-            routing = (dim if how.stream < 4 else 0) + 2 + k + 2 * n_experts
-            routing += 2 * n_experts if noisy else 0
-            fp32 = config.n_heads + 2 + n_experts + routing
-            kept = around * element + 4 * fp32 + 3 * shared * width * element
-            return Held(
-                # Also whether an expert is each of the choices (bool).
-                kept_per_token=kept + n_experts * (3 * width * element + result + k),
-                # The gradients of the product, of gate and of up, while product and result are
-                # gone; or that of the result.
-                backward_per_token=n_experts * max(2 * width * element - result, dim * element),
-                # Gate and up, laid out anew; of autocast's copies these are all that is kept.
-                kept=0 if how.autocast else 2 * n_experts * width * dim * element,
-            )
-        # The router's input, where that is a copy, and its order (int64); k times a weight twice.
-        routing = (dim if element < 4 else 0) + 2 * n_experts + 2 * k
-        kept = around * element + 4 * (around_fp32 + routing) + 4 * shared * width * element
-        # Of an expert: gate, up and silu(gate) in FP32, their product, the result in FP32.
-        of_one = (3 * 4 + element) * width + 4 * dim
-        if how.device_type == "cpu":
-            # Its token, the result times its weight; that weight, and both places (int64).
-            kept += k * (of_one + dim * element + 4 * dim + 5 * 4)
-            kept -= dim * element if element < 4 else 0  # of the router's input the copy alone
-            return Held(kept_per_token=kept, backward_per_token=3 * 4 * width)
-        at_most = max(8 * dim + (3 * 4 + element) * width, 6 * 4 * width)
-        return Held(
-            # Also its weight, and whether it is each of the choices (bool).
-            kept_per_token=kept + n_experts * (of_one + 4 + k),
-            # The gradients of the result, twice; or of gate, up and the two products in FP32.
-            backward_per_token=n_experts * (at_most - of_one) + 2 * shared * width * element,
-            kept=2 * n_experts * width * dim * element,  # gate and up, laid out anew
-        )
+            fp32 = config.n_heads + 2 + n_experts + (2 * n_experts if noisy else 0)  # the noise
+            more = around * element + 4 * fp32 + 3 * shared * width * element
+            return replace(held, kept_per_token=held.kept_per_token + more)
+        backward = held.backward_per_token
+        if how.device_type != "cpu":
+            backward += 2 * shared * width * element
+        more = around * element + 4 * around_fp32 + 4 * shared * width * element
+        return replace(held, kept_per_token=held.kept_per_token + more, backward_per_token=backward)
 
     def inference_per_token(how: How) -> int:
-        before = 3 * dim * how.stream  # the block's input, with attention, and its norm
-        if how.fused:
-            return before + (3 * (k + shared) * width + dim) * how.element
-        # Gate and up with copies in FP32, silu(gate) and the product: 16 bytes in either precision.
-        if how.device_type == "cpu" and not how.compiled:  # one expert's share of the choices
-            return before + 4 * dim + k * (16 * width + dim * (how.element + 8)) // n_experts
-        return before + 16 * n_experts * width
+        # The block's input, with attention, and its norm; then the routed or the shared experts.
+        by_all = (dim + 3 * shared * width) * how.element if shared else 0
+        return 3 * dim * how.stream + max(experts_at_work(how, **sizes), by_all)
 
     return Costs(
         parameters=layers * (linears + router * (2 if noisy else 1) + 2 * dim)

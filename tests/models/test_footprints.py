@@ -129,6 +129,32 @@ def test_the_peak_of_a_tiny_inference_is_estimated_within_a_tenth(name, workload
     assert estimate == pytest.approx(held, rel=0.1)
 
 
+EXPERTS_OF_MAHIA = {"use_moe": True}
+EVERY_SECOND_TOKEN = {"mixture_of_depths": True, "depth_every": 1, "depth_capacity": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "workload", "fused"),
+    [
+        ("mahia", EXPERTS_OF_MAHIA, "train", False),
+        ("mahia", EXPERTS_OF_MAHIA, "forward", True),
+        ("moe", {"hidden_dim": 256}, "forward", True),
+        ("hydra", EVERY_SECOND_TOKEN, "forward", True),
+        ("hydra", {"mlp_ratio": 0.5}, "prefill", False),
+    ],
+)
+def test_other_sizes_than_the_presets_are_estimated_within_a_tenth(name, fields, workload, fused):
+    family = FAMILIES[name]
+    config = family.configure("tiny", {"n_layers": 4} | fields)
+    step = {"batch": 16, "sequence": min(256, family.longest(config))}
+    step |= {"precision": "half", "fused": fused}
+    if workload == "train":
+        estimate, held = estimated_and_held(family, config, step)
+    else:
+        estimate, held = inferred(name, config, workload, step)
+    assert estimate == pytest.approx(held, rel=0.1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("precision", ["fp32", "amp", "half"])
