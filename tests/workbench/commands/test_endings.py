@@ -14,7 +14,7 @@ from interrupts import press_ctrl_c
 
 from workbench import commands, protocol
 from workbench.cli import main
-from workbench.commands import compare, export, onnx
+from workbench.commands import compare, export, onnx, report
 
 COMMANDS = {
     "run": ["run", "hydra"],
@@ -126,6 +126,7 @@ def test_an_export_to_onnx_answers_however_it_ends(
 
 READ = {
     "export": ["--table", "segments", "-o", "out.md"],
+    "report": ["-o", "out.html"],
     "compare": ["{file}"],
     "info": [],
 }
@@ -145,7 +146,7 @@ def test_a_damaged_file_is_1_with_its_reason_for_people_and_programs(
     assert str(damaged) in printed.err
 
 
-@pytest.mark.parametrize(("name", "module"), [("export", export), ("compare", compare)])
+@pytest.mark.parametrize(("name", "module"), [("export", export), ("compare", compare), ("report", report)])
 def test_reading_files_that_is_interrupted_is_130_and_still_answers(
     name, module, pair, tmp_path, monkeypatch, capsys
 ):
