@@ -146,7 +146,9 @@ def test_a_damaged_file_is_1_with_its_reason_for_people_and_programs(
     assert str(damaged) in printed.err
 
 
-@pytest.mark.parametrize(("name", "module"), [("export", export), ("compare", compare), ("report", report)])
+@pytest.mark.parametrize(
+    ("name", "module"), [("export", export), ("compare", compare), ("report", report)]
+)
 def test_reading_files_that_is_interrupted_is_130_and_still_answers(
     name, module, pair, tmp_path, monkeypatch, capsys
 ):
