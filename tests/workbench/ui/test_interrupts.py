@@ -5,13 +5,23 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 from PySide6.QtWidgets import QWidget
 
 from workbench.ui import interrupts as interrupts_
 from workbench.ui.interrupts import Interrupts
 
 
-def test_ctrl_c_closes_the_window_and_later_does_what_it_did_before(qtbot, monkeypatch):
+@pytest.fixture
+def handling():
+    """Gives SIGINT another handling, until the end: that of a background job is to ignore it."""
+    before = signal.getsignal(signal.SIGINT)
+    yield lambda handler: signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_closes_the_window_and_later_does_what_it_did_before(qtbot, monkeypatch, handling):
+    handling(signal.default_int_handler)
     exits = []  # the real one would end every later event loop of these tests too
     monkeypatch.setattr(interrupts_.QApplication, "exit", lambda: exits.append(1))
     before = signal.getsignal(signal.SIGINT)
@@ -28,3 +38,15 @@ def test_ctrl_c_closes_the_window_and_later_does_what_it_did_before(qtbot, monke
     descriptor = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(descriptor)
     assert descriptor == -1
+
+
+def test_what_is_to_ignore_interruptions_goes_on_ignoring_them(qtbot, handling):
+    handling(signal.SIG_IGN)
+    window = QWidget()
+    qtbot.addWidget(window)
+    window.show()
+    interrupts = Interrupts(window)
+    with qtbot.assertNotEmitted(interrupts.pressed, wait=50):
+        os.kill(os.getpid(), signal.SIGINT)
+    interrupts.end()
+    assert window.isVisible() and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
