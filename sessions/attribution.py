@@ -213,15 +213,17 @@ def measure(
     region: float = verdict.REGION,
     floor: float = 0.0,
     half_width: float = verdict.HALF_WIDTH,
+    seconds: float = math.nan,
 ) -> list[Effect]:
     """The effects on step time: rounds of block medians (rounds, arms), and of SM clocks.
 
     FASTER and SLOWER are corrected for their number (Holm); the intervals are each 95 %.
+    ``seconds`` is how long the rounds took, from which follows how much longer would decide.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         logs, cycles = np.log(medians_ms), np.log(medians_ms) + np.log(clocks_mhz)
     found = [
-        None if one.reason else _judge(one, logs, cycles, region, floor, half_width)
+        None if one.reason else _judge(one, logs, cycles, region, floor, half_width, seconds)
         for one in wanted
     ]
     judged = iter(verdict.corrected([one for one in found if one is not None]))
@@ -253,6 +255,12 @@ def settled(effects: Sequence[Effect]) -> bool:
     return bool(judged) and all(one.settled for one in judged)
 
 
+def more_s(effects: Sequence[Effect]) -> float | None:
+    """How much longer should decide every effect that time can decide; None where there is none."""
+    judged = [one.judgement for one in effects if one.judgement is not None]
+    return max((one.more_s for one in judged if one.more_s is not None), default=None)
+
+
 def _judge(
     contrast: Contrast,
     logs: NDArray,
@@ -260,6 +268,7 @@ def _judge(
     region: float,
     floor: float,
     half_width: float,
+    seconds: float,
 ) -> Judgement:
     own = values(contrast.weights, logs)
     there = np.isfinite(own)
@@ -269,6 +278,7 @@ def _judge(
         region=region,
         floor=floor,
         half_width=half_width,
+        seconds=seconds,
         alpha=alpha,
     )
     # What is a pair there is a round here.
@@ -308,6 +318,7 @@ def _widened(contrast: Contrast, logs: NDArray, found: Judgement, margin: float)
         low=math.exp(wide.low),
         high=math.exp(wide.high),
         p=min(1.0, p_orders + p_rounds),
+        more_s=None,  # what the orders leave open, more rounds of them leave open too
         reasons=[*found.reasons, *reasons],
     )
 

@@ -11,7 +11,7 @@ from sessions.model import Session, Study
 from sessions.numbers import Cell, Measured, text
 from sessions.sizes import sized
 from sessions.tables import PEAK, Column, Table
-from sessions.verdict_words import duration, rebuilding, sentence
+from sessions.verdict_words import duration, more_text, rebuilding, sentence
 
 KIND = "attribution"
 
@@ -134,7 +134,10 @@ def remarks(study: Study) -> list[str]:
         f"Peak memory: {facts.get('memory', 'not measured')}.",
     ]
     if facts.get("final"):
-        said.append(f"{facts['rounds']} rounds in {duration(float(facts['seconds']))}.")
+        seconds = float(facts["seconds"])
+        said.append(f"{facts['rounds']} rounds in {duration(seconds)}.")
+        if facts.get("more_s") is not None:
+            said.append(sentence(f"what is undecided: {more_text(facts['more_s'], seconds)}"))
     if note := study.asked.get("floor_note"):
         said.append(sentence(note))
     said += rebuilding(facts)

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from scipy import signal
 
-from sessions import attribution, verdict
+from sessions import attribution, attribution_words, verdict
+from sessions.model import Study
 
 STEPS = 20
 MARGIN = math.log1p(verdict.REGION)
@@ -51,6 +52,39 @@ def judge(contrasts, logs, **asked):
 
 def by_name(effects, kind):
     return {one.contrast.name: one.judgement for one in effects if one.contrast.kind == kind}
+
+
+@pytest.mark.parametrize("rounds", [8, 10, 12])
+def test_how_much_longer_would_decide_is_told_of_what_is_undecided(rounds):
+    _, contrasts = design("ladder", 2)
+    truth, spent_s = [0.0, -0.05, -0.07], 10.0
+    few = judge(contrasts, measured(truth, rounds=rounds)[0], seconds=spent_s)
+    clear, close = (by_name(few, "step")[name] for name in "ab")
+    assert (clear.verdict, close.verdict) == ("FASTER", "UNDECIDED")
+    assert clear.more_s is None and attribution.more_s(few) == close.more_s > 0
+    told = math.ceil(rounds * (1 + close.more_s / spent_s))
+    enough = judge(contrasts, measured(truth, rounds=2 * told)[0], seconds=2 * spent_s)
+    assert by_name(enough, "step")["b"].verdict == "FASTER"
+    assert attribution.more_s(enough) is None
+
+
+def test_the_words_tell_the_seconds_more_and_the_budget_that_they_make():
+    facts = {"final": True, "rounds": 12, "seconds": 10.0, "more_s": 34.0}
+    said = attribution_words.remarks(Study("attribution", "", 0.0, facts=facts))
+    assert said[-1] == ("What is undecided: measuring about 34 s more should decide, 44 s in all.")
+    del facts["more_s"]
+    assert "12 rounds in 10 s." in said and not any("undecided" in one for one in said[:-1])
+    assert said[:-1] == attribution_words.remarks(Study("attribution", "", 0.0, facts=facts))
+
+
+def test_what_the_orders_leave_open_is_not_said_to_be_decided_by_more_rounds():
+    orders = attribution.sampled_orders(6, 4, 3)
+    arms, contrasts = design("shapley", 6, orders)
+    logs = measured(np.random.default_rng(5).normal(0, 0.05, len(arms)), rounds=12)[0]
+    effects = judge(contrasts, logs, seconds=10.0)
+    shares = [one.judgement for one in effects if one.contrast.orders]
+    assert any(one.verdict == "UNDECIDED" for one in shares)
+    assert all(one.more_s is None for one in shares)
 
 
 # Error rates

@@ -361,6 +361,7 @@ class AttributeRun:
         wanted = attribution.contrasts(command.mode, titles, subsets, missing, self._orders)
         medians = self._table([block.median_ms for _, _, block in self._blocks])
         clocks = self._table([block.clock_mhz for _, _, block in self._blocks])
+        seconds = time.perf_counter() - self._began if self._began else 0.0
         self._effects = attribution.measure(
             wanted,
             medians,
@@ -368,16 +369,18 @@ class AttributeRun:
             region=command.region,
             floor=command.floor,
             half_width=command.half_width,
+            seconds=seconds,
         )
         peaks = [arm.peak_bytes for arm in self._arms]
         memory = attribution.memory(wanted, peaks) if self._counts_memory else []
         self._send("effects", effect_rows(self._effects, memory))
         self._send_arms(medians)
         if final:
-            seconds = time.perf_counter() - self._began if self._began else 0.0
+            more_s = attribution.more_s(self._effects)
             self._tell(
                 final=True,
                 seconds=seconds,
+                **({} if more_s is None else {"more_s": more_s}),
                 rounds=len(medians),
                 settled=attribution.settled(self._effects),
                 **self._alternation.rebuilding(),
