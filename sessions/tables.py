@@ -130,6 +130,8 @@ _STEP_COLUMNS = [
     Column("ratio to"),
 ]
 PEAK = "peak memory"
+RESIDENT = "peak resident set"  # of the whole process, where no allocator counts what is its own
+PEAKS = (PEAK, RESIDENT)
 
 
 def _arms_table(
@@ -137,7 +139,7 @@ def _arms_table(
 ) -> Table:
     unit, peaks = sized(arm.peak_bytes for arm in arms)
     columns = [Column(heading), *(Column(one.name) for one in different)]
-    columns += [*_STEP_COLUMNS, Column(PEAK, unit)]
+    columns += [*_STEP_COLUMNS, Column(PEAK if any(map(_allocates, arms)) else RESIDENT, unit)]
     shares = [utilization(arm.segment, arm.summary.median) for arm in arms]
     if has_shares := any(map(math.isfinite, shares)):
         columns.append(Column(UTILIZATION, "%"))
@@ -161,6 +163,12 @@ def _arms_table(
             row.append(note)
         rows.append(row)
     return Table(title, columns, rows)
+
+
+def _allocates(arm: Arm) -> bool:
+    """Whether memory was counted by an allocator; so also where nothing was counted."""
+    reserved = arm.segment.steps["reserved"]
+    return not len(reserved) or math.isfinite(reserved[-1]) or math.isnan(arm.peak_bytes)
 
 
 def _step_cells(arm: Arm) -> list[Cell]:

@@ -171,6 +171,14 @@ def test_segments_table_shows_what_differs_and_how_the_steps_compare():
     assert other["steady steps"] == 600
 
 
+def test_memory_that_no_allocator_counts_is_called_the_resident_set_that_it_is():
+    session = session_of(10.0, 8.0)
+    for segment in session.segments:
+        segment.steps = {**segment.steps, "reserved": np.full(600, np.nan)}
+    headings = [column.heading for column in tables.segments_table(session).columns]
+    assert "peak resident set (GiB)" in headings and "peak memory (GiB)" not in headings
+
+
 def test_segments_table_states_the_models_share_of_the_measured_matrix_rate():
     session = session_of(10.0, 8.0)
     assert "MFU (%)" not in [column.heading for column in tables.segments_table(session).columns]

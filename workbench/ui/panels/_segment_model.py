@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QWidget
 from sessions import checked
 from sessions.ceilings import ceiling_words
 from sessions.statistics import TOO_FEW
-from sessions.tables import MISSING, Table, text
+from sessions.tables import MISSING, PEAKS, Table, text
 from workbench.titles import Titles
 from workbench.ui import fonts
 from workbench.ui.icons import icon
@@ -24,10 +24,10 @@ Index = QModelIndex | QPersistentModelIndex
 SWATCH = 10
 DIFFERS = "Differs from the baseline"
 SHOWN = {"steady steps": "Steps", "median": "Median", "p95": "p95", "ratio": "Ratio"}
-PEAK = "peak memory"
+_PEAK_TITLES = dict(zip(PEAKS, ("Peak", "Resident"), strict=True))
 SHARE = "MFU"
 NUMBERS = "Numbers"
-MEASURED = (*SHOWN, "ratio from", "ratio to", PEAK, SHARE, NUMBERS.lower(), "note")
+MEASURED = (*SHOWN, "ratio from", "ratio to", *PEAKS, SHARE, NUMBERS.lower(), "note")
 INTERVAL = "95 % interval"
 RED = ("Ratio", INTERVAL)  # where the numbers are wrong, however fast
 _MARKS = {"right": ("effective", "good"), checked.WRONG: ("error", "bad")}  # icon, colour
@@ -177,14 +177,15 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
             differs(number, row, titles.setting),
             *(text(row[place[name]]) for name in SHOWN),
             interval(number, row),
-            *(text(row[place[name]]) for name in (PEAK, SHARE, NUMBERS.lower()) if name in place),
+            *(text(row[place[name]]) for name in (*PEAKS, SHARE, NUMBERS.lower()) if name in place),
         ]
         for number, row in enumerate(table.rows)
     ]
-    units = [table.columns[place[name]].unit for name in (*SHOWN, PEAK)]
+    (peak,) = (name for name in PEAKS if name in place)
+    units = [table.columns[place[name]].unit for name in (*SHOWN, peak)]
     numbers = [
         f"{title} {unit}".strip()
-        for title, unit in zip((*SHOWN.values(), "Peak"), units, strict=True)
+        for title, unit in zip((*SHOWN.values(), _PEAK_TITLES[peak]), units, strict=True)
     ]
     headings = ["#", DIFFERS, *numbers[:-1], INTERVAL, numbers[-1]]
     headings += [f"{SHARE} %"] if SHARE in place else []
