@@ -37,7 +37,9 @@ sessions     sessions                                          | numpy scipy h5p
 .titles      .protocol                                         |
 .recorder    sessions .protocol .titles                        | numpy msgspec
 .journal     sessions .protocol .recorder                      |
-.client      .protocol .journal                                |
+.remote                                                        |
+.obituaries  .protocol .remote                                 |
+.client      .protocol .journal .remote .obituaries            |
 .kept                                                          | msgspec
 .floors      sessions .protocol .journal .kept                 | msgspec
 .ceilings    sessions .journal .kept                           |
@@ -48,13 +50,13 @@ sessions     sessions                                          | numpy scipy h5p
 .runner.optimizers .runner | torch torchao bitsandbytes
 .runner._onnx_operators                                        | torch onnxscript
 .runner.export_onnx .runner kernels models sessions            | torch msgspec onnxruntime
-.ui .ui .claims sessions .protocol .recorder .journal .client .floors .presets \
+.ui .ui .claims sessions .protocol .recorder .journal .client .remote .floors .presets \
 .titles .report | PySide6 pyqtgraph numpy msgspec
 .report      .report .ui sessions                                 | jinja2
 .ui.plots    .ui.plots .ui.icons .ui.style sessions            | PySide6 pyqtgraph numpy
-.commands .commands .claims .ui sessions .protocol .journal .client .headless .floors .ceilings \
-.presets .offered .report .titles | msgspec rich PySide6
-.cli         sessions .commands .ui.app                        |
+.commands .commands .claims .ui sessions .protocol .journal .client .remote .headless .floors \
+.ceilings .presets .offered .report .titles | msgspec rich PySide6
+.cli         sessions .commands .ui.app .remote                |
 .__main__    .cli                                              |
 .__init__                                                      |
 """

@@ -13,10 +13,10 @@ import io
 import os
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sessions.errors import SessionError
-from workbench import commands
+from workbench import commands, remote
 from workbench.commands._command import (
     DONE,
     FAILED,
@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:  # said by the command's own parser, whose usage tells what there is
         parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        code: int = parsed.command.run(parsed)
+        with _runner(parsed):
+            code: int = parsed.command.run(parsed)
     except Mistaken as mistake:
         say(f"workbench {parsed.command.name}: {mistake}")
         return MISTAKEN
@@ -64,6 +65,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = DONE  # whoever read our output has seen enough
     _drop_what_is_unwritten()
     return code
+
+
+@contextlib.contextmanager
+def _runner(parsed: argparse.Namespace) -> Iterator[None]:
+    """Let the command drive the runner that is asked for; raises ``Mistaken``."""
+    with contextlib.ExitStack() as stack:
+        if parsed.command.drives:
+            try:
+                stack.enter_context(remote.asked(parsed.runner))
+            except ValueError as error:
+                raise Mistaken(str(error)) from None
+        yield
 
 
 def _answer(parsed: argparse.Namespace, reason: str, sentence: str = "") -> None:
@@ -93,13 +106,15 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="workbench",
         description="Without a command, opens the window: workbench [SESSION.h5 ...] "
-        "[--replay JOURNAL].",
+        "[--replay JOURNAL] [--runner COMMAND].",
     )
     choices = parser.add_subparsers(required=True, metavar="COMMAND")
     for name in names:
         command: Command = importlib.import_module(f"workbench.commands.{name}").COMMAND
         sub = choices.add_parser(name, help=command.help, description=command.help)
         command.arguments(sub)
+        if command.drives:
+            sub.add_argument(remote.OPTION, metavar="COMMAND", help=remote.HELP)
         sub.set_defaults(command=command, parser=sub)
     return parser
 

@@ -6,35 +6,47 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from workbench import protocol
+from workbench import obituaries, protocol, remote
 from workbench.journal import Journal
 
 GRACE_S = 3.0  # from cancel to terminate, and from terminate to kill
 LOG_LINES = 200
+BABBLE_LINES = 200  # of a login's words before the first message
 
 Log = Callable[[str], None]
 
 
+class NotStarted(OSError):  # noqa: N818 - says what happened
+    """The runner's command could not be started; ``failure`` says so to a person."""
+
+    def __init__(self, failure: protocol.Failure) -> None:
+        super().__init__(failure.sentence)
+        self.failure = failure
+
+
 class Runner:
-    """A runner process and its two pipes.
+    """A runner process and its two pipes: of ``command``, or else of the one that was asked for.
+
+    Where that is ssh, the process here is ssh, and the runner itself ends when its input does.
+    Raises ``NotStarted``.
 
     ``messages()`` is read by one thread; ``send``, ``cancel`` and ``close`` may be called from any.
-    Every line that arrives is appended to ``journal`` before it is decoded.
+    From the first message on, every line is appended to ``journal`` before it is taken.
     """
 
     def __init__(
         self,
         journal: Journal | None = None,
-        command: Sequence[str] = (sys.executable, "-m", "workbench.runner"),
+        command: Sequence[str] | None = None,
         log: Log | None = None,
         environment: dict[str, str] | None = None,
     ) -> None:
         self.journal = journal
+        self.command = tuple(remote.command() if command is None else command)
         self.log_tail: deque[str] = deque(maxlen=LOG_LINES)
         self._log = log
         self._closing = False
@@ -42,14 +54,17 @@ class Runner:
         self._escalation: threading.Timer | None = None
         self._send_lock = threading.Lock()
         # A session of its own: compile workers and all die together when the group is killed.
-        self.process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env={**os.environ, **(environment or {})},
-        )
+        try:
+            self.process = subprocess.Popen(
+                list(self.command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                env={**os.environ, **(environment or {})},
+            )
+        except OSError as error:
+            raise NotStarted(obituaries.not_started(self.command, error)) from error
         self._log_thread = threading.Thread(target=self._read_log, name="runner-log", daemon=True)
         self._log_thread.start()
 
@@ -72,12 +87,18 @@ class Runner:
     def messages(self) -> Iterator[protocol.AnyMessage]:
         """Every message until the runner ends; the last is a Failure if it ended unasked."""
         assert self.process.stdout is not None
+        babble: list[str] = []  # before the first message
+        spoken = False
         for line in self.process.stdout:
-            if self.journal is not None:
-                self.journal.append(line)
             try:
                 message = protocol.decode_message(line)
             except protocol.WireError as error:
+                if not spoken and (failure := self._unintelligible(line, babble)):
+                    yield from self._give_up(failure)
+                    return
+                if not spoken:
+                    continue
+                self._keep(line)
                 if not line.endswith(b"\n"):
                     break  # cut short by the runner's end, of which the obituary tells
                 yield protocol.Failure(
@@ -87,16 +108,27 @@ class Runner:
                     detail=str(error),
                 )
                 continue
+            if isinstance(message, protocol.Catalogue) and message.version != protocol.VERSION:
+                yield from self._give_up(obituaries.other_version(self.command, message.version))
+                return
+            self._keep(line)
             if isinstance(message, protocol.State) and message.state == "idle":
                 self._disarm()
             if isinstance(message, protocol.Failure) and message.fatal:
                 self._closing = True  # it has said itself why it ends
             yield message
-        self.process.wait()
+            if babble and not spoken:
+                yield obituaries.banner(self.command, babble)
+            spoken = True
+        code = self.process.wait()
         self._disarm()
         self._log_thread.join(timeout=1.0)
-        if not self._closing:
-            yield self._obituary()
+        if self._closing:
+            return
+        if spoken or self._cancelled_by or self.command == remote.HERE:
+            yield obituaries.ended(code, self._cancelled_by, self.log_tail)
+        else:
+            yield obituaries.never_spoke(self.command, code, babble, self.log_tail)
 
     def cancel(self) -> None:
         """Ask the run to end; a runner that does not is terminated, then killed."""
@@ -123,6 +155,25 @@ class Runner:
         self._signal(signal.SIGKILL)  # workers that outlived their parent
         self._log_thread.join(timeout=GRACE_S)  # the pipe has ended with the last of them
 
+    def _keep(self, line: bytes) -> None:
+        if self.journal is not None:
+            self.journal.append(line)
+
+    def _unintelligible(self, line: bytes, babble: list[str]) -> protocol.Failure | None:
+        """Add a line before the first message to ``babble``; why to wait for none, if so."""
+        version = protocol.version_of(line)
+        if version is not None and version != protocol.VERSION:
+            return obituaries.other_version(self.command, version)
+        babble.append(line[: obituaries.SHOWN + 1].decode("utf-8", "replace").rstrip())
+        if len(babble) < BABBLE_LINES:
+            return None
+        return obituaries.no_runner(self.command, babble, list(self.log_tail))
+
+    def _give_up(self, failure: protocol.Failure) -> Iterator[protocol.AnyMessage]:
+        self._closing = True
+        yield failure
+        self.close()
+
     def _arm(self, action: Callable[[], None]) -> None:
         self._escalation = threading.Timer(GRACE_S, action)
         self._escalation.daemon = True
@@ -136,6 +187,9 @@ class Runner:
     def _terminate(self) -> None:
         self._cancelled_by = "terminated"
         self._signal(signal.SIGTERM)
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()  # what no signal reaches (a runner behind ssh) ends by this
         self._arm(self._kill)
 
     def _kill(self) -> None:
@@ -153,24 +207,3 @@ class Runner:
             self.log_tail.append(text)
             if self._log is not None:
                 self._log(text)
-
-    def _obituary(self) -> protocol.Failure:
-        code = self.process.returncode
-        if self._cancelled_by:
-            sentence = (
-                f"The run did not stop when cancelled, so its runner was {self._cancelled_by}."
-            )
-        elif code < 0:
-            name = signal.Signals(-code).name
-            sentence = f"The runner was ended by {name}."
-            if name == "SIGKILL":
-                sentence += " The system does this when memory runs out."
-        else:
-            sentence = f"The runner ended with exit code {code}."
-        return protocol.Failure(
-            kind="died",
-            sentence=sentence,
-            fix="Start a new runner; everything measured so far is kept.",
-            detail="\n".join(self.log_tail),
-            fatal=True,
-        )

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from sessions.model import Session
 from workbench import protocol
-from workbench.client import Runner
+from workbench.client import NotStarted, Runner
 from workbench.journal import Journal
 from workbench.recorder import Recorder
 
@@ -114,7 +114,12 @@ class _Driver:
             with self._interrupt.cancels():
                 goes_on = True
                 while goes_on and not self._interrupt.pressed:
-                    goes_on = self._drive(Runner(self._journal))
+                    try:
+                        runner = Runner(self._journal)
+                    except NotStarted as error:
+                        self._outcome.failures.append(error.failure)
+                        break
+                    goes_on = self._drive(runner)
             if self._interrupt.pressed and self._outcome.reason == "died":
                 self._outcome.reason = "cancelled"  # it did not hear, and was ended by force
             self._own(self._plan.finish("interrupted" if self._interrupt.pressed else ""))

@@ -75,6 +75,12 @@ class Catalogue(Message, tag="catalogue"):
     presets: list[TogglePreset] = []
 
 
+class _Introduction(msgspec.Struct, tag_field="type", tag="catalogue"):
+    """What the catalogues of all versions have."""
+
+    version: int
+
+
 class Availability(Message, tag="availability"):
     """Answer to Check: the blocked options by toggle and option, and all that is wrong.
 
@@ -343,6 +349,7 @@ AnyMessage = (
 _encoder = msgspec.json.Encoder()  # writes NaN as null
 _commands: msgspec.json.Decoder[AnyCommand] = msgspec.json.Decoder(AnyCommand)
 _messages: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
+_introductions = msgspec.json.Decoder(_Introduction)
 
 
 def encode(item: Command | Message) -> bytes:
@@ -356,6 +363,14 @@ def encode(item: Command | Message) -> bytes:
 def decode_command(line: bytes) -> AnyCommand:
     """The command on one line; raises ``WireError``."""
     return decoded(_commands, line)
+
+
+def version_of(line: bytes) -> int | None:
+    """The version of a catalogue, of whatever version; None for any other line."""
+    try:
+        return _introductions.decode(line).version
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def decode_message(line: bytes) -> AnyMessage:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sessions.errors import SessionError
+from workbench import remote
 
 if TYPE_CHECKING:
     from sessions.model import Session
@@ -39,12 +40,16 @@ class Failed(Exception):  # noqa: N818 - carries its sentence
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """``workbench NAME``: ``help`` is one line, ``run`` returns the exit code."""
+    """``workbench NAME``: ``help`` is one line, ``run`` returns the exit code.
+
+    What ``drives`` a runner takes ``--runner`` too.
+    """
 
     name: str
     help: str
     arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
+    drives: bool = False
 
 
 def load(path: Path) -> Session:
@@ -86,6 +91,11 @@ def check_output(path: Path, suffixes: Collection[str] = ()) -> None:
         raise Mistaken(f"{path}: there is no folder {path.parent} to save in")
     if path.is_dir():
         raise Mistaken(f"{path} is a folder; name a file in it")
+
+
+def check_output_there(path: Path, suffixes: Collection[str] = ()) -> None:
+    """``check_output`` for what the runner writes; of another host's folders nothing is known."""
+    check_output(Path(path.name) if remote.is_asked() else path, suffixes)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -180,4 +180,4 @@ def _code(arguments: argparse.Namespace, outcome: Outcome) -> int:
     return UNDECIDED if comparison.verdict == "UNDECIDED" else FAILED
 
 
-COMMAND = Command(name="ab", help=__doc__, arguments=_arguments, run=_run)
+COMMAND = Command(name="ab", help=__doc__, arguments=_arguments, run=_run, drives=True)

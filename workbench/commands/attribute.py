@@ -120,4 +120,4 @@ def _as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
     return found
 
 
-COMMAND = Command(name="attribute", help=__doc__, arguments=_arguments, run=_run)
+COMMAND = Command(name="attribute", help=__doc__, arguments=_arguments, run=_run, drives=True)

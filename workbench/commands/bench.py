@@ -70,4 +70,4 @@ def _run(arguments: argparse.Namespace) -> int:
     return exit_code(outcome)
 
 
-COMMAND = Command(name="bench", help=__doc__, arguments=_arguments, run=_run)
+COMMAND = Command(name="bench", help=__doc__, arguments=_arguments, run=_run, drives=True)

@@ -58,4 +58,4 @@ def _run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-COMMAND = Command(name="calibrate", help=__doc__, arguments=_arguments, run=_run)
+COMMAND = Command(name="calibrate", help=__doc__, arguments=_arguments, run=_run, drives=True)

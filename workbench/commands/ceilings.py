@@ -7,7 +7,7 @@ import argparse
 import msgspec
 
 from sessions.ceilings import age, describe, lacking
-from workbench import ceilings, headless, protocol
+from workbench import ceilings, headless, protocol, remote
 from workbench.commands._command import DONE, FAILED, Command, answer, answer_json, say
 from workbench.commands._headless import Bar, as_data, exit_code, settle
 
@@ -19,18 +19,22 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     heard: list[protocol.CeilingsFound] = []
+    began_s: list[float] = []  # Unix time at t_s = 0, by the clock that the ceilings go by
 
     def watch(message: protocol.AnyMessage) -> None:
         bar.watch(message)
         if isinstance(message, protocol.CeilingsFound):
             heard.append(message)
+        elif isinstance(message, protocol.Catalogue):
+            began_s.append(message.created)
 
     with Bar() as bar:
         command = protocol.MeasureCeilings(anew=arguments.measure)
         outcome = headless.run(lambda _: command, watch=watch)
     settle(outcome, None)
+    where = remote.place(outcome.session.environment)
     for why in dict.fromkeys(one.why for one in heard if one.why):
-        say(f"warning: {why}")
+        say(f"warning{where}: {why}")
     last = heard[-1] if heard else None
     if last is None or last.ceilings is None:
         if arguments.json:
@@ -39,13 +43,17 @@ def _run(arguments: argparse.Namespace) -> int:
         return FAILED if code == DONE else code
     if arguments.json:
         found = msgspec.to_builtins(last.ceilings) | {"source": last.source}
-        answer_json(as_data(outcome, str(ceilings.path())) | found)
+        file = None if where else str(ceilings.path())
+        answer_json(as_data(outcome, file) | found)
     else:
         how = "kept" if last.source == "kept" else "measured now"
-        answer(f"{describe(last.ceilings)} ({how}, {age(last.ceilings)}; {ceilings.path()})")
+        when = age(last.ceilings, began_s[-1] + last.t_s)
+        # Another host's state folder may lie elsewhere.
+        kept = f"kept{where}" if where else ceilings.path()
+        answer(f"{describe(last.ceilings)} ({how}, {when}; {kept})")
         for why in lacking(last.ceilings):
             answer(why)
     return DONE
 
 
-COMMAND = Command(name="ceilings", help=__doc__, arguments=_arguments, run=_run)
+COMMAND = Command(name="ceilings", help=__doc__, arguments=_arguments, run=_run, drives=True)

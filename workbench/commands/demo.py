@@ -121,4 +121,4 @@ def _as_data(demo: Demo) -> dict[str, Any]:
     }
 
 
-COMMAND = Command(name="demo", help=__doc__, arguments=_arguments, run=_run)
+COMMAND = Command(name="demo", help=__doc__, arguments=_arguments, run=_run, drives=True)

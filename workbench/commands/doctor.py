@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import os
-import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from workbench import floors, protocol
-from workbench.client import Runner
+from workbench import floors, protocol, remote
+from workbench.client import NotStarted, Runner
 from workbench.commands._command import DONE, FAILED, Command, answer, answer_json
 from workbench.ui import display
 
@@ -41,10 +39,12 @@ def _run(arguments: argparse.Namespace) -> int:
         _python(),
         *_runner(catalogue, failure),
         _window(),
-        _compiler(catalogue),
         _calibration(catalogue),
-        *(_optional(name, *about) for name, about in OPTIONAL.items()),
     ]
+    if catalogue is not None:
+        checks.append(_compiler(catalogue))
+        installed = catalogue.environment  # where the runner is, which may be another host
+        checks += [_optional(name, installed, *about) for name, about in OPTIONAL.items()]
     if arguments.json:
         answer_json(
             {
@@ -65,7 +65,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _ask_runner() -> tuple[protocol.Catalogue | None, protocol.Failure | None]:
-    runner = Runner()
+    try:
+        runner = Runner()
+    except NotStarted as error:
+        return None, error.failure
     try:
         for message in runner.messages():
             if isinstance(message, protocol.Catalogue):
@@ -83,12 +86,13 @@ def _python() -> Check:
 
 def _runner(catalogue: protocol.Catalogue | None, failure: protocol.Failure | None) -> list[Check]:
     if catalogue is None:
-        text = f"{failure.sentence} {failure.detail}" if failure else "it said nothing"
+        told = (failure.sentence, failure.fix, failure.detail) if failure else ("it said nothing",)
+        text = " ".join(filter(None, told))
         return [Check("runner", "failed", text)]
     facts = catalogue.environment
     families = ", ".join(family.name for family in catalogue.families)
     checks = [
-        Check("runner", "ok", f"torch {facts['torch']}; families: {families}"),
+        Check("runner", "ok", f"{_where(facts)}torch {facts['torch']}; families: {families}"),
         Check("presets", "ok", f"of toggles: {', '.join(one.name for one in catalogue.presets)}"),
         Check("CPU", "ok", f"{facts['cpu']}, {facts['cpu_cores']} cores"),
     ]
@@ -110,14 +114,20 @@ def _window() -> Check:
     return Check("window", "missing" if trouble else "ok", trouble or "a window can be opened")
 
 
-def _compiler(catalogue: protocol.Catalogue | None) -> Check:
-    if catalogue and catalogue.device == "cuda":
-        name, programs = "C compiler", (os.environ.get("CC", ""), "gcc", "clang")
-        needed = "Triton builds its launchers with one: install gcc"
+def _where(facts: Mapping[str, str]) -> str:
+    """The runner's host and Python, where a person's command starts it."""
+    if not remote.is_asked():
+        return ""
+    command = remote.shown(remote.command())
+    return f"{facts.get('host', 'another host')}, by `{command}`; Python {facts['python']}, "
+
+
+def _compiler(catalogue: protocol.Catalogue) -> Check:
+    if catalogue.device == "cuda":
+        name, needed = "C compiler", "Triton builds its launchers with one: install gcc"
     else:
-        name, programs = "C++ compiler", ("g++", "clang++", "c++")
-        needed = "torch.compile on the CPU needs one: install g++"
-    found = next(filter(None, map(shutil.which, programs)), None)
+        name, needed = "C++ compiler", "torch.compile on the CPU needs one: install g++"
+    found = catalogue.environment.get("compiler")
     return Check(name, "ok", found) if found else Check(name, "missing", needed)
 
 
@@ -131,12 +141,11 @@ def _calibration(catalogue: protocol.Catalogue | None) -> Check:
     return Check("calibration", "ok", f"{text}; calibrated: {kinds}" if kinds else text)
 
 
-def _optional(name: str, enables: str, how: str) -> Check:
-    try:
-        version = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
+def _optional(name: str, installed: Mapping[str, str], enables: str, how: str) -> Check:
+    version = installed.get(name)
+    if version is None:
         return Check(name, "missing", f"would enable {enables}: {how}")
     return Check(name, "ok", f"{version}: {enables}")
 
 
-COMMAND = Command(name="doctor", help=__doc__, arguments=_arguments, run=_run)
+COMMAND = Command(name="doctor", help=__doc__, arguments=_arguments, run=_run, drives=True)

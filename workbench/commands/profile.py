@@ -17,13 +17,14 @@ from sessions.breakdown_tables import (
     modules_table,
 )
 from sessions.model import Study
-from workbench import headless, protocol
+from workbench import headless, protocol, remote
 from workbench.commands._arguments import positive_int, result_arguments
 from workbench.commands._command import (
     Command,
     answer,
     answer_json,
     check_output,
+    check_output_there,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands.ab import title
@@ -68,7 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return protocol.Profile(
             configurations=[with_toggles(catalogue, both, side) for side in sides],
             steps=arguments.steps,
-            traces=[str(one.absolute()) for one in traces],
+            traces=[remote.path(one) for one in traces],
         )
 
     with Bar() as bar:
@@ -95,7 +96,8 @@ def _run(arguments: argparse.Namespace) -> int:
             answer(memory_difference_table(studies[0], studies[1]).to_markdown())
         for study in studies:
             if "trace" in study.facts:
-                answer(f"trace {study.facts['trace']}: open it at ui.perfetto.dev")
+                where = remote.place(session.environment)
+                answer(f"trace {study.facts['trace']}{where}: open it at ui.perfetto.dev")
         if saved:
             answer(f"saved {saved}")
     return exit_code(outcome)
@@ -111,7 +113,7 @@ def _sides(arguments: argparse.Namespace) -> list[str]:
 def _traces(asked: Path | None, count: int) -> list[Path]:
     if asked is None:
         return []
-    check_output(asked, _TRACES)
+    check_output_there(asked, _TRACES)
     if count == 1:
         return [asked]
     name, dot, suffixes = asked.name.partition(".")
@@ -158,4 +160,4 @@ def _profile(study: Study) -> dict[str, Any]:
     }
 
 
-COMMAND = Command(name="profile", help=__doc__, arguments=_arguments, run=_run)
+COMMAND = Command(name="profile", help=__doc__, arguments=_arguments, run=_run, drives=True)

@@ -161,4 +161,4 @@ def _code(arguments: argparse.Namespace, outcome: headless.Outcome, rows: Sequen
     return UNDECIDED if others == {claims.UNDECIDED} else FAILED
 
 
-COMMAND = Command(name="reproduce", help=__doc__, arguments=_arguments, run=_run)
+COMMAND = Command(name="reproduce", help=__doc__, arguments=_arguments, run=_run, drives=True)

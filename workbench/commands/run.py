@@ -13,7 +13,7 @@ from sessions import checked, statistics
 from sessions.ceilings import ceiling_words, utilization
 from sessions.model import Configuration, Phase, Scalar, Segment
 from sessions.tables import segments_table
-from workbench import headless, presets, protocol
+from workbench import headless, presets, protocol, remote
 from workbench.commands._arguments import positive_float, positive_int
 from workbench.commands._command import (
     DONE,
@@ -23,6 +23,7 @@ from workbench.commands._command import (
     answer,
     answer_json,
     check_output,
+    check_output_there,
     say,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
@@ -97,7 +98,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         check_output(arguments.output)
     if arguments.save_state is not None:
-        check_output(arguments.save_state)
+        check_output_there(arguments.save_state)
     seconds = arguments.seconds
     if arguments.steps is None and seconds is None:
         seconds = SECONDS
@@ -108,8 +109,8 @@ def _run(arguments: argparse.Namespace) -> int:
                 steps=arguments.steps,
                 seconds=seconds,
                 check="last" if arguments.check else "never",
-                load_state=_absolute(arguments.load_state),
-                save_state=_absolute(arguments.save_state),
+                load_state=_sent(arguments.load_state),
+                save_state=_sent(arguments.save_state),
             ),
             watch=bar.watch,
         )
@@ -139,6 +140,9 @@ def _run(arguments: argparse.Namespace) -> int:
         for event in session.events:
             if event.kind == "info":
                 answer(event.text)
+        where = remote.place(session.environment)
+        if where and arguments.save_state is not None:
+            answer(f"{arguments.save_state} is{where}")
     code = exit_code(outcome)
     wrong = any(checked.are_wrong(one.ledger) for one in session.segments)
     return FAILED if wrong and code == DONE else code
@@ -160,7 +164,7 @@ def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> C
     step_fields = {field.name: field for field in workload.fields}
     model: dict[str, Scalar] = {}
     if arguments.model is not None:
-        model["source"] = str(Path(arguments.model).expanduser().absolute())
+        model["source"] = remote.path(Path(arguments.model))
     settings: dict[str, Scalar] = {}
     for text in arguments.set:
         name, equals, value = text.partition("=")
@@ -264,8 +268,8 @@ def _read(field: protocol.Field, text: str) -> Scalar:
         raise Mistaken(f"--set {field.name}={text}: expected {kind}") from None
 
 
-def _absolute(path: Path | None) -> str:
-    return "" if path is None else str(path.expanduser().absolute())
+def _sent(path: Path | None) -> str:
+    return "" if path is None else remote.path(path)
 
 
 def _title(configuration: Configuration) -> str:
@@ -275,4 +279,4 @@ def _title(configuration: Configuration) -> str:
     return f"{configuration.family} {configuration.preset} {configuration.workload}"
 
 
-COMMAND = Command(name="run", help=__doc__, arguments=_arguments, run=_run)
+COMMAND = Command(name="run", help=__doc__, arguments=_arguments, run=_run, drives=True)

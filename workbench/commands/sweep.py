@@ -150,4 +150,4 @@ def _as_data(outcome: Outcome, saved: str | None, measured: Sequence[Study]) -> 
     return found
 
 
-COMMAND = Command(name="sweep", help=__doc__, arguments=_arguments, run=_run)
+COMMAND = Command(name="sweep", help=__doc__, arguments=_arguments, run=_run, drives=True)

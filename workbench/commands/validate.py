@@ -115,4 +115,4 @@ def study_lines(study: Study) -> list[str]:
     return found
 
 
-COMMAND = Command(name="validate", help=__doc__, arguments=_arguments, run=_run)
+COMMAND = Command(name="validate", help=__doc__, arguments=_arguments, run=_run, drives=True)

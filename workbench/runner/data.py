@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from models import Family
+from workbench.runner.environment import host
 
 SYNTHETIC = "synthetic"
 RING = 16  # batches kept on the device, in turn, so that no step waits for the host
@@ -125,7 +126,7 @@ def _file_bytes(source: str, vocabulary: int, needed: int) -> Tensor:
         content = path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError also for a NUL in the path
         reason = getattr(error, "strerror", None) or str(error)
-        raise ValueError(f"data: cannot read {source!r}: {reason}") from None
+        raise ValueError(f"data: cannot read {source!r} on {host()}: {reason}") from None
     if len(content) < needed:
         raise ValueError(
             f"data: {source!r} has {len(content)} bytes; a sequence needs {needed} of them"

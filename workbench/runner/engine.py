@@ -65,10 +65,9 @@ class Engine:
     def serve(self) -> int:
         """Take commands until Quit; returns the exit code."""
         device = self._rig.device
+        self._wire.answer = lambda check: availability(check.configuration, device)
         self._wire.send(catalogue(device, self._wire.created))
         self._rig.roof.at_start()
-        self._wire.answer = lambda check: availability(check.configuration, device)
-        self._wire.listen()
         self._rig.start()
         self._rig.state("idle")
         command: protocol.Command | None = None

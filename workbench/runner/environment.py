@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def environment(device: torch.device) -> dict[str, str]:
     """Everything about this machine that a measurement may depend on, as text by name."""
     facts = {
         "device": hardware.of(device).name,
+        "host": host(),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "os": platform.platform(),
@@ -42,11 +44,25 @@ def environment(device: torch.device) -> dict[str, str]:
     for package in ("triton", "numpy", *OPTIONAL):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             facts[package] = importlib.metadata.version(package)
+    if found := compiler(device):
+        facts["compiler"] = found
     if commit := _commit():
         facts["commit"] = commit
     if device.type == "cuda":
         facts |= _gpu_facts(device)
     return facts
+
+
+def host() -> str:
+    """What this machine calls itself: where the files are that the runner reads and writes."""
+    return platform.node()
+
+
+def compiler(device: torch.device) -> str:
+    """The compiler that Triton (C) or, on the CPU, torch.compile (C++) finds; empty for none."""
+    gpu = device.type == "cuda"
+    names = (os.environ.get("CC", ""), "gcc", "clang") if gpu else ("g++", "clang++", "c++")
+    return next(filter(None, map(shutil.which, names)), "")
 
 
 def driver(device: torch.device) -> str:

@@ -12,6 +12,7 @@ from workbench.runner.wire import Wire
 def main() -> int:
     """Serve commands until Quit; the exit code is 0 unless the GPU's context was lost."""
     wire = Wire.take_standard_streams()
+    wire.listen()  # before what takes long: a window that goes meanwhile takes us along
     provenance.ask()
     try:
         from workbench.runner.engine import Engine  # after the wire: importing torch may print

@@ -31,6 +31,7 @@ import kernels
 from models import ConfigurationError, Costs, Family, Footprint, Model
 from models._family import Batch, setting
 from models._initialise import Take
+from workbench.runner.environment import host
 from workbench.runner.failures import Mistake, OwnModelError
 
 BUILD = "build"
@@ -285,7 +286,7 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError also for a NUL in the path
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigurationError(f"own: cannot read {str(path)!r}: {reason}") from None
+        raise ConfigurationError(f"own: cannot read {str(path)!r} on {host()}: {reason}") from None
 
 
 def _unknown(config: OwnConfig) -> Costs:

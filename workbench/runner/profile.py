@@ -27,6 +27,7 @@ from workbench.runner import blocks
 from workbench.runner.alternation import Alternation
 from workbench.runner.arm import Arm, label
 from workbench.runner.blocks import Contender, TimedBlock
+from workbench.runner.environment import host
 from workbench.runner.failures import Mistake
 from workbench.runner.graph_pools import resident_bytes
 from workbench.runner.probes import recordings
@@ -80,7 +81,9 @@ class ProfileRun:
             )
         for file in map(Path, command.traces):
             if not file.parent.is_dir():
-                raise Mistake(f"{file}: there is no folder {file.parent} to save the trace in")
+                raise Mistake(
+                    f"{file}: there is no folder {file.parent} on {host()} to save the trace in"
+                )
 
     # One configuration
 

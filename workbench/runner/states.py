@@ -14,6 +14,7 @@ import msgspec
 
 from models import ConfigurationError, SavedState, read_state
 from workbench.runner.arm import Arm
+from workbench.runner.environment import host
 from workbench.runner.failures import Mistake
 from workbench.runner.toggles import Situation
 
@@ -73,7 +74,7 @@ def read_round(path: str, situation: Situation) -> SavedRound:
     try:
         saved = read_state(path)
     except ConfigurationError as error:
-        raise Mistake(f"--load-state: {error}.") from None
+        raise Mistake(f"--load-state on {host()}: {error}.") from None
     made_with = saved.beside.get("made with")
     if made_with is None:
         raise Mistake(f"--load-state: {path!r} was not saved by a run and names no configuration.")

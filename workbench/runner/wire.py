@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import fcntl
 import os
 import queue
 import sys
@@ -9,11 +12,31 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
+
+import psutil
 
 from workbench import protocol
 
+PIPE_BYTES = 1 << 20  # so that a link that falters for a second does not hold up a step
+LEAVE_S = 5.0  # at most, after the end of input
 Answer = Callable[[protocol.Check], protocol.Message]
+
+
+def leave() -> NoReturn:
+    """End this process at once, whatever it does, and what it started: compilers among it.
+
+    Behind ssh there is nobody else who could; no signal of the window's host arrives here.
+    """
+    # A thread of C's own, for the case that other threads leave no time to Python's.
+    faulthandler.dump_traceback_later(LEAVE_S, exit=True, file=2)
+    sys.setswitchinterval(1e-5)
+    try:
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+    finally:
+        os._exit(0)
 
 
 class Wire:
@@ -44,6 +67,8 @@ class Wire:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
+        with contextlib.suppress(OSError):  # no pipe, or no more memory for pipes
+            fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         sys.stdout = sys.stderr
         return cls(commands, output)
 
@@ -61,7 +86,7 @@ class Wire:
                 while line:
                     line = line[os.write(self._output, line) :]
         except OSError:
-            os._exit(0)  # nobody listens any more: the window is gone, and with it our purpose
+            leave()  # nobody listens any more: the window is gone, and with it our purpose
 
     def listen(self) -> None:
         """Start the thread that reads commands until the other end closes."""
@@ -107,7 +132,7 @@ class Wire:
             self._queue.put(command)
             self.waiting = True
         # The window is gone. A runner in a compile or a hang cannot be asked to leave.
-        os._exit(0)
+        leave()
 
     def _answer(self, check: protocol.Check) -> None:
         assert self.answer is not None

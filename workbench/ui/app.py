@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workbench import remote
 from workbench.ui import display
 
 if TYPE_CHECKING:
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 def run(argv: Sequence[str]) -> int:
     """Open the window and return the process's exit code: 0, 1 failed, 2 a mistaken argument."""
     arguments = parse(argv)
+    with remote.asked(arguments.runner):
+        return _open(arguments)
+
+
+def _open(arguments: argparse.Namespace) -> int:
     trouble = display.trouble()
     if trouble:
         sys.stderr.write(f"workbench: {trouble}.\n")
@@ -106,7 +112,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--replay", type=Path, metavar="FILE", help="play a journal, no runner")
     parser.add_argument("--speed", type=float, default=1.0, help="of the replay; 0 does not wait")
     parser.add_argument("--settings", type=Path, help="an ini file in place of the user's settings")
+    parser.add_argument(remote.OPTION, metavar="COMMAND", help=remote.HELP)
     arguments = parser.parse_args(argv)
+    if arguments.replay and arguments.runner is not None:
+        parser.error(f"--replay plays a journal, and starts no runner for {remote.OPTION}")
+    try:
+        with remote.asked(arguments.runner):
+            pass
+    except ValueError as error:
+        parser.error(str(error))
     for path in (*arguments.files, *filter(None, [arguments.replay])):
         if not path.exists():
             parser.error(f"{path}: there is no such file")

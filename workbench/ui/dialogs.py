@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from workbench.ui import draft, files, fonts
+from workbench.ui import draft, files, fonts, runner_files
 from workbench.ui.panels import _parts
 from workbench.ui.state import AppState
 
@@ -43,9 +43,8 @@ def open_model(window: MainWindow) -> None:
     state = window.state
     if state.catalogue is None or state.configuration is None:
         return
-    name, _ = QFileDialog.getOpenFileName(
-        window, "Open a model: a file whose build() returns it", "", "Python (*.py)"
-    )
+    title = "Open a model: a file whose build() returns it"
+    name = runner_files.existing(state, window, title, "Python (*.py)")
     if name:
         state.edit(draft.with_own_model(state.catalogue, state.configuration, name))
 

@@ -21,6 +21,7 @@ from workbench.ui.arrivals import MEASURED, touched
 from workbench.ui.attributions import Attributions
 from workbench.ui.breakdowns import Breakdowns
 from workbench.ui.checklists import Checklists
+from workbench.ui.clock import RunnerClock
 from workbench.ui.compared import Compared
 from workbench.ui.offers import Offers
 from workbench.ui.presets import Presets
@@ -107,6 +108,7 @@ class AppState(QObject):
         self.reproductions = Reproductions(self)
         self.log: deque[str] = deque(maxlen=LOG_LINES)  # what libraries printed in the runner
         self._launch = launch or (lambda journal: Runner(journal, log=self.log.append))
+        self._clock = RunnerClock()
         self._link = RunnerLink(self)
         self._link.arrived.connect(self._drain)
         self._link.silent.connect(self._unanswered)
@@ -320,8 +322,9 @@ class AppState(QObject):
 
     def _take(self, message: protocol.AnyMessage) -> set[str]:
         """Take one message; returns the names of the signals that are due."""
+        self._clock.hear(message)
         if isinstance(message, protocol.Failure) and not message.t_s:
-            message.t_s = self._runner_clock()
+            message.t_s = self._clock.now()
         try:
             self.recorder.record(message)
         except (protocol.WireError, ValueError, KeyError) as error:
@@ -389,9 +392,6 @@ class AppState(QObject):
     def _unanswered(self, seconds: float) -> None:
         self.fail(complaints.no_answer(seconds))
 
-    def _runner_clock(self) -> float:
-        return 0.0 if self.catalogue is None else time.time() - self.catalogue.created
-
     # Sessions
 
     def show_live(self) -> None:
@@ -437,7 +437,7 @@ class AppState(QObject):
 
     def write(self, message: protocol.AnyMessage) -> None:
         """Add a message of the window's own to the live session and its journal."""
-        message.t_s = self._runner_clock()
+        message.t_s = self._clock.now()
         self.recorder.record(message)
         self._journal(message)
         for name in sorted(touched(message)):

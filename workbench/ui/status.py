@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import time
 
 import numpy as np
-from PySide6.QtCore import QTimer
+from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QStatusBar, QWidget
 
 from sessions.numbers import number
 from sessions.sizes import size_text
+from workbench import remote
 from workbench.ui import fonts
 from workbench.ui.icons import icon
 from workbench.ui.panels import _parts
@@ -71,6 +73,7 @@ class StatusBar(QStatusBar):
     def _add_fact(self, name: str) -> QLabel:
         label = QLabel()
         label.setObjectName(name)
+        label.setTextFormat(Qt.TextFormat.PlainText)
         label.setProperty("muted", True)
         label.setFont(fonts.numbers())
         label.setContentsMargins(8, 0, 8, 0)
@@ -95,13 +98,28 @@ class StatusBar(QStatusBar):
         self._progress.setRange(0, 0 if fraction is None else 1000)
         self._progress.setValue(0 if fraction is None else round(1000 * fraction))
         self._cancel.setVisible(busy and state.active)
-        self._facts["device"].setText(
-            "" if state.catalogue is None else state.catalogue.device_title
-        )
+        self._show_device()
         self._facts["file"].setText(self._file_text())
         if state.active != self._timer.isActive():
             (self._timer.start if state.active else self._timer.stop)()
         self._show_numbers()
+
+    def _show_device(self) -> None:
+        """What measures, and the host where a person's command put it."""
+        catalogue, label = self._state.catalogue, self._facts["device"]
+        if catalogue is None:
+            label.setText("")
+            return
+        elsewhere = remote.is_asked() and not self._state.replaying
+        where = remote.place(catalogue.environment) if elsewhere else ""
+        label.setText(f"{catalogue.device_title}{where}")
+        command = html.escape(remote.shown(remote.command()))
+        label.setToolTip(
+            f"<qt>The runner was started by <code>{command}</code>. Models, data and traces are "
+            "files of that host, sessions of this one.</qt>"
+            if elsewhere
+            else ""
+        )
 
     def _file_text(self) -> str:
         state = self._state

@@ -16,6 +16,7 @@ from typing import Protocol
 from PySide6.QtCore import QObject, QThread, Signal
 
 from workbench import protocol
+from workbench.client import NotStarted
 
 
 class Client(Protocol):
@@ -60,6 +61,9 @@ class StreamReader(QThread):
         """Start the client and queue its messages; runs in the thread itself."""
         try:
             client = self._launch()
+        except NotStarted as error:
+            self._put(error.failure)
+            return
         except OSError as error:
             self._put(_broken(f"The runner could not be started: {error}."))
             return

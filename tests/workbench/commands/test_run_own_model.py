@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_the_example_trains_and_its_session_says_how_to_run_it_again(tmp_path, m
 @pytest.mark.parametrize(
     ("text", "code", "sentence"),
     [
-        (None, 2, "own: cannot read '{path}': No such file or directory"),
+        (None, 2, "own: cannot read '{path}' on {host}: No such file or directory"),
         (
             "def build():\n    return 3\n",
             2,
@@ -60,7 +61,7 @@ def test_a_file_that_cannot_serve_is_one_sentence(tmp_path, capsys, text, code, 
         path.write_text(text)
     assert main(["run", "--model", str(path), "--steps", "2"]) == code
     printed = capsys.readouterr()
-    assert sentence.format(path=path) in printed.err
+    assert sentence.format(path=path, host=platform.node()) in printed.err
     assert "Traceback" not in printed.err
 
 

@@ -11,6 +11,7 @@ from sessions import breakdown
 from sessions.model import Scalar
 from workbench.runner.arm import Arm
 from workbench.runner.blocks import TimedBlock
+from workbench.runner.environment import host
 from workbench.runner.failures import Mistake
 from workbench.runner.probes import recordings
 from workbench.runner.profiling import provenance, trace
@@ -121,7 +122,7 @@ def keep(path: Path, file: Path) -> None:
         partial.replace(file)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise Mistake(f"{file} cannot be written: {error.strerror}") from None
+        raise Mistake(f"{file} cannot be written on {host()}: {error.strerror}") from None
 
 
 def _opened(path: Path, compressed: bool) -> gzip.GzipFile | BinaryIO:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from PySide6.QtCore import QPointF, Qt
 from PySide6.QtWidgets import (
-    QFileDialog,
     QHBoxLayout,
     QPushButton,
     QSplitter,
@@ -16,6 +15,7 @@ from PySide6.QtWidgets import (
 
 from sessions import breakdown, breakdown_tables
 from sessions.model import Study
+from workbench.ui import runner_files
 from workbench.ui.option_picker import CalmComboBox
 from workbench.ui.panels import _parts
 from workbench.ui.panels._chart import Chart
@@ -142,9 +142,8 @@ class BreakdownPanel(QWidget):
         self.choose(self.which.itemData(place))
 
     def _export(self) -> None:
-        file, _ = QFileDialog.getSaveFileName(
-            self, "Chrome trace", "trace.json.gz", "Chrome trace (*.json.gz *.json)"
-        )
+        pattern = "Chrome trace (*.json.gz *.json)"
+        file = runner_files.new(self._state, self, "Chrome trace", "trace.json.gz", pattern)
         if file:
             self._state.breakdowns.profile(file)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 from PySide6.QtCore import QSignalBlocker, Qt
 from PySide6.QtWidgets import (
-    QFileDialog,
     QFormLayout,
     QHBoxLayout,
     QLabel,
@@ -17,7 +16,7 @@ from PySide6.QtWidgets import (
 
 from sessions.model import Scalar
 from workbench.protocol import Field
-from workbench.ui import draft
+from workbench.ui import draft, runner_files
 from workbench.ui.option_picker import CalmComboBox
 from workbench.ui.panels import _editors, _parts
 from workbench.ui.panels.empty import Empty
@@ -210,7 +209,8 @@ class BuildPanel(QWidget):
         assert configuration is not None
         data = self._data.itemData(row)
         if data is None:
-            data, _ = QFileDialog.getOpenFileName(self, "Text file whose bytes are the tokens")
+            title = "Text file whose bytes are the tokens"
+            data = runner_files.existing(self._state, self, title)
         self._state.edit(msgspec.structs.replace(configuration, data=data or configuration.data))
         self._show_data(data or configuration.data)
 

@@ -1,0 +1,85 @@
+"""Which command starts the runner: this Python's own, or a person's, as through ssh.
+
+A person's command comes from ``--runner`` or the environment, never from a session or a journal.
+Its runner may be on another host: the paths of files that the runner reads or writes are then that
+host's, and are sent as they were given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+OPTION, VARIABLE = "--runner", "WORKBENCH_RUNNER"
+HERE = (sys.executable, "-m", "workbench.runner")
+HELP = (
+    'command that starts the runner, as "ssh HOST /path/to/python -m workbench.runner": the GPU of '
+    "another host. What the runner reads and writes (own models, data, states, traces, tuned "
+    "tiles, ceilings) is then on that host; sessions, journals and noise floors are on this one. "
+    f"Default: {VARIABLE}, or else a runner here"
+)
+
+_asked: tuple[str, ...] = ()
+
+
+@contextlib.contextmanager
+def asked(option: str | None) -> Iterator[None]:
+    """Let runners be started by the option's command, or else by the environment's.
+
+    Raises ``ValueError`` with one sentence for what is no command.
+    """
+    global _asked
+    before, _asked = _asked, _named(option)
+    try:
+        yield
+    finally:
+        _asked = before
+
+
+def command() -> tuple[str, ...]:
+    """The words of the command that starts a runner now."""
+    return _asked or HERE
+
+
+def is_asked() -> bool:
+    """Whether a person named the command, so that the runner may be on another host."""
+    return bool(_asked)
+
+
+def shown(words: tuple[str, ...]) -> str:
+    """The command as one gives it to a shell."""
+    return shlex.join(words)
+
+
+def split(text: str, source: str) -> tuple[str, ...]:
+    """The words of a command; raises ``ValueError`` that names where it is from."""
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        reason = str(error)
+        raise ValueError(f"{source}: {text!r} cannot be read: {reason[:1].lower()}{reason[1:]}"
+                         ) from None  # fmt: skip
+    if not words or not words[0] or "\0" in text:
+        raise ValueError(f"{source}: {text!r} is no command; expected a program and its arguments")
+    return words
+
+
+def path(given: Path) -> str:
+    """A path for the runner: absolute, or as it was given where it may be another host's."""
+    return str(given) if is_asked() else str(given.expanduser().absolute())
+
+
+def place(environment: Mapping[str, str]) -> str:
+    """`` on HOST`` where a person's command starts the runner; empty for a runner here."""
+    return f" on {environment.get('host') or 'the host of the runner'}" if is_asked() else ""
+
+
+def _named(option: str | None) -> tuple[str, ...]:
+    if option is not None:
+        return split(option, OPTION)
+    text = os.environ.get(VARIABLE, "")
+    return split(text, VARIABLE) if text else ()
