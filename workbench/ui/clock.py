@@ -21,8 +21,8 @@ class RunnerClock:
     def hear(self, message: protocol.AnyMessage) -> None:
         """A message has arrived; a catalogue is another runner's first, with a clock of its own."""
         if isinstance(message, protocol.Catalogue):
-            self._least_s = math.inf
-        if message.t_s > 0:  # what the window's end says itself has no time
+            self._least_s = time.monotonic() - message.t_s
+        elif message.t_s > 0:  # what the window's end says itself has no time
             self._least_s = min(self._least_s, time.monotonic() - message.t_s)
 
     def now(self) -> float:
