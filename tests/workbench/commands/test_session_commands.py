@@ -304,6 +304,21 @@ def test_doctor_says_what_there_is_and_what_each_missing_thing_would_enable(ran,
     assert "operators on this device:\n" in out and "  rms_norm: " in out
 
 
+def test_doctor_tells_the_machine_that_the_runner_is_on(ran, tmp_path, capsys):
+    there = msgspec.structs.replace(
+        ran.catalogue,
+        environment={**ran.catalogue.environment, "host": "gpuhost", "xformers": "0.0.99"},
+    )
+    there.environment.pop("compiler", None)
+    (tmp_path / "line").write_bytes(protocol.encode(there))
+    command = f"sh -c 'cat {tmp_path / 'line'}; exec cat >&2'"
+    found = json.loads(printed(["doctor", "--json", "--runner", command], capsys))
+    checks = {check["name"]: check for check in found["checks"]}
+    assert checks["runner"]["text"].startswith("gpuhost, by `sh -c ")
+    assert checks["xformers"]["text"].startswith("0.0.99: ")
+    assert [each["state"] for name, each in checks.items() if "compiler" in name] == ["missing"]
+
+
 def test_doctor_is_1_where_the_runner_cannot_start(sent, capsys):
     sent(then="sys.exit('no module named torch')")
     assert main(["doctor"]) == 1
