@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import sys
+from pathlib import Path
 
 import pytest
-from conftest import FAKE
 from PySide6.QtWidgets import QFileDialog, QInputDialog
 
 from workbench import remote
@@ -13,19 +14,20 @@ from workbench.ui import runner_files
 from workbench.ui.state import AppState
 from workbench.ui.status import StatusBar
 
+FAKE = Path(__file__).parent / "fake_runner.py"
 SKEW_S = 3600.0
 SKEWED = f"""
 import runpy, time
 real = time.time
 time.time = lambda: real() + {{skew}}
-runpy.run_path({FAKE[1]!r}, run_name="__main__")
+runpy.run_path({str(FAKE)!r}, run_name="__main__")
 """
 
 
 @pytest.fixture(params=[SKEW_S, -SKEW_S], ids=["ahead", "behind"])
 def elsewhere(qtbot, request):
     """The state over a fake runner whose wall clock is an hour off, started as a person asked."""
-    command = shlex.join((FAKE[0], "-c", SKEWED.format(skew=request.param)))
+    command = shlex.join((sys.executable, "-c", SKEWED.format(skew=request.param)))
     with remote.asked(command):
         state = AppState()
         state.start_runner()
