@@ -187,14 +187,14 @@ class Runner:
     def _terminate(self) -> None:
         self._cancelled_by = "terminated"
         self._signal(signal.SIGTERM)
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()  # what no signal reaches (a runner behind ssh) ends by this
         self._arm(self._kill)
 
     def _kill(self) -> None:
         self._cancelled_by = "killed"
         self._signal(signal.SIGKILL)
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()  # what no signal reaches (a runner behind ssh) ends by this
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
