@@ -204,6 +204,11 @@ class Segment:
     memory: Mapping[str, NDArray] = field(default_factory=dict)  # as in schema.MEMORY
     metrics: dict[str, MetricSeries] = field(default_factory=dict)  # by the metric's name
 
+    @property
+    def title(self) -> str:
+        """The label, or else the number."""
+        return self.label or f"segment {self.index}"
+
 
 @dataclass
 class Event:

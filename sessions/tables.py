@@ -98,7 +98,7 @@ def segments_table(session: Session, baseline: int = 0) -> Table:
     """
     if not session.segments and baseline == 0:
         return Table(session.title, [Column("segment"), *_STEP_COLUMNS, Column(PEAK)], [])
-    labels = [segment.label or f"segment {segment.index}" for segment in session.segments]
+    labels = [segment.title for segment in session.segments]
     arms = compare_segments(session.segments, labels, baseline)
     different = configuration_differences([segment.configuration for segment in session.segments])
     return _arms_table(session.title, "segment", arms, different)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from learning import trained
 
 from models import FAMILIES, ConfigurationError
 
@@ -157,16 +158,6 @@ def test_the_metric_is_the_mean_of_the_gate():
     torch.testing.assert_close(model.metrics()["ssm_share"], share.mean().float().view(1, 1))
     assert {metric.name for metric in MAMBA2.metrics} == set(model.metrics())
     assert not MAMBA2.materialise(dataclasses.replace(SMALL, attention_every=0)).metrics()
-
-
-def trained(model, batches, rate):
-    optimizer = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.95))
-    for inputs_BS, targets_BS in batches:
-        optimizer.zero_grad()
-        loss = model.loss(inputs_BS, targets_BS)
-        loss.backward()
-        optimizer.step()
-    return loss.item()
 
 
 def test_training_on_one_batch_learns_it():

@@ -5,22 +5,13 @@ The faults are planted: else nobody would know what these tests can see.
 
 import pytest
 import torch
+from learning import trained
 
 import kernels
 from models import FAMILIES
 
 SCATTER, EXPERTS = kernels.token_scatter, kernels.moe_experts
-
-
-def trained(model, batches):
-    own = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(own, 1e-2, betas=(0.9, 0.95))
-    for inputs_BS, targets_BS in batches:
-        optimizer.zero_grad()
-        loss = model.loss(inputs_BS, targets_BS)
-        loss.backward()
-        optimizer.step()
-    return loss.item()
+RATE = 1e-2
 
 
 @torch.no_grad()
@@ -61,7 +52,7 @@ def by_depths(seed):
     family = FAMILIES["hydra"]
     model = family.materialise(family.configure("tiny", sizes | routed), seed=seed)
     generator = torch.Generator().manual_seed(0)
-    trained(model, (scattered(generator)[:2] for _ in range(150)))
+    trained(model, (scattered(generator)[:2] for _ in range(150)), RATE)
     return share_right(model, *scattered(generator, batch=128))
 
 
@@ -98,7 +89,7 @@ def by_experts():
         block.mixture.router.weight.zero_()
     torch.manual_seed(5)  # of the noise
     batches = (torch.randint(0, 64, (16, 16), generator=generator) for _ in range(150))
-    loss = trained(model, ((tokens_BS, table[tokens_BS]) for tokens_BS in batches))
+    loss = trained(model, ((tokens_BS, table[tokens_BS]) for tokens_BS in batches), RATE)
     every_BS = torch.arange(64).view(4, 16)
     return loss, share_right(model, every_BS, table[every_BS], torch.ones(4, 16, dtype=torch.bool))
 

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from sessions.errors import SessionError
 from workbench import remote
+from workbench.titles import Titles
 
 if TYPE_CHECKING:
     from sessions.model import Session
+    from workbench.ui.plots import Run
 
 DONE, FAILED, MISTAKEN, UNDECIDED, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -79,6 +81,32 @@ def files_of(package: str) -> list[str]:
     assert found is not None
     modules = pkgutil.iter_modules(found.submodule_search_locations)
     return sorted(module.name for module in modules if not module.name.startswith("_"))
+
+
+def runs_of(sessions: Sequence[Session], labels: Sequence[str]) -> list[Run]:
+    """The sessions as plots show them, under these labels and by the titles that they keep."""
+    from workbench.ui.plots import Run  # Qt: only to draw
+
+    return [
+        Run(session, label, place, titled=Titles(session.titles).of)
+        for place, (session, label) in enumerate(zip(sessions, labels, strict=True))
+    ]
+
+
+def answer_written(arguments: argparse.Namespace, **facts: Any) -> None:
+    """Tell the file that a command wrote of its ``files``; to programs with these facts too."""
+    if not arguments.json:
+        answer(str(arguments.output))
+        return
+    answer_json(
+        {
+            "reason": "done",
+            "file": str(arguments.output),
+            "bytes": arguments.output.stat().st_size,
+            "sessions": [str(path) for path in arguments.files],
+            **facts,
+        }
+    )
 
 
 def check_output(path: Path, suffixes: Collection[str] = ()) -> None:

@@ -12,15 +12,14 @@ from workbench.commands._command import (
     Command,
     Failed,
     Mistaken,
-    answer,
-    answer_json,
+    answer_written,
     check_output,
     files_of,
     load,
     names,
+    runs_of,
     write_text,
 )
-from workbench.titles import Titles
 
 _TABLE_SUFFIXES = (".md", ".csv")
 _TABLES = ("segments", "claims")
@@ -47,32 +46,15 @@ def _run(arguments: argparse.Namespace) -> int:
         _write_table(arguments.table, arguments.files, arguments.output)
     else:
         _draw(arguments.plot, arguments.files, arguments.output)
-    if arguments.json:
-        answer_json(
-            {
-                "reason": "done",
-                "file": str(arguments.output),
-                "bytes": arguments.output.stat().st_size,
-                "plot": arguments.plot,
-                "table": arguments.table,
-                "sessions": [str(path) for path in arguments.files],
-            }
-        )
-    else:
-        answer(str(arguments.output))
+    answer_written(arguments, plot=arguments.plot, table=arguments.table)
     return DONE
 
 
 def _draw(plot: str, paths: list[Path], output: Path) -> None:
     from workbench.ui.export import SUFFIXES, ExportError, export_plot  # Qt: only to draw
-    from workbench.ui.plots import Run
 
     check_output(output, SUFFIXES)
-    sessions = [load(path) for path in paths]
-    runs = [
-        Run(session, name, place, titled=Titles(session.titles).of)
-        for place, (session, name) in enumerate(zip(sessions, names(paths), strict=True))
-    ]
+    runs = runs_of([load(path) for path in paths], names(paths))
     try:
         export_plot(plot, runs, output)
     except ExportError as error:

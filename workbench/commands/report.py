@@ -10,14 +10,13 @@ from workbench.commands._command import (
     Command,
     Failed,
     Mistaken,
-    answer,
-    answer_json,
+    answer_written,
     check_output,
     files_of,
     load,
     names,
+    runs_of,
 )
-from workbench.titles import Titles
 from workbench.ui.theme import DARK, LIGHT, PRINT
 
 _SUFFIXES = (".html",)
@@ -49,15 +48,11 @@ def _run(arguments: argparse.Namespace) -> int:
     sessions = [load(path) for path in arguments.files]
     from workbench.report import _page as report  # Qt: only to draw
     from workbench.ui.export import ExportError
-    from workbench.ui.plots import Run
 
     labels = names(arguments.files)
     if len(sessions) == 1:
         labels = [sessions[0].title]
-    runs = [
-        Run(session, label, place, titled=Titles(session.titles).of)
-        for place, (session, label) in enumerate(zip(sessions, labels, strict=True))
-    ]
+    runs = runs_of(sessions, labels)
     try:
         content = report.page(
             runs, arguments.title, arguments.notes, chosen, _THEMES[arguments.theme]
@@ -65,19 +60,7 @@ def _run(arguments: argparse.Namespace) -> int:
         report.write(arguments.output, content)
     except ExportError as error:
         raise Failed(str(error)) from None
-    if arguments.json:
-        made = chosen or [section.name for section in report.offered(runs)]
-        answer_json(
-            {
-                "reason": "done",
-                "file": str(arguments.output),
-                "bytes": arguments.output.stat().st_size,
-                "sections": made,
-                "sessions": [str(path) for path in arguments.files],
-            }
-        )
-    else:
-        answer(str(arguments.output))
+    answer_written(arguments, sections=chosen or [section.name for section in report.offered(runs)])
     return DONE
 
 

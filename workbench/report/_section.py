@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sessions.model import Session, Study
+from sessions.model import PairedComparison, Session, Study
 from sessions.tables import Table
+from sessions.verdict import wrong_arms
 from workbench.ui.plots import Run
 
 GOOD, BAD, WARNING = "good", "bad", "warning"
+_TONES = {"FASTER": GOOD, "SLOWER": BAD, "UNDECIDED": WARNING}
 
 
 @dataclass(frozen=True)
@@ -92,3 +94,8 @@ def alone(run: Run, study: Study) -> Run:
     return dataclasses.replace(
         run, session=dataclasses.replace(run.session, studies=[study]), _kept={}
     )
+
+
+def tone(comparison: PairedComparison) -> str:
+    """Red where an arm's numbers are wrong, however fast it is."""
+    return BAD if wrong_arms(comparison) else _TONES.get(comparison.verdict, "")

@@ -15,10 +15,9 @@ def parts(runs: Sequence[Run]) -> Parts:
     (run,) = runs
     names = ("segment", "toggle", "asked", "effect", "evidence")
     rows = [
-        [segment.label or f"segment {segment.index}", *_cells]
+        [segment.title, one.toggle, one.requested, one.status, one.text]
         for segment in run.session.segments
         for one in segment.evidence
-        for _cells in [[one.toggle, one.requested, one.status, one.text]]
     ]
     yield Table("Requested and effective", [Column(name) for name in names], rows)
 

@@ -9,8 +9,7 @@ from sessions.model import Session
 from sessions.numbers import moment
 from sessions.side_by_side import side_by_side
 from sessions.verdict_words import headline, ratio_line
-from workbench.report._section import BAD, Parts, Section, Words
-from workbench.report.verdicts import tone
+from workbench.report._section import BAD, Parts, Section, Words, tone
 from workbench.ui.plots import Run
 
 
@@ -34,8 +33,7 @@ def parts(runs: Sequence[Run]) -> Parts:
 def _wrong(session: Session) -> Iterator[Words]:
     for segment in session.segments:
         if checked.are_wrong(segment.ledger):
-            name = segment.label or f"segment {segment.index}"
-            yield Words([f"{name}: wrong numbers: {checked.text(segment.ledger)}"], BAD)
+            yield Words([f"{segment.title}: wrong numbers: {checked.text(segment.ledger)}"], BAD)
 
 
 def _studied(session: Session) -> Iterator[str]:

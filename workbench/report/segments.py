@@ -15,8 +15,7 @@ def parts(runs: Sequence[Run]) -> Parts:
     (run,) = runs
     yield segments_table(run.session)
     said = [
-        f"{segment.label or f'segment {segment.index}'}: numbers {checked.mark(segment.ledger)}: "
-        f"{checked.text(segment.ledger)}"
+        f"{segment.title}: numbers {checked.mark(segment.ledger)}: {checked.text(segment.ledger)}"
         for segment in run.session.segments
         if checked.was_checked(segment.ledger)
     ]

@@ -5,19 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from sessions.model import PairedComparison
 from sessions.side_by_side import side_by_side, verdicts_table
-from sessions.verdict import wrong_arms
 from sessions.verdict_words import headline, numerics_lines, ratio_line, remarks, standing
-from workbench.report._section import BAD, GOOD, WARNING, Chart, Heading, Parts, Section, Words
+from workbench.report._section import Chart, Heading, Parts, Section, Words, tone
 from workbench.ui.plots import Run
-
-_TONES = {"FASTER": GOOD, "SLOWER": BAD, "UNDECIDED": WARNING}
-
-
-def tone(comparison: PairedComparison) -> str:
-    """Red where an arm's numbers are wrong, however fast it is."""
-    return BAD if wrong_arms(comparison) else _TONES.get(comparison.verdict, "")
 
 
 def parts(runs: Sequence[Run]) -> Parts:
