@@ -13,6 +13,7 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QLabel,
     QMainWindow,
+    QTabBar,
     QTabWidget,
     QToolButton,
     QVBoxLayout,
@@ -77,6 +78,7 @@ class Desk(QMainWindow):
         super().resizeEvent(event)
         self._width = self.width()
         self._keep_left()
+        self._settle.start(0)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """Remember how wide a person, or a kept layout, makes the forms."""
@@ -145,6 +147,28 @@ class Desk(QMainWindow):
             if isinstance(bar, DockTitle):
                 grouped = bool(self.tabifiedDockWidgets(dock)) and not dock.isFloating()
                 bar.set_slim(grouped)
+        self._hide_forgotten()
+
+    def _hide_forgotten(self) -> None:
+        """Hide the bars of tabs that Qt made on the way to a layout, and left where they were."""
+        direct = Qt.FindChildOption.FindDirectChildrenOnly
+        bars = {
+            bar: {bar.tabText(place) for place in range(bar.count())}
+            for bar in self.findChildren(QTabBar, options=direct)
+            if bar.isVisible()
+        }
+        used = [tabs for bar, tabs in bars.items() if self._in_use(bar, tabs)]
+        for bar, tabs in bars.items():
+            if not self._in_use(bar, tabs) and any(tabs <= others for others in used):
+                bar.hide()
+
+    def _in_use(self, bar: QTabBar, tabs: set[str]) -> bool:
+        """Whether it lies over one of the docks that it names."""
+        return any(
+            (dock.x(), dock.width()) == (bar.x(), bar.width())
+            for dock in self.docks.values()
+            if dock.isVisible() and not dock.isFloating() and dock.windowTitle() in tabs
+        )
 
 
 class DockTitle(QWidget):

@@ -7,8 +7,12 @@ import subprocess
 import sys
 
 import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QTabBar
 
 from workbench.ui import display
+from workbench.ui.appearance import Appearance
+from workbench.ui.window import MainWindow
 
 LIBRARIES_S = 0.4  # Qt, numpy and msgspec on a quiet machine of 2.5 GHz
 OPEN = """
@@ -125,3 +129,30 @@ def test_a_file_that_is_not_there_is_a_mistake_of_exit_code_2(tmp_path):
     with pytest.raises(SystemExit) as raised:
         parse([str(tmp_path / "none.h5")])
     assert raised.value.code == 2
+
+
+def bars_of(window) -> list[list[str]]:
+    """The tabs of each bar of docks that is seen."""
+    direct = Qt.FindChildOption.FindDirectChildrenOnly
+    bars = window.desk.findChildren(QTabBar, options=direct)
+    return [[bar.tabText(at) for at in range(bar.count())] for bar in bars if bar.isVisible()]
+
+
+def test_every_dock_has_one_tab_in_a_fresh_a_reset_and_a_kept_layout(
+    qapp, qtbot, window, settings, state
+):
+    def each_once(shown) -> bool:
+        tabs = [tab for bar in bars_of(shown) for tab in bar]
+        return len(tabs) == len(set(tabs)) == 11
+
+    qtbot.waitUntil(lambda: each_once(window))
+    window.reset_layout()
+    window.resize(1500, 900)
+    qtbot.wait(50)
+    qtbot.waitUntil(lambda: each_once(window))
+    settings.save_layout("docks", window.desk.saveState())
+    again = MainWindow(state, settings, Appearance(qapp, state, settings))
+    qtbot.addWidget(again)
+    again.show()
+    qtbot.wait(50)
+    qtbot.waitUntil(lambda: each_once(again))
