@@ -28,8 +28,10 @@ from torch import Tensor, nn
 import kernels
 from models import Model
 from models._initialise import keep_marks
+from workbench.runner import ties
 from workbench.runner.arm import Arm
 from workbench.runner.ceilings import fp32_products
+from workbench.runner.ties import Nudge, nudged
 from workbench.runner.training import Trainer, plain_optimizer
 
 STEPS = 8
@@ -94,8 +96,17 @@ class Curve:
         )
 
 
-def check(arm: Arm, dtype: torch.dtype, between: Between = go_on) -> Curve:
-    """Compare ``STEPS`` losses, and where the weights went, with the reference's in ``dtype``."""
+def check(
+    arm: Arm,
+    dtype: torch.dtype,
+    between: Between = go_on,
+    nudge: Callable[[], float] = lambda: 0.0,
+) -> Curve:
+    """Compare ``STEPS`` losses, and where the weights went, with the reference's in ``dtype``.
+
+    ``nudge`` is asked where the losses are too far off: how large nudges of the reference's weights
+    are to find out whether rounding decides what the model chooses. 0: none.
+    """
     rough = not _is_plain(arm)
     advances = arm.batches.advances
     try:
@@ -103,13 +114,18 @@ def check(arm: Arm, dtype: torch.dtype, between: Between = go_on) -> Curve:
         plain = _plain_course(arm, None, between, fresh=rough)
         with _put_back(arm) as kept, _fresh_moments(arm) if rough else contextlib.nullcontext():
             own = Course(_own_losses(arm, between), _moved(arm, kept))
+        worst = _farthest(own, reference)
+        allowed = bound(plain.losses, reference.losses)
+        if rough:
+            allowed += ROUGH * max(abs(each - reference.losses[0]) for each in reference.losses)
+        if allowed < worst < math.inf and (size := nudge()):
+            nudges = [(size, seed) for seed in range(ties.COURSES)]
+            others = [_plain_course(arm, dtype, between, fresh=rough, nudge=n) for n in nudges]
+            reach = max(_farthest(other, reference) for other in others)
+            if ties.is_jump(reach, SLACK * _farthest(plain, reference)):
+                allowed += SLACK * reach
     finally:
         arm.batches.go_to(advances)
-    off = [abs(one - other) for one, other in zip(own.losses, reference.losses, strict=True)]
-    worst = next((each for each in off if each != each), max(off))  # NaN before all
-    allowed = bound(plain.losses, reference.losses)
-    if rough:
-        allowed += ROUGH * max(abs(each - reference.losses[0]) for each in reference.losses)
     return Curve(own.losses, worst, allowed, _ways(arm, own.steps, plain.steps, reference.steps))
 
 
@@ -123,6 +139,12 @@ def bound(plain: list[float], reference: list[float]) -> float:
 def rounding(loss: float) -> float:
     """By how much a loss may be off because it is a sum in FP32."""
     return ROUNDINGS * torch.finfo(torch.float32).eps * abs(loss)
+
+
+def _farthest(one: Course, other: Course) -> float:
+    """The largest distance of their losses; NaN before all."""
+    off = [abs(a - b) for a, b in zip(one.losses, other.losses, strict=True)]
+    return next((each for each in off if each != each), max(off))
 
 
 def bytes_needed(arm: Arm, dtype: torch.dtype) -> int:
@@ -187,7 +209,14 @@ def _own_losses(arm: Arm, between: Between) -> list[float]:
     return [float(loss) for loss in losses]
 
 
-def _plain_course(arm: Arm, dtype: torch.dtype | None, between: Between, *, fresh: bool) -> Course:
+def _plain_course(
+    arm: Arm,
+    dtype: torch.dtype | None,
+    between: Between,
+    *,
+    fresh: bool,
+    nudge: Nudge = ties.NONE,
+) -> Course:
     """Of a copy in ``dtype``, or in the arm's own precision and flags."""
     plain = {name: "torch" for name, op in kernels.OPS.items() if "torch" in op.implementations}
     wrap: Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]
@@ -200,7 +229,7 @@ def _plain_course(arm: Arm, dtype: torch.dtype | None, between: Between, *, fres
             stack.enter_context(fp32_products(tf32=False))
             wrap = _as_it_is
         stack.enter_context(kernels.using(**plain))
-        model, trainer, copies = _copy(arm, dtype or arm.weights_dtype, fresh=fresh)
+        model, trainer, copies = _copy(arm, dtype or arm.weights_dtype, nudge, fresh=fresh)
         if dtype is None:
             take_choices(model, arm.model)
             trainer.scaler = _scaler(arm)
@@ -237,7 +266,7 @@ def _as_it_is(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 
 
 def _copy(
-    arm: Arm, dtype: torch.dtype, *, fresh: bool
+    arm: Arm, dtype: torch.dtype, nudge: Nudge, *, fresh: bool
 ) -> tuple[Model, Trainer, dict[int, nn.Parameter]]:
     """A plain model around copies of the arm's weights, and an AdamW with copies of its moments.
 
@@ -249,9 +278,8 @@ def _copy(
     for name, parameter in arm.model.weights().items():
         if id(parameter) not in copies:
             kind = dtype if parameter.is_floating_point() else parameter.dtype
-            copied = nn.Parameter(
-                parameter.detach().to(kind, copy=True), requires_grad=parameter.requires_grad
-            )
+            held = nudged(parameter.detach().to(kind, copy=True), nudge, len(copies))
+            copied = nn.Parameter(held, requires_grad=parameter.requires_grad)
             keep_marks(parameter, copied)
             copies[id(parameter)] = copied
         weights[name] = copies[id(parameter)]

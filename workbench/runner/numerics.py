@@ -8,6 +8,9 @@ Where an arm quantizes, that plain model is quantized too, by the operator's def
 allowed is twice the scheme's own error. Since a scheme might ruin a model, that error is bounded:
 at most ``SLACK`` times what independent roundings, one a layer, would add up to.
 
+A model that chooses (experts, tokens) may go another way where two candidates lie within a rounding
+of each other: an arm that is too far off is red only if ``ties`` finds none that explain it.
+
 A model that adapts is judged in the state it is in, which checking leaves as it was: the plain one
 in the arm's precision makes the same choices, and the reference none. So what is allowed is twice
 what the choices do by their definition, and at most what the model promises of them.
@@ -30,18 +33,20 @@ from models._model import Promise
 from models._quantized import QuantizedLinear, expected_error, quantize_linears
 from sessions.model import Numerics
 from sessions.sizes import size_text
-from workbench.runner import loss_curve
+from workbench.runner import loss_curve, ties
 from workbench.runner.arm import Arm
 from workbench.runner.ceilings import fp32_products
 from workbench.runner.compiles import eager
 from workbench.runner.failures import explain, is_fatal
 from workbench.runner.loss_curve import Between, Curve, go_on, take_choices
+from workbench.runner.ties import Nudge, Nudges, nudged
 from workbench.runner.toggles import Situation
 from workbench.runner.training import forget_graph
 from workbench.runner.weights import Parameters
 from workbench.runner.workloads import Compute
 
 SLACK = 2.0  # times the error of the plain model in the same precision
+TIED = " where rounding decides between choices"
 _PIECE = 1 << 24  # outputs that are compared at a time
 _ROOM = 4  # times the reference's weights and outputs must be free for it
 
@@ -144,6 +149,7 @@ def _judge(
     allowed = distance(plain.values, reference.values)
     rounding = max(torch.finfo(own.values.dtype).eps, torch.finfo(arm.weights_dtype).eps)
     tolerance = SLACK * allowed.relative_error + rounding
+    nudges = _nudges(arm, situation, weights, reference, name, rounding, tolerance)
     if arm.quantization:
         tolerance = min(tolerance, _most(arm, rounding))
     promise = plain.promise
@@ -152,19 +158,29 @@ def _judge(
         unmoved = distance(_plain(arm, situation, weights, adapted=False).values, reference.values)
         most = SLACK * unmoved.relative_error + rounding + promise.relative_error
         tolerance = min(tolerance, most)
-    ok = found.relative_error <= tolerance  # false for NaN
-    text = f"relative error {found.relative_error:.2g}, at most {tolerance:.2g} expected"
-    if promise is not None and moved:
-        text += f" of {promise.text}"
-    difference = None
+    difference, bound = None, 0.0
     if own.loss is not None and reference.loss is not None and plain.loss is not None:
         difference = own.loss - reference.loss
         bound = _loss_bound(plain.loss, reference.loss, allowed, own.values)
-        ok = ok and abs(difference) <= bound
+
+    def fits() -> bool:  # not what is not finite
+        return found.relative_error <= tolerance and abs(difference or 0.0) <= bound
+
+    tied = ""
+    if not fits() and math.isfinite(found.relative_error) and not arm.quantization:
+        between()
+        farther, loss = nudges.reach
+        tied = TIED if farther else ""
+        tolerance, bound = tolerance + SLACK * farther, bound + SLACK * loss
+    ok = fits()
+    text = f"relative error {found.relative_error:.2g}, at most {tolerance:.2g} expected{tied}"
+    if promise is not None and moved:
+        text += f" of {promise.text}"
+    if difference is not None:
         text += f"; loss off by {difference:+.2g}, at most {bound:.2g} expected"
     right: bool | None = ok
     captured = situation.option("cuda_graphs") != "off"
-    course = _curve(arm, situation, name, between)
+    course = _curve(arm, situation, name, nudges, between)
     curve = course if isinstance(course, Curve) else None
     if curve is not None:
         right = ok and curve.ok
@@ -210,14 +226,38 @@ def _loss_bound(plain: float, reference: float, allowed: Distance, values: torch
     return SLACK * abs(plain - reference) + scatter + loss_curve.rounding(reference)
 
 
-def _curve(arm: Arm, situation: Situation, name: str, between: Between) -> Curve | str:
+def _nudges(
+    arm: Arm,
+    situation: Situation,
+    weights: Parameters,
+    reference: Outputs,
+    name: str,
+    rounding: float,
+    aim: float,
+) -> Nudges:
+    """The reference, nudged by what an arm that is as far off as it may be rounds away."""
+
+    @fp32_products(tf32=False)
+    def moved(nudge: Nudge) -> tuple[float, float]:
+        with _plain_kernels():
+            model = _model(situation, weights, getattr(torch, name), nudge)
+            outputs = _outputs(model, situation, arm)
+        relative = distance(outputs.values, reference.values).relative_error
+        return relative, abs((outputs.loss or 0.0) - (reference.loss or 0.0))
+
+    return Nudges(moved, rounding, aim)
+
+
+def _curve(
+    arm: Arm, situation: Situation, name: str, nudges: Nudges, between: Between
+) -> Curve | str:
     """The losses over some steps of an arm that trains; or why there are none, or nothing."""
     if not situation.workload.trains:
         return ""
     room = _free_bytes(situation) / 2
     for dtype in dict.fromkeys((getattr(torch, name), torch.float32)):
         if (needed := loss_curve.bytes_needed(arm, dtype)) <= room:
-            return loss_curve.check(arm, dtype, between)
+            return loss_curve.check(arm, dtype, between, lambda: nudges.size)
     return (
         f"copies to compare with take {size_text(needed)}, and half of the free memory is "
         f"{size_text(room)}"
@@ -319,11 +359,15 @@ def _choices_kept(arm: Arm) -> Iterator[Callable[[], None]]:
         put_back()
 
 
-def _model(situation: Situation, weights: Parameters, dtype: torch.dtype | None) -> Model:
+def _model(
+    situation: Situation, weights: Parameters, dtype: torch.dtype | None, nudge: Nudge = ties.NONE
+) -> Model:
     """The plain model around these weights, or around copies of them in another dtype."""
     held = {
-        name: tensor.detach().to(dtype) if dtype and tensor.is_floating_point() else tensor
-        for name, tensor in weights.items()
+        name: nudged(tensor.detach().to(dtype), nudge, place)
+        if dtype and tensor.is_floating_point()
+        else tensor
+        for place, (name, tensor) in enumerate(weights.items())
     }
     model: Model = situation.family.share(situation.config, held)
     model.train(situation.workload.trains)

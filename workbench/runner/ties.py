@@ -1,0 +1,72 @@
+"""How far rounding alone can move a model that chooses: experts, tokens, depths.
+
+A router whose candidates lie within a rounding of each other may take either, and what follows is
+off by far more than a rounding. Whether a tie is that near is asked of the reference itself: its
+weights are nudged at random, by so little that where nothing is chosen the outputs move as far as
+an arm's may be off. Where a nudge moves them ``JUMP`` times as far, a choice went the other way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+NUDGES = 6  # each turns a tie with a chance of a half
+COURSES = 3  # the same of a whole course of training
+JUMP = 4.0
+_LARGEST = 64.0  # roundings; a nudge of more is none
+Nudge = tuple[float, int]  # size and seed
+NONE: Nudge = (0.0, 0)
+_Moved = tuple[float, float]  # relative error of the outputs, distance of the loss
+
+
+@dataclass(frozen=True)
+class Nudges:
+    """Nudged references of one model.
+
+    ``moved`` tells how far a nudge moves outputs and loss. ``rounding`` is one of the arm's
+    precision, and ``aim`` the relative error that its outputs may have.
+    """
+
+    moved: Callable[[Nudge], _Moved]
+    rounding: float
+    aim: float
+
+    @cached_property
+    def size(self) -> float:
+        """Of the nudge that moves the outputs as far as ``aim``; 0 if none of that kind does."""
+        nearest = min(self.moved((self.rounding, seed))[0] for seed in range(2))
+        if not nearest > 0:
+            return 0.0
+        return self.rounding * min(self.aim / nearest, _LARGEST)
+
+    @cached_property
+    def reach(self) -> _Moved:
+        """How far choices within rounding of a tie move outputs and loss; zeros if none is."""
+        if not self.size:
+            return 0.0, 0.0
+        found = [self.moved((self.size, seed)) for seed in range(NUDGES)]
+        relative, loss = (max(each) for each in zip(*found, strict=True))
+        return (relative, loss) if is_jump(relative, self.aim) else (0.0, 0.0)
+
+
+def is_jump(moved: float, aim: float) -> bool:
+    """Whether a nudge for ``aim`` has moved something so far that a choice went the other way."""
+    return JUMP * aim < moved < math.inf
+
+
+def nudged(tensor: torch.Tensor, nudge: Nudge, place: int) -> torch.Tensor:
+    """A floating tensor, each number off by ``size`` times a normal number of its own magnitude.
+
+    The same for the same seed; ``place`` tells the weights of a model apart.
+    """
+    size, seed = nudge
+    if not size or not tensor.is_floating_point():
+        return tensor
+    generator = torch.Generator(tensor.device).manual_seed(1_000_003 * seed + place)
+    noise = torch.randn(tensor.shape, dtype=tensor.dtype, device=tensor.device, generator=generator)
+    return torch.addcmul(tensor, tensor, noise, value=size)
