@@ -15,8 +15,10 @@ peer that cannot be imported is listed with the reason, as is what the time did 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import gc
+import importlib.util
 import json
 import math
 import random
@@ -153,7 +155,8 @@ def prepared(case: Case, options: Any, device: torch.device) -> dict[str, Any]:
     """Both sides in BF16 and the peer's FP32; raises ``ArithmeticError`` where FP32 differs."""
     x, dy = stream(case, options.small, device)
     pair = case.make(options.small, device, torch.float32)
-    each = [gave(side, x.float(), dy.float()) for side in pair]
+    with untuned():
+        each = [gave(side, x.float(), dy.float()) for side in pair]
     facts = {}
     for what, found, exact in zip(("output", "input gradient"), *each, strict=True):
         facts[what] = distance(found, exact)
@@ -165,6 +168,37 @@ def prepared(case: Case, options: Any, device: torch.device) -> dict[str, Any]:
     del pair, each
     made = case.make(options.small, device, torch.bfloat16)
     return {"x": x, "dy": dy, "exact": exact, "fp32": facts, "eager": made}
+
+
+@contextlib.contextmanager
+def untuned() -> Iterator[None]:
+    """Let kernels with several tiles run the smallest: it fits, and nothing is timed.
+
+    Compiling and trying all of them takes minutes.
+    """
+    if importlib.util.find_spec("triton") is None:
+        yield
+        return
+    from triton.runtime.autotuner import Autotuner
+
+    run = Autotuner.run
+
+    def size(config: Any) -> int:
+        sizes = [each for each in config.kwargs.values() if isinstance(each, int)]
+        return math.prod([config.num_stages, *sizes])
+
+    def smallest(self: Any, *args: Any, **kwargs: Any) -> Any:
+        configs, self.configs = self.configs, [min(self.configs, key=size)]
+        try:
+            return run(self, *args, **kwargs)
+        finally:
+            self.configs = configs
+
+    Autotuner.run = smallest
+    try:
+        yield
+    finally:
+        Autotuner.run = run
 
 
 # The times.
