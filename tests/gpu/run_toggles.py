@@ -1,6 +1,7 @@
 """On a GPU host: every option of every toggle in every family, and whether it took effect.
 
     python tests/gpu/run_toggles.py OUT [--only hydra ...] [--workloads train forward decode]
+                                        [--toggles moe_buffers ...]
 
 A family's runner switches one option on at a time, all others off, in the first of the workloads
 that allows the option, and waits for the evidence. The families run beside one another: nothing is
@@ -38,6 +39,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", nargs="+", default=sorted(FAMILIES))
     parser.add_argument("--workloads", nargs="+", default=["train", "forward", "decode"])
+    parser.add_argument("--toggles", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument("--preset", help="of all families; default: one of each that fills a GPU")
     parser.add_argument("--minutes", type=float, default=4.0)
     options = parser.parse_args()
@@ -46,7 +48,7 @@ def main() -> int:
     deadline = time.monotonic() + 60 * options.minutes
     found: list[Row] = []
     threads = [
-        threading.Thread(target=try_all, args=(name, presets, options.workloads, deadline, found))
+        threading.Thread(target=try_all, args=(name, presets, options, deadline, found))
         for name in options.only
     ]
     for thread in threads:
@@ -64,7 +66,7 @@ def main() -> int:
 
 
 def try_all(
-    family: str, presets: dict[str, str], workloads: list[str], deadline: float, found: list[Row]
+    family: str, presets: dict[str, str], options: Any, deadline: float, found: list[Row]
 ) -> None:
     """Every option of one family, in a runner of its own; rows are added as they come."""
     driver = Driver()
@@ -73,10 +75,10 @@ def try_all(
         (toggle.name, option.name): ""
         for toggle in driver.messages[0].toggles
         for option in toggle.options[1:]
-        if option.name not in SLOW
+        if option.name not in SLOW and (options.toggles is None or toggle.name in options.toggles)
     }
     off = {toggle.name: toggle.options[0].name for toggle in driver.messages[0].toggles}
-    for workload in workloads:
+    for workload in options.workloads:
         if workload not in FAMILIES[family].workloads:
             continue
         asked = Configuration(family=family, preset=presets[family], workload=workload, toggles=off)
