@@ -92,7 +92,7 @@ def try_all(
                 left[toggle, option] = reason.reason
             elif time.monotonic() < deadline:
                 del left[toggle, option]
-                status, text = switch(driver, {**off, toggle: option})
+                status, text = switch(driver, {**off, toggle: option}, toggle)
                 found.append(row(family, workload, toggle, option, status, text))
                 print(f"{family:8}{toggle}={option}: {status}: {text[:120]}", flush=True)
                 if status == "lost":
@@ -118,8 +118,8 @@ def row(family: str, workload: str, toggle: str, option: str, status: str, text:
     }
 
 
-def switch(driver: Driver, toggles: dict[str, str]) -> tuple[str, str]:
-    """Apply; what the evidence says of the option, or why it could not be had."""
+def switch(driver: Driver, toggles: dict[str, str], tried: str) -> tuple[str, str]:
+    """Apply; what the evidence says of the toggle tried, or why it could not be had."""
     driver.send(protocol.Apply(toggles=toggles))
     try:
         driver.until(protocol.SegmentStarted, LIMIT_S)
@@ -130,8 +130,10 @@ def switch(driver: Driver, toggles: dict[str, str]) -> tuple[str, str]:
         if not answer.fatal:
             driver.until(protocol.EvidenceFound, LIMIT_S)  # of the configuration gone back to
         return ("lost" if answer.fatal else "failed"), answer.sentence
-    evidence = [one for one in answer.evidence if one.requested == toggles.get(one.toggle)]
-    return (evidence[0].status, evidence[0].text) if evidence else ("unknown", "no evidence")
+    evidence = {one.toggle: one for one in answer.evidence}.get(tried)
+    if evidence is None or evidence.requested != toggles[tried]:
+        return "unknown", "no evidence"
+    return evidence.status, evidence.text
 
 
 def _answers(message: protocol.Message) -> bool:
