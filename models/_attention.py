@@ -93,7 +93,10 @@ class KVState:
             self.keys.scatter_(2, places_BGSD, k_BGSD)
             self.values.scatter_(2, places_BGSD, v_BGSD)
         else:
-            rows_S = position + torch.arange(n_new, device=position.device)
+            # A token decoded is the most frequent case, and needs no kernel of its own for that.
+            rows_S = position.reshape(1)
+            if n_new > 1:
+                rows_S = position + torch.arange(n_new, device=position.device)
             self.keys.index_copy_(2, rows_S, k_BGSD)
             self.values.index_copy_(2, rows_S, v_BGSD)
 
