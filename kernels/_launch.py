@@ -4,9 +4,11 @@ Triton's own launch finds out at every call which compiled kernel its arguments 
 each pointer and whether it is a multiple of 16, whether each integer is 1, a multiple of 16 or
 wider than 32 bits, each constant and option. A launcher keeps what Triton then answered under a key
 that is finer than Triton's: the current device, dtype and address modulo 16 of each pointer, and
-the values themselves of integers, constants and options. What is not kept yet is launched by Triton
-itself, so that nothing here repeats its rules; under its key, the same compiled kernel is then
-called as Triton calls it, on the stream that is current at that call.
+the values themselves of integers, constants and options. Integers that come for the first time, as
+sizes do that change at every call, are looked up once more by what Triton's own function says of
+them. What is not kept yet is launched by Triton itself, so that nothing here repeats its rules;
+under its key, the same compiled kernel is then called as Triton calls it (``_bound_launch``), on
+the stream that is current at that call.
 
 Triton launches by itself wherever it does more than that: while Dynamo traces, in the interpreter,
 on tensors without memory, and while hooks, debugging or instrumentation are switched on.
@@ -15,24 +17,36 @@ on tensors without memory, and while hooks, debugging or instrumentation are swi
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from kernels._bound_launch import Form, form
 from kernels._triton import INSTALLED
 
 MOST_KEPT = 4096  # keys of one kernel; more are sizes that change at every call
 
 if INSTALLED:
     from triton import knobs
+    from triton.backends.compiler import BaseBackend
     from triton.compiler import CompiledKernel
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
+    try:
+        from triton.runtime.jit import native_specialize_impl
+    except ImportError:  # every integer is then told apart from every other
+        _told_apart = None
+    else:
+        _told_apart = functools.partial(native_specialize_impl, BaseBackend)
+
+
 _KEPT: list[dict[Any, Any]] = []  # by every launcher
 _WITH_MEMORY = frozenset((torch.Tensor, torch.nn.Parameter))  # a subclass may have none
+_asked: list[tuple[Any, ...]] = [(object(), None, None)]
 
 
 def launcher(kernel: Any) -> Callable[..., None]:
@@ -51,11 +65,19 @@ def launcher(kernel: Any) -> Callable[..., None]:
 
         return launch
     local: dict[str, Any] = {}
-    code = compile(_source(kernel), f"launcher of {kernel.module}.{kernel.__name__}", "exec")
+    how = form()
+    code = compile(_source(kernel, how), f"launcher of {kernel.module}.{kernel.__name__}", "exec")
     exec(code, globals(), local)
+    alike: dict[Any, Any] = {}
     kept: dict[Any, Any] = {}
-    _KEPT.append(kept)
-    return local["make"](kernel, kept, driver, _WITH_MEMORY, _watched, _options, _keep)
+    _KEPT.extend((alike, kept))
+    return local["make"](kernel, kept, alike, _may_tell(kernel), how)
+
+
+def forget() -> None:
+    """Let Triton launch anew what was kept, by every launcher."""
+    for kept in _KEPT:
+        kept.clear()
 
 
 @contextlib.contextmanager
@@ -86,53 +108,102 @@ def launches_timed() -> Iterator[list[int]]:
 
 # Names of parameters come into it, which is why all others begin with an underscore.
 _LAUNCHER = """
-def make(_kernel, _kept, _driver, _with_memory, _watched, _options, _keep):
+def make(_kernel, _kept, _alike, _may_tell, _form):
+  _hooks, _runtime, _compilation, _enter, _leave = _may_tell
   def launch(_grid, {parameters}, num_warps=None, num_stages=None):
-    if torch.compiler.is_compiling() or type({first}) not in _with_memory or _watched(_kernel):
+    if (
+      torch.compiler.is_dynamo_compiling()
+      or type({first}) not in _WITH_MEMORY
+      or (_hooks or _runtime or _compilation or _enter or _leave) and _watched(_kernel)
+    ):
       _kernel[_grid]({parameters}, **_options(num_warps, num_stages))
       return
     {addresses}
-    _active = _driver.active
-    _device = _active.get_current_device()
-    _key = (_device, {key}, num_warps, num_stages)
+    _active, _device_of, _stream_of = _asked[0]
+    if _active is not driver._active:
+      _device_of, _stream_of = _ask()
+    _device = _device_of()
+    _odd = ({any_address}) & 15
+    if _odd:
+      _odd = ({residues},)
+    _key = (_device, _odd, {key}, num_warps, num_stages)
     _found = _kept.get(_key)
     if _found is None:
-      _compiled = _kernel[_grid]({parameters}, **_options(num_warps, num_stages))
-      _keep(_kept, _key, _kernel, _compiled)
-      return
-    _run, _function, _metadata, _ = _found
-    _x, _y, _z = _grid if len(_grid) == 3 else (*_grid, 1, 1)[:3]
-    _stream = _active.get_current_stream(_device)
-    _run(_x, _y, _z, _stream, _function, _metadata, None, None, None, {values})
+      _like = (_device, _odd, {like}, num_warps, num_stages)
+      _found = _alike.get(_like)
+      if _found is None:
+        _compiled = _kernel[_grid]({parameters}, **_options(num_warps, num_stages))
+        if not _of_tensors(_key):
+          _keep(_alike, _like, _entry(_kernel, _compiled, _form))
+        return
+      _keep(_kept, _key, _found)
+    {names}, _ = _found
+    _n = len(_grid)
+    _x = _grid[0]
+    _y = _grid[1] if _n > 1 else 1
+    _z = _grid[2] if _n > 2 else 1
+    _stream = _stream_of(_device)
+    {call}
   return launch
 """
 
 
-def _source(kernel: Any) -> str:
+def _source(kernel: Any, form: Form) -> str:
     """Written out for one kernel, as Triton's own binder is: a loop over parameters is slower."""
     names = [parameter.name for parameter in kernel.params]
-    taken = ("torch", "type", "len", "num_warps", "num_stages")
+    taken = ("torch", "driver", "type", "len", "num_warps", "num_stages")
     assert not any(name.startswith("_") or name in taken for name in names)
     pointers = [name for name in names if name.endswith("_ptr")]
+    values = [
+        f"_a_{name}"
+        if name in pointers
+        else name
+        if not parameter.is_constexpr
+        else form.constants and form.constants.format(name=name)
+        for name, parameter in zip(names, kernel.params, strict=True)
+    ]
     return _LAUNCHER.format(
         parameters=", ".join(names),
         first=pointers[0],
         addresses="\n    ".join(
-            f"_a_{name} = _t_{name} = None\n"
-            f"    if {name} is not None: _a_{name}, _t_{name} = {name}.data_ptr(), {name}.dtype"
+            f"if {name} is None: _a_{name} = 0; _t_{name} = None\n"
+            f"    else: _a_{name} = {name}.data_ptr(); _t_{name} = {name}.dtype"
             for name in pointers
         ),
-        key=", ".join(
-            f"_t_{name}, _a_{name} and _a_{name} & 15" if name in pointers else name
-            for name in names
+        any_address=" | ".join(f"_a_{name}" for name in pointers),
+        residues=", ".join(f"_a_{name} & 15" for name in pointers),
+        key=", ".join(f"_t_{name}" if name in pointers else name for name in names),
+        like=", ".join(
+            f"_t_{name}" if name in pointers else _as_triton_tells_apart(parameter)
+            for name, parameter in zip(names, kernel.params, strict=True)
         ),
-        values=", ".join(f"_a_{name}" if name in pointers else name for name in names),
+        names=form.names,
+        call=form.call.format(values=", ".join(value for value in values if value)),
     )
+
+
+def _as_triton_tells_apart(parameter: Any) -> str:
+    """Of an integer, what kernels are compiled for: in Triton's own words."""
+    name: str = parameter.name
+    if parameter.is_constexpr or parameter.annotation_type or _told_apart is None:
+        return name
+    told = (not parameter.do_not_specialize, not parameter.do_not_specialize_on_alignment)
+    return f"_told_apart({name}, False, {told[0]}, {told[1]})"
 
 
 def _options(num_warps: int | None, num_stages: int | None) -> dict[str, int]:
     given = {"num_warps": num_warps, "num_stages": num_stages}
     return {name: number for name, number in given.items() if number is not None}
+
+
+def _may_tell(kernel: Any) -> tuple[Any, ...]:
+    """What is empty unless something was hooked or set, when ``_watched`` knows what it means."""
+    runtime, compilation = knobs.runtime, knobs.compilation
+    hooks = (runtime.launch_enter_hook, runtime.launch_exit_hook)
+    if _watched(kernel) or not all(hasattr(hook, "calls") for hook in hooks):
+        return True, (), (), (), ()  # as the environment says
+    chains = [hook.calls for hook in hooks]
+    return kernel.pre_run_hooks, vars(runtime), vars(compilation), *chains
 
 
 def _watched(kernel: Any) -> bool:
@@ -149,14 +220,34 @@ def _watched(kernel: Any) -> bool:
     )
 
 
-def _keep(kept: dict[Any, Any], key: tuple[Any, ...], kernel: Any, compiled: Any) -> None:
+def _ask() -> tuple[Callable[[], int], Callable[[int], int]]:
+    """Whom to ask for the current device and stream, until another driver is active."""
+    active = driver.active
+    device_of = active.get_current_device
+    if device_of is torch.cuda.current_device and torch.cuda.is_initialized():
+        device_of = torch._C._cuda_getDevice  # without a look at whether CUDA is initialized
+    _asked[0] = (active, device_of, active.get_current_stream)
+    return device_of, active.get_current_stream
+
+
+def _of_tensors(key: tuple[Any, ...]) -> bool:
+    return any(isinstance(part, torch.Tensor) for part in key)  # by identity, which says too little
+
+
+def _entry(kernel: Any, compiled: Any, how: Form) -> tuple[Any, ...] | None:
     if (
         not isinstance(compiled, CompiledKernel)  # still being compiled
         or kernel.used_global_vals  # Triton checks at each launch that they are what they were
-        or any(isinstance(part, torch.Tensor) for part in key)  # by identity, which says too little
     ):
+        return None
+    bound = how.bound(kernel, compiled)
+    # With the kernel itself, which would unload its code if it went.
+    return bound and (*bound, compiled)
+
+
+def _keep(kept: dict[Any, Any], key: tuple[Any, ...], entry: tuple[Any, ...] | None) -> None:
+    if entry is None:
         return
     if len(kept) >= MOST_KEPT:
         kept.clear()
-    # With the kernel itself, which would unload its code if it went.
-    kept[key] = compiled.run, compiled.function, compiled.packed_metadata, compiled
+    kept[key] = entry

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from kernels import _dispatch, _triton, _tuning
+from kernels import _dispatch, _launch, _triton, _tuning
 
 
 class Driver:
@@ -25,6 +26,12 @@ class Driver:
         self.launches: list[tuple[Any, ...]] = []
         self.keeps = True  # what is launched; off while time is taken
 
+    def launched(self, x, y, z, stream, function, metadata, told, types, arguments):
+        """Keep a launch: grid and stream, kernel, what is told to whom, and what it reads."""
+        read = zip(types, arguments, strict=True)
+        values = [value for each, value in read if each != "constexpr"]
+        self.launches.append((x, y, z, stream, function, metadata, *told, *values))
+
     def get_current_target(self):
         return self.target
 
@@ -33,6 +40,68 @@ class Driver:
 
     def get_current_stream(self, device):
         return self.stream
+
+
+def _launcher(stub: Driver, types: list[str]) -> Any:
+    def launch(x, y, z, stream, function, metadata, told, enter, leave, *arguments):
+        if stub.keeps:
+            told = (told, enter, leave)
+            stub.launched(x, y, z, stream, function, metadata, told, types, arguments)
+
+    return launch
+
+
+def _launcher_3_6(stub: Driver, types: list[str]) -> Any:
+    def launch(
+        x, y, z, stream, function, wide, dependent, scratch, profile, metadata, told, enter, leave,
+        *arguments,
+    ):  # fmt: skip
+        if stub.keeps:
+            assert (wide, dependent, scratch, profile) == (False, True, None, None)
+            told = (told, enter, leave)
+            stub.launched(x, y, z, stream, function, metadata, told, types, arguments)
+
+    return _around(launch)
+
+
+def _launcher_3_9(stub: Driver, types: list[str]) -> Any:
+    def launch(
+        x, y, z, stream, function, wide, dependent, metadata, told, enter, leave, scratch, profile,
+        kinds, read, arguments,
+    ):  # fmt: skip
+        if stub.keeps:
+            assert (wide, dependent, scratch, profile) == (False, True, None, None)
+            assert read == own.kernel_signature
+            pairs = zip(kinds, arguments, strict=True)
+            given = [value for kind, value in pairs if kind.type != "constexpr"]
+            told = (told, enter, leave)
+            stub.launched(x, y, z, stream, function, metadata, told, read, given)
+
+    own = _around(launch)
+    own.arg_annotations = [SimpleNamespace(type=each) for each in types]
+    own.kernel_signature = [each for each in types if each != "constexpr"]
+    return own
+
+
+def _around(launch: Any) -> Any:
+    from triton.backends.nvidia import driver
+
+    own = driver.CudaLauncher.__new__(driver.CudaLauncher)
+    own.launch, own.num_ctas, own.gsan_enabled = launch, 1, False
+    own.global_scratch_size = own.profile_scratch_size = 0
+    own.global_scratch_align = own.profile_scratch_align = 1
+    own.launch_cooperative_grid, own.launch_pdl = False, True
+    return own
+
+
+LAUNCHERS = {"3.6": _launcher_3_6, "3.9": _launcher_3_9}
+
+
+def version() -> str:
+    """Of Triton, as far as its launchers differ by it."""
+    import triton
+
+    return ".".join(triton.__version__.split(".")[:2])
 
 
 @contextlib.contextmanager
@@ -47,6 +116,7 @@ def stubbed() -> Iterator[Driver]:
     from triton.runtime.jit import JITFunction
 
     stub = Driver()
+    around = LAUNCHERS.get(version(), _launcher)
 
     def compiled(self, key, signature, device, *_):
         kernel = CompiledKernel.__new__(CompiledKernel)
@@ -54,16 +124,13 @@ def stubbed() -> Iterator[Driver]:
         kernel.name, kernel.src = self.__name__, None
         kernel.function, kernel.packed_metadata = (self.__name__, device, key), (4, 1, 0)
 
-        def run(*arguments):
-            if stub.keeps:
-                stub.launches.append(arguments)
-
-        kernel._run = run
+        kernel._run = around(stub, list(signature.values()))
         self.device_caches[device][0][key] = kernel
         return kernel
 
     before = driver._active
     driver.set_active(stub)
+    _launch.forget()
     try:
         with (
             mock.patch.object(JITFunction, "_do_compile", compiled),
@@ -75,6 +142,7 @@ def stubbed() -> Iterator[Driver]:
             yield stub
     finally:
         driver._active = before
+        _launch.forget()
         for tunable in _tuning.TUNABLES.values():
             tunable.forget()
 

@@ -9,7 +9,7 @@ import torch
 from stubbed_triton import stubbed
 
 import kernels
-from kernels import _autograd, _launch, _triton
+from kernels import _autograd, _bound_launch, _launch, _triton
 from kernels._host_cost import host_cost
 
 pytestmark = [
@@ -19,8 +19,23 @@ pytestmark = [
 SIZES = (1, 15, 16, 63, 64, (1 << 31) - 1, 1 << 31, (1 << 31) + 16)
 
 
+class LauncherOf36:
+    """Triton 3.6's, as far as it calls its function."""
+
+    def __call__(self, x, y, z, stream, function, *arguments):
+        self.launch(
+            x, y, z, stream, function, self.launch_cooperative_grid, self.launch_pdl, None, None,
+            *arguments,
+        )  # fmt: skip
+
+
 @pytest.fixture
-def driver():
+def driver(request, monkeypatch):
+    """With Triton's launcher of the version that is installed, or of the one asked for."""
+    version = getattr(request, "param", "installed")
+    if version != "installed":
+        monkeypatch.setattr("triton.__version__", version)
+        monkeypatch.setattr("triton.backends.nvidia.driver.CudaLauncher", LauncherOf36)
     with stubbed() as driver:
         yield driver
 
@@ -29,6 +44,11 @@ def driver():
 def launch(driver):
     """Of a kernel that reads two tensors, the second of which may be missing, and two integers."""
     return _launch.launcher(plain())
+
+
+with_each_launcher = pytest.mark.parametrize(
+    "driver", ["installed", "3.6.0", "0.0.0"], indirect=True
+)
 
 
 def plain():
@@ -60,6 +80,7 @@ def drawn(rng):
     return arguments, constants | options
 
 
+@with_each_launcher
 def test_what_was_launched_before_is_launched_as_triton_would_launch_it(driver, launch):
     rng, kernel, seen = random.Random(0), plain(), set()
     for _ in range(400):
@@ -76,6 +97,7 @@ def test_what_was_launched_before_is_launched_as_triton_would_launch_it(driver, 
     assert len(seen) > 200, "kernels that Triton tells apart"
 
 
+@with_each_launcher
 def test_what_is_kept_is_launched_without_triton(driver, launch, monkeypatch):
     x = torch.empty(64)
     launch((3,), x, None, 5, 6, D=64, EPS=0.5, num_warps=4)
@@ -85,6 +107,37 @@ def test_what_is_kept_is_launched_without_triton(driver, launch, monkeypatch):
     assert first == again
 
 
+@with_each_launcher
+def test_integers_that_triton_does_not_tell_apart_are_launched_without_it(
+    driver, launch, monkeypatch
+):
+    x = torch.empty(64)
+    for n in (5, 16):
+        launch((3,), x, None, n, 6, D=64, EPS=0.5)
+    monkeypatch.setattr("triton.runtime.jit.JITFunction.run", None)
+    for n in (7, 63, 64, 7):
+        launch((3,), x, None, n, n + 1, D=64, EPS=0.5)
+        assert driver.launches[-1][-2:] == (n, n + 1)
+        assert driver.launches[-1][4] == driver.launches[n % 16 == 0][4]
+    for other in ({"n": 1}, {"n": 1 << 31}, {"offset": 1 << 31}, {"D": 32}, {"num_warps": 8}):
+        named = {"n": 5, "offset": 6, "D": 64, "EPS": 0.5} | other
+        with pytest.raises(TypeError, match="NoneType"):  # Triton's own launch
+            launch((3,), x, None, **named)
+
+
+@with_each_launcher
+@pytest.mark.parametrize("size", ["global_scratch_size", "profile_scratch_size"])
+def test_kernels_that_want_scratch_memory_are_left_to_triton(driver, launch, monkeypatch, size):
+    launch((3,), torch.empty(64), None, 5, 6, D=64, EPS=0.5)
+    ((*_, compiled),) = _launch._KEPT[-2].values()
+    form = _bound_launch.form()
+    assert form.bound(plain(), compiled) is not None
+    if form is not _bound_launch.RUN:  # which is Triton's launcher as a whole
+        monkeypatch.setattr(compiled.run, size, 128)
+        assert form.bound(plain(), compiled) is None
+
+
+@with_each_launcher
 def test_hooks_and_debugging_put_triton_s_own_launch_back(driver, launch, monkeypatch):
     from triton import knobs
 
@@ -115,16 +168,18 @@ def test_hooks_and_debugging_put_triton_s_own_launch_back(driver, launch, monkey
         assert not launched_by_triton()
 
 
+@with_each_launcher
 def test_sizes_that_change_at_every_call_are_not_kept_without_end(driver, launch, monkeypatch):
     monkeypatch.setattr(_launch, "MOST_KEPT", 8)
     x = torch.empty(64)
     kept = _launch._KEPT[-1]
-    for n in range(100):
+    for n in range(2, 100):
         launch((3,), x, None, n, 6, D=64, EPS=0.5)
         assert len(kept) <= 8
-    assert [arguments[11] for arguments in driver.launches] == list(range(100))
+    assert [arguments[-2] for arguments in driver.launches] == list(range(2, 100))
 
 
+@with_each_launcher
 def test_a_tensor_where_a_number_belongs_is_left_to_triton(driver, launch):
     before = len(_launch._KEPT[-1])
     launch((3,), torch.empty(64), None, torch.empty(64), 6, D=64, EPS=0.5)
@@ -157,7 +212,8 @@ def test_a_changed_precision_of_products_takes_effect_at_the_next_call(driver):
                 driver.launches.clear()
                 with kernels.using(attention="triton"):
                     kernels.attention(q, q, q)
-                assert product in driver.launches[-1]
+                _, _, key = driver.launches[-1][4]
+                assert f"'{product}'" in key
     finally:
         torch.set_float32_matmul_precision(before)
 

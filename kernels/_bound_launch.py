@@ -1,0 +1,112 @@
+"""What a kept launch calls, and what of that stays the same: by version of Triton.
+
+A compiled kernel's ``run`` is Triton's launcher, an object in Python: it looks whether the kernel
+wants scratch memory and calls a function in C with what it was given and what it knows. For kernels
+that want none, a kept launch calls that function itself, without what cannot differ under its key.
+How the function is called is known of the versions below (``third_party/nvidia/backend/driver.py``
+and ``driver.c``). With any other, a kept launch calls ``run``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kernels._triton import INSTALLED
+
+if INSTALLED:
+    import triton
+
+
+class Form(NamedTuple):
+    """``bound(kernel, compiled)`` are the values of ``names``, the function to call first.
+
+    None if the kernel is not launched in this form. ``call`` is written with these names, the grid
+    ``_x``, ``_y`` and ``_z``, the ``_stream``, and {values}: of the parameters, addresses and
+    integers as they are; of constants {constants}, if ``call`` names all parameters.
+    """
+
+    names: str
+    call: str
+    bound: Callable[[Any, Any], tuple[Any, ...] | None]
+    constants: str | None = None  # None: left out
+
+
+def _of_run(kernel: Any, compiled: Any) -> tuple[Any, ...]:
+    return compiled.run, compiled.function, compiled.packed_metadata
+
+
+def _of_3_6(kernel: Any, compiled: Any) -> tuple[Any, ...] | None:
+    """The function is compiled for the signature, constants included, which it does not read."""
+    launcher = compiled.run
+    if not _plain(launcher):
+        return None
+    return (
+        launcher.launch,
+        compiled.function,
+        launcher.launch_cooperative_grid,
+        launcher.launch_pdl,
+        compiled.packed_metadata,
+    )
+
+
+def _of_3_9(kernel: Any, compiled: Any) -> tuple[Any, ...] | None:
+    """One function for all signatures: a list says what each argument is, constants to be skipped.
+
+    They are taken out of that list, so that they need not be passed.
+    """
+    launcher, parameters = compiled.run, kernel.params
+    if not _plain(launcher) or len(launcher.arg_annotations) != len(parameters):
+        return None
+    kinds = zip(launcher.arg_annotations, parameters, strict=True)
+    return (
+        launcher.launch,
+        compiled.function,
+        launcher.launch_cooperative_grid,
+        launcher.launch_pdl,
+        compiled.packed_metadata,
+        [kind for kind, parameter in kinds if not parameter.is_constexpr],
+        launcher.kernel_signature,
+    )
+
+
+def _plain(launcher: Any) -> bool:
+    """Whether all that Triton's launcher does is to call its function."""
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    return (
+        type(launcher) is CudaLauncher
+        and launcher.launch.__name__ == "launch"  # and not what turns tensor descriptors into it
+        and not launcher.global_scratch_size
+        and not launcher.profile_scratch_size
+        and not getattr(launcher, "gsan_enabled", False)
+    )
+
+
+RUN = Form(
+    "_run, _function, _metadata",
+    "_run(_x, _y, _z, _stream, _function, _metadata, None, None, None, {values})",
+    _of_run,
+    "{name}",
+)
+_FORMS = {
+    "3.6": Form(
+        "_run, _function, _grid_wide, _dependent, _metadata",
+        "_run(_x, _y, _z, _stream, _function, _grid_wide, _dependent, None, None, _metadata,"
+        " None, None, None, {values})",
+        _of_3_6,
+        "None",
+    ),
+    "3.9": Form(
+        "_run, _function, _grid_wide, _dependent, _metadata, _kinds, _types",
+        "_run(_x, _y, _z, _stream, _function, _grid_wide, _dependent, _metadata,"
+        " None, None, None, None, None, _kinds, _types, ({values},))",
+        _of_3_9,
+    ),
+}
+
+
+def form() -> Form:
+    """The form of this version's launches."""
+    version = ".".join(triton.__version__.split(".")[:2])
+    return _FORMS.get(version, RUN)
