@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, once_differentiable
+from kernels._autograd import absent_as_none, applied, once_differentiable
 from kernels._column_sum import column_sums
 from kernels._dispatch import run
 from kernels._operator import (
@@ -222,7 +222,7 @@ def _forward(
 
 def _backward(
     dy: Tensor,
-    dfinal: Tensor,
+    dfinal: Tensor | None,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -244,7 +244,7 @@ def _backward(
         launch_backward(
             grid,
             dy,
-            dfinal.contiguous(),
+            _contiguous(dfinal),
             x,
             weight,
             _contiguous(bias),
@@ -257,6 +257,7 @@ def _backward(
             *dy.stride()[:2],
             *x.stride()[:2],
             weight.stride(0),
+            HAS_DFINAL=dfinal is not None,
             STRETCH=stretch,
             BLOCK_D=block,
             num_warps=warps,
@@ -280,12 +281,14 @@ class _CausalConv(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, weight, bias, state)
         ctx.silu = silu
+        absent_as_none(ctx)
         return _forward(x, weight, bias, state, silu)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor, dfinal: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight, bias, state = ctx.saved_tensors
+        dy = torch.zeros_like(x) if dy is None else dy
         return *_backward(dy, dfinal, x, weight, bias, state, ctx.silu), None
 
 

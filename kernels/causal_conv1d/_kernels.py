@@ -133,11 +133,13 @@ def _store_slope(
     dim,
     W: tl.constexpr,
     HAS_STATE: tl.constexpr,
+    HAS_DFINAL: tl.constexpr,
 ):
     """The gradient of row ``t``, if it is from ``begin`` to ``end`` or one of the state's."""
-    w = t - length + W
-    m = o_d < tl.where((w >= 0) & (w < W), dim, 0)
-    b_dx += tl.load(dfinal_ptr + o_d * W + w, mask=m, other=0.0).to(tl.float32)
+    if HAS_DFINAL:
+        w = t - length + W
+        m_final = o_d < tl.where((w >= 0) & (w < W), dim, 0)
+        b_dx += tl.load(dfinal_ptr + o_d * W + w, mask=m_final, other=0.0).to(tl.float32)
     tl.store(dx_ptr + t * dx_row + o_d, b_dx, mask=o_d < tl.where((t >= begin) & (t < end), dim, 0))
     if HAS_STATE:
         m = o_d < tl.where((begin == 0) & (t < 0) & (t > -W), dim, 0)
@@ -166,6 +168,7 @@ def causal_conv1d_backward_kernel(
     SILU: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_STATE: tl.constexpr,
+    HAS_DFINAL: tl.constexpr,
     STRETCH: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -178,7 +181,8 @@ def causal_conv1d_backward_kernel(
     x_ptr += i_b * x_batch
     dy_ptr += i_b * dy_batch
     dx_ptr += i_b * length * dim
-    dfinal_ptr += i_b * dim * W
+    if HAS_DFINAL:
+        dfinal_ptr += i_b * dim * W
     if HAS_STATE:
         state_ptr += i_b * dim * W
         dstate_ptr += i_b * dim * W
@@ -221,22 +225,22 @@ def causal_conv1d_backward_kernel(
         b_dx = b_ua * b_w3 + b_u1 * b_w2 + b_u2 * b_w1 + b_u3 * b_w0
         _store_slope(
             dx_ptr, dstate_ptr, dfinal_ptr, b_dx, t - 3, begin, end, length, dim, o_d, dim, W,
-            HAS_STATE,
+            HAS_STATE, HAS_DFINAL,
         )  # fmt: skip
         b_dx = b_ub * b_w3 + b_ua * b_w2 + b_u1 * b_w1 + b_u2 * b_w0
         _store_slope(
             dx_ptr, dstate_ptr, dfinal_ptr, b_dx, t - 2, begin, end, length, dim, o_d, dim, W,
-            HAS_STATE,
+            HAS_STATE, HAS_DFINAL,
         )  # fmt: skip
         b_dx = b_uc * b_w3 + b_ub * b_w2 + b_ua * b_w1 + b_u1 * b_w0
         _store_slope(
             dx_ptr, dstate_ptr, dfinal_ptr, b_dx, t - 1, begin, end, length, dim, o_d, dim, W,
-            HAS_STATE,
+            HAS_STATE, HAS_DFINAL,
         )  # fmt: skip
         b_dx = b_ud * b_w3 + b_uc * b_w2 + b_ub * b_w1 + b_ua * b_w0
         _store_slope(
             dx_ptr, dstate_ptr, dfinal_ptr, b_dx, t, begin, end, length, dim, o_d, dim, W,
-            HAS_STATE,
+            HAS_STATE, HAS_DFINAL,
         )  # fmt: skip
         b_1, b_2, b_3 = b_d, b_c, b_b
         b_u1, b_u2, b_u3 = b_ud, b_uc, b_ub

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, once_differentiable
+from kernels._autograd import absent_as_none, applied, once_differentiable
 from kernels._column_sum import column_sums
 from kernels._dispatch import run
 from kernels._operator import (
@@ -190,7 +190,7 @@ def _forward(
 
 def _backward(
     dy: Tensor,
-    dnew: Tensor,
+    dnew: Tensor | None,
     x: Tensor,
     dt: Tensor,
     a: Tensor,
@@ -219,7 +219,7 @@ def _backward(
         launch_backward(
             (heads, batch),
             dy,
-            dnew.contiguous(),
+            dnew if dnew is None else dnew.contiguous(),
             *read,
             dx,
             ddt,
@@ -235,6 +235,7 @@ def _backward(
             SOFTPLUS=softplus,
             HAS_D=d is not None,
             HAS_BIAS=bias is not None,
+            HAS_DNEW=dnew is not None,
             DSTATE=need_state,
             BLOCK_P=block_p,
             BLOCK_N=power_of_two(n_states),
@@ -259,12 +260,14 @@ class _Step(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, dt, a, b, c, state, d, bias)
         ctx.softplus = softplus
+        absent_as_none(ctx)
         return _forward(x, dt, a, b, c, state, d, bias, softplus)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor, dnew: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor | None, dnew: Tensor | None) -> tuple[Tensor | None, ...]:
         x, dt, a, b, c, state, d, bias = ctx.saved_tensors
+        dy = torch.zeros_like(x) if dy is None else dy
         need_state = ctx.needs_input_grad[5]
         dx, ddt, db, dc, dstate, share = _backward(
             dy, dnew, x, dt, a, b, c, state, d, bias, ctx.softplus, need_state

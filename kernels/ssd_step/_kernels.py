@@ -114,6 +114,7 @@ def ssd_step_backward_kernel(
     SOFTPLUS: tl.constexpr,
     HAS_D: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_DNEW: tl.constexpr,
     DSTATE: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -150,9 +151,10 @@ def ssd_step_backward_kernel(
         o_state = i_head * (P * N) + o_p[:, None] * N + o_n[None, :]
         m = m_p[:, None] & m_n[None, :]
         b_state = tl.load(state_ptr + o_state, mask=m, other=0.0).to(tl.float32)
-        # The whole gradient of the new state: what is handed back for it, and through y.
-        b_g = tl.load(dnew_ptr + o_state, mask=m, other=0.0).to(tl.float64)
-        b_g += b_dy.to(tl.float64)[:, None] * b_c.to(tl.float64)[None, :]
+        # The whole gradient of the new state: through y, and what is handed back for it.
+        b_g = b_dy.to(tl.float64)[:, None] * b_c.to(tl.float64)[None, :]
+        if HAS_DNEW:
+            b_g += tl.load(dnew_ptr + o_state, mask=m, other=0.0).to(tl.float64)
         stayed += tl.sum(tl.sum(b_g * b_state.to(tl.float64), axis=1), axis=0)
         b_du = tl.sum(b_g * b_b.to(tl.float64)[None, :], axis=1)
         came += tl.sum(b_du * b_x.to(tl.float64), axis=0)

@@ -233,7 +233,7 @@ BUGS = {
     ),
     "causal_conv1d: the final state has no gradient": (
         "kernels.causal_conv1d._kernels",
-        "b_dx += tl.load(dfinal_ptr + o_d * W + w, mask=m, other=0.0).to(tl.float32)",
+        "b_dx += tl.load(dfinal_ptr + o_d * W + w, mask=m_final, other=0.0).to(tl.float32)",
         "b_dx += 0.0", CONV,
     ),
     "causal_conv1d: the state's gradient is written one place too late": (
@@ -296,8 +296,7 @@ BUGS = {
         SSD, "tl.where(raw > 20.0, raw, soft)", "tl.where(raw > -5.0, raw, soft)", STEP_FEW,
     ),
     "ssd_step: what comes back for the new state is forgotten": (
-        STEP, "b_g = tl.load(dnew_ptr + o_state, mask=m, other=0.0)",
-        "b_g = 0 * tl.load(dnew_ptr + o_state, mask=m, other=0.0)", STEP_FEW,
+        STEP, "b_g += tl.load(dnew_ptr", "b_g += 0 * tl.load(dnew_ptr", STEP_FEW,
     ),
     "ssd_step: dx lacks D": (STEP, "b_dx += b_dy * tl.load", "b_dx += 0 * b_dy * tl.load", None),
     "ssd_step: dx is of a whole step": (
