@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from kernels import hardware
 from kernels._bound_launch import Form, form
 from kernels._triton import INSTALLED
 
@@ -225,7 +226,7 @@ def _ask() -> tuple[Callable[[], int], Callable[[int], int]]:
     active = driver.active
     device_of = active.get_current_device
     if device_of is torch.cuda.current_device and torch.cuda.is_initialized():
-        device_of = torch._C._cuda_getDevice  # without a look at whether CUDA is initialized
+        device_of = hardware.current_gpu
     _asked[0] = (active, device_of, active.get_current_stream)
     return device_of, active.get_current_stream
 

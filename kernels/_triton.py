@@ -85,11 +85,12 @@ def no_fp64(x: Tensor, *_: Any, **__: Any) -> str | None:
 
 def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Makes ``x``'s GPU the current one, on which Triton launches; nearly free if it is."""
-    if torch.compiler.is_compiling() or not x.is_cuda:
+    if torch.compiler.is_compiling():
         return _nothing
-    if x.get_device() == torch.cuda.current_device():
+    index = x.get_device()
+    if index < 0 or index == hardware.current_gpu():
         return _nothing
-    return torch.cuda.device(x.device)
+    return torch.cuda.device(index)
 
 
 def power_of_two(n: int) -> int:

@@ -73,13 +73,11 @@ def _one_hot(index_ptr, o_a, n_choices, o_e, E: tl.constexpr):
 
 
 @triton.jit
-def _moe_experts_count_kernel(
-    index_ptr, order_ptr, n_choices, chunk, count_at,
+def _count(
+    index_ptr, count_ptr, i_p, n_choices, chunk,
     E: tl.constexpr, SUB: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """How many of one chunk of choices each expert has."""
-    count_ptr = order_ptr + count_at
-    i_p = tl.program_id(0).to(tl.int64)
     o_e = tl.arange(0, BLOCK_E)
     b_count = tl.zeros([BLOCK_E], dtype=tl.int32)
     for start in range(0, chunk, SUB):
@@ -88,20 +86,12 @@ def _moe_experts_count_kernel(
     tl.store(count_ptr + i_p * E + o_e, b_count, mask=o_e < E)
 
 
-_launch_count = launcher(_moe_experts_count_kernel)
-
-
 @triton.jit
-def _moe_experts_table_kernel(
-    order_ptr, n_chunks, n_blocks, first_at, block_at, count_at,
+def _table(
+    first_ptr, block_ptr, count_ptr, n_chunks, n_blocks,
     E: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """One program: counts of the chunks become first rows of the chunks; then the blocks."""
-    first_ptr, block_ptr, count_ptr = (
-        order_ptr + first_at,
-        order_ptr + block_at,
-        order_ptr + count_at,
-    )
+    """Counts of the chunks become first rows of the chunks; then the blocks."""
     o_e = tl.arange(0, BLOCK_E)
     m_e = o_e < E
     b_count = tl.zeros([BLOCK_E], dtype=tl.int32)
@@ -137,17 +127,12 @@ def _moe_experts_table_kernel(
         tl.store(block_ptr + 2 * n_blocks + o_b, b_until, mask=m_b)
 
 
-_launch_table = launcher(_moe_experts_table_kernel)
-
-
 @triton.jit
-def _moe_experts_place_kernel(
-    index_ptr, order_ptr, n_choices, chunk, row_at, count_at,
+def _place(
+    index_ptr, order_ptr, row_ptr, next_ptr, i_p, n_choices, chunk,
     E: tl.constexpr, SUB: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """The row of each choice of one chunk: its expert's next, counted on within the chunk."""
-    row_ptr, next_ptr = order_ptr + row_at, order_ptr + count_at
-    i_p = tl.program_id(0).to(tl.int64)
     o_e = tl.arange(0, BLOCK_E)
     b_next = tl.load(next_ptr + i_p * E + o_e, mask=o_e < E, other=0)
     for start in range(0, chunk, SUB):
@@ -160,7 +145,60 @@ def _moe_experts_place_kernel(
         b_next += tl.sum(b_is, axis=0)
 
 
+@triton.jit
+def _moe_experts_count_kernel(
+    index_ptr, order_ptr, n_choices, chunk, count_at,
+    E: tl.constexpr, SUB: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    i_p = tl.program_id(0).to(tl.int64)
+    _count(index_ptr, order_ptr + count_at, i_p, n_choices, chunk, E, SUB, BLOCK_E)
+
+
+_launch_count = launcher(_moe_experts_count_kernel)
+
+
+@triton.jit
+def _moe_experts_table_kernel(
+    order_ptr, n_chunks, n_blocks, first_at, block_at, count_at,
+    E: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """One program."""
+    first_ptr, block_ptr = order_ptr + first_at, order_ptr + block_at
+    _table(first_ptr, block_ptr, order_ptr + count_at, n_chunks, n_blocks, E, M, ROWS, BLOCK_E)
+
+
+_launch_table = launcher(_moe_experts_table_kernel)
+
+
+@triton.jit
+def _moe_experts_place_kernel(
+    index_ptr, order_ptr, n_choices, chunk, row_at, count_at,
+    E: tl.constexpr, SUB: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    i_p = tl.program_id(0).to(tl.int64)
+    row_ptr, next_ptr = order_ptr + row_at, order_ptr + count_at
+    _place(index_ptr, order_ptr, row_ptr, next_ptr, i_p, n_choices, chunk, E, SUB, BLOCK_E)
+
+
 _launch_place = launcher(_moe_experts_place_kernel)
+
+
+@triton.jit
+def _moe_experts_order_kernel(
+    index_ptr, order_ptr, n_choices, chunk, n_blocks, row_at, first_at, block_at, count_at,
+    E: tl.constexpr, M: tl.constexpr, SUB: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """One program, for one chunk: all three, each of which reads what the one before wrote."""
+    count_ptr, row_ptr = order_ptr + count_at, order_ptr + row_at
+    first = tl.program_id(0).to(tl.int64)
+    _count(index_ptr, count_ptr, first, n_choices, chunk, E, SUB, BLOCK_E)
+    tl.debug_barrier()
+    _table(order_ptr + first_at, order_ptr + block_at, count_ptr, 1, n_blocks, E, M, SUB, BLOCK_E)
+    tl.debug_barrier()
+    _place(index_ptr, order_ptr, row_ptr, count_ptr, first, n_choices, chunk, E, SUB, BLOCK_E)
+
+
+_launch_order = launcher(_moe_experts_order_kernel)
 
 
 def by_expert(index: Tensor, n_experts: int, m: int, workspace: Workspace | None = None) -> Order:
@@ -172,6 +210,12 @@ def by_expert(index: Tensor, n_experts: int, m: int, workspace: Workspace | None
     tile = {"E": n_experts, "BLOCK_E": plan.block_e, "num_warps": 4}
     n_blocks, row_at, first_at, block_at, count_at, _, chunk, n_chunks, sub, _ = plan
     with on_device(index):
+        if n_chunks == 1:
+            _launch_order(
+                (1,), index, table, n_choices, chunk, n_blocks, row_at, first_at, block_at,
+                count_at, M=m, SUB=sub, **tile,
+            )  # fmt: skip
+            return Order(table, n_choices, n_blocks, row_at, first_at, block_at)
         _launch_count((n_chunks,), index, table, n_choices, chunk, count_at, SUB=sub, **tile)
         _launch_table(
             (1,), table, n_chunks, n_blocks, first_at, block_at, count_at, M=m, ROWS=sub, **tile

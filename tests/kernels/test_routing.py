@@ -171,11 +171,12 @@ def test_one_gradient_alone_is_what_it_is_beside_the_others(mix):
 
 
 @pytest.mark.skipif(missing(DEVICE.type) is not None, reason="needs Triton to run")
-def test_the_order_by_expert_is_that_of_a_stable_sort():
-    """Of more choices than one chunk, one tile of chunks and one turn of a chunk hold."""
+@pytest.mark.parametrize("n_tokens", [25, 10_000])
+def test_the_order_by_expert_is_that_of_a_stable_sort(n_tokens):
+    """Of one chunk; and of more than one chunk, one tile of chunks and one turn of a chunk hold."""
     torch.manual_seed(0)
     n_experts, m = 40, 16
-    index = torch.randint(-1, n_experts - 1, (10_000, 2), device=DEVICE)  # the last gets none
+    index = torch.randint(-1, n_experts - 1, (n_tokens, 2), device=DEVICE)  # the last gets none
     order = by_expert(index, n_experts, m)
     table = order.table
     choice, row = table[: order.n_choices], table[order.row_at :][: order.n_choices]
