@@ -158,7 +158,10 @@ def _key(gate: Tensor, packed: bool, act: str, n: int) -> Key:
 def _forward(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
     packed = up is None
     width = gate.shape[-1] // 2 if packed else gate.shape[-1]
-    y = torch.empty((*gate.shape[:-1], width), dtype=gate.dtype, device=gate.device)
+    if packed:
+        y = torch.empty(*gate.shape[:-1], width, dtype=gate.dtype, device=gate.device)
+    else:
+        y = blank(gate)
     if not y.numel():
         return y
     key = _key(gate, packed, act, y.numel())

@@ -51,7 +51,7 @@ def room(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """A tensor of unknown content, in the workspace if there is one."""
+    """A tensor of unknown content and some dimensions, in the workspace if there is one."""
     if workspace is None:
-        return torch.empty(shape, dtype=dtype, device=device)
+        return torch.empty(*shape, dtype=dtype, device=device)
     return workspace.take(role, shape, dtype, device)

@@ -238,9 +238,8 @@ def forward(
     it is to be kept for a backward pass.
     """
     y = blank(x)
-    total = rest = r = None
-    if residual is not None:
-        total = torch.empty(x.shape, dtype=residual.dtype, device=x.device)
+    rest = r = None
+    total = None if residual is None else blank(residual)
     dim = x.shape[-1]
     n_rows = x.numel() // max(dim, 1)
     if keep:

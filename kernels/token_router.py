@@ -260,7 +260,7 @@ class _Route(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         slot, index = ctx.saved_tensors
         shape, dtype, score_dtype = ctx.sizes
-        dscore = torch.zeros(slot.shape, dtype=score_dtype, device=slot.device)
+        dscore = torch.zeros_like(slot, dtype=score_dtype)
         if dchosen is not None:
             dscore.scatter_(1, index, dchosen)
         if dtokens is None:

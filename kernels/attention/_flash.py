@@ -156,7 +156,7 @@ def _forward(
     if splits > 1:
         shape = (splits, batch, heads, length)
         target = torch.empty(*shape, dim, dtype=torch.float32, device=q.device)
-        target_lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+        target_lse = torch.empty(*shape, dtype=torch.float32, device=q.device)
         strides = target.stride()[:4]
     with on_device(q):
         launch_forward((batch * groups * splits * cdiv(rows, m),),

@@ -161,8 +161,8 @@ def _forward(
     n_rows = x.numel() // dim
     shape = (*x.shape[:-1], k)
     make = {"dtype": torch.float32, "device": x.device}
-    weight = torch.empty(shape, **make)
-    index = torch.empty(shape, dtype=torch.int64, device=x.device)
+    weight = torch.empty(*shape, **make)
+    index = torch.empty(*shape, dtype=torch.int64, device=x.device)
     p_NE = torch.empty(n_rows, n_experts, **make) if keep else None
     mixed = x.dtype != matrix.dtype
     precision, block = dot_precision(mixed), max(16, power_of_two(n_experts))

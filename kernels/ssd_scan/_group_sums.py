@@ -39,7 +39,7 @@ def over_heads(db: Tensor, dc: Tensor, groups: int, dtype: torch.dtype) -> tuple
     *rest, heads, n_states = db.shape
     if heads == groups:
         return db.to(dtype), dc.to(dtype)
-    b_out = torch.empty((*rest, groups, n_states), dtype=dtype, device=db.device)
+    b_out = torch.empty(*rest, groups, n_states, dtype=dtype, device=db.device)
     c_out = torch.empty_like(b_out)
     n_rows, block = b_out.numel() // n_states, power_of_two(n_states)
     rows = max(1, 2048 // block)

@@ -224,7 +224,7 @@ class _Scan:
 
     def new(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """An uninitialised tensor beside x."""
-        return torch.empty(shape, dtype=dtype, device=self.x.device)
+        return torch.empty(*shape, dtype=dtype, device=self.x.device)
 
     def new_states(self, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Room for ``count`` states of each sample: [B, count, H, P, N]."""
