@@ -168,7 +168,10 @@ _HEAD_GRADIENTS = Tunable(
 
 @dataclass
 class _Scan:
-    """One scan's inputs with the strides that the kernels expect, its cutting and its decays."""
+    """One scan's inputs with the strides that the kernels expect, its cutting and its decays.
+
+    Its launches are for the current GPU, which must be that of the inputs.
+    """
 
     x: Tensor
     dt: Tensor
@@ -207,12 +210,11 @@ class _Scan:
         step = torch.empty(batch, heads, n_steps, dtype=torch.float32, device=x.device)
         sums = torch.empty_like(step, dtype=torch.float64)
         block = min(16, power_of_two(heads))
-        with on_device(x):
-            launch_steps((cut.n_chunks, cdiv(heads, block), batch),
-                dt, a, bias, step, sums, length, heads, *dt.stride(),
-                SOFTPLUS=softplus, HAS_BIAS=bias is not None, Q=cut.chunk, BLOCK_H=block,
-                num_warps=4,
-            )  # fmt: skip
+        launch_steps((cut.n_chunks, cdiv(heads, block), batch),
+            dt, a, bias, step, sums, length, heads, *dt.stride(),
+            SOFTPLUS=softplus, HAS_BIAS=bias is not None, Q=cut.chunk, BLOCK_H=block,
+            num_warps=4,
+        )  # fmt: skip
         d = None if d is None else d.contiguous()
         x, b, c = unit_stride(x), unit_stride(b), unit_stride(c)
         return cls(x, dt, a, b, c, d, bias, softplus, cut, step, sums)
@@ -241,16 +243,15 @@ class _Scan:
         x, b, c, cut = self.x, self.b, self.c, self.cut
         batch, length, heads, _ = x.shape
         warps, stages = _SCAN.tile(self.key(begin is not None), self.outputs, begin, y, end)
-        with on_device(x):
-            launch_scan((heads, cut.n_segments, batch),
-                x, b, c, self.d, self.step, self.sums, begin, y, end,
-                length, cut.per_segment, heads // b.shape[2],
-                *x.stride()[:3],
-                *b.stride()[:3],
-                *c.stride()[:3],
-                HAS_D=self.d is not None, HAS_BEGIN=begin is not None, END=end is not None,
-                num_warps=warps, num_stages=stages, **cut.constants,
-            )  # fmt: skip
+        launch_scan((heads, cut.n_segments, batch),
+            x, b, c, self.d, self.step, self.sums, begin, y, end,
+            length, cut.per_segment, heads // b.shape[2],
+            *x.stride()[:3],
+            *b.stride()[:3],
+            *c.stride()[:3],
+            HAS_D=self.d is not None, HAS_BEGIN=begin is not None, END=end is not None,
+            num_warps=warps, num_stages=stages, **cut.constants,
+        )  # fmt: skip
 
     def walk(
         self,
@@ -266,16 +267,15 @@ class _Scan:
         cut, (batch, length, heads, _) = self.cut, self.x.shape
         key = self.key(backward, kept is not None)
         warps, stages = _WALK.tile(key, self.walk, v, w, first, backward, kept, last, total)
-        with on_device(v):
-            launch_walk((heads, cut.n_segments, batch),
-                v, w, self.step, self.sums, first, kept, last, total,
-                length, cut.per_segment, heads // w.shape[2],
-                *v.stride()[:3],
-                *w.stride()[:3],
-                HAS_FIRST=first is not None, KEEP=kept is not None, LAST=last is not None,
-                TOTAL=total is not None, BACKWARD=backward,
-                num_warps=warps, num_stages=stages, **cut.constants,
-            )  # fmt: skip
+        launch_walk((heads, cut.n_segments, batch),
+            v, w, self.step, self.sums, first, kept, last, total,
+            length, cut.per_segment, heads // w.shape[2],
+            *v.stride()[:3],
+            *w.stride()[:3],
+            HAS_FIRST=first is not None, KEEP=kept is not None, LAST=last is not None,
+            TOTAL=total is not None, BACKWARD=backward,
+            num_warps=warps, num_stages=stages, **cut.constants,
+        )  # fmt: skip
 
     def begins(
         self, v: Tensor, w: Tensor, first: Tensor | None, last: Tensor, *, backward: bool
@@ -287,12 +287,11 @@ class _Scan:
         self.walk(v, w, None, backward=backward, last=states, total=total)
         size = dim * self.b.shape[3]
         block = min(1024, power_of_two(size))
-        with on_device(v):
-            launch_join((cdiv(size, block), heads, batch),
-                first, states, total, last, n_segments, heads,
-                SIZE=size, HAS_FIRST=first is not None, BACKWARD=backward, BLOCK=block,
-                num_warps=4,
-            )  # fmt: skip
+        launch_join((cdiv(size, block), heads, batch),
+            first, states, total, last, n_segments, heads,
+            SIZE=size, HAS_FIRST=first is not None, BACKWARD=backward, BLOCK=block,
+            num_warps=4,
+        )  # fmt: skip
         return states
 
 
@@ -377,15 +376,16 @@ class Scan(torch.autograd.Function):
         softplus: bool,
         chunk: int | None,
     ) -> tuple[Tensor, Tensor]:
-        scan = _Scan.of(x, dt, a, b, c, d, bias, softplus, chunk)
-        y = blank(x)
-        final = scan.new_state()
-        begin = None if initial is None else initial.contiguous()
-        if scan.cut.n_segments == 1:
-            scan.outputs(begin, y, final)
-        else:
-            begin = scan.begins(scan.x, scan.b, begin, final, backward=False)
-            scan.outputs(begin, y, None)
+        with on_device(x):
+            scan = _Scan.of(x, dt, a, b, c, d, bias, softplus, chunk)
+            y = blank(x)
+            final = scan.new_state()
+            begin = None if initial is None else initial.contiguous()
+            if scan.cut.n_segments == 1:
+                scan.outputs(begin, y, final)
+            else:
+                begin = scan.begins(scan.x, scan.b, begin, final, backward=False)
+                scan.outputs(begin, y, None)
         ctx.save_for_backward(x, dt, a, b, c, d, bias, begin)
         ctx.softplus, ctx.chunk = softplus, chunk
         absent_as_none(ctx)
@@ -397,31 +397,30 @@ class Scan(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         x, dt, a, b, c, d, bias, begin = ctx.saved_tensors
         (batch, length, heads, _), (groups, n_states) = x.shape, b.shape[2:]
-        scan = _Scan.of(x, dt, a, b, c, d, bias, ctx.softplus, ctx.chunk)
-        n_chunks, cut = scan.cut.n_chunks, scan.cut
-        dy = torch.zeros_like(x) if dy is None else unit_stride(dy)
-        dfinal = None if dfinal is None else dfinal.contiguous()
-        # In the products that take these, they are rounded to x's dtype in any case.
-        starts, ends = scan.new_states(n_chunks, x.dtype), scan.new_states(n_chunks, x.dtype)
-        scan.walk(scan.x, scan.b, begin, backward=False, kept=starts)
-        dinitial = None
-        if ctx.initial is not None or cut.n_segments > 1:
-            dinitial = scan.new_state(ctx.initial or torch.float32)
-        if cut.n_segments == 1:
-            scan.walk(dy, scan.c, dfinal, backward=True, kept=ends, last=dinitial)
-        else:
-            assert dinitial is not None
-            dend = scan.begins(dy, scan.c, dfinal, dinitial, backward=True)
-            scan.walk(dy, scan.c, dend, backward=True, kept=ends)
-
-        dx, ddt, da = blank(x), blank(dt), blank(a)
-        dd = None if d is None else blank(d)
-        dbias = None if bias is None else blank(bias)
-        parts = heads // cut.together
-        db = scan.new(batch, length, parts, n_states, dtype=x.dtype)
-        dc = torch.empty_like(db)
-        partial = scan.new(batch * n_chunks, 3 * heads)
         with on_device(x):
+            scan = _Scan.of(x, dt, a, b, c, d, bias, ctx.softplus, ctx.chunk)
+            n_chunks, cut = scan.cut.n_chunks, scan.cut
+            dy = torch.zeros_like(x) if dy is None else unit_stride(dy)
+            dfinal = None if dfinal is None else dfinal.contiguous()
+            # In the products that take these, they are rounded to x's dtype in any case.
+            starts, ends = scan.new_states(n_chunks, x.dtype), scan.new_states(n_chunks, x.dtype)
+            scan.walk(scan.x, scan.b, begin, backward=False, kept=starts)
+            dinitial = None
+            if ctx.initial is not None or cut.n_segments > 1:
+                dinitial = scan.new_state(ctx.initial or torch.float32)
+            if cut.n_segments == 1:
+                scan.walk(dy, scan.c, dfinal, backward=True, kept=ends, last=dinitial)
+            else:
+                assert dinitial is not None
+                dend = scan.begins(dy, scan.c, dfinal, dinitial, backward=True)
+                scan.walk(dy, scan.c, dend, backward=True, kept=ends)
+            dx, ddt, da = blank(x), blank(dt), blank(a)
+            dd = None if d is None else blank(d)
+            dbias = None if bias is None else blank(bias)
+            parts = heads // cut.together
+            db = scan.new(batch, length, parts, n_states, dtype=x.dtype)
+            dc = torch.empty_like(db)
+            partial = scan.new(batch * n_chunks, 3 * heads)
             _outputs_gradient(scan, dy, starts, db, dc, cut.together)
             _states_gradient(scan, ends, db, cut.together)
             _head_gradients(scan, dy, dt, starts, ends, dx, ddt, partial)
