@@ -107,19 +107,19 @@ def validate(
 ) -> None:
     """Raise ``Mistake`` unless the inputs go together; ``dims``: of x, 4 or, without L, 3."""
     alike(op, "x dt A B C D dt_bias state", x, dt, a, b, c, d, dt_bias, state)
-    layout = ("B", "L", "H", "P") if dims == 4 else ("B", "H", "P")
-    shape, of_b = x.shape, b.shape
+    # Slices of a tuple take a fifth of what those of a torch.Size do.
+    shape, of_b = tuple(x.shape), tuple(b.shape)
     if len(shape) != dims or dt.shape != shape[:-1]:
         raise Mistake(
-            f"{op}: expected x [{', '.join(layout)}] and dt [{', '.join(layout[:-1])}], but got "
-            f"{tuple(shape)} and {tuple(dt.shape)}"
+            f"{op}: expected x {_layout(dims, 'H', 'P')} and dt {_layout(dims, 'H')}, but got "
+            f"{shape} and {tuple(dt.shape)}"
+        )
+    if len(of_b) != dims or c.shape != of_b or of_b[:-2] != shape[:-2]:
+        raise Mistake(
+            f"{op}: B and C must both be {_layout(dims, 'G', 'N')} with x's {shape[:-2]} first, "
+            f"but are {of_b} and {tuple(c.shape)}"
         )
     heads, dim = shape[-2:]
-    if len(of_b) != dims or of_b != c.shape or of_b[:-2] != shape[:-2]:
-        raise Mistake(
-            f"{op}: B and C must both be [{', '.join((*layout[:-2], 'G', 'N'))}] with x's "
-            f"{tuple(shape[:-2])} first, but are {tuple(of_b)} and {tuple(c.shape)}"
-        )
     groups, n_states = of_b[-2:]
     if groups == 0 or heads % groups:
         raise Mistake(f"{op}: the {groups} groups of B must divide the {heads} heads of x")
@@ -135,6 +135,10 @@ def validate(
         raise Mistake(
             f"{op}: the state must be [B, H, P, N], here {expected}, but is {tuple(state.shape)}"
         )
+
+
+def _layout(dims: int, *last: str) -> str:
+    return f"[{', '.join((*('B', 'L')[: dims - 2], *last))}]"
 
 
 def step_sizes(dt: Tensor, dt_bias: Tensor | None, dt_softplus: bool, wide: torch.dtype) -> Tensor:
