@@ -38,16 +38,7 @@ def _of_run(kernel: Any, compiled: Any) -> tuple[Any, ...]:
 
 def _of_3_6(kernel: Any, compiled: Any) -> tuple[Any, ...] | None:
     """The function is compiled for the signature, constants included, which it does not read."""
-    launcher = compiled.run
-    if not _plain(launcher):
-        return None
-    return (
-        launcher.launch,
-        compiled.function,
-        launcher.launch_cooperative_grid,
-        launcher.launch_pdl,
-        compiled.packed_metadata,
-    )
+    return _function(compiled) if _plain(compiled.run) else None
 
 
 def _of_3_9(kernel: Any, compiled: Any) -> tuple[Any, ...] | None:
@@ -59,15 +50,8 @@ def _of_3_9(kernel: Any, compiled: Any) -> tuple[Any, ...] | None:
     if not _plain(launcher) or len(launcher.arg_annotations) != len(parameters):
         return None
     kinds = zip(launcher.arg_annotations, parameters, strict=True)
-    return (
-        launcher.launch,
-        compiled.function,
-        launcher.launch_cooperative_grid,
-        launcher.launch_pdl,
-        compiled.packed_metadata,
-        [kind for kind, parameter in kinds if not parameter.is_constexpr],
-        launcher.kernel_signature,
-    )
+    read = [kind for kind, parameter in kinds if not parameter.is_constexpr]
+    return *_function(compiled), read, launcher.kernel_signature
 
 
 def _plain(launcher: Any) -> bool:
@@ -80,6 +64,18 @@ def _plain(launcher: Any) -> bool:
         and not launcher.global_scratch_size
         and not launcher.profile_scratch_size
         and not getattr(launcher, "gsan_enabled", False)
+    )
+
+
+def _function(compiled: Any) -> tuple[Any, ...]:
+    """The function, and what it takes of every kernel."""
+    launcher = compiled.run
+    return (
+        launcher.launch,
+        compiled.function,
+        launcher.launch_cooperative_grid,
+        launcher.launch_pdl,
+        compiled.packed_metadata,
     )
 
 
