@@ -207,9 +207,11 @@ def _linear_cross_entropy_total_kernel(
     n_rows,
     ignore_index,
     MEAN: tl.constexpr,
+    KEEP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: the sum of all losses, or with ``MEAN`` their mean, and each token's share."""
+    """One program: the sum of all losses, or with ``MEAN`` their mean; ``KEEP``: also each token's
+    share in it."""
     o_n = tl.arange(0, BLOCK)
     b_sum = tl.zeros([BLOCK], dtype=tl.float32)
     b_count = tl.zeros([BLOCK], dtype=tl.int32)
@@ -222,7 +224,8 @@ def _linear_cross_entropy_total_kernel(
     loss = tl.sum(b_sum, axis=0)
     if MEAN:
         share = 1.0 / tl.sum(b_count, axis=0).to(tl.float32)
-        tl.store(share_ptr, share)
+        if KEEP:
+            tl.store(share_ptr, share)
         loss *= share
     tl.store(loss_ptr, loss)
 
@@ -231,10 +234,10 @@ _launch_total = launcher(_linear_cross_entropy_total_kernel)
 
 
 def _total_triton(
-    losses_N: Tensor, target_N: Tensor, ignore_index: int, mean: bool
+    losses_N: Tensor, target_N: Tensor, ignore_index: int, mean: bool, keep: bool
 ) -> tuple[Tensor, Tensor | None]:
     loss = torch.empty((), dtype=losses_N.dtype, device=losses_N.device)
-    share = torch.empty_like(loss) if mean else None
+    share = torch.empty_like(loss) if mean and keep else None
     n_rows = losses_N.shape[0]
     block = min(4096, power_of_two(n_rows))
     with on_device(losses_N):
@@ -247,6 +250,7 @@ def _total_triton(
             n_rows,
             ignore_index,
             MEAN=mean,
+            KEEP=share is not None,
             BLOCK=block,
             num_warps=8,
         )
@@ -254,7 +258,7 @@ def _total_triton(
 
 
 def _total_torch(
-    losses_N: Tensor, target_N: Tensor, ignore_index: int, mean: bool
+    losses_N: Tensor, target_N: Tensor, ignore_index: int, mean: bool, keep: bool
 ) -> tuple[Tensor, Tensor | None]:
     loss = losses_N.sum()
     if not mean:
@@ -302,7 +306,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     dweight.addmm_(logits.T, x_CD)
                 elif weight_grad:
                     dweight = logits.T @ x_CD
-        loss, share = total(losses, target_N, ignore_index, mean)
+        loss, share = total(losses, target_N, ignore_index, mean, x_grad or weight_grad)
         ctx.save_for_backward(dx, dweight, share)
         ctx.shape, ctx.dtype = x.shape, x.dtype
         return loss
