@@ -170,19 +170,18 @@ def _rows_triton(
     n_words = logits.shape[1]
     key = (logits.get_device(), n_words, logits.dtype, gradient)
     block, warps = _ROWS.tile(key, _rows_triton, logits, target_N, losses_N, ignore_index, gradient)
-    with on_device(logits):
-        _launch_row(
-            (logits.shape[0],),
-            logits,
-            target_N,
-            losses_N,
-            logits.stride(0),
-            ignore_index,
-            V=n_words,
-            GRADIENT=gradient,
-            BLOCK=block,
-            num_warps=warps,
-        )
+    _launch_row(
+        (logits.shape[0],),
+        logits,
+        target_N,
+        losses_N,
+        logits.stride(0),
+        ignore_index,
+        V=n_words,
+        GRADIENT=gradient,
+        BLOCK=block,
+        num_warps=warps,
+    )
 
 
 def _rows_torch(
@@ -240,20 +239,19 @@ def _total_triton(
     share = torch.empty_like(loss) if mean and keep else None
     n_rows = losses_N.shape[0]
     block = min(4096, power_of_two(n_rows))
-    with on_device(losses_N):
-        _launch_total(
-            (1,),
-            losses_N,
-            target_N,
-            loss,
-            share,
-            n_rows,
-            ignore_index,
-            MEAN=mean,
-            KEEP=share is not None,
-            BLOCK=block,
-            num_warps=8,
-        )
+    _launch_total(
+        (1,),
+        losses_N,
+        target_N,
+        loss,
+        share,
+        n_rows,
+        ignore_index,
+        MEAN=mean,
+        KEEP=share is not None,
+        BLOCK=block,
+        num_warps=8,
+    )
     return loss, share
 
 
@@ -264,7 +262,7 @@ def _total_torch(
     if not mean:
         return loss, None
     share = 1 / (target_N != ignore_index).sum(dtype=losses_N.dtype)
-    return loss * share, share
+    return loss * share, share if keep else None
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -289,7 +287,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dx = dweight = None
         if x_grad and n_rows > chunk:
             dx = torch.empty(n_rows, dim, dtype=x.dtype, device=x.device)
-        with without_autocast(x):
+        with on_device(x), without_autocast(x):
             for start in range(0, n_rows, chunk):
                 x_CD, target_C, losses_C, dx_CD = x_ND, target_N, losses, dx
                 if n_rows > chunk:
@@ -306,7 +304,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     dweight.addmm_(logits.T, x_CD)
                 elif weight_grad:
                     dweight = logits.T @ x_CD
-        loss, share = total(losses, target_N, ignore_index, mean, x_grad or weight_grad)
+            loss, share = total(losses, target_N, ignore_index, mean, x_grad or weight_grad)
         ctx.save_for_backward(dx, dweight, share)
         ctx.shape, ctx.dtype = x.shape, x.dtype
         return loss

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernels._launch import launcher
 from kernels._operator import cdiv, remembered
-from kernels._triton import on_device, power_of_two, tl, triton
+from kernels._triton import power_of_two, tl, triton
 from kernels._workspace import Workspace, room
 
 
@@ -202,25 +202,25 @@ _launch_order = launcher(_moe_experts_order_kernel)
 
 
 def by_expert(index: Tensor, n_experts: int, m: int, workspace: Workspace | None = None) -> Order:
-    """The order of the choices ``index`` (any shape), in blocks of ``m`` rows."""
+    """The order of the choices ``index``, of any shape, in blocks of ``m`` rows.
+
+    On the current GPU, which must be that of ``index``.
+    """
     n_choices = index.numel()
     plan = _plan(n_choices, n_experts, m)
     table = room(workspace, "order", (plan.end,), torch.int32, index.device)
     index = index.contiguous()
     tile = {"E": n_experts, "BLOCK_E": plan.block_e, "num_warps": 4}
     n_blocks, row_at, first_at, block_at, count_at, _, chunk, n_chunks, sub, _ = plan
-    with on_device(index):
-        if n_chunks == 1:
-            _launch_order(
-                (1,), index, table, n_choices, chunk, n_blocks, row_at, first_at, block_at,
-                count_at, M=m, SUB=sub, **tile,
-            )  # fmt: skip
-            return Order(table, n_choices, n_blocks, row_at, first_at, block_at)
-        _launch_count((n_chunks,), index, table, n_choices, chunk, count_at, SUB=sub, **tile)
-        _launch_table(
-            (1,), table, n_chunks, n_blocks, first_at, block_at, count_at, M=m, ROWS=sub, **tile
-        )
-        _launch_place(
-            (n_chunks,), index, table, n_choices, chunk, row_at, count_at, SUB=sub, **tile
-        )
+    if n_chunks == 1:
+        _launch_order(
+            (1,), index, table, n_choices, chunk, n_blocks, row_at, first_at, block_at,
+            count_at, M=m, SUB=sub, **tile,
+        )  # fmt: skip
+        return Order(table, n_choices, n_blocks, row_at, first_at, block_at)
+    _launch_count((n_chunks,), index, table, n_choices, chunk, count_at, SUB=sub, **tile)
+    _launch_table(
+        (1,), table, n_chunks, n_blocks, first_at, block_at, count_at, M=m, ROWS=sub, **tile
+    )
+    _launch_place((n_chunks,), index, table, n_choices, chunk, row_at, count_at, SUB=sub, **tile)
     return Order(table, n_choices, n_blocks, row_at, first_at, block_at)

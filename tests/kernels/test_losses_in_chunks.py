@@ -41,13 +41,17 @@ def test_one_gradient_alone_is_what_it_is_beside_the_other(impl, gradient, monke
 
 
 @pytest.mark.skipif(missing(DEVICE.type) is not None, reason="needs Triton to run")
-@pytest.mark.parametrize("mean", [True, False])
-def test_the_sum_is_over_more_tokens_than_one_block_holds(mean):
+@pytest.mark.parametrize(("mean", "keep"), [(True, True), (True, False), (False, True)])
+def test_the_sum_is_over_more_tokens_than_one_block_holds(mean, keep):
     torch.manual_seed(0)
     losses = torch.rand(9000, device=DEVICE)
     target = torch.randint(-1, 5, losses.shape, device=DEVICE)
-    found = MODULE._total_triton(losses, target, -1, mean)
-    torch.testing.assert_close(found, MODULE._total_torch(losses, target, -1, mean))
+    found, share = MODULE._total_triton(losses, target, -1, mean, keep)
+    expected, expected_share = MODULE._total_torch(losses, target, -1, mean, keep)
+    torch.testing.assert_close(found, expected)
+    assert (share is None) == (expected_share is None) == (not (mean and keep))
+    if share is not None:
+        torch.testing.assert_close(share, expected_share)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
