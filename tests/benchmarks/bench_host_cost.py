@@ -4,9 +4,10 @@
 
 Tensors of the CPU; Triton's compiler, and the function in C at the end of its launcher with the
 driver below, replaced by nothing. What is left is dispatch, checks of the inputs, autograd, memory
-and what a launch needs to know. Microseconds of processor time a call, the least of several rounds, as other processes only
-add to it: with gradients off, with gradients on, and of the backward pass; then how many launches
-each has. Compare two versions on one machine: by itself the time is not a GPU host's.
+and what a launch needs to know. Microseconds of processor time a call, the least of several rounds,
+as other processes only add to it: with gradients off, with gradients on, and of the backward pass;
+then how many launches each has. Compare two versions on one machine: by itself the time is not a
+GPU host's.
 """
 
 import argparse
