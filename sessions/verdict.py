@@ -297,8 +297,10 @@ def seconds_to_tell(found: Interval, edge: float, seconds: float) -> float | Non
 
     ``seconds`` is how long the pairs so far took. None where the time is not known.
     """
-    if found.n < 2 or not seconds > 0 or not found.deviation > 0:
-        return seconds / found.n * (MIN_PAIRS - found.n) if 0 < found.n < MIN_PAIRS else None
+    if not found.n or not seconds > 0:
+        return None
+    if found.n < 2 or not found.deviation > 0:
+        return seconds / found.n * (MIN_PAIRS - found.n) if found.n < MIN_PAIRS else None
     distance = abs(found.mean - edge)
     n = max(MIN_PAIRS, found.n + 1)
     plain = float(critical(found.n)) * found.deviation / math.sqrt(found.n)

@@ -217,6 +217,9 @@ def test_a_verdict_needs_eight_pairs_and_says_how_long_they_take():
     assert (found.verdict, found.pairs) == ("UNDECIDED", 7)
     assert found.reasons == ["7 of at least 8 pairs were measured"]
     assert found.more_s == pytest.approx(1.0)
+    for few in (1, 2, 7):
+        unknown = verdict.judge(comparison(alternating(math.log(0.5), count=few)))
+        assert unknown.more_s is None, "nobody said how long they took"
     assert verdict.judge(comparison(alternating(math.log(0.5), count=8))).verdict == "FASTER"
 
 
