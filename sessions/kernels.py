@@ -139,13 +139,14 @@ def roofs(session: Session) -> list[Roof]:
 
 
 def speedups(segment: Segment, session: Session) -> dict[str, dict[str, float | int]]:
-    """How many times faster than PyTorch, and than ``torch.compile`` makes it: for programs.
+    """How many times faster than PyTorch, and than ``torch.compile`` makes it, for programs.
 
     Each with ``ratio``, the ends ``low`` and ``high`` of its 95 % interval, NaN where there is
     none, and the ``rounds`` that it comes of; without what was not timed.
     """
     segments = [each for each in session.segments if each.configuration.family == KERNELS]
-    found = {base: _against(segment, segments, base) for base in (EAGER, COMPILED)}
+    bases = [base for base in (EAGER, COMPILED) if base != _implementation(segment)]
+    found = {base: _against(segment, segments, base) for base in bases}
     return {
         base: {
             "ratio": math.exp(one.mean),
