@@ -236,6 +236,20 @@ def test_the_time_that_deciding_takes_is_enough_and_not_far_more():
     assert decided.mean() > 0.5
 
 
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_of_fewer_pairs_than_a_verdict_needs_the_time_until_there_are_so_many_is_told(n):
+    """Two pairs that happen to differ, or not to, say nothing of how long deciding takes."""
+    for logs in ([0.009, 0.0101, *[0.01] * 5], [0.5, -0.5, *[0.0] * 5]):
+        found = verdict.judge(comparison(logs[:n]), seconds=2.0 * n)
+        assert (found.verdict, found.more_s) == ("UNDECIDED", 2.0 * (8 - n))
+
+
+def test_no_verdict_is_promised_for_after_tomorrow():
+    close = comparison(alternating(math.log(1.01) + 1e-5, 0.02, 20))
+    assert verdict.judge(close, seconds=40.0).more_s is None
+    assert verdict.judge(close, seconds=40e-6).more_s < verdict.LONGEST_S, "they come that fast"
+
+
 def test_nothing_under_the_machines_floor_is_claimed():
     faster = comparison(alternating(math.log(0.97)))
     assert verdict.judge(faster).verdict == "FASTER"

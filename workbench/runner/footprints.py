@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -44,18 +43,5 @@ def _held(arm: Arm) -> Iterator[Tensor]:
 
 def _storages(tensors: Iterable[Tensor], device: str) -> dict[int, int]:
     """Bytes by address, each once however many tensors look at them."""
-    found = {}
-    for tensor in tensors:
-        for part in _parts(tensor):
-            if part.device.type == device:
-                storage = part.untyped_storage()
-                found[storage.data_ptr()] = storage.nbytes()
-    return found
-
-
-def _parts(tensor: Tensor) -> list[Tensor]:
-    """The tensor, or those that a subclass wraps."""
-    if type(tensor) in (Tensor, torch.nn.Parameter) or not hasattr(tensor, "__tensor_flatten__"):
-        return [tensor]
-    names, _ = tensor.__tensor_flatten__()
-    return [part for name in names for part in _parts(getattr(tensor, name))]
+    storages = (one.untyped_storage() for one in tensors if one.device.type == device)
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}

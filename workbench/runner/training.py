@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.runner.optimizers import eight_bit_adamw
+from workbench.runner.optimizers import eight_bit_adamw, parts
 
 LEARNING_RATE = 3e-4
 BETAS = (0.9, 0.95)
@@ -89,8 +89,8 @@ class Weights:
             if parameter.grad is not None:
                 yield parameter.grad
 
-    def moments(self) -> Iterator[Tensor]:
-        """What optimizers keep; some tensors more than once."""
+    def states(self) -> Iterator[Tensor]:
+        """What its optimizers keep; some tensors more than once."""
         for optimizer in (*self._optimizers.values(), *self._eight_bit.values()):
             yield from _state(optimizer)
 
@@ -142,7 +142,8 @@ class Weights:
 
 def _state(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     for state in optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, Tensor))
+        for value in state.values():
+            yield from parts(value)
 
 
 def plain_optimizer(parameters: Iterable[nn.Parameter], **options: Any) -> torch.optim.AdamW:

@@ -176,7 +176,7 @@ class WeightSets:
         """All that the sets hold, whoever uses it; some tensors more than once."""
         for plain in self._plain.values():
             yield from plain.tensors()
-            yield from plain.moments()
+            yield from plain.states()
         for coded in self._coded.values():
             for codes in coded.values():
                 yield from codes.tensors()

@@ -14,6 +14,7 @@ from sessions.comparison import OTHERS, OWN_PEAK
 from sessions.model import Phase
 from workbench import protocol
 from workbench.runner.arm import Arms
+from workbench.runner.footprints import _storages
 from workbench.runner.memory import GpuMemory, Memory
 from workbench.runner.rig import Rig
 from workbench.runner.timing import Lap
@@ -86,28 +87,10 @@ def test_a_decode_state_is_the_own_of_its_arm():
     assert arms.others_bytes(decode) == of_itself(forward)
 
 
-def test_tensors_within_a_tensor_count():
-    """8-bit moments come as a subclass that has no memory of its own."""
-    from workbench.runner.footprints import _storages
-
-    class Wrapped(torch.Tensor):
-        @staticmethod
-        def __new__(cls, inner):
-            return torch.Tensor._make_wrapper_subclass(cls, inner.shape)
-
-        def __init__(self, inner):
-            self.inner = inner
-
-        @classmethod
-        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-            raise NotImplementedError
-
-        def __tensor_flatten__(self):
-            return ["inner"], None
-
-    inner = torch.zeros(24)
-    assert _storages([Wrapped(inner), inner[3:]], "cpu") == {inner.data_ptr(): 96}
-    assert _storages([inner], "cuda") == {}
+def test_step_counts_that_an_optimizer_keeps_on_the_host_are_nothing_on_the_gpu():
+    assert _storages([torch.zeros(24)], "cuda") == {}
+    both = torch.zeros(24)
+    assert list(_storages([both, both[3:]], "cpu").values()) == [96], "two looks at one storage"
 
 
 # What is told
