@@ -16,6 +16,8 @@ from sessions.model import KERNELS, Segment, Study
 from workbench.claims._claim import Found, Reading, Unmeasured
 
 Read = Callable[[Found], Reading]
+LEAST_STEPS = 5  # of a size, so that one step that was held up does not make its median
+LEAST_SIZES = 4  # for an exponent: with three, one degree of freedom is left
 
 
 def speed_up(toggle: str = "", study: int = 0) -> Read:
@@ -152,11 +154,14 @@ def exponent(setting: str) -> Read:
         points = {}
         for segment in found.segments:
             times = statistics.steady_ms(segment)
-            if len(times):
+            if len(times) >= LEAST_STEPS:
                 size = float(segment.configuration.settings[setting])
                 points[size] = float(np.median(times))
-        if len(points) < 4:
-            raise Unmeasured(f"{len(points)} sizes were measured, and 4 are needed")
+        if len(points) < LEAST_SIZES:
+            raise Unmeasured(
+                f"{len(points)} of {len(found.segments)} sizes were measured in {LEAST_STEPS} or "
+                f"more steady steps, and {LEAST_SIZES} are needed; a larger budget gives more steps"
+            )
         line = scaling.fit(list(points), list(points.values()))
         shown = ", ".join(f"{size:g}: {ms:.3g} ms" for size, ms in sorted(points.items()))
         return Reading(line.exponent, line.low, line.high, note=shown)

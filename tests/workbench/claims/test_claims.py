@@ -302,8 +302,17 @@ def test_the_exponent_of_a_planted_scaling_is_found(power, verdict):
     msgspec.json.encode([reading.value, *reading.ends])  # as the runner's messages are
     (claim,) = documents()["mamba2"].experiments[1].claims
     assert judge(documents()["mamba2"].experiments[1], claim, "cuda", found).verdict == verdict
-    with pytest.raises(Unmeasured, match="3 sizes were measured, and 4 are needed"):
+    too_few = "3 of 3 sizes were measured in 5 or more steady steps, and 4 are needed"
+    with pytest.raises(Unmeasured, match=too_few):
         exponent("sequence")(Found(Session(), segments[:3], [], []))
+    for place in (0, 4):
+        short = timed("x", "y", np.full(4, 5.0))
+        segments[place] = short
+        short.configuration = msgspec.structs.replace(
+            short.configuration, settings={"sequence": 512 << place}
+        )
+    with pytest.raises(Unmeasured, match="3 of 5 sizes were measured in 5 or more"):
+        exponent("sequence")(found)
 
 
 def test_a_ladder_with_a_blocked_rung_has_no_total_but_its_other_rungs():
