@@ -21,7 +21,8 @@ from kernels._check import Comparison, Exact, as_tuple
 from kernels._eight_bit import ceilings_for
 from kernels._operator import Case, Cost, Inputs, Operator, Work
 from kernels._peers import peers
-from kernels._timing import gpu_times_us, kernel_us
+from kernels._rounds import Enough, alternate
+from kernels._timing import kernel_us
 from kernels._tuning import Choice, reset_tiles, tiles, tuning
 
 COMPILED = "torch.compile"  # the reference, compiled
@@ -36,12 +37,13 @@ _WHOLE_LIMIT = 1 << 25  # queries times keys up to which they are timed
 class Row:
     """One implementation at one case in one direction.
 
-    ``times_us``: GPU time of single calls with cold caches, by CUDA events. ``kernel_us``: mean
-    time in kernels alone, by CUPTI, where it can be had. ``floor_us``: what the mathematics needs
-    at the ceilings of this run. ``error``: largest error over what is allowed, of all outputs and
+    ``times_us``: GPU time of single calls with cold caches, by CUDA events, in rounds with the
+    other implementations; ``rounds`` and ``began_s`` as in ``Timings``. ``kernel_us``: mean time in
+    kernels alone, by CUPTI, where it can be had. ``floor_us``: what the mathematics needs at the
+    ceilings of this run. ``error``: largest error over what is allowed, of all outputs and
     gradients. ``difference``: largest difference of any output from the exact one. ``first_s``: the
     first call, its compilation included. ``tiles`` that were tuned before, which took
-    ``autotune_s``. ``problem``: why there are no times.
+    ``autotune_s``. ``problem``: why there are no times, or no more of them.
     """
 
     op: str
@@ -55,13 +57,26 @@ class Row:
     difference: float = float("nan")
     first_s: float = float("nan")
     times_us: list[float] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+    began_s: list[float] = field(default_factory=list)
     kernel_us: float | None = None
     tiles: list[Choice] = field(default_factory=list)
     autotune_s: float = float("nan")
     problem: str = ""
 
 
-_Profiled = list[tuple[Row, Callable[[], Any]]]
+_Timed = list[tuple[Row, Callable[[], Any]]]
+_Profiled = list[tuple[Row, Callable[[], Any], Callable[[], None]]]  # and what is to run before
+
+
+@dataclass(frozen=True)
+class _Asked:
+    deadline: float
+    only: Collection[str]
+    forward_only: bool
+    tune: bool
+    budget_s: float | None
+    enough: Enough
 
 
 def bench(
@@ -74,29 +89,33 @@ def bench(
     only: Collection[str] = (),
     forward_only: bool = False,
     tune: bool = False,
+    budget_s: float | None = None,
+    enough: Enough = lambda _: False,
 ) -> Iterator[Row]:
-    """Time one operator: each row once it is timed, and on a GPU the same again once profiled.
+    """Time one operator: each row once it is known to be right, the same again once it is timed,
+    and on a GPU once more when it is profiled.
 
     ``cases``: by default the operator's large ones on a GPU, its first on the CPU. ``deadline``: of
     ``time.monotonic``; what is not begun by then says so. ``only``: these implementations; all
     where empty. ``tune``: each case's Triton kernels first, and time them as tuned and as by
     heuristic. Profiling comes last: it slows the rest of the process. ``forward_only`` leaves it
-    out, as it does gradients.
+    out, as it does gradients. ``budget_s``: of rounds of one case; it and ``enough`` as in
+    ``alternate``.
     """
     from torch._functorch import config  # torch 2.11 does not load it by itself
 
     # A backward pass that is timed runs many times over one forward pass.
     config.donated_buffer = False
+    asked = _Asked(deadline, only, forward_only, tune, budget_s, enough)
     profiled: _Profiled = []
     for case in cases if cases is not None else default_cases(op, device.type):
-        yield from _bench_case(
-            op, case, device, dtype, profiled, deadline, only, forward_only, tune
-        )
+        yield from _bench_case(op, case, device, dtype, profiled, asked)
     if device.type != "cuda" or forward_only:
         return
-    for row, call in profiled:
+    for row, call, restore in profiled:
         if time.monotonic() > deadline:
             return
+        restore()
         with contextlib.suppress(Exception):  # CUPTI may be taken or forbidden: no column then
             row.kernel_us = kernel_us(call, repeats=10)
             yield row
@@ -115,10 +134,7 @@ def _bench_case(
     device: torch.device,
     dtype: torch.dtype,
     profiled: _Profiled,
-    deadline: float,
-    only: Collection[str],
-    forward_only: bool,
-    tune: bool,
+    asked: _Asked,
 ) -> Iterator[Row]:
     inputs = op.inputs(case, device, dtype, 0)
     cost = op.cost(**inputs)
@@ -135,15 +151,26 @@ def _bench_case(
         yield row(REFERENCE, "forward", cost.forward, problem="does not fit in memory")
         return
     pristine = {name: x.clone() for name, x in inputs.items() if isinstance(x, Tensor)}
+
+    given = tuple(inputs[name] for name in pristine)
+    versions = tuple(x._version for x in given)
+
+    def restore() -> None:
+        # Some peers write into what they are given. With the version restored as well, the graphs
+        # that are kept for timing find what they have saved.
+        for name, value in pristine.items():
+            inputs[name].copy_(value)
+        torch._C._autograd._unsafe_set_version_counter(given, versions)
+
     tuned: dict[str, Any] = {}
-    if tune and TUNED in op.implementations and time.monotonic() < deadline:
+    if asked.tune and TUNED in op.implementations and time.monotonic() < asked.deadline:
         tuned, problem = _tuned(op, inputs)
         if problem:
             yield row(TUNED, "forward", cost.forward, problem=problem)
-    for impl, call, mode in _subjects(op, inputs, only, tune):
-        for name, value in pristine.items():
-            inputs[name].copy_(value)  # some peers write into what they are given
-        if time.monotonic() > deadline:
+    contenders: dict[str, _Timed] = {}  # by direction
+    for impl, call, mode in _subjects(op, inputs, asked.only, asked.tune):
+        restore()
+        if time.monotonic() > asked.deadline:
             yield row(impl, "forward", cost.forward, problem="not timed: out of time")
             continue
         began = time.perf_counter()
@@ -157,17 +184,57 @@ def _bench_case(
                 yield row(impl, "forward", cost.forward, problem=f"wrong: {wrong[0]}", **known)
                 continue
             directions = _directions(op, cost, call, inputs)
-            for direction, work, timed in itertools.islice(directions, 1 if forward_only else None):
+            for direction, work, timed in itertools.islice(
+                directions, 1 if asked.forward_only else None
+            ):
                 new = row(impl, direction, work, **known)
-                timed = _under(mode, timed)
-                new.times_us = gpu_times_us(timed, device=str(device))
-                profiled.append((new, timed))
+                contenders.setdefault(direction, []).append((new, _under(mode, timed)))
                 yield new
         except Exception:  # noqa: BLE001  the rest is still to be timed
-            problem = f"failed: {traceback.format_exc(limit=-4)}"
-            yield row(impl, "forward", cost.forward, problem=problem)
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
+            yield row(impl, "forward", cost.forward, problem=_failed())
+            _free(device)
+    del exact
+    for timed_rows in contenders.values():
+        yield from _timed(timed_rows, device, restore, asked, len(contenders))
+        profiled += [(new, call, restore) for new, call in timed_rows if new.times_us]
+
+
+def _timed(
+    contenders: _Timed,
+    device: torch.device,
+    restore: Callable[[], None],
+    asked: _Asked,
+    directions: int,
+) -> Iterator[Row]:
+    """The rows of one direction of a case, timed against each other."""
+
+    def tell() -> str:
+        problem = _failed()
+        _free(device)
+        return problem
+
+    results = alternate(
+        [call for _, call in contenders],
+        str(device),
+        tell=tell,
+        before=restore,
+        budget_s=None if asked.budget_s is None else asked.budget_s / directions,
+        deadline=asked.deadline,
+        enough=asked.enough,
+    )
+    for (row, _), result in zip(contenders, results, strict=True):
+        row.times_us, row.rounds, row.began_s = result.us, result.rounds, result.began_s
+        row.problem = result.problem
+        yield row
+
+
+def _failed() -> str:
+    return f"failed: {traceback.format_exc(limit=-4)}"
+
+
+def _free(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _errors(compared: list[Comparison]) -> dict[str, Any]:

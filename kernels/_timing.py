@@ -83,8 +83,18 @@ def gpu_times_us(
     Before each call the whole L2 is overwritten, which also keeps the GPU busy for longer than the
     host needs to launch the call, so that launching is not timed. On the CPU: of wall time.
     """
+    warm_up(call)
+    return times_us(call, repeats, device)
+
+
+def warm_up(call: Callable[[], Any]) -> None:
+    """A few calls that are not timed."""
     for _ in range(3):
         call()
+
+
+def times_us(call: Callable[[], Any], repeats: int, device: str) -> list[float]:
+    """As ``gpu_times_us``, of what is warm."""
     if torch.device(device).type == "cpu":
         return [_wall_us(call) for _ in range(repeats)]
     evictor = _evictor(device)

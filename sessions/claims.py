@@ -36,8 +36,9 @@ class Row:
 
     ``says`` is in the document's own words, ``least`` and ``most`` are the bounds that it sets, NaN
     where there is none. ``low`` and ``high`` are the ends of the 95 % interval, NaN where the
-    number is exact. ``result`` is one of ``RESULTS``, or empty where nobody asked; ``reason`` what
-    there is to say of it.
+    number is exact, or the ``rounds`` too few for one; these are NaN where there were none, as in
+    files of before they were kept. ``result`` is one of ``RESULTS``, or empty where nobody asked;
+    ``reason`` what there is to say of it.
     """
 
     document: str
@@ -54,6 +55,7 @@ class Row:
     result: str = WAITING
     reason: str = ""
     how: str = ""
+    rounds: float = math.nan  # that the interval comes of
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:
@@ -168,7 +170,7 @@ def _cells(row: Row) -> list[Cell]:
     if not math.isfinite(row.measured):
         return [None, None, None]
     if not math.isfinite(row.low):
-        return [row.measured, "exact", ""]
+        return [row.measured, *(["exact", ""] if math.isnan(row.rounds) else [None, None])]
     error = (row.high - row.low) / 2
     return [Measured(end, error) for end in (row.measured, row.low, row.high)]
 

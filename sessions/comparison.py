@@ -17,6 +17,10 @@ from sessions.statistics import Blocks, Ratio, Summary, clock, ratio, steady, st
 
 MOST = 10
 _NAMED = 3  # sessions that a sentence can name each
+# Facts of a segment: its highest steady peak without what was held for other configurations that
+# were kept ready, and how much that was.
+OWN_PEAK, OTHERS = "own_peak_bytes", "others_bytes"
+
 # What step times may differ for whatever the configuration; the CPU where the host's clock is used.
 _DECISIVE = {"GPU": {"device", "gpu", "driver", "torch"}, "host": {"device", "cpu", "torch"}}
 
@@ -31,6 +35,11 @@ class Arm:
     summary: Summary
     ratio: Ratio | None  # None for the baseline itself
     peak_bytes: float  # highest allocated in the steady phase, NaN where not measured
+
+    @property
+    def own_peak_bytes(self) -> float:
+        """Without what was held for other configurations; NaN where that is not known."""
+        return float(self.segment.ledger.get(OWN_PEAK, math.nan))
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,20 @@ workload, the case and the dtype as settings, the implementation as a toggle.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sessions import statistics
+from sessions import statistics, verdict
 from sessions.model import KERNELS, Segment, Session
 from sessions.tables import Cell, Column, Measured, Table
 
 EAGER, COMPILED = "torch", "torch.compile"
+_NAMES = {EAGER: "PyTorch", COMPILED: "torch.compile"}
 
 _COLUMNS = [
     Column("operator"),
@@ -31,8 +34,12 @@ _COLUMNS = [
     Column("of the limit", "%"),
     Column("memory", "GB/s"),
     Column("arithmetic", "TFLOP/s"),
-    Column("against PyTorch"),
-    Column("against torch.compile"),
+    Column(f"against {_NAMES[EAGER]}"),
+    Column(f"{_NAMES[EAGER]}, from"),
+    Column(f"{_NAMES[EAGER]}, to"),
+    Column(f"against {_NAMES[COMPILED]}"),
+    Column(f"{_NAMES[COMPILED]}, from"),
+    Column(f"{_NAMES[COMPILED]}, to"),
     Column("error of allowed", "%"),
     Column("first call", "s"),
     Column("note"),
@@ -44,8 +51,9 @@ def kernels_table(session: Session) -> Table:
 
     "Of the limit" is the time that the bytes and FLOPs of the mathematics need at the rates of a
     large copy and a large matrix product, measured in the same run, over the time taken. Speed-ups
-    above 1 are faster. "Host" is the wall time of a call on small inputs, the GPU not waited for,
-    "outside launches" what of it is not spent in Triton's launcher and the driver.
+    above 1 are faster; beside each stand the ends of its 95 % interval. "Host" is the wall time of
+    a call on small inputs, the GPU not waited for, "outside launches" what of it is not spent in
+    Triton's launcher and the driver.
     """
     segments = [s for s in session.segments if s.configuration.family == KERNELS]
     return Table(session.title, _COLUMNS, [_row(segment, segments) for segment in segments])
@@ -130,27 +138,73 @@ def roofs(session: Session) -> list[Roof]:
     return list(found.values())
 
 
-def speedup(base: ArrayLike, other: ArrayLike) -> tuple[float, float, float]:
-    """How many times faster the second is, with its 95 % interval: times of single calls.
+def speedups(segment: Segment, session: Session) -> dict[str, dict[str, float | int]]:
+    """How many times faster than PyTorch, and than ``torch.compile`` makes it, for programs.
 
-    Ratio of medians; percentile bootstrap over the calls, which were made with cold caches one
-    implementation after the other, so that a clock that changed between the two is not seen.
+    Each with ``ratio``, the ends ``low`` and ``high`` of its 95 % interval, NaN where there is
+    none, and the ``rounds`` that it comes of; without what was not timed.
     """
-    from scipy import stats  # slow to load, where nothing is computed too
+    segments = [each for each in session.segments if each.configuration.family == KERNELS]
+    bases = [base for base in (EAGER, COMPILED) if base != _implementation(segment)]
+    found = {base: _against(segment, segments, base) for base in bases}
+    return {
+        base: {
+            "ratio": math.exp(one.mean),
+            "low": math.exp(one.low),
+            "high": math.exp(one.high),
+            "rounds": one.n,
+        }
+        for base, one in found.items()
+        if one is not None and math.isfinite(one.mean)
+    }
 
-    samples = (np.asarray(base, np.float64), np.asarray(other, np.float64))
 
-    def ratio(first: NDArray, second: NDArray, axis: int) -> NDArray:
-        return np.asarray(np.median(first, axis=axis) / np.median(second, axis=axis))
+Calls = tuple[ArrayLike, ArrayLike]  # times of single calls, and the round of each, from 1 on
 
-    found = stats.bootstrap(
-        samples,
-        ratio,
-        vectorized=True,
-        method="percentile",
-        random_state=np.random.default_rng(0),
-    ).confidence_interval
-    return float(ratio(*samples, axis=0)), float(found.low), float(found.high)
+
+def paired_logs(base: Calls, other: Calls) -> NDArray:
+    """The log ratio of median time, base over other, in each round that has both: (rounds,)."""
+    first, second = (_medians(*each) for each in (base, other))
+    shared = [number for number in first if number in second]
+    return np.log([first[number] / second[number] for number in shared])
+
+
+def speedup(base: Segment, other: Segment) -> verdict.Interval:
+    """The logarithm of how many times faster the second is, with its 95 % interval.
+
+    Both in the same rounds, each a short block of calls of either, in random order: a round is a
+    pair as ``sessions.verdict`` has it, and the interval is that of a verdict. Single calls say
+    less than their number: neighbours go together, and a clock that drifts while one ran after the
+    other would count as a difference. Rounds take milliseconds, faster than a governor changes the
+    clock for one of them, so that there is no second ratio in clock cycles. Without rounds, as in
+    sessions of earlier versions, there is a ratio of medians and no interval.
+    """
+    logs = paired_logs(*(_calls(each) for each in (base, other)))
+    if len(logs):
+        return verdict.interval(logs)
+    times = [statistics.steady_ms(each) for each in (base, other)]
+    if not all(map(len, times)):
+        return verdict.interval(logs)
+    mean = math.log(float(np.median(times[0]) / np.median(times[1])))
+    return verdict.Interval(0, mean, math.nan, math.nan, math.nan)
+
+
+def _calls(segment: Segment) -> Calls:
+    """The steady calls of a segment that were timed in a round."""
+    there = statistics.steady(segment) & (segment.steps["block"] > 0)
+    return statistics.step_ms(segment)[there], segment.steps["block"][there]
+
+
+def _medians(times: ArrayLike, rounds: ArrayLike) -> dict[int, float]:
+    """The median time of each round."""
+    series, numbers = np.asarray(times, np.float64), np.asarray(rounds, int)
+    order = np.argsort(numbers, kind="stable")
+    found, starts = np.unique(numbers[order], return_index=True)
+    ends = np.append(starts, len(order))[1:]
+    return {
+        int(number): float(np.median(series[order[start:end]]))
+        for number, start, end in zip(found, starts, ends, strict=True)
+    }
 
 
 def _row(segment: Segment, segments: Sequence[Segment]) -> list[Cell]:
@@ -164,8 +218,8 @@ def _row(segment: Segment, segments: Sequence[Segment]) -> list[Cell]:
         _implementation(segment),
     ]
     if us is None:
-        note = str(ledger.get("failure", "not timed")).strip().splitlines()[-1]
-        return [*row, *[None] * 9, _percent(ledger.get("error")), ledger.get("first_s"), note]
+        note = _last_line(ledger.get("failure", "")) or "not timed"
+        return [*row, *[None] * 13, _percent(ledger.get("error")), ledger.get("first_s"), note]
     summary = statistics.summarize(statistics.steady_ms(segment))
     error_us = None if summary.error is None else 1e3 * summary.error
     return [
@@ -177,11 +231,11 @@ def _row(segment: Segment, segments: Sequence[Segment]) -> list[Cell]:
         _percent(ledger["floor_us"] / us),
         ledger["bytes"] / us / 1e3,
         ledger["flops"] / us / 1e6,
-        _speedup(segment, us, segments, EAGER),
-        _speedup(segment, us, segments, COMPILED),
+        *_speedup_cells(segment, segments, EAGER),
+        *_speedup_cells(segment, segments, COMPILED),
         _percent(ledger.get("error")),
         ledger.get("first_s"),
-        "",
+        _last_line(ledger.get("failure", "")),
     ]
 
 
@@ -190,8 +244,21 @@ def _median_us(segment: Segment) -> float | None:
     return 1e3 * statistics.summarize(times).median if len(times) else None
 
 
-def _speedup(segment: Segment, us: float, segments: Sequence[Segment], implementation: str) -> Cell:
-    """How many times faster than the other implementation of the same case and direction."""
+def _speedup_cells(segment: Segment, segments: Sequence[Segment], base: str) -> list[Cell]:
+    """How many times faster than another implementation, and the ends of the interval."""
+    found = _against(segment, segments, base)
+    if found is None or not math.isfinite(found.mean):
+        return [None] * 3
+    value, low, high = (math.exp(end) for end in (found.mean, found.low, found.high))
+    if not high > low:  # no interval, or the implementation against itself
+        return [value, None, None]
+    return [Measured(end, (high - low) / 2) for end in (value, low, high)]
+
+
+def _against(
+    segment: Segment, segments: Sequence[Segment], implementation: str
+) -> verdict.Interval | None:
+    """``speedup`` over the other implementation of the same case and direction, if it is there."""
     own = segment.configuration
     for other in segments:
         configuration = other.configuration
@@ -201,9 +268,12 @@ def _speedup(segment: Segment, us: float, segments: Sequence[Segment], implement
             own.settings,
         )
         if same and _implementation(other) == implementation:
-            base_us = _median_us(other)
-            return None if base_us is None else base_us / us
+            return speedup(other, segment)
     return None
+
+
+def _last_line(text: Any) -> str:
+    return next(iter(str(text).strip().splitlines()[-1:]), "")
 
 
 def _implementation(segment: Segment) -> str:

@@ -27,7 +27,9 @@ STEPS = {
     "reserved": ColumnInfo("f8", "bytes", "held by the caching allocator; NaN on the CPU"),
     "peak": ColumnInfo("f8", "bytes", "highest allocated since the phase began"),
     "phase": ColumnInfo("u1", "", "0 build, 1 compile, 2 autotune, 3 capture, 4 warm-up, 5 steady"),
-    "block": ColumnInfo("i4", "", "block of a paired comparison, 0 outside of one"),
+    "block": ColumnInfo(
+        "i4", "", "block of a paired comparison, round of kernels timed together; else 0"
+    ),
 }
 
 TELEMETRY = {

@@ -26,7 +26,7 @@ from sessions.model import Scalar, Study
 from sessions.numbers import Cell, Measured, number
 from sessions.scaling import Scaling
 from sessions.sizes import sized
-from sessions.tables import PEAK, Column, Table
+from sessions.tables import PEAK, RESIDENT, Column, Table
 
 KIND, POINTS, FITS, NUMBERS = "sweep", "points", "fits", "numbers"
 MEASURED, OUT_OF_MEMORY, REFUSED = "measured", "out of memory", "refused"
@@ -272,6 +272,11 @@ def name_of(study: Study, curve: Curve) -> str:
     return f"{field_title(study, 1)} {shown(curve.y)}, {marked(curve)}"
 
 
+def peak_title(study: Study) -> str:
+    """What a point's memory is: where no allocator counts, all that the process holds."""
+    return RESIDENT if str(study.facts.get("memory", "")).startswith("resident") else PEAK
+
+
 def points_table(study: Study) -> Table:
     """One row a point, ascending, each arm in turn; the last column says what went wrong."""
     numeric = is_numeric(study)
@@ -286,7 +291,7 @@ def points_table(study: Study) -> Table:
         Column("step time", "ms"),
         *([Column("exponent from the size before")] if numeric else []),
         Column("tokens/s"),
-        Column(PEAK, unit),
+        Column(peak_title(study), unit),
         Column("blocks"),
         Column("numbers"),
         Column("note"),

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from sessions import checked
 from sessions.ceilings import UTILIZATION, doubt, utilization
 from sessions.comparison import (
+    OTHERS,
     Arm,
     Comparison,
     Difference,
@@ -132,14 +133,18 @@ _STEP_COLUMNS = [
 PEAK = "peak memory"
 RESIDENT = "peak resident set"  # of the whole process, where no allocator counts what is its own
 PEAKS = (PEAK, RESIDENT)
+OWN = "of its own"  # of the peak, without what was held for configurations that were kept ready
 
 
 def _arms_table(
     title: str, heading: str, arms: Sequence[Arm], different: Sequence[Difference]
 ) -> Table:
-    unit, peaks = sized(arm.peak_bytes for arm in arms)
+    unit, sizes = sized([a.peak_bytes for a in arms] + [a.own_peak_bytes for a in arms])
+    peaks, own = sizes[: len(arms)], sizes[len(arms) :]
     columns = [Column(heading), *(Column(one.name) for one in different)]
     columns += [*_STEP_COLUMNS, Column(PEAK if any(map(_allocates, arms)) else RESIDENT, unit)]
+    if has_others := any(arm.segment.ledger.get(OTHERS) for arm in arms):
+        columns.append(Column(OWN, unit))
     shares = [utilization(arm.segment, arm.summary.median) for arm in arms]
     if has_shares := any(map(math.isfinite, shares)):
         columns.append(Column(UTILIZATION, "%"))
@@ -154,7 +159,7 @@ def _arms_table(
         settings = [one.values[place] for one in different]
         row: list[Cell] = [arm.title]
         row += [None if value is None else str(value) for value in settings]
-        row += [*_step_cells(arm), peaks[place]]
+        row += [*_step_cells(arm), peaks[place], *([own[place]] if has_others else [])]
         if has_shares:
             row.append(_percent(shares[place], arm.summary.median, arm.summary.error))
         if any(numbers):

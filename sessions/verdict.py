@@ -41,7 +41,7 @@ REGION = 0.01  # of practical equivalence: ratios from 1 / 1.01 to 1.01 are the 
 HALF_WIDTH = 0.005  # of the interval of the log ratio, at which measuring ends
 _MIXTURE = 1.0  # variance of the mixture over the effect, in those of a pair; narrow for 8 to 100
 _RESAMPLES = 1999
-_MOST_PAIRS = 1_000_000  # no verdict is promised beyond
+LONGEST_S = 86_400.0  # no verdict is promised beyond a day more
 
 
 @dataclass(frozen=True)
@@ -295,19 +295,25 @@ def corrected(judgements: Sequence[Judgement], alpha: float = ALPHA) -> list[Jud
 def seconds_to_tell(found: Interval, edge: float, seconds: float) -> float | None:
     """How long to measure on until the interval can be expected to leave out ``edge``, a log ratio.
 
-    ``seconds`` is how long the pairs so far took. None where the time is not known.
+    ``seconds`` is how long the pairs so far took. Below ``MIN_PAIRS`` nobody knows the scatter: it
+    is the time until there are so many. None where it is not known, or more than ``LONGEST_S``.
     """
-    if found.n < 2 or not seconds > 0 or not found.deviation > 0:
-        return seconds / found.n * (MIN_PAIRS - found.n) if 0 < found.n < MIN_PAIRS else None
+    if not found.n or not seconds > 0:
+        return None
+    each_s = seconds / found.n
+    if found.n < MIN_PAIRS:
+        return each_s * (MIN_PAIRS - found.n)
+    if not found.deviation > 0:
+        return None
     distance = abs(found.mean - edge)
-    n = max(MIN_PAIRS, found.n + 1)
+    n = found.n + 1
     plain = float(critical(found.n)) * found.deviation / math.sqrt(found.n)
     stretch = found.half_width / plain if found.half_width > 0 and math.isfinite(plain) else 1.0
     while stretch * float(critical(n)) * found.deviation / math.sqrt(n) > distance:
         n += max(1, n // 16)
-        if n > _MOST_PAIRS:
+        if (n - found.n) * each_s > LONGEST_S:
             return None
-    return (n - found.n) * seconds / found.n
+    return (n - found.n) * each_s
 
 
 def is_look(n: int) -> bool:

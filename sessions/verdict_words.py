@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sessions.checked import MARKS
-from sessions.model import PairedComparison
+from sessions.comparison import OTHERS, OWN_PEAK
+from sessions.model import PairedComparison, Segment
 from sessions.numbers import Measured, number, text
+from sessions.sizes import size_text
 from sessions.verdict import REGION, are_right, unchecked_arms, wrong_arms
 
 SMALL_P = 0.001
@@ -114,6 +116,19 @@ def numerics_lines(comparison: PairedComparison) -> list[str]:
             )
         lines.append(line)
     return lines
+
+
+def memory_words(comparison: PairedComparison, side: str, segments: Sequence[Segment]) -> str:
+    """Arm "A"'s or "B"'s highest memory, apart from what others held; empty where not counted."""
+    places, arm = comparison.facts.get("segments", []), "AB".index(side)
+    if arm >= len(places) or places[arm] >= len(segments):
+        return ""
+    ledger = segments[places[arm]].ledger
+    if OWN_PEAK not in ledger:
+        return ""
+    said = f"peak memory {size_text(float(ledger[OWN_PEAK]))} of its own"
+    others = float(ledger.get(OTHERS, 0.0))
+    return f"{said}, beside {size_text(others)} held for other configurations" if others else said
 
 
 def duration(seconds: float) -> str:

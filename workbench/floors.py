@@ -1,7 +1,9 @@
 """What identical arms differ by on this machine, stored; nothing smaller is claimed by a verdict.
 
 One file in the state folder holds floors by machine and by kind. With another device, driver or
-torch it is another machine, and has to be calibrated again. A kind is a family, a workload and a
+torch, and on a host with another CPU, other cores or another power limit of the GPU, it is another
+machine, and has to be calibrated again: the host launches what the GPU runs. Hosts that are alike
+in all of these share their floors. A kind is a family, a workload and a
 precision: short steps scatter more than long ones. What was never calibrated has the largest floor
 of the machine, the general one, and whoever reads the verdict is told so.
 """
@@ -29,6 +31,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str
     software: str = ""  # driver and torch
+    host: str = ""  # CPU, cores, power limit; empty in files of before hosts were told apart
     floor: float  # a share: 0.004 is 0.4 %
     created: float  # Unix time
     pairs: int
@@ -43,9 +46,14 @@ def path() -> Path:
 
 
 def load(catalogue: Catalogue) -> list[Calibration]:
-    """All calibrations of a runner's machine that can be read, the largest floor first."""
-    machine = catalogue.device_title, _software(catalogue)
-    found = [one for one in _load_all().values() if (one.device, one.software) == machine]
+    """All calibrations of a runner's machine that can be read, the largest floor first.
+
+    One of which nobody knows the host counts until this host has one of that kind.
+    """
+    machine, host = (catalogue.device_title, _software(catalogue)), _host(catalogue)
+    alike = [one for one in _load_all().values() if (one.device, one.software) == machine]
+    known = {one.kind for one in alike if one.host == host}
+    found = [one for one in alike if one.host == host or (not one.host and one.kind not in known)]
     return sorted(found, key=lambda one: -one.floor)
 
 
@@ -104,6 +112,7 @@ def calibrated(
     return Calibration(
         device=catalogue.device_title,
         software=_software(catalogue),
+        host=_host(catalogue),
         floor=floor(comparison),
         created=time.time(),
         pairs=comparison.facts["pairs"],
@@ -130,7 +139,7 @@ def floor(comparison: PairedComparison) -> float:
 
 def store(calibration: Calibration) -> None:
     """Keep a calibration, in place of an earlier one of its kind; raises ``OSError``."""
-    machine = filter(None, (calibration.device, calibration.software))
+    machine = filter(None, (calibration.device, calibration.software, calibration.host))
     name = ": ".join(filter(None, (", ".join(machine), calibration.kind)))
     kept.write(path(), name, calibration, _load_all())
 
@@ -138,8 +147,9 @@ def store(calibration: Calibration) -> None:
 def describe(calibration: Calibration) -> str:
     """The calibration in one line."""
     day = time.strftime("%Y-%m-%d", time.localtime(calibration.created))
+    where = ", ".join(filter(None, (calibration.device, calibration.host)))
     return (
-        f"identical arms differ by up to {100 * calibration.floor:.2g} % on {calibration.device} "
+        f"identical arms differ by up to {100 * calibration.floor:.2g} % on {where} "
         f"({_measured(calibration)}, {calibration.pairs} pairs, {day}); nothing smaller is claimed"
     )
 
@@ -163,14 +173,27 @@ def told(known: Sequence[Calibration], kind: str) -> str:
 
 
 def _measured(calibration: Calibration) -> str:
-    """What was run: a kind names the precision, too."""
+    """What was run: a kind names the precision, too; and that nobody knows on which host."""
     precision = calibration.kind.partition(" in ")[2]
-    return f"{calibration.measured_with}{f' in {precision}' if precision else ''}"
+    unknown = "" if calibration.host else ", its host not recorded"
+    return f"{calibration.measured_with}{f' in {precision}' if precision else ''}{unknown}"
 
 
 def _software(catalogue: Catalogue) -> str:
     found = catalogue.environment
     return ", ".join(f"{name} {found[name]}" for name in ("driver", "torch") if found.get(name))
+
+
+def _host(catalogue: Catalogue) -> str:
+    """What of the host the scatter of steps depends on, beside the device and its software."""
+    found = catalogue.environment
+    cpu, cores, limit = (found.get(n, "") for n in ("cpu", "cpu_cores", "gpu_power_limit_w"))
+    parts = [
+        cpu if cpu != catalogue.device_title else "",
+        f"{cores} core{'s' * (cores != '1')}" if cores else "",
+        f"GPU limited to {limit} W" if limit else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def _load_all() -> dict[str, Calibration]:

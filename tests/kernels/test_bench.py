@@ -2,11 +2,14 @@
 
 import dataclasses
 import math
+import time
 
+import pytest
 import torch
 
 from kernels import OPS, Implementation
 from kernels._bench import bench
+from kernels._rounds import CALLS, ROUNDS, alternate
 
 CPU = torch.device("cpu")
 
@@ -19,7 +22,8 @@ def with_implementations(**calls):
 
 
 def timed(op, **options):
-    return list(bench(op, CPU, torch.float32, **options))
+    """Each row once, as it is in the end."""
+    return list({id(row): row for row in bench(op, CPU, torch.float32, **options)}.values())
 
 
 def test_each_direction_of_a_right_implementation_is_timed():
@@ -27,7 +31,8 @@ def test_each_direction_of_a_right_implementation_is_timed():
     assert (forward.direction, backward.direction) == ("forward", "backward")
     for row in (forward, backward):
         assert (row.op, row.impl, row.dtype, row.problem) == ("swiglu", "plain", "float32", "")
-        assert len(row.times_us) == 30 and min(row.times_us) > 0
+        assert sorted(set(row.rounds)) == list(range(1, ROUNDS + 1)) and min(row.times_us) > 0
+        assert len(row.times_us) == len(row.rounds) == len(row.began_s)
         assert row.floor_us > 0 and row.first_s > 0 and 0 <= row.error <= 1
     assert backward.work.flops > forward.work.flops > 0
 
@@ -63,10 +68,90 @@ def test_one_that_writes_into_its_inputs_spoils_nothing_for_the_next():
         gate.detach().fill_(7.0)
         return result
 
-    rows = timed(with_implementations(greedy=greedy, plain=OPS["swiglu"].reference))
-    assert [row.problem for row in rows if row.impl == "plain"] == ["", ""]
+    plain = OPS["swiglu"].reference
+    rows = timed(with_implementations(before=plain, greedy=greedy, plain=plain))
+    there = [row for row in rows if row.impl != "greedy"]
+    assert [row.problem for row in there] == [""] * 4
+    assert all(row.times_us for row in there), "its backward pass finds what it has saved, unspoilt"
 
 
 def test_what_is_not_begun_by_the_deadline_says_so():
     rows = timed(with_implementations(plain=OPS["swiglu"].reference), deadline=0.0)
     assert [row.problem for row in rows] == ["not timed: out of time"]
+
+
+# Rounds
+
+
+def order_of(found):
+    """Which contender ran in which block, in the order in which they ran."""
+    began = {(t, place) for place, one in enumerate(found) for t in one.began_s}
+    return [place for _, place in sorted(began)]
+
+
+def test_contenders_take_turns_in_random_order_and_each_has_a_block_in_every_round():
+    found = alternate([lambda: None] * 3, "cpu", tell=str)
+    order = order_of(found)
+    rounds = [tuple(order[start : start + 3]) for start in range(0, len(order), 3)]
+    assert len(rounds) == ROUNDS and all(sorted(one) == [0, 1, 2] for one in rounds)
+    assert len(set(rounds)) > 2
+    again = alternate([lambda: None] * 3, "cpu", tell=str)
+    assert order_of(again) == order, "the same seed draws the same order"
+    for one in found:
+        assert one.rounds == [number for number in range(1, ROUNDS + 1) for _ in range(CALLS)]
+
+
+def test_rounds_end_within_the_budget_and_go_on_for_as_long_as_it_lasts():
+    def nap():
+        time.sleep(0.002)
+
+    began = time.monotonic()
+    few, many = (alternate([nap] * 2, "cpu", tell=str, budget_s=s) for s in (0.05, 0.4))
+    assert time.monotonic() - began < 0.9, "0.45 s of rounds, and the calls that warm up"
+    assert 1 <= few[0].rounds[-1] < many[0].rounds[-1]
+    assert many[0].rounds[-1] > ROUNDS / 2
+    (slow,) = alternate([lambda: time.sleep(0.02)], "cpu", tell=str, budget_s=1e-3)
+    assert len(slow.us) == 1, "one round at the least, of one call where it is slow"
+
+
+def test_rounds_end_once_enough_is_known_and_whoever_asks_may_raise():
+    def enough(timed):
+        return timed[0].rounds[-1] == 3
+
+    found = alternate([lambda: None] * 2, "cpu", tell=str, enough=enough, budget_s=60.0)
+    assert [one.rounds[-1] for one in found] == [3, 3]
+
+    def cancelled(timed):
+        raise KeyError("cancelled")
+
+    with pytest.raises(KeyError, match="cancelled"):
+        alternate([lambda: None], "cpu", tell=str, enough=cancelled)
+
+
+def test_a_contender_that_fails_in_a_round_keeps_its_calls_and_leaves_the_others_alone():
+    calls = []
+
+    def fails():
+        calls.append(None)
+        if len(calls) > 20:
+            raise ValueError("no more")
+
+    found = alternate([fails, lambda: None], "cpu", tell=lambda: "failed: no more")
+    assert found[0].problem == "failed: no more" and 0 < len(found[0].us) < 20
+    assert found[1].problem == "" and found[1].rounds[-1] == ROUNDS
+
+
+def test_before_every_block_the_inputs_are_as_they_were():
+    seen, state = [], [0]
+
+    def spoils():
+        state[0] += 1
+        seen.append(state[0])
+
+    alternate([spoils], "cpu", tell=str, before=lambda: state.__setitem__(0, 0))
+    assert max(seen) <= CALLS
+
+
+def test_no_round_begins_after_the_deadline():
+    found = alternate([lambda: None], "cpu", tell=str, deadline=time.monotonic() - 1)
+    assert (found[0].us, found[0].problem) == ([], "not timed: out of time")

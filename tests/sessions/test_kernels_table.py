@@ -7,7 +7,7 @@ import pytest
 
 from sessions import reproduce
 from sessions.columns import Columns
-from sessions.kernels import kernels_table, rated, roofs
+from sessions.kernels import kernels_table, rated, roofs, speedup, speedups
 from sessions.model import KERNELS, STEP_COLUMNS, Configuration, Phase, Segment, Session
 
 LEDGER = {"floor_us": 8.0, "bytes": 40_000, "flops": 2_000_000, "error": 0.25, "first_s": 1.5}
@@ -119,3 +119,42 @@ def test_8_bit_matrix_units_have_a_roof_of_their_own_beside_that_of_their_tensor
         "bfloat16": 8e14,
         "float8": 1.6e15,
     }
+
+
+def in_rounds(implementation, us, rounds=16):
+    """Timed so often in each round, a little slower or faster from one to the next."""
+    made = segment(implementation, us)
+    numbers = np.arange(30) % rounds + 1
+    made.steps["block"][:] = numbers
+    made.steps["gpu_ms"][:] *= 1 + 0.01 * np.sin(numbers * (1 + us))
+    return made
+
+
+def test_a_speed_up_of_shared_rounds_has_an_interval_and_one_without_rounds_none(session):
+    first = rows(session)[0]
+    assert first["PyTorch, from"] is None and first["PyTorch, to"] is None
+    together = Session(segments=[in_rounds("triton", 10.0), in_rounds("torch", 25.0)])
+    triton, torch = rows(together)
+    ends = [triton[name].value for name in ("PyTorch, from", "against PyTorch", "PyTorch, to")]
+    assert ends[0] < 2.5 < ends[2] and ends == sorted(ends) and ends[2] - ends[0] < 0.1
+    assert (torch["against PyTorch"], torch["PyTorch, from"]) == (1.0, None), "against itself"
+    assert triton["against torch.compile"] is None
+    (found,) = speedups(together.segments[0], together).values()
+    assert [found["low"], found["ratio"], found["high"]] == pytest.approx(ends)
+    assert found["rounds"] == 16
+
+
+def test_only_rounds_that_both_were_timed_in_make_a_pair():
+    few, many = in_rounds("torch", 25.0, 5), in_rounds("triton", 10.0, 16)
+    assert speedup(few, many).n == speedup(many, few).n == 5
+    assert speedup(few, many).mean == pytest.approx(-speedup(many, few).mean)
+    many.steps["phase"][:] = int(Phase.WARM_UP)
+    found = speedup(few, many)
+    assert found.n == 0 and np.isnan(found.mean), "there are no steady calls"
+
+
+def test_a_kernel_that_failed_in_a_later_round_says_so_beside_its_times(session):
+    session.segments[1].ledger["failure"] = "Traceback\n  much\nno more memory"
+    row = rows(session)[1]
+    assert row["median"].value == pytest.approx(25.0, rel=1e-5)
+    assert row["note"] == "no more memory"

@@ -179,6 +179,21 @@ def test_memory_that_no_allocator_counts_is_called_the_resident_set_that_it_is()
     assert "peak resident set (GiB)" in headings and "peak memory (GiB)" not in headings
 
 
+def test_memory_that_others_held_is_told_apart_where_any_was():
+    session = session_of(10.0, 8.0)
+    for segment, others in zip(session.segments, (0.0, 0.0), strict=True):
+        segment.ledger |= {"own_peak_bytes": 1.9e9, "others_bytes": others}
+    headings = [column.heading for column in tables.segments_table(session).columns]
+    assert "of its own (GiB)" not in headings, "the whole peak is"
+    session.segments[1].ledger |= {"own_peak_bytes": 0.7e9, "others_bytes": 1.2e9}
+    table = tables.segments_table(session)
+    place = [column.heading for column in table.columns].index("of its own (GiB)")
+    assert table.columns[place - 1].heading == "peak memory (GiB)"
+    assert [row[place] for row in table.rows] == pytest.approx([1.9e9 / 2**30, 0.7e9 / 2**30])
+    del session.segments[0].ledger["own_peak_bytes"]
+    assert tables.segments_table(session).rows[0][place] is None, "of an earlier version"
+
+
 def test_segments_table_states_the_models_share_of_the_measured_matrix_rate():
     session = session_of(10.0, 8.0)
     assert "MFU (%)" not in [column.heading for column in tables.segments_table(session).columns]

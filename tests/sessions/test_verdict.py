@@ -217,6 +217,9 @@ def test_a_verdict_needs_eight_pairs_and_says_how_long_they_take():
     assert (found.verdict, found.pairs) == ("UNDECIDED", 7)
     assert found.reasons == ["7 of at least 8 pairs were measured"]
     assert found.more_s == pytest.approx(1.0)
+    for few in (1, 2, 7):
+        unknown = verdict.judge(comparison(alternating(math.log(0.5), count=few)))
+        assert unknown.more_s is None, "nobody said how long they took"
     assert verdict.judge(comparison(alternating(math.log(0.5), count=8))).verdict == "FASTER"
 
 
@@ -231,6 +234,20 @@ def test_the_time_that_deciding_takes_is_enough_and_not_far_more():
     mean, half = verdict.paths(logs)
     decided = (np.abs(mean) - half > MARGIN)[:, -1]
     assert decided.mean() > 0.5
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_of_fewer_pairs_than_a_verdict_needs_the_time_until_there_are_so_many_is_told(n):
+    """Two pairs that happen to differ, or not to, say nothing of how long deciding takes."""
+    for logs in ([0.009, 0.0101, *[0.01] * 5], [0.5, -0.5, *[0.0] * 5]):
+        found = verdict.judge(comparison(logs[:n]), seconds=2.0 * n)
+        assert (found.verdict, found.more_s) == ("UNDECIDED", 2.0 * (8 - n))
+
+
+def test_no_verdict_is_promised_for_after_tomorrow():
+    close = comparison(alternating(math.log(1.01) + 1e-5, 0.02, 20))
+    assert verdict.judge(close, seconds=40.0).more_s is None
+    assert verdict.judge(close, seconds=40e-6).more_s < verdict.LONGEST_S, "they come that fast"
 
 
 def test_nothing_under_the_machines_floor_is_claimed():

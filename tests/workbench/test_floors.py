@@ -18,7 +18,10 @@ OPTIONS = [OptionInfo(name=name, title=name) for name in ("fp32", "bf16")]
 PRECISION = ToggleInfo(
     name="precision", title="", help="", group="", options=OPTIONS, default="fp32"
 )
-CATALOGUE = msgspec.structs.replace(wire_samples.catalogue(), toggles=[PRECISION])
+ENVIRONMENT = {"torch": "0", "cpu": "Xeon", "cpu_cores": "16", "gpu_power_limit_w": "700"}
+CATALOGUE = msgspec.structs.replace(
+    wire_samples.catalogue(), toggles=[PRECISION], environment=ENVIRONMENT
+)
 FORWARD = wire_samples.configuration()
 TRAIN = msgspec.structs.replace(FORWARD, workload="train")
 # As the file was written before kinds were told apart.
@@ -44,7 +47,12 @@ def in_(configuration, precision):
     return msgspec.structs.replace(configuration, toggles={"precision": precision})
 
 
-def calibrate(configuration, floor):
+def on_host(**facts):
+    """The runner of a host that has the same device and software."""
+    return msgspec.structs.replace(CATALOGUE, environment=ENVIRONMENT | facts)
+
+
+def calibrate(configuration, floor, catalogue=CATALOGUE):
     """Keep what identical arms of a configuration were measured to differ by."""
     measured = PairedComparison(
         arms=["A", "A"],
@@ -56,7 +64,7 @@ def calibrate(configuration, floor):
         verdict="SAME",
         facts={"pairs": 9, "seconds": 3.0},
     )
-    floors.store(floors.calibrated(CATALOGUE, measured, configuration))
+    floors.store(floors.calibrated(catalogue, measured, configuration))
 
 
 def keep_old():
@@ -120,6 +128,41 @@ def test_files_of_before_hold_a_floor_for_every_kind_until_it_has_its_own():
     assert compared(FORWARD, FORWARD).floor == 0.03, "the old one is kept beside it"
     said = floors.told(floors.load(CATALOGUE), kind)
     assert "0.4 %, calibrated today with hydra tiny train in fp32; nothing" in said
+
+
+@pytest.mark.parametrize(
+    "other", [{"cpu": "Epyc"}, {"cpu_cores": "8"}, {"gpu_power_limit_w": "350"}]
+)
+def test_hosts_that_differ_have_floors_of_their_own_though_their_gpus_are_equal(other):
+    there = on_host(**other)
+    calibrate(TRAIN, 0.004)
+    assert floors.load(there) == [] and len(floors.load(CATALOGUE)) == 1
+    calibrate(TRAIN, 0.02, there)
+    assert [one.floor for one in floors.load(there)] == pytest.approx([0.02])
+    assert [one.floor for one in floors.load(CATALOGUE)] == pytest.approx([0.004])
+    assert len(floors.load(on_host(host="another name", python="3.14"))) == 1, "all else is alike"
+
+
+def test_a_cpu_that_is_the_device_is_named_once():
+    catalogue = msgspec.structs.replace(on_host(gpu_power_limit_w=""), device_title="Xeon")
+    calibrate(TRAIN, 0.004, catalogue)
+    assert "on Xeon, 16 cores (" in floors.describe(floors.load(catalogue)[0])
+
+
+def test_a_floor_of_which_nobody_knows_the_host_counts_until_there_is_one_of_the_host():
+    keep_old()
+    old = json.loads(floors.path().read_text())["none, torch 0"]
+    floors.path().write_text(json.dumps({"x": old | {"kind": "hydra train in fp32"}}))
+    for catalogue in (CATALOGUE, on_host(cpu="Epyc")):
+        (found,) = floors.load(catalogue)
+        assert found.floor == 0.03
+        assert "3 %" in floors.describe(found) and "its host not recorded" in floors.describe(found)
+        assert "its host not recorded" in floors.told([found], found.kind)
+    calibrate(TRAIN, 0.004)
+    (found,) = floors.load(CATALOGUE)
+    assert found.floor == pytest.approx(0.004)
+    assert "on none, Xeon, 16 cores, GPU limited to 700 W (" in floors.describe(found)
+    assert [one.floor for one in floors.load(on_host(cpu="Epyc"))] == [0.03], "still its only one"
 
 
 def test_a_machine_without_any_calibration_claims_whatever_it_measures():

@@ -2,7 +2,9 @@
 
 Bounds are the document's number with its own rounding: "1.5x" is kept by 1.45 and by all that is
 better. A claim holds only where it was measured and its 95 % interval lies within the bounds; it
-does not hold where the interval lies outside, or where the faster side computes wrong numbers.
+does not hold where the interval lies outside, or where the faster side computes wrong numbers. Of
+fewer rounds than a verdict needs neither is said: their scatter is not known well enough for the
+interval to be trusted, however clear it looks.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sessions import verdict as verdicts
 from sessions.claims import FAILS, HOLDS, NOT_HERE, NOT_MEASURED, UNDECIDED
 from sessions.model import Segment, Session, Study
+from sessions.verdict_words import more_text
 from workbench import protocol
 
 BUILD_S = 60.0
@@ -27,11 +31,17 @@ class Unmeasured(Exception):  # noqa: N818 - carries its reason
 
 @dataclass(frozen=True)
 class Reading:
-    """A measured number with the ends of its 95 % interval; both None where it is exact."""
+    """A measured number with the ends of its 95 % interval; both None where it is exact.
+
+    ``rounds``: how many the interval comes of, where it comes of rounds; with too few for one the
+    ends are NaN. ``seconds``: how long they took, as the budget counts it.
+    """
 
     value: float
     low: float | None = None
     high: float | None = None
+    rounds: int | None = None
+    seconds: float = math.nan
     wrong: str = ""  # whose numbers were out of tolerance, so that the speed counts for nothing
     note: str = ""
 
@@ -129,11 +139,40 @@ def judge(experiment: Experiment, claim: Claim, device: str, found: Found | None
     if reading.wrong:
         reason = f"{reading.wrong} computed wrong numbers"
         return Outcome(experiment, claim, FAILS, reading, reason)
-    return Outcome(experiment, claim, _by_bounds(claim, reading), reading, reading.note)
+    verdict, why = _by_bounds(claim, reading)
+    reason = "; ".join(filter(None, (why, reading.note)))
+    return Outcome(experiment, claim, verdict, reading, reason)
 
 
-def _by_bounds(claim: Claim, reading: Reading) -> str:
+def _by_bounds(claim: Claim, reading: Reading) -> tuple[str, str]:
+    """The verdict, and what would make an undecided one clearer."""
+    if reading.rounds is not None and reading.rounds < verdicts.MIN_PAIRS:
+        few = f"{reading.rounds} of at least {verdicts.MIN_PAIRS} rounds were measured"
+        return UNDECIDED, "; ".join(filter(None, (few, _more(claim, reading))))
     low, high = reading.ends
     if high < claim.least or low > claim.most:
-        return FAILS
-    return HOLDS if claim.least <= low and high <= claim.most else UNDECIDED
+        return FAILS, ""
+    if claim.least <= low and high <= claim.most:
+        return HOLDS, ""
+    return UNDECIDED, _more(claim, reading)
+
+
+def _more(claim: Claim, reading: Reading) -> str:
+    """How much more measuring should tell on which side of the bound a ratio is: a clause."""
+    if reading.rounds is None:
+        return ""
+    bound = claim.least if math.isfinite(claim.least) else claim.most
+    found = _interval(reading, reading.rounds)
+    if reading.rounds >= verdicts.MIN_PAIRS and found.half_width <= verdicts.HALF_WIDTH:
+        width = 100 * verdicts.HALF_WIDTH
+        return f"{bound:g} lies within ±{width:g} % of what was measured, where measuring ends"
+    more_s = verdicts.seconds_to_tell(found, math.log(bound), reading.seconds)
+    return "" if more_s is None else more_text(more_s, reading.seconds)
+
+
+def _interval(reading: Reading, rounds: int) -> verdicts.Interval:
+    """The interval of the ratio's logarithm, and the scatter of the rounds that it speaks of."""
+    low, high = (math.log(end) if end > 0 else math.nan for end in reading.ends)
+    mean = math.log(reading.value)
+    deviation = (high - low) / 2 / float(verdicts.critical(rounds)) * math.sqrt(rounds)
+    return verdicts.Interval(rounds, mean, low, high, deviation)

@@ -44,7 +44,9 @@ def ladder(base: Configuration, budget_s: float, **toggles: str) -> protocol.Att
     return protocol.Attribute(base=base, toggles=toggles, budget_s=budget_s)
 
 
-def forward(kernels: Iterable[Sequence], implementations: Iterable[str]) -> protocol.Bench:
+def forward(
+    kernels: Iterable[Sequence], implementations: Iterable[str], budget_s: float
+) -> protocol.Bench:
     """Operators, each at one case, of which a claim reads the forward time: (name, case, ...)."""
     chosen = [(str(name), str(case)) for name, case, *_ in kernels]
     return protocol.Bench(
@@ -52,4 +54,5 @@ def forward(kernels: Iterable[Sequence], implementations: Iterable[str]) -> prot
         cases=[case for _, case in chosen],
         implementations=sorted(set(implementations)),
         forward_only=True,
+        budget_s=budget_s,
     )

@@ -229,6 +229,8 @@ class Course:
             measuring_s = command.budget_s
         elif isinstance(command, protocol.Start):
             measuring_s = command.seconds or 0.0
+        elif isinstance(command, protocol.Bench):
+            measuring_s = command.budget_s or 0.0
         now.studies.append(None)
         self._command, self.was_cut = command, False
         self._sent_at = self._clock()
@@ -318,6 +320,8 @@ def _row(document: Document, one: Outcome) -> Row:
         known = {"measured": reading.value}
         if reading.low is not None and reading.high is not None:
             known |= {"low": reading.low, "high": reading.high}
+        if reading.rounds is not None:
+            known["rounds"] = float(reading.rounds)
     return Row(
         document=document.name,
         experiment=one.experiment.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from sessions.model import KERNELS, Segment, Study
 from workbench.claims._claim import Found, Reading, Unmeasured
 
 Read = Callable[[Found], Reading]
+LEAST_STEPS = 5  # of a size, so that one step that was held up does not make its median
+LEAST_SIZES = 4  # for an exponent: with three, one degree of freedom is left
 
 
 def speed_up(toggle: str = "", study: int = 0) -> Read:
@@ -22,10 +25,7 @@ def speed_up(toggle: str = "", study: int = 0) -> Read:
 
     def read(found: Found) -> Reading:
         row = _arm(found, study, toggle)
-        ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
-        if not math.isfinite(low):
-            raise Unmeasured(f"{int(row['rounds'])} rounds are too few for an interval")
-        return Reading(1 / ratio, 1 / high, 1 / low, _wrong(row), _note(row))
+        return _faster(found, study, row, row)
 
     return read
 
@@ -36,7 +36,7 @@ def slow_down(toggle: str = "", study: int = 0) -> Read:
     def read(found: Found) -> Reading:
         faster = speed_up(toggle, study)(found)
         low, high = faster.ends
-        return Reading(1 / faster.value, 1 / high, 1 / low, faster.wrong, faster.note)
+        return replace(faster, value=1 / faster.value, low=1 / high, high=1 / low)
 
     return read
 
@@ -48,10 +48,7 @@ def step_speed_up(toggle: str, study: int = 0) -> Read:
         row = _arm(found, study, toggle)
         for effect in rows(_study(found, study), "effects"):
             if effect["quantity"] == "time" and effect["name"].startswith(f"{toggle}="):
-                ratio, low, high = (float(effect[name]) for name in ("ratio", "low", "high"))
-                if not math.isfinite(low):
-                    raise Unmeasured("there are too few rounds for an interval")
-                return Reading(1 / ratio, 1 / high, 1 / low, _wrong(row), _note(row))
+                return _faster(found, study, row, effect)
         raise Unmeasured(f"the effect of {toggle} alone is not known")
 
     return read
@@ -125,9 +122,11 @@ def kernel(operator: str, case: str, other: str = "triton", base: str = "torch")
         if not all(len(each) for each in times):
             slower = first if not len(times[0]) else second
             raise Unmeasured(str(slower.ledger.get("failure", "it was not timed")))
-        value, low, high = speedup(*times)
+        faster = speedup(first, second)
+        value, low, high = (math.exp(end) for end in (faster.mean, faster.low, faster.high))
         note = f"{case}: {1e3 * np.median(times[0]):.3g} us to {1e3 * np.median(times[1]):.3g} us"
-        return Reading(value, low, high, note=note)
+        seconds = _timing_s(found, first)
+        return Reading(value, low, high, rounds=faster.n, seconds=seconds, note=note)
 
     return read
 
@@ -155,16 +154,45 @@ def exponent(setting: str) -> Read:
         points = {}
         for segment in found.segments:
             times = statistics.steady_ms(segment)
-            if len(times):
+            if len(times) >= LEAST_STEPS:
                 size = float(segment.configuration.settings[setting])
                 points[size] = float(np.median(times))
-        if len(points) < 4:
-            raise Unmeasured(f"{len(points)} sizes were measured, and 4 are needed")
+        if len(points) < LEAST_SIZES:
+            raise Unmeasured(
+                f"{len(points)} of {len(found.segments)} sizes were measured in {LEAST_STEPS} or "
+                f"more steady steps, and {LEAST_SIZES} are needed; a larger budget gives more steps"
+            )
         line = scaling.fit(list(points), list(points.values()))
         shown = ", ".join(f"{size:g}: {ms:.3g} ms" for size, ms in sorted(points.items()))
         return Reading(line.exponent, line.low, line.high, note=shown)
 
     return read
+
+
+def _faster(found: Found, study: int, arm: Mapping[str, Any], row: Mapping[str, Any]) -> Reading:
+    """How many times faster, of a row whose ratio is that of step times."""
+    ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
+    rounds = int(row["rounds"])
+    if not math.isfinite(ratio):
+        raise Unmeasured("no round was measured")
+    seconds = float(_study(found, study).facts.get("seconds", math.nan))
+    return Reading(1 / ratio, 1 / high, 1 / low, rounds, seconds, _wrong(arm), _note(arm))
+
+
+def _timing_s(found: Found, segment: Segment) -> float:
+    """How long the rounds of a kernel's case took, times the cases that shared the budget."""
+
+    def case(one: Segment) -> tuple[str, str]:
+        return one.configuration.preset, str(one.configuration.settings["case"])
+
+    there = [one for one in found.segments if one.configuration.family == KERNELS]
+    ends = [
+        one.steps["t_s"][place]
+        for one in there
+        if case(one) == case(segment) and len(one.steps["t_s"])
+        for place in (0, -1)
+    ]
+    return float(max(ends) - min(ends)) * len({case(one) for one in there})
 
 
 def _arm(found: Found, study: int, toggle: str | None) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ LAYERS = 24
 
 
 def _kernels(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Command]:
-    return [forward(KERNELS, ("torch", "triton"))]
+    return [forward(KERNELS, ("torch", "triton"), budget_s)]
 
 
 def _train(catalogue: protocol.Catalogue) -> Configuration:
@@ -43,8 +43,8 @@ DOCUMENT = Document(
     experiments=(
         Experiment(
             name="kernels",
-            how="each kernel alone against plain PyTorch, forward, cold caches, at the guide's "
-            "sizes; the guide's GPU is an RTX 4090",
+            how="each kernel alone against plain PyTorch, forward, cold caches, in interleaved "
+            "rounds, at the guide's sizes; the guide's GPU is an RTX 4090",
             commands=_kernels,
             claims=tuple(
                 Claim(

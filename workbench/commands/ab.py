@@ -15,6 +15,7 @@ from sessions.verdict import wrong_arms
 from sessions.verdict_words import (
     budget_of,
     headline,
+    memory_words,
     numerics_lines,
     ratio_line,
     region_of,
@@ -148,6 +149,9 @@ def _lines(session: Session, comparison: PairedComparison) -> list[str]:
         + "".join("AB"[arm] for arm in comparison.order)
     )
     lines += numerics_lines(comparison)
+    for side in "AB":
+        if said := memory_words(comparison, side, session.segments):
+            lines.append(f"{side}: {said}")
     for side, place in zip("AB", comparison.facts.get("segments", []), strict=False):
         for one in session.segments[place].evidence:
             lines.append(f"{side}: {one.toggle}={one.requested}: {one.status}: {one.text}")

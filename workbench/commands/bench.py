@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from sessions.kernels import kernels_table, tuned_tiles
+from sessions.kernels import kernels_table, speedups, tuned_tiles
 from workbench import headless, protocol
-from workbench.commands._arguments import result_arguments
+from workbench.commands._arguments import positive_float, result_arguments
 from workbench.commands._command import Command, Mistaken, answer, answer_json, check_output
 from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands.run import summary
@@ -30,6 +30,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="first time each Triton kernel's tiles on this GPU and store the fastest; the table "
         "then has the tuned kernels beside those of the heuristics",
     )
+    parser.add_argument(
+        "--budget",
+        type=positive_float,
+        metavar="SECONDS",
+        help="of timing for all together, shared equally among the cases, where the intervals "
+        "have not become narrow before; building and checking come on top; default: a few rounds "
+        "of each case",
+    )
     result_arguments(parser)
 
 
@@ -47,6 +55,7 @@ def _run(arguments: argparse.Namespace) -> int:
             dtype=arguments.dtype,
             every_case=arguments.every_case,
             tune=arguments.tune,
+            budget_s=arguments.budget,
         )
 
     with Bar() as bar:
@@ -58,7 +67,10 @@ def _run(arguments: argparse.Namespace) -> int:
         answer_json(
             {
                 **as_data(outcome, saved),
-                "rows": [summary(segment) for segment in session.segments],
+                "rows": [
+                    {**summary(segment), "speedups": speedups(segment, session)}
+                    for segment in session.segments
+                ],
             }
         )
     else:

@@ -82,6 +82,7 @@ def _as_data(comparison: Comparison) -> dict[str, object]:
                 "ratio_high": arm.ratio and arm.ratio.high,
                 "note": arm.ratio.reason if arm.ratio else "baseline",
                 "peak_bytes": arm.peak_bytes,
+                "own_peak_bytes": arm.own_peak_bytes,
                 "model_flops_utilization": utilization(arm.segment, arm.summary.median),
                 "ceiling": ceiling_words(arm.segment),
                 "configuration": msgspec.to_builtins(arm.segment.configuration),

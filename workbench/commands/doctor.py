@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from sessions.sampling import absent
 from workbench import floors, protocol, remote
 from workbench.client import NotStarted, Runner
 from workbench.commands._command import DONE, FAILED, Command, answer, answer_json
@@ -106,6 +107,8 @@ def _runner(catalogue: protocol.Catalogue | None, failure: protocol.Failure | No
     else:
         text = "no CUDA GPU that torch can use; models run on the CPU with PyTorch kernels"
         checks.append(Check("GPU", "missing", text))
+    if lacking := absent(facts):
+        checks.append(Check("sensors", "missing", "; ".join(lacking)))
     return checks
 
 

@@ -144,7 +144,8 @@ def _line(row: Row) -> str:
     """One claim as it becomes known."""
     measured = claims.measured_text(row)
     shown = f"measured {measured}; " if measured else ""
-    reason = f": {row.reason}" if row.reason and not measured else ""
+    telling = not measured or row.result == claims.UNDECIDED
+    reason = f": {row.reason}" if row.reason and telling else ""
     return f"{row.document}: {row.claim}, said to be {row.says}: {shown}{row.result}{reason}"
 
 

@@ -6,7 +6,14 @@ import dataclasses
 from collections.abc import Sequence
 
 from sessions.side_by_side import side_by_side, verdicts_table
-from sessions.verdict_words import headline, numerics_lines, ratio_line, remarks, standing
+from sessions.verdict_words import (
+    headline,
+    memory_words,
+    numerics_lines,
+    ratio_line,
+    remarks,
+    standing,
+)
 from workbench.report._section import Chart, Heading, Parts, Section, Words, tone
 from workbench.ui.plots import Run
 
@@ -21,6 +28,9 @@ def parts(runs: Sequence[Run]) -> Parts:
         yield Heading(" against ".join(one.arms[::-1]))
         yield Words([headline(one)], tone(one))
         said = [ratio_line(one), standing(one), *remarks(one), *numerics_lines(one)]
+        for side in "AB":
+            if memory := memory_words(one, side, run.session.segments):
+                said.append(f"{side}: {memory}")
         yield Words([line for line in said if line])
         yield Chart("verdict", [dataclasses.replace(run, comparison=place, _kept={})])
 

@@ -26,6 +26,7 @@ from workbench.runner.compiles import Compiles
 from workbench.runner.data import Batches, make_batches
 from workbench.runner.failures import Mistake, explain, is_fatal
 from workbench.runner.flops import counting_flops, model_flops
+from workbench.runner.footprints import others_bytes
 from workbench.runner.memory import free_memory
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.probe import Probe, probe
@@ -236,6 +237,10 @@ class Arms:
             arm = self._build(situation, phases)
         self._arms[key] = arm
         return arm
+
+    def others_bytes(self, arm: Arm) -> int:
+        """Bytes on the device that are held for others than this arm; takes milliseconds."""
+        return others_bytes(arm, self._arms.values(), self._weights)
 
     def forget(self, situation: Situation, copy: int = 0) -> None:
         """Free the arm of a situation, and the gradients that it may have left half made."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -12,9 +13,13 @@ from kernels._bench import Row, bench, default_cases
 from kernels._eight_bit import ceilings_for
 from kernels._host_cost import RECORDED, HostCost, host_costs
 from kernels._operator import Case
+from kernels._rounds import Timings
+from sessions import verdict
+from sessions.kernels import paired_logs
 from sessions.model import KERNELS, Configuration, Phase, Scalar
 from workbench import protocol
 from workbench.runner.failures import Cancelled, Mistake
+from workbench.runner.resolve import LONGEST_S
 from workbench.runner.rig import Rig
 from workbench.runner.run import RunEnded
 
@@ -28,10 +33,15 @@ class BenchRun:
         self._rig = rig
         self._command = command
         self._segments: dict[int, int] = {}  # of a row's id, while the row lives
+        self._sent: set[int] = set()  # ids of rows whose times were sent
+        self._budget_s = command.budget_s  # of a case
         self.steps = 0
 
     def execute(self) -> None:
         """Time all that was asked for; raises ``Mistake`` or ``Cancelled``."""
+        budget_s = self._command.budget_s
+        if budget_s is not None and not 0 < budget_s <= LONGEST_S:
+            raise Mistake(f"budget_s = {budget_s:g} is outside of 0 to {LONGEST_S:g}")
         names = self._command.operators or sorted(kernels.OPS)
         for name in names:
             if name not in kernels.OPS:
@@ -42,6 +52,8 @@ class BenchRun:
             missing := kernels.OPS["rms_norm"].unavailable("triton", self._rig.device.type)
         ):
             raise Mistake(f"tune: there is nothing to tune: {missing}")
+        if budget_s is not None:
+            self._budget_s = budget_s / max(1, sum(map(len, chosen.values())))
         self._rig.state("running", "Timing kernels")
         for done, name in enumerate(names):
             self._tell(done / len(names), name)
@@ -80,15 +92,18 @@ class BenchRun:
             only=command.implementations,
             forward_only=command.forward_only,
             tune=command.tune,
+            budget_s=self._budget_s,
+            enough=self._enough,
         )
         for row in rows:
-            if any(row is known for known in kept):
-                self._facts(row)
-            else:
+            if not any(row is known for known in kept):
                 kept.append(row)
                 self._segment(row, _host_facts(host.get(row.impl, {}), row.direction))
+            self._facts(row)
+            self._steps(row)
             self._take_commands()
         self._segments.clear()
+        self._sent.clear()
 
     def _segment(self, row: Row, facts: dict[str, Scalar]) -> None:
         rig = self._rig
@@ -107,16 +122,20 @@ class BenchRun:
                 index=index, configuration=configuration, label=label, ledger={**facts}
             )
         )
-        self._facts(row)
-        if not row.times_us:
+
+    def _steps(self, row: Row) -> None:
+        """The calls of a row, once they are timed; a block of them is a round."""
+        if not row.times_us or id(row) in self._sent:
             return
+        self._sent.add(id(row))
+        rig, index = self._rig, self._segments[id(row)]
         rig.wire.send(protocol.PhaseChanged(segment=index, phase=Phase.STEADY))
         took_ms = [us / 1e3 for us in row.times_us]
         clock = "gpu_ms" if rig.device.type == "cuda" else "wall_ms"
-        now_s = rig.wire.seconds()
         columns: dict[str, list[float | None]] = {
-            "t_s": [now_s + 1e-6 * number for number in range(len(took_ms))],
+            "t_s": [rig.wire.seconds(int(began_s * 1e9)) for began_s in row.began_s],
             "phase": [int(Phase.STEADY)] * len(took_ms),
+            "block": [*row.rounds],
             clock: [*took_ms],
         }
         self.steps += len(took_ms)
@@ -146,6 +165,21 @@ class BenchRun:
             ledger["failure"] = row.problem
         index = self._segments[id(row)]
         self._rig.wire.send(protocol.Facts(segment=index, ledger=ledger))
+
+    def _enough(self, timed: Sequence[Timings]) -> bool:
+        """Between two rounds: whether all are known as well against the first as a verdict asks."""
+        self._take_commands()
+        first, *others = ((one.us, one.rounds) for one in timed)
+        if not others or not verdict.is_look(timed[0].rounds[-1]):
+            return False
+        found = [paired_logs(first, other) for other in others]
+        if any(verdict.paths(logs)[1][-1] > verdict.HALF_WIDTH for logs in found):
+            return False  # without a bootstrap each round
+        return all(
+            len(logs) >= verdict.MIN_PAIRS
+            and verdict.interval(logs).half_width <= verdict.HALF_WIDTH
+            for logs in found
+        )
 
     def _tell(self, fraction: float, text: str) -> None:
         self._rig.wire.send(protocol.Progress(task="timing kernels", fraction=fraction, text=text))

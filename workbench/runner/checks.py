@@ -146,7 +146,7 @@ def steady_memory(arm: Arm, steps: int) -> Result:
     measured = _standing_bytes(arm) + max(first.highest, second.highest) + pools
     estimated = estimate.total - estimate.cache
     text += (
-        f"; {size_text(measured)} at most, {measured / estimated:.2f} of the "
+        f"; {size_text(measured)} at most, {measured / estimated:.2f} times the "
         f"{size_text(estimated)} that were estimated"
     )
     if measured > ESTIMATE_FACTOR * estimated + (SEGMENTS_BYTES if pools else 0):

@@ -38,6 +38,11 @@ class Batches:
         self._buffers = list(buffers)  # each with its ring: one more axis, the batches
         self.advances = 0
 
+    def tensors(self) -> list[Tensor]:
+        """All that is held on the device."""
+        rings = [one for pair in self._buffers for one in pair]
+        return [*self.inputs, *self.targets, *self.few, *rings]
+
     def rewind(self) -> None:
         """Let the first batch be the next."""
         self.advances = 0

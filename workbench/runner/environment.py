@@ -14,6 +14,8 @@ import psutil
 import torch
 
 from kernels import hardware
+from sessions.model import SAMPLING
+from workbench.runner.telemetry import sensors
 
 OPTIONAL = (
     "flash-attn",
@@ -50,7 +52,7 @@ def environment(device: torch.device) -> dict[str, str]:
         facts["commit"] = commit
     if device.type == "cuda":
         facts |= _gpu_facts(device)
-    return facts
+    return facts | {f"{SAMPLING}{name}": how for name, how in sensors(device).items()}
 
 
 def host() -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
@@ -19,18 +20,29 @@ if TYPE_CHECKING:
 
 
 class Memory(NamedTuple):
-    """Bytes now, and the highest allocated since the phase began; NaN where unknown."""
+    """Bytes now, and the highest allocated since the phase began; NaN where unknown.
+
+    ``others``: of what is allocated, what is held for others than the arm that steps.
+    """
 
     allocated: float
     reserved: float
     peak: float
+    others: float = math.nan
 
 
 class GpuMemory:
-    """Samples PyTorch's caching allocator; what CUDA graphs hold is added to its peak."""
+    """Samples PyTorch's caching allocator; what CUDA graphs hold is added to its peak.
 
-    def __init__(self, device: torch.device) -> None:
+    ``others_bytes`` counts what is held for others than an arm.
+    """
+
+    def __init__(
+        self, device: torch.device, others_bytes: Callable[[Arm], int] = lambda _: 0
+    ) -> None:
         self._device = device
+        self._count_others = others_bytes
+        self._others_bytes = 0
         self._arm: weakref.ref[Arm] | None = None  # that steps; it may be freed meanwhile
         self._pool_bytes: int | None = None  # of its graphs; None: to be counted, which takes long
 
@@ -41,8 +53,9 @@ class GpuMemory:
         if self._pool_bytes is None:
             arm = None if self._arm is None else self._arm()
             self._pool_bytes = 0 if arm is None else resident_bytes(arm)
+            self._others_bytes = 0 if arm is None else self._count_others(arm)
         peak = allocated["peak"] + self._pool_bytes
-        return Memory(allocated["current"], reserved["current"], peak)
+        return Memory(allocated["current"], reserved["current"], peak, self._others_bytes)
 
     def follow(self, arm: Arm | None) -> None:
         """Begin a new peak if another arm steps than before; None if none does."""
@@ -81,9 +94,9 @@ class HostMemory:
         self._peak = 0.0
 
 
-def make_memory(device: torch.device) -> GpuMemory | HostMemory:
+def make_memory(device: torch.device, others_bytes: Callable[[Arm], int]) -> GpuMemory | HostMemory:
     """The sampler for this device."""
-    return GpuMemory(device) if device.type == "cuda" else HostMemory()
+    return GpuMemory(device, others_bytes) if device.type == "cuda" else HostMemory()
 
 
 def free_memory() -> None:

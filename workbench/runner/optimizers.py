@@ -52,19 +52,19 @@ def moments(optimizer: torch.optim.Optimizer) -> Moments:
     storages: dict[int, int] = {}
     numbers = tensors = eight_bit = 0
     for parameter, state in optimizer.state.items():
-        held = [part for value in state.values() for part in _parts(value)]
+        held = [part for value in state.values() for part in parts(value)]
         storages |= {part.untyped_storage().data_ptr(): part.nbytes for part in held}
         numbers, tensors = numbers + parameter.numel(), tensors + 1
         eight_bit += any(part.dtype == torch.uint8 for part in held)
     return Moments(sum(storages.values()), numbers, tensors, eight_bit)
 
 
-def _parts(value: Any) -> Iterator[Tensor]:
-    """The plain tensors that a state's entry consists of."""
+def parts(value: Any) -> Iterator[Tensor]:
+    """The plain tensors that a state's entry consists of; none of what is no tensor."""
     if not isinstance(value, Tensor):
         return
     if not is_traceable_wrapper_subclass(value):
         yield value
         return
     for name in value.__tensor_flatten__()[0]:
-        yield from _parts(getattr(value, name))
+        yield from parts(getattr(value, name))

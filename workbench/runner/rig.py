@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 
 import torch
 
+from sessions.comparison import OTHERS, OWN_PEAK
 from sessions.model import Phase, Scalar
 from workbench import protocol
 from workbench.runner.arm import Arm, Arms
 from workbench.runner.ceilings import Roof, matrix_dtype
 from workbench.runner.contention import Alarm
-from workbench.runner.memory import GpuMemory, HostMemory, make_memory
+from workbench.runner.memory import GpuMemory, HostMemory, Memory, make_memory
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.predictor import Predictor
 from workbench.runner.telemetry import Sample, Sampler, Telemetry, make_sampler
@@ -50,13 +51,14 @@ class Rig:
 
     def __post_init__(self) -> None:
         self.clock = make_clock(self.device)
-        self.memory = make_memory(self.device)
+        self.memory = make_memory(self.device, self.arms.others_bytes)
         self.phases = PhaseTracker(self._phase_changed)
         self.watchdog = Watchdog(self.wire)
         self.roof = Roof(self.wire, self.device)
         self.predictor = Predictor(self.roof)
         self._alarm = Alarm()
         self._sampler: Sampler | None = None
+        self._own_peaks: dict[int, float] = {}  # by segment
 
     def start(self) -> None:
         """Start the threads that watch."""
@@ -132,6 +134,17 @@ class Rig:
             columns["gpu_ms"] = [lap.gpu_ms for lap in laps]
             columns["reserved"] = [memory.reserved] * len(laps)
         self.wire.send(protocol.Steps(segment=self.segment, columns=columns))
+        if any(lap.phase == Phase.STEADY for lap in laps):
+            self._tell_own(memory)
+
+    def _tell_own(self, memory: Memory) -> None:
+        """Tell the segment's highest peak without what was held for other configurations."""
+        own = memory.peak - memory.others
+        if not own > self._own_peaks.get(self.segment, 0.0):
+            return
+        self._own_peaks[self.segment] = own
+        facts: dict[str, Scalar] = {OWN_PEAK: own, OTHERS: memory.others}
+        self.wire.send(protocol.Facts(segment=self.segment, ledger=facts))
 
     def facts_of(self, arm: Arm) -> dict[str, Scalar]:
         """The arm's ledger, and what its steps are set against."""

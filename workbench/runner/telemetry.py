@@ -7,7 +7,7 @@ thread of their own, once in two seconds, so that they delay nothing.
 
 from __future__ import annotations
 
-import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -58,6 +58,7 @@ class HostSampler:
 
     def __init__(self, why_no_gpu: str = "a CPU has no such counter") -> None:
         self._why_no_gpu = why_no_gpu
+        self._why_no_clock = ""
         self._process = psutil.Process()
         self.others: GpuOthers | CpuOthers = CpuOthers()
         psutil.cpu_percent()  # the first call only starts the interval
@@ -68,9 +69,9 @@ class HostSampler:
             "busy": psutil.cpu_percent(),
             "memory_used": float(self._process.memory_info().rss),
         }
-        with contextlib.suppress(OSError, AttributeError, NotImplementedError):
-            if frequency := psutil.cpu_freq():
-                sample["sm_clock"] = frequency.current
+        mhz, self._why_no_clock = _cpu_mhz()
+        if not self._why_no_clock:
+            sample["sm_clock"] = mhz
         return sample | _others(self.others)
 
     def slow(self) -> Sample:
@@ -80,7 +81,8 @@ class HostSampler:
     def how(self) -> dict[str, str]:
         """The host is read as fast as everything; what a GPU counts is absent."""
         absent = dict.fromkeys(ACTIVITY, f"{ABSENT}{self._why_no_gpu}")
-        return {"busy": OFTEN, "others": f"every {READ_S:g} s"} | absent
+        clock = f"{ABSENT}{self._why_no_clock}" if self._why_no_clock else OFTEN
+        return {"busy": OFTEN, "others": f"every {READ_S:g} s", "sm_clock": clock} | absent
 
 
 class NvmlSampler:
@@ -139,7 +141,8 @@ class NvmlSampler:
         why_not |= dict.fromkeys(ACTIVITY, self._no_gpm) if self._gpm is None else self._gpm.why_not
         if self.others.why_not:
             why_not["others"] = self.others.why_not
-        often = {"busy": OFTEN, "others": f"every {READ_S:g} s"}
+        often = dict.fromkeys(("busy", "sm_clock", "power_w", "temperature"), OFTEN)
+        often["others"] = f"every {READ_S:g} s"
         often |= dict.fromkeys(ACTIVITY, f"mean of {GPM_PERIOD_S:g} s")
         return {
             name: f"{ABSENT}{why_not[name]}" if name in why_not else period
@@ -224,6 +227,26 @@ class _Readings:
                 self._again_s[name] = now_s + RETRY_S
                 self.why_not[name] = f"NVML: {error}"
         return sample
+
+
+def _cpu_mhz() -> tuple[float, str]:
+    """The mean clock of the CPU's cores, and why it is not known; empty where it is."""
+    if not hasattr(psutil, "cpu_freq"):  # it is left out where the platform has no way to ask
+        return math.nan, "psutil cannot ask for a CPU's clock on this platform"
+    try:
+        frequency = psutil.cpu_freq()
+    except (OSError, NotImplementedError) as error:
+        return math.nan, f"psutil cannot read the CPU's clock: {str(error) or type(error).__name__}"
+    if frequency is None or not frequency.current > 0:
+        return math.nan, "psutil finds no clock of this CPU; many virtual machines tell none"
+    return float(frequency.current), ""
+
+
+def sensors(device: torch.device) -> dict[str, str]:
+    """How often each sensor is sampled, or ``ABSENT`` and why, as one reading finds it."""
+    sampler = make_sampler(device)
+    sampler.fast()
+    return sampler.how()
 
 
 def _others(others: GpuOthers | CpuOthers) -> Sample:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from workbench.runner.optimizers import eight_bit_adamw
+from workbench.runner.optimizers import eight_bit_adamw, parts
 
 LEARNING_RATE = 3e-4
 BETAS = (0.9, 0.95)
@@ -35,6 +35,10 @@ class Trainer:
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         forget_graph(loss)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What the optimizer keeps of each parameter."""
+        return _state(self.optimizer)
 
     def on_host(self) -> set[int]:
         """Addresses of the step counts that AdamW keeps on the host whatever the device."""
@@ -77,6 +81,18 @@ class Weights:
     def bytes(self) -> int:
         """Bytes of the parameters."""
         return sum(tensor.nbytes for tensor in _distinct(self.parameters.values()))
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The parameters, and gradients that there are."""
+        for parameter in _distinct(self.parameters.values()):
+            yield parameter
+            if parameter.grad is not None:
+                yield parameter.grad
+
+    def states(self) -> Iterator[Tensor]:
+        """What its optimizers keep; some tensors more than once."""
+        for optimizer in (*self._optimizers.values(), *self._eight_bit.values()):
+            yield from _state(optimizer)
 
     @property
     def changed(self) -> bool:
@@ -122,6 +138,12 @@ class Weights:
         else:
             _create_state(optimizer)
         return optimizer
+
+
+def _state(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for state in optimizer.state.values():
+        for value in state.values():
+            yield from parts(value)
 
 
 def plain_optimizer(parameters: Iterable[nn.Parameter], **options: Any) -> torch.optim.AdamW:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import kernels
 from models import Model
@@ -97,12 +97,15 @@ class Quantized:
                     self._seen[layer] = version
         yield
 
+    def tensors(self) -> list[Tensor]:
+        """The codes, their scales and the other parameters."""
+        distinct = {id(each): each for each in self.others().values()}
+        return [*distinct.values(), *(part for pair in self.codes.values() for part in pair)]
+
     @property
     def bytes(self) -> int:
         """Bytes of the codes, their scales and the other parameters."""
-        distinct = {id(each): each for each in self.others().values()}
-        held = [*distinct.values(), *(part for pair in self.codes.values() for part in pair)]
-        return sum(each.nbytes for each in held)
+        return sum(each.nbytes for each in self.tensors())
 
     def _quantize(self, parameters: Parameters, layer: str) -> Codes:
         return kernels.quantize_weight(_weight(parameters, layer).detach(), self.scheme)
@@ -168,6 +171,15 @@ class WeightSets:
                 del self._coded[key]
             elif plain is not None and (key, "") not in kept and not plain.changed:
                 del self._plain[key]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that the sets hold, whoever uses it; some tensors more than once."""
+        for plain in self._plain.values():
+            yield from plain.tensors()
+            yield from plain.states()
+        for coded in self._coded.values():
+            for codes in coded.values():
+                yield from codes.tensors()
 
     def forget(self) -> None:
         """Free all sets."""

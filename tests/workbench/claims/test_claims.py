@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import attribution_samples
 import msgspec
@@ -34,6 +35,7 @@ from workbench.claims._read import (
     kernel,
     kernel_difference,
     memory_share,
+    slow_down,
     speed_up,
     step_speed_up,
 )
@@ -175,6 +177,72 @@ def test_what_needs_a_gpu_is_not_judged_on_the_cpu_whatever_was_measured():
     assert judged(Reading(9.0), "cuda", least=2.0, needs_gpu="it is").verdict == HOLDS
 
 
+@pytest.mark.parametrize("bound", [{"least": 1.0}, {"least": 3.0}, {"most": 1.0}])
+@pytest.mark.parametrize("rounds", [1, 2, 5, 7])
+def test_fewer_rounds_than_a_verdict_needs_are_undecided_however_clear_they_look(rounds, bound):
+    ends = (1.999, 2.001) if rounds > 2 else (math.nan, math.nan)
+    outcome = judged(Reading(2.0, *ends, rounds=rounds, seconds=rounds * 0.5), **bound)
+    assert outcome.verdict == UNDECIDED
+    assert outcome.reason.startswith(f"{rounds} of at least 8 rounds were measured; measuring ")
+    assert outcome.reason.endswith("more should decide, 4 s in all")
+    clear = judged(Reading(2.0, 1.999, 2.001, rounds=8, seconds=4.0), **bound)
+    assert clear.verdict == (HOLDS if bound == {"least": 1.0} else FAILS)
+
+
+def test_an_undecided_claim_says_how_much_more_measuring_should_decide_it():
+    reading = Reading(2.1, 1.9, 2.32, rounds=10, seconds=5.0)
+    outcome = judged(reading, least=2.0)
+    found = re.fullmatch(
+        r"measuring about (\d+) s more should decide, (\d+) s in all", outcome.reason
+    )
+    more_s, all_s = map(int, found.groups())
+    assert outcome.verdict == UNDECIDED and all_s == more_s + 5
+    assert 5 < more_s < 60, "an interval of 10 % that has to become one of 5 %"
+    farther = judged(reading, least=2.25)
+    nearer = judged(reading, least=2.09)
+    seconds = [float(re.findall(r"([\d,]+) s in all", one.reason)[0].replace(",", ""))
+               for one in (farther, nearer)]  # fmt: skip
+    assert seconds[0] < all_s + 30 < seconds[1]
+    close = judged(Reading(2.0, 1.992, 2.008, rounds=60, seconds=5.0), least=2.005)
+    assert close.verdict == UNDECIDED
+    assert close.reason == "2.005 lies within ±0.5 % of what was measured, where measuring ends"
+    fitted = judged(Reading(2.1, 1.9, 2.32), least=2.0)
+    assert (fitted.verdict, fitted.reason) == (UNDECIDED, ""), "a fit has no rounds"
+
+
+@pytest.mark.parametrize("rounds", [1, 5, 7])
+def test_an_attribution_that_was_cut_short_decides_no_speed(rounds):
+    study = attribution_samples.study(rounds=rounds, scatter=1e-4)
+    found = Found(Session(), [], [study], [])
+    for read in (speed_up(), slow_down(), speed_up("compile"), step_speed_up("precision")):
+        reading = read(found)
+        assert reading.rounds == rounds and reading.value > 0
+        for bound in ({"least": 1e-3}, {"least": 1e3}, {"most": 1e3}):
+            outcome = judged(reading, **bound)
+            assert outcome.verdict == UNDECIDED and "of at least 8 rounds" in outcome.reason
+    enough = Found(Session(), [], [attribution_samples.study(rounds=8, scatter=1e-4)], [])
+    assert judged(speed_up()(enough), least=1.0).verdict == HOLDS
+    arms = study.tables["arms"]
+    study.tables["arms"] = {**arms, "ratio": np.full(len(arms["ratio"]), math.nan)}
+    with pytest.raises(Unmeasured, match="no round was measured"):
+        speed_up()(found)
+
+
+def test_kernels_that_were_timed_in_few_rounds_or_in_none_are_undecided():
+    def outcome(rounds, numbered=True):
+        timings = [timed("rope", "torch", [100.0] * rounds), timed("rope", "triton", [40] * rounds)]
+        if not numbered:
+            for one in timings:
+                one.steps["block"][:] = 0
+        reading = kernel("rope", "one")(Found(Session(), timings, [], []))
+        assert reading.value == pytest.approx(2.5)
+        return judged(reading, least=2.0)
+
+    assert outcome(8).verdict == HOLDS
+    assert outcome(5).verdict == UNDECIDED
+    assert outcome(30, numbered=False).verdict == UNDECIDED
+
+
 # What claims read
 
 
@@ -192,7 +260,8 @@ def timed(operator, implementation, us, **ledger) -> Segment:
         ledger=ledger,
     )
     times = np.asarray(us) / 1e3
-    batch = {"t_s": np.arange(len(times)), "phase": np.full(len(times), 5), "gpu_ms": times}
+    there = np.arange(len(times))
+    batch = {"t_s": there, "phase": np.full(len(times), 5), "gpu_ms": times, "block": 1 + there}
     made.steps.append(batch)
     return made
 
@@ -211,6 +280,7 @@ def test_a_kernels_speed_up_is_the_ratio_of_medians_with_an_interval():
     )
     reading = kernel("rope", "one")(found)
     assert reading.low < 2.5 < reading.high and reading.high - reading.low < 0.1
+    assert (reading.rounds, reading.seconds) == (30, 29.0)
     assert kernel_difference("rope", "triton")(found).value == 1e-6
     with pytest.raises(Unmeasured, match="wrong: output 0"):
         kernel("rope", "one", "other")(found)
@@ -232,8 +302,17 @@ def test_the_exponent_of_a_planted_scaling_is_found(power, verdict):
     msgspec.json.encode([reading.value, *reading.ends])  # as the runner's messages are
     (claim,) = documents()["mamba2"].experiments[1].claims
     assert judge(documents()["mamba2"].experiments[1], claim, "cuda", found).verdict == verdict
-    with pytest.raises(Unmeasured, match="3 sizes were measured, and 4 are needed"):
+    too_few = "3 of 3 sizes were measured in 5 or more steady steps, and 4 are needed"
+    with pytest.raises(Unmeasured, match=too_few):
         exponent("sequence")(Found(Session(), segments[:3], [], []))
+    for place in (0, 4):
+        short = timed("x", "y", np.full(4, 5.0))
+        segments[place] = short
+        short.configuration = msgspec.structs.replace(
+            short.configuration, settings={"sequence": 512 << place}
+        )
+    with pytest.raises(Unmeasured, match="3 of 5 sizes were measured in 5 or more"):
+        exponent("sequence")(found)
 
 
 def test_a_ladder_with_a_blocked_rung_has_no_total_but_its_other_rungs():

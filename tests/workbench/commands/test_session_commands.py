@@ -22,7 +22,7 @@ import profile_samples
 import pytest
 
 from sessions import hdf5
-from sessions.model import PairedComparison, Study
+from sessions.model import ABSENT, SAMPLING, PairedComparison, Study
 from workbench import protocol
 from workbench.cli import main
 from workbench.recorder import Recorder
@@ -49,8 +49,11 @@ def test_info_shows_title_environment_and_a_row_a_segment(ran, capsys):
 def test_info_as_json_holds_what_the_run_printed(ran, capsys):
     found = json.loads(printed(["info", ran.path, "--json"], capsys))
     assert found["segments"] == json.loads(ran.out)["segments"]
-    told = {k: v for k, v in found["environment"].items() if not k.startswith("sampling ")}
-    assert told == ran.catalogue.environment
+    told, here = (
+        {k: v for k, v in environment.items() if not k.startswith(SAMPLING)}
+        for environment in (found["environment"], ran.catalogue.environment)
+    )
+    assert told == here
     assert found["environment"]["sampling tensor_active"].startswith("absent: ")
     assert found.keys() == {
         *("title", "id", "created", "notes", "environment"),
@@ -310,12 +313,18 @@ def test_doctor_tells_the_machine_that_the_runner_is_on(ran, tmp_path, capsys):
         environment={**ran.catalogue.environment, "host": "gpuhost", "xformers": "0.0.99"},
     )
     there.environment.pop("compiler", None)
+    for name in [name for name in there.environment if name.startswith(SAMPLING)]:
+        del there.environment[name]
+    reasons = {"sm_clock": "psutil finds none", "sm_active": "a CPU has none"}
+    there.environment |= {f"{SAMPLING}{name}": f"{ABSENT}{why}" for name, why in reasons.items()}
     (tmp_path / "line").write_bytes(protocol.encode(there))
     command = f"sh -c 'cat {tmp_path / 'line'}; exec cat >&2'"
     found = json.loads(printed(["doctor", "--json", "--runner", command], capsys))
     checks = {check["name"]: check for check in found["checks"]}
     assert checks["runner"]["text"].startswith("gpuhost, by `sh -c ")
     assert checks["xformers"]["text"].startswith("0.0.99: ")
+    wanted = "no SM active: a CPU has none; no clock: psutil finds none"
+    assert (checks["sensors"]["state"], checks["sensors"]["text"]) == ("missing", wanted)
     assert [each["state"] for name, each in checks.items() if "compiler" in name] == ["missing"]
 
 

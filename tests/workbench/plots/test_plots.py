@@ -135,6 +135,7 @@ def test_utilization_says_how_often_each_measure_is_sampled_or_why_it_is_absent(
     reason = "NVML: Not Supported"
     how = {"busy": "every 0.05 s", "tensor_active": "mean of 0.1 s"}
     how |= dict.fromkeys(("sm_occupancy", "others"), f"{ABSENT}{reason}")
+    how["sm_clock"] = f"{ABSENT}psutil finds none"
     _, canvas = painted(PLOTS["utilization"], [Run(session)], STYLES[theme])
     session.environment |= {f"{SAMPLING}{name}": text for name, text in how.items()}
     session.telemetry["gpu0"]["others"][:] = np.nan
@@ -142,6 +143,7 @@ def test_utilization_says_how_often_each_measure_is_sampled_or_why_it_is_absent(
     names = [entry.name for entry in canvas.entries()]
     assert {"busy, every 0.05 s", "tensor cores, mean of 0.1 s"} <= set(names)
     assert f"no SM occupancy, by other processes: {reason}" in names
+    assert "no clock: psutil finds none" in names
 
 
 def test_telemetry_plots_say_that_a_session_has_none():

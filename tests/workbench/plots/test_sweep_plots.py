@@ -129,3 +129,19 @@ def test_dots_of_many_short_segments_do_not_grow():
     images = [painted(PLOTS["step_time"], [Run(each)], STYLES["dark"])[0] for each in (many, one)]
     inks = [ink(image, STYLES["dark"].theme.surface) for image in images]
     assert inks[0] < 3 * inks[1] and not math.isnan(inks[0])
+
+
+def test_where_no_allocator_counted_memory_is_called_the_resident_set_that_it_is():
+    session = swept()
+    (study,) = session.studies
+    for told, title in (
+        ("allocated on the GPU", "peak memory"),
+        ("resident set of the process", "peak resident set"),
+    ):
+        study.facts["memory"] = told
+        headings = [column.name for column in sweep.points_table(study).columns]
+        assert [one for one in headings if one.startswith("peak ")] == [title]
+        _, canvas = painted(PLOTS["sweep_memory"], [Run(session)], STYLES["dark"])
+        assert canvas.axis("left").title == title.capitalize()
+        _, canvas = painted(PLOTS["sweep_time"], [Run(session)], STYLES["dark"])
+        assert canvas.axis("left").title == "Step time"

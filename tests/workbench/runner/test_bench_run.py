@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import kernels
+from kernels._rounds import ROUNDS
 from sessions import statistics
+from sessions.kernels import speedup
 from workbench import protocol
 
 
@@ -28,7 +31,9 @@ def test_every_contender_and_direction_of_an_operator_is_a_segment(runner):
         configuration = segment.configuration
         assert (configuration.family, configuration.preset) == ("kernels", "swiglu")
         assert configuration.settings["dtype"] == "float32"
-        assert len(statistics.steady_ms(segment)) == 30
+        rounds = segment.steps["block"][statistics.steady(segment)]
+        assert set(rounds) == set(range(1, ROUNDS + 1))
+        assert (np.diff(segment.steps["t_s"]) >= 0).all()
         assert 0 <= segment.ledger["error"] <= 1 and segment.ledger["bytes"] > 0
         limits = [segment.ledger[name] for name in ("bytes_per_s", "flops_per_s")]
         needed_s = [segment.ledger[name] for name in ("bytes", "flops")]
@@ -38,7 +43,14 @@ def test_every_contender_and_direction_of_an_operator_is_a_segment(runner):
             assert segment.ledger["host_outside_us"] > 0 and segment.ledger["host_us"] > 0
             recorded = "host_us_recorded" in segment.ledger
             assert recorded == (configuration.workload == "forward")
-    assert finished.steps == 30 * len(segments)
+    assert finished.steps == sum(len(segment.steps["t_s"]) for segment in segments)
+    forward = {
+        s.configuration.toggles["implementation"]: s
+        for s in segments
+        if s.configuration.workload == "forward"
+    }
+    found = speedup(forward["torch"], forward["torch.compile"])
+    assert found.n == ROUNDS and found.low < found.mean < found.high
     told = [m for m in runner.messages if isinstance(m, protocol.Progress)]
     assert told[-1].fraction == 1.0
 
@@ -46,6 +58,7 @@ def test_every_contender_and_direction_of_an_operator_is_a_segment(runner):
 def test_an_unknown_operator_or_dtype_is_a_mistake_that_names_what_there_is(runner):
     for command, sentence in (
         (protocol.Bench(operators=["softmin"]), "unknown operator 'softmin'; expected one of ['"),
+        (protocol.Bench(budget_s=0.0), "budget_s = 0 is outside of 0 to 1e+09"),
         (protocol.Bench(dtype="float7"), "unknown dtype 'float7'; expected one of ['bfloat16', "),
     ):
         since = len(runner.messages)
@@ -56,7 +69,8 @@ def test_an_unknown_operator_or_dtype_is_a_mistake_that_names_what_there_is(runn
 
 
 def test_a_bench_ends_between_two_rows_when_it_is_cancelled(runner):
-    runner.send(protocol.Bench(dtype="float32"))
+    # Without what is compiled, which nothing can interrupt.
+    runner.send(protocol.Bench(dtype="float32", implementations=["torch"]))
     runner.until(protocol.SegmentStarted)
     runner.runner.cancel()
     assert runner.finish().reason == "cancelled"
@@ -79,7 +93,7 @@ def test_only_the_cases_implementations_and_directions_that_are_asked_for_are_ti
     assert segment.configuration.settings["case"] == case
     assert segment.configuration.toggles == {"implementation": "torch"}
     assert segment.configuration.workload == "forward"
-    assert len(statistics.steady_ms(segment)) == 30
+    assert len(statistics.steady_ms(segment)) >= ROUNDS
 
 
 def test_a_case_that_an_operator_does_not_have_is_a_mistake(runner):
@@ -89,3 +103,21 @@ def test_a_case_that_an_operator_does_not_have_is_a_mistake(runner):
     (failure,) = (m for m in runner.messages[since:] if isinstance(m, protocol.Failure))
     assert failure.kind == "mistake"
     assert failure.sentence.startswith("cases: swiglu has none of ['7x7']; expected some of ")
+
+
+def test_a_budget_is_shared_by_the_cases_and_their_directions(runner):
+    before = len(runner.session.segments)
+    command = protocol.Bench(
+        operators=["swiglu"],
+        dtype="float32",
+        cases=[case.name for case in kernels.OPS["swiglu"].cases[:2]],
+        implementations=["torch"],
+        budget_s=2.0,
+    )
+    runner.send(command)
+    assert runner.finish().reason == "done", runner.describe()
+    segments = runner.session.segments[before:]
+    assert len(segments) == 4
+    spent = [float(s.steps["t_s"][-1] - s.steps["t_s"][0]) for s in segments]
+    assert all(0.2 < one < 0.55 for one in spent), "half a second each"
+    assert all(s.steps["block"][-1] > 10 * ROUNDS for s in segments)

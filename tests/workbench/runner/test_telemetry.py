@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import types
+
 import pynvml
+import pytest
+import torch
 from recording_wire import RecordingWire
 
 from sessions.model import ABSENT, SAMPLING
+from sessions.sampling import absent, sampling
 from workbench import protocol
 from workbench.recorder import Recorder
 from workbench.runner import telemetry
+from workbench.runner.environment import environment
 from workbench.runner.telemetry import ACTIVITY, HostSampler, Telemetry
 
 LOST = pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
@@ -57,3 +63,53 @@ def test_the_host_says_that_it_has_no_counters_of_a_gpu_and_why():
     assert HostSampler("NVML: Driver Not Loaded").how()["dram_active"] == (
         f"{ABSENT}NVML: Driver Not Loaded"
     )
+
+
+def no_frequency():
+    return None
+
+
+def stopped():
+    return types.SimpleNamespace(current=0.0)
+
+
+def refused():
+    raise OSError("permission denied")
+
+
+def not_there():
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("cpu_freq", "reason"),
+    [
+        (no_frequency, "psutil finds no clock of this CPU; many virtual machines tell none"),
+        (stopped, "psutil finds no clock of this CPU; many virtual machines tell none"),
+        (refused, "psutil cannot read the CPU's clock: permission denied"),
+        (not_there, "psutil cannot read the CPU's clock: NotImplementedError"),
+        (None, "psutil cannot ask for a CPU's clock on this platform"),
+    ],
+)
+def test_a_cpu_whose_clock_nobody_knows_has_no_clock_in_its_samples_and_says_why(
+    monkeypatch, cpu_freq, reason
+):
+    if cpu_freq is None:
+        monkeypatch.delattr(telemetry.psutil, "cpu_freq", raising=False)
+    else:
+        monkeypatch.setattr(telemetry.psutil, "cpu_freq", cpu_freq, raising=False)
+    sampler = HostSampler()
+    assert "sm_clock" not in sampler.fast()
+    assert sampler.how()["sm_clock"] == f"{ABSENT}{reason}"
+    found = environment(torch.device("cpu"))
+    assert f"no clock: {reason}" in absent(found)
+    assert f"{SAMPLING}sm_clock" in found and sampling(found, "sm_clock") == ""
+
+
+def test_a_cpu_whose_clock_is_known_has_it_in_its_samples_and_says_how_often(monkeypatch):
+    known = types.SimpleNamespace(current=2596.1)
+    monkeypatch.setattr(telemetry.psutil, "cpu_freq", lambda: known, raising=False)
+    sampler = HostSampler()
+    assert sampler.fast()["sm_clock"] == 2596.1
+    assert sampler.how()["sm_clock"] == telemetry.OFTEN
+    assert sampling(environment(torch.device("cpu")), "sm_clock") == telemetry.OFTEN

@@ -100,3 +100,18 @@ def test_a_run_checks_each_segment_unless_the_setting_says_no_which_is_remembere
     assert not action.isChecked() and not settings.check_numbers
     ready.state.start()
     assert [start.check for start in sent] == ["steady", "never"]
+
+
+def test_memory_of_its_own_stands_beside_the_peak_where_others_held_some(measured):
+    def shown():
+        table = segments_table(measured)
+        return condensed(table, 0, Titles())
+
+    assert not any(heading.startswith("Own ") for heading in shown().headings)
+    for segment in measured.segments:
+        segment.ledger |= {"own_peak_bytes": 3.0 * 2**30, "others_bytes": 2.0**30}
+    found = shown()
+    place = next(at for at, name in enumerate(found.headings) if name.startswith("Own "))
+    assert found.headings[place - 1].startswith("Peak ") and found.numeric[place]
+    assert {row[place] for row in found.cells} == {"3.00"}
+    assert len(set(map(len, found.cells))) == 1 and len(found.cells[0]) == len(found.headings)

@@ -6,8 +6,9 @@ in 8 bits, which pays where products are large; small ones lose more to the roun
 embeddings, routers, experts and layers of odd sizes stay as they are.
 
 A layer holds its codes and no weight. While configurations without codes are kept ready, or once
-the weights were trained, those stay in memory beside the codes: start with this option to see the
-memory fall. Training needs weights to change, so that it cannot be quantized.
+the weights were trained, those stay in memory beside the codes: the memory in use falls only where
+a run has this option from its start. On a GPU the peak *of its own* leaves out what is held for
+other configurations. Training needs weights to change, so that it cannot be quantized.
 
 FP8 needs a GPU of compute capability 8.9 and half-precision inputs; the CPU computes its numbers by
 the reference, without its speed. The numerical check expects at most twice the error that the

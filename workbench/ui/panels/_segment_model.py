@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QWidget
 from sessions import checked
 from sessions.ceilings import ceiling_words
 from sessions.statistics import TOO_FEW
-from sessions.tables import MISSING, PEAKS, Table, text
+from sessions.tables import MISSING, OWN, PEAKS, Table, text
 from workbench.titles import Titles
 from workbench.ui import fonts
 from workbench.ui.icons import icon
@@ -27,7 +27,8 @@ SHOWN = {"steady steps": "Steps", "median": "Median", "p95": "p95", "ratio": "Ra
 _PEAK_TITLES = dict(zip(PEAKS, ("Peak", "Resident"), strict=True))
 SHARE = "MFU"
 NUMBERS = "Numbers"
-MEASURED = (*SHOWN, "ratio from", "ratio to", *PEAKS, SHARE, NUMBERS.lower(), "note")
+MEASURED = (*SHOWN, "ratio from", "ratio to", *PEAKS, OWN, SHARE, NUMBERS.lower(), "note")
+AFTER = (*PEAKS, OWN, SHARE, NUMBERS.lower())  # of these, what the table has
 INTERVAL = "95 % interval"
 RED = ("Ratio", INTERVAL)  # where the numbers are wrong, however fast
 _MARKS = {"right": ("effective", "good"), checked.WRONG: ("error", "bad")}  # icon, colour
@@ -177,7 +178,7 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
             differs(number, row, titles.setting),
             *(text(row[place[name]]) for name in SHOWN),
             interval(number, row),
-            *(text(row[place[name]]) for name in (*PEAKS, SHARE, NUMBERS.lower()) if name in place),
+            *(text(row[place[name]]) for name in AFTER if name in place),
         ]
         for number, row in enumerate(table.rows)
     ]
@@ -188,6 +189,7 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
         for title, unit in zip((*SHOWN.values(), _PEAK_TITLES[peak]), units, strict=True)
     ]
     headings = ["#", DIFFERS, *numbers[:-1], INTERVAL, numbers[-1]]
+    headings += [f"Own {table.columns[place[OWN]].unit}"] if OWN in place else []
     headings += [f"{SHARE} %"] if SHARE in place else []
     headings += [NUMBERS] if NUMBERS.lower() in place else []
     numeric = [at > 1 and heading != NUMBERS for at, heading in enumerate(headings)]

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QTableWidgetItem
 
 from sessions.model import PairedComparison, Segment
 from sessions.verdict import are_right, unchecked_arms, wrong_arms
-from sessions.verdict_words import numerics_lines
+from sessions.verdict_words import memory_words, numerics_lines
 from workbench.titles import Titles
 from workbench.ui.icons import icon
 from workbench.ui.panels._evidence import mark_of
@@ -48,8 +48,10 @@ def dress(item: QTableWidgetItem, icon_name: str, role: str, theme: Theme) -> No
 def of_arm(
     comparison: PairedComparison, side: str, segments: Sequence[Segment], titles: Titles
 ) -> list[Line]:
-    """Everything that is known of arm "A" or "B": its numbers, then what took effect."""
-    return _numerics(comparison, side) + _evidence(comparison, side, segments, titles)
+    """All that is known of arm "A" or "B": its numbers, its memory, then what took effect."""
+    memory = memory_words(comparison, side, segments)
+    told = [(f"{memory[:1].upper()}{memory[1:]}", "info", "muted")] if memory else []
+    return _numerics(comparison, side) + told + _evidence(comparison, side, segments, titles)
 
 
 def troubles(

@@ -109,12 +109,18 @@ def key(runs: Sequence[Run]) -> object:
     ]  # fmt: skip
 
 
+def _capital(title: str) -> str:
+    return title[:1].upper() + title[1:]
+
+
 def draw_curves(
     canvas: Canvas, study: Study, style: Style, column: Column, fits: bool = False
 ) -> None:
     """Every curve of one column over the first field, and what has no number."""
     title = sweep.field_title(study)
-    canvas.describe((STEPS, title[:1].upper() + title[1:]), (column.unit, column.title))
+    # Where no allocator counts, a point's memory is all that the process holds.
+    shown_as = sweep.peak_title(study) if column.name == "peak_bytes" else column.title
+    canvas.describe((STEPS, _capital(title)), (column.unit, _capital(shown_as)))
     canvas.zero = not column.logarithmic
     canvas.pad_x = 0.06
     place = placing(study)

@@ -1,0 +1,44 @@
+"""How often each sensor of a device is sampled, or why it is absent, as environments say it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sessions.model import ABSENT, SAMPLING
+
+UTILIZATION = {  # columns of telemetry that are shares of what the device can do
+    "busy": "busy",
+    "sm_active": "SM active",
+    "tensor_active": "tensor cores",
+    "dram_active": "DRAM bandwidth",
+    "sm_occupancy": "SM occupancy",
+    "others": "by other processes",
+}
+SENSORS = UTILIZATION | {"sm_clock": "clock", "power_w": "power", "temperature": "temperature"}
+_SHORT = {  # where several are missing
+    "sm_active": "SM",
+    "tensor_active": "tensor",
+    "dram_active": "DRAM",
+    "sm_occupancy": "occupancy",
+}
+
+
+def sampling(environment: Mapping[str, str], column: str) -> str:
+    """How often a column is sampled; empty where it is not, and in sessions that do not know."""
+    how = environment.get(f"{SAMPLING}{column}", "")
+    return "" if how.startswith(ABSENT) else how
+
+
+def absent(environment: Mapping[str, str]) -> list[str]:
+    """What is not measured, and why: "no clock: the reason"; a clause for each reason."""
+    missing: dict[str, dict[str, str]] = {}  # by reason: names by column
+    for column, name in SENSORS.items():
+        how = environment.get(f"{SAMPLING}{column}", "")
+        if how.startswith(ABSENT):
+            missing.setdefault(how.removeprefix(ABSENT), {})[column] = name
+    return [f"no {', '.join(_brief(names))}: {reason}" for reason, names in missing.items()]
+
+
+def _brief(names: Mapping[str, str]) -> list[str]:
+    """Names by column, short ones where there are too many for one line."""
+    return [_SHORT.get(c, name) if len(names) > 2 else name for c, name in names.items()]

@@ -1,0 +1,144 @@
+"""An arm's own memory is told apart from what is held for others that are kept ready."""
+
+from __future__ import annotations
+
+import gc
+import math
+
+import pytest
+import torch
+from built_arms import configuration, stepped
+from recording_wire import RecordingWire
+
+from sessions.comparison import OTHERS, OWN_PEAK
+from sessions.model import Phase
+from workbench import protocol
+from workbench.runner.arm import Arms
+from workbench.runner.footprints import _storages
+from workbench.runner.memory import GpuMemory, Memory
+from workbench.runner.rig import Rig
+from workbench.runner.timing import Lap
+
+CODES = "int8_weight_only"
+
+
+def asked(option="none", workload="forward", **toggles):
+    return configuration("hydra", workload, toggles={"quantization": option, **toggles})
+
+
+def bytes_of(tensors):
+    """Of distinct storages."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+
+
+def of_itself(arm):
+    """Buffers and batches: two arms never share these."""
+    return bytes_of([*arm.model.buffers(), *arm.batches.tensors()])
+
+
+def test_an_arm_alone_has_nothing_of_others_beside_it():
+    for option in ("none", CODES):
+        arms = Arms()
+        assert arms.others_bytes(stepped(asked(option), arms)) == 0
+
+
+def test_a_quantized_arm_is_not_charged_the_weights_that_only_the_plain_one_holds():
+    arms = Arms()
+    plain, coded = (stepped(asked(option), arms) for option in ("none", CODES))
+    codes = bytes_of([part for pair in coded.weights.codes.values() for part in pair])
+    assert 0 < codes < coded.weights.plain_bytes
+    assert arms.others_bytes(coded) == coded.weights.plain_bytes + of_itself(plain)
+    assert arms.others_bytes(plain) == of_itself(coded) > codes, "which are buffers"
+    arms.forget(plain.situation)
+    del plain
+    again = stepped(asked(CODES, triton_rms_norm="torch"), arms)
+    gc.collect()
+    assert arms.others_bytes(again) == of_itself(coded) - codes, (
+        "codes are shared, the plain are freed"
+    )
+
+
+def test_what_arms_share_is_the_own_of_each():
+    arms = Arms()
+    first, second = (stepped(asked(triton_rms_norm=name), arms) for name in ("follow", "torch"))
+    assert first.weights is second.weights
+    assert arms.others_bytes(first) == of_itself(second)
+    assert arms.others_bytes(second) == of_itself(first)
+
+
+def test_moments_are_the_own_of_an_arm_that_trains_and_of_no_other():
+    arms = Arms()
+    train = stepped(asked(workload="train"), arms)
+    forward = stepped(asked(), arms)
+    moments = bytes_of(train.trainer.tensors())
+    assert moments > 2 * train.weights.bytes
+    assert arms.others_bytes(forward) == moments + of_itself(train)
+    assert arms.others_bytes(train) == of_itself(forward)
+
+
+def test_a_decode_state_is_the_own_of_its_arm():
+    arms = Arms()
+    forward, decode = stepped(asked(), arms), stepped(asked(workload="decode"), arms)
+    state = bytes_of([*decode.decoder.cache.tensors(), *decode.decoder.progress.values()])
+    assert state >= decode.decoder.cache.bytes() > 0
+    beside = arms.others_bytes(forward) - of_itself(decode)
+    assert decode.decoder.cache.bytes() <= beside <= state, "the prompt is of the batch"
+    assert arms.others_bytes(decode) == of_itself(forward)
+
+
+def test_step_counts_that_an_optimizer_keeps_on_the_host_are_nothing_on_the_gpu():
+    assert _storages([torch.zeros(24)], "cuda") == {}
+    both = torch.zeros(24)
+    assert list(_storages([both, both[3:]], "cpu").values()) == [96], "two looks at one storage"
+
+
+# What is told
+
+
+def test_the_allocators_peak_comes_with_what_others_hold_of_it(monkeypatch):
+    stats = {
+        "allocated_bytes": {"all": {"current": 100, "peak": 300}},
+        "reserved_bytes": {"all": {"current": 900}},
+    }
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: stats)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    counted = []
+    arm = stepped(asked())
+    memory = GpuMemory(torch.device("cuda:0"), lambda one: counted.append(one) or 120)
+    assert memory.sample() == (100, 900, 300, 0), "nobody steps"
+    memory.follow(arm)
+    assert [memory.sample().others for _ in range(3)] == [120] * 3
+    assert counted == [arm], "once a phase"
+    memory.new_phase()
+    assert memory.sample().others == 120 and len(counted) == 2
+
+
+@pytest.fixture
+def rig():
+    found = Rig(RecordingWire(), torch.device("cpu"))
+    found.begin_segment()
+    return found
+
+
+def send(rig, phase, *memory):
+    rig.memory.sample = lambda: Memory(0.0, 1000.0, *memory)
+    rig.send_steps([Lap(0, None, 1.0, phase)])
+    return [m.ledger for m in rig.wire.sent if isinstance(m, protocol.Facts)]
+
+
+def test_a_segment_is_told_its_highest_steady_peak_without_what_others_held(rig):
+    assert send(rig, Phase.WARM_UP, 900.0, 0.0) == []
+    (first,) = send(rig, Phase.STEADY, 700.0, 300.0)
+    assert first == {OWN_PEAK: 400.0, OTHERS: 300.0}
+    assert len(send(rig, Phase.STEADY, 600.0, 300.0)) == 1, "no higher"
+    assert send(rig, Phase.STEADY, 600.0, 100.0)[-1] == {OWN_PEAK: 500.0, OTHERS: 100.0}
+    rig.begin_segment()
+    assert send(rig, Phase.STEADY, 200.0, 0.0)[-1] == {OWN_PEAK: 200.0, OTHERS: 0.0}
+    rig.segment = 0
+    assert len(send(rig, Phase.STEADY, 600.0, 300.0)) == 3, "a block of the first arm again"
+
+
+def test_where_no_allocator_counts_nothing_is_told_of_an_arms_own_memory(rig):
+    assert send(rig, Phase.STEADY, 700.0, math.nan) == []
+    assert math.isnan(Rig(RecordingWire(), torch.device("cpu")).memory.sample().others)
