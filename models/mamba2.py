@@ -29,6 +29,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from kernels.ssd_scan import CHUNK, held_bytes
+from kernels.ssd_scan import Held as ScanHeld
 from models import _fields
 from models._attention import Attention, KVState, RotaryCache
 from models._costs import Beside, Costs, Held, How
@@ -277,12 +278,16 @@ def costs(config: Mamba2Config) -> Costs:
     more = (dim + 2 * kv_dim) + dim + dim + 2 * (heads + 1)
     attends = [config.attends(index) for index in range(layers)]
 
+    def scanning(how: How) -> ScanHeld:
+        cut = (size.n_heads, size.head_dim, size.n_groups, size.d_state)
+        dtype = {2: torch.bfloat16, 4: torch.float32}[how.element]
+        return held_bytes(how.batch, how.sequence, *cut, dtype)
+
     def beside(how: How) -> Beside:
         if not how.fused:
             return Beside()
-        cut = (size.n_heads, size.head_dim, size.n_groups, size.d_state)
-        dtype = {2: torch.bfloat16, 4: torch.float32}[how.element]
-        return Beside(*held_bytes(how.batch, how.sequence, *cut, dtype))
+        scan = scanning(how)
+        return Beside(scan.kept, scan.backward)
 
     def by_torch(how: How) -> Held:
         element = how.element
@@ -317,8 +322,15 @@ def costs(config: Mamba2Config) -> Costs:
     def inference_per_token(how: How) -> int:
         # The block's input and its norm; all that in_proj and the convolution make.
         before = 2 * dim * how.stream + (size.projected + size.convolved) * how.element
-        if how.fused:  # the scan's output and the norm's
-            return before + 2 * size.inner * how.element
+        if how.fused:
+            # While it scans, the scan's output; then the norm's as well, and what goes out.
+            scan, inner = scanning(how), size.inner * how.element
+            of_state = size.convolved * size.d_conv * how.element // how.sequence
+            held = max(
+                inner + scan.forward // (how.batch * how.sequence),
+                2 * inner + dim * how.element + scan.final // (how.batch * how.sequence),
+            )
+            return before + held + of_state
         # The last chunk's decays, in FP64, and weights; while these are made more of the kind, then
         # the scan's outputs, by chunk and together, D x, and their sum.
         of_chunk = min(CHUNK, how.sequence) ** 2 * size.n_heads // how.sequence
