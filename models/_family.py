@@ -162,6 +162,7 @@ class Family:
         precision: str = "fp32",
         checkpointing: str = "none",
         chunk: int = 0,
+        attention: str = "",
         quantization: str = "",
     ) -> None:
         """Refuse by sentence what cannot fit ``memory_bytes``, before anything is allocated.
@@ -186,6 +187,7 @@ class Family:
             precision=precision,
             checkpointing=checkpointing,
             chunk=chunk,
+            attention=attention,
             quantization=quantization,
         )
         if needed.total > memory_bytes:

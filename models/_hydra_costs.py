@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from models._costs import Costs, How, Routed, dense_block
+from models._costs import Attends, Costs, How, Routed, dense_block
 from models._layers import mlp_width
 from models._share import ALL, Share
 
@@ -78,6 +78,18 @@ def costs(config: HydraConfig) -> Costs:
     deep = (capacity * (block + 2 * dim) + dim) / block
     sizes = [deep if config.routes_depth(i) else 1.0 for i in range(config.n_layers)]
     by_block: list[tuple[float, ...]] = [(size,) for size in sizes]
+
+    def attend(share: Share = ALL) -> tuple[Attends, ...]:
+        """Those of the layers, of which a pass sees the ``share``."""
+        chosen = [
+            share.times(config.capacity) if config.routes_depth(i) else share
+            for i in range(config.n_layers)
+        ]
+        shares_kv = config.mixture_of_recursions and config.recursion_kv == "share"
+        heads = config.n_heads, config.n_kv_heads, config.head_dim
+        return tuple(Attends(*heads, s, ALL if shares_kv else s) for s in chosen)
+
+    attends: tuple[tuple[tuple[Attends, ...], ...], ...] = tuple(((one,),) for one in attend())
     block_weights = [1 / config.n_layers] * config.n_layers
     routers = depths * dim
     recursion_router = 0
@@ -103,6 +115,8 @@ def costs(config: HydraConfig) -> Costs:
         stack = sum(sizes) + 3 * dim / block  # with what chooses and gathers the tokens
         by_block = [(1.0,), tuple(s.part / s.whole * stack for s in shares), (1.0,)]
         block_weights = [layers / distinct for layers in (1, config.n_layers, 1)]
+        alone = ((Attends(config.n_heads, config.n_kv_heads, config.head_dim),),)
+        attends = (alone, tuple(attend(s) for s in shares), alone)
 
     def inference_per_token(how: How) -> int:
         q_dim, kv_dim = layer.score_width, layer.cached // 2
@@ -140,6 +154,8 @@ def costs(config: HydraConfig) -> Costs:
         routed=tuple(part for part in every if part not in whole),
         block_passes=tuple(by_block),
         block_weights=tuple(block_weights),
+        attends=attends,
+        saved_past_attention=dim + 3 * hidden,
         backward_per_token=2 * hidden,  # of gate and up, their product's, which goes
         linear_parameters=distinct * layer.matmul,
         inference_per_token=inference_per_token,

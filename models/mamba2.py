@@ -32,7 +32,7 @@ from kernels.ssd_scan import CHUNK, held_bytes
 from kernels.ssd_scan import Held as ScanHeld
 from models import _fields
 from models._attention import Attention, KVState, RotaryCache
-from models._costs import Beside, Costs, Held, How
+from models._costs import Attends, Beside, Costs, Held, How
 from models._family import Family, setting
 from models._language_model import BlockOutput, LanguageModel, loss_operators
 from models._layers import INIT_STD, RMSNorm
@@ -322,6 +322,8 @@ def costs(config: Mamba2Config) -> Costs:
     def inference_per_token(how: How) -> int:
         # The block's input and its norm; all that in_proj and the convolution make.
         before = 2 * dim * how.stream + (size.projected + size.convolved) * how.element
+        # Where it attends: the mixer's result; queries, keys, values, as they are and rotated.
+        attention = 2 * dim * how.stream + (3 * dim + 4 * kv_dim) * how.element + how.weights
         if how.fused:
             # While it scans, the scan's output; then the norm's as well, and what goes out.
             scan, inner = scanning(how), size.inner * how.element
@@ -330,11 +332,12 @@ def costs(config: Mamba2Config) -> Costs:
                 inner + scan.forward // (how.batch * how.sequence),
                 2 * inner + dim * how.element + scan.final // (how.batch * how.sequence),
             )
-            return before + held + of_state
+            return max(before + held + of_state, attention if attending else 0)
         # The last chunk's decays, in FP64, and weights; while these are made more of the kind, then
         # the scan's outputs, by chunk and together, D x, and their sum.
         of_chunk = min(CHUNK, how.sequence) ** 2 * size.n_heads // how.sequence
-        return before + 4 * size.inner + 10 * of_chunk + max(3 * 4 * size.inner, 10 * of_chunk)
+        before += 4 * size.inner + 10 * of_chunk + max(3 * 4 * size.inner, 10 * of_chunk)
+        return max(before, attention if attending else 0)
 
     return Costs(
         parameters=matmuls
@@ -362,6 +365,9 @@ def costs(config: Mamba2Config) -> Costs:
         block_saved_per_token=tuple(more * each for each in attends),
         block_weights=tuple((linears + each * attention) / matmuls for each in attends),
         beside=beside,
+        attends=tuple(
+            ((Attends(heads, config.n_kv_heads, dim // heads),) * each,) for each in attends
+        ),
         inference_per_token=inference_per_token,
         tables_bytes=4 * config.max_sequence * (dim // heads) if attending else 0,
     )

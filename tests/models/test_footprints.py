@@ -270,7 +270,8 @@ def test_on_a_cpu_heads_that_adapt_keep_the_matrix_of_weights_until_it_is_too_la
         return on["cpu"].activations - on["cuda"].activations
 
     assert more(1024) > config.n_layers * config.n_heads * 1024**2 * 8
-    assert more(2048) == 0  # in chunks
+    chunk = 24 * config.n_heads * 1024**2  # two pieces of the matrix, while the next is made
+    assert more(4096) < more(2048) < chunk  # in chunks: what else they hold is less of the whole
 
 
 @pytest.mark.parametrize("name", NAMES)

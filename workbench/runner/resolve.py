@@ -111,6 +111,7 @@ def _sizes(situation: Situation) -> dict[str, Any]:
         "precision": _SIZES[situation.option("precision")],
         "checkpointing": situation.option("checkpointing"),
         "chunk": int(settings.get("chunk", 0)),
+        "attention": situation.option("attention"),
         "quantization": "" if scheme == "none" else scheme,
     }
 
