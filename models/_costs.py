@@ -73,6 +73,7 @@ class Attends:
     head_dim: int
     queries: Share = ALL  # of the tokens
     keys: Share = ALL
+    placed: bool = False  # each query where it stood, by a mask of each sequence's own
 
     def weights(self, how: How, masked: bool) -> Weights:
         """What the weights take."""
@@ -85,7 +86,7 @@ class Attends:
             keys=self.keys.of(how.keys or how.sequence),
             dim=self.head_dim,
             element=how.element,
-            masked=masked,
+            masks=masked * (how.batch if self.placed else 1),
             budget=_budget(how.device_type),
         )
 
@@ -125,8 +126,8 @@ class Costs:
     # By block, what each pass through it saves, in units of the block that the numbers above
     # describe; empty: one pass of one unit each.
     block_passes: tuple[tuple[float, ...], ...] = ()
-    # By block, compute-dtype numbers a token that it saves beside its units; empty: none.
-    block_saved_per_token: tuple[int, ...] = ()
+    # By block, bytes a token that each pass keeps beside its units; None: nothing.
+    kept_beside: Callable[[How], tuple[tuple[float, ...], ...]] | None = None
     block_weights: tuple[float, ...] = ()  # each block's share of their parameters; empty: alike
     # Compute-dtype numbers a token that a unit's backward pass holds at most beside what it saved.
     backward_per_token: int = 0

@@ -134,12 +134,13 @@ def _training(
     shares = costs.block_weights or (1 / len(passes),) * len(passes)
     copies = [round(share * _copies(costs, size)) for share in shares]
     again = _checkpointed(checkpointing, len(passes))
-    extras = costs.block_saved_per_token or (0,) * len(passes)
-    more = [numbers * tokens * size.compute for numbers in extras]
+    more = [(0.0,) * len(sizes) for sizes in passes]
+    if costs.kept_beside is not None:
+        more = [tuple(tokens * each for each in block) for block in costs.kept_beside(how)]
     attends = _attends(costs, how)
     past = tokens * costs.saved_past_attention * size.compute
     kept = [
-        stream if recomputed else round(sum(sizes) * unit) + extra + copy + _kept(weights)
+        stream if recomputed else round(sum(sizes) * unit + sum(extra)) + copy + _kept(weights)
         for sizes, extra, copy, weights, recomputed in zip(
             passes, more, copies, attends, again, strict=True
         )
@@ -155,8 +156,8 @@ def _training(
             before += stream
         own = round(shares[index] * _in_blocks(costs) * size.weight)
         for number in reversed(range(len(sizes))):
-            saved = round(sum(sizes[: number + 1]) * unit) + more[index] + copies[index]
-            saved += _kept(attends[index][: number + 1])
+            saved = round(sum(sizes[: number + 1]) * unit + sum(more[index][: number + 1]))
+            saved += copies[index] + _kept(attends[index][: number + 1])
             # Of weights that several passes share, the last one's backward pass makes all.
             made = own if number + 1 < len(sizes) else 0
             part = min(1.0, sizes[number])
@@ -236,17 +237,14 @@ def _inference(costs: Costs, size: Precision, how: How, quantized: Saving | None
     which an operator may widen for its product: one layer's, in FP32 and in what it computes.
     """
     decoding, tokens = how.workload in _DECODING, how.batch * how.sequence
-    # Where every block computes some of the tokens only, the largest.
-    largest = max(map(max, costs.block_passes), default=1.0)
     weights = [w.inference for block in _attends(costs, how) for found in block for w in found]
-    how = how._replace(weights=round(max(weights, default=0) / (min(1.0, largest) * tokens)))
+    how = how._replace(weights=max(weights, default=0) // tokens)
     if costs.inference_per_token is None:
         held = _unit(costs, size, how)
         live = tokens * held.kept_per_token + held.kept
     else:
         live = tokens * costs.inference_per_token(how)
     last = tokens * costs.dim * size.stream  # what the blocks give, and normalised
-    live = round(min(1.0, largest) * live)
     logits = how.batch * (1 if decoding else how.sequence) * costs.rows * size.compute + 2 * last
     beside = how.batch * costs.saved_per_sequence * size.compute
     adapting = 0 if decoding else last + costs.adapting_bytes

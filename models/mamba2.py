@@ -362,7 +362,7 @@ def costs(config: Mamba2Config) -> Costs:
         decisive="ssd_scan",
         # The gradients of y, z and x, while y and the norm's output have gone.
         backward_per_token=size.inner,
-        block_saved_per_token=tuple(more * each for each in attends),
+        kept_beside=lambda how: tuple((more * each * how.element,) for each in attends),
         block_weights=tuple((linears + each * attention) / matmuls for each in attends),
         beside=beside,
         attends=tuple(

@@ -86,19 +86,20 @@ def held_bytes(
     keys: int,
     dim: int,
     element: int,
-    masked: bool,
+    masks: int,
     budget: int,
 ) -> Weights:
     """What ``backend`` holds for its weights, numbers of inputs being ``element`` bytes.
 
-    Zero for every backend but those that write weights down. ``budget`` bounds a chunk's.
+    Zero for every backend but those that write weights down. ``masks`` is how many [length, keys]
+    there are: none, one, or one a sequence; ``budget`` bounds a chunk's.
     """
-    pairs, narrow = batch * heads * length * keys, element < 4
+    pairs, narrow, masked = batch * heads * length * keys, element < 4, masks > 0
     # Neither keeps what a fused kernel's backward pass needs: each row's sum, and the output.
     sums, output = 4 * batch * heads * length, element * batch * heads * length * dim
     if backend == "manual":
         # The softmax, its product with the mask and that rounded, where they differ; both masks.
-        kept = pairs * (4 + element * (masked or narrow)) + 2 * length * keys * masked
+        kept = pairs * (4 + element * (masked or narrow)) + 2 * length * keys * masks
         at_most = pairs * (12 if masked else 8)
         return Weights(
             kept - sums,
@@ -114,7 +115,7 @@ def held_bytes(
         kept = 4 * pairs + queries + keyed * (1 + own)
         instead = element * batch * dim * (heads * length + groups * keys * (1 + own)) + sums
         unscaled = queries * narrow + keyed * own
-        mask = 4 * length * keys * masked
+        mask = 4 * length * keys * masks
         ungrouped = 2 * keyed * groups // heads if narrow and groups < heads else 0
         return Weights(
             kept - instead,
