@@ -86,7 +86,9 @@ class Attends:
             keys=self.keys.of(how.keys or how.sequence),
             dim=self.head_dim,
             element=how.element,
-            masks=masked * (how.batch if self.placed else 1),
+            masked=masked,
+            # A compiler makes masks again where they are needed.
+            masks=masked * (not how.compiled) * (how.batch if self.placed else 1),
             budget=_budget(how.device_type),
         )
 

@@ -86,15 +86,16 @@ def held_bytes(
     keys: int,
     dim: int,
     element: int,
+    masked: bool,
     masks: int,
     budget: int,
 ) -> Weights:
     """What ``backend`` holds for its weights, numbers of inputs being ``element`` bytes.
 
     Zero for every backend but those that write weights down. ``masks`` is how many [length, keys]
-    there are: none, one, or one a sequence; ``budget`` bounds a chunk's.
+    are written down: none, one, or one a sequence; ``budget`` bounds a chunk's.
     """
-    pairs, narrow, masked = batch * heads * length * keys, element < 4, masks > 0
+    pairs, narrow = batch * heads * length * keys, element < 4
     # Neither keeps what a fused kernel's backward pass needs: each row's sum, and the output.
     sums, output = 4 * batch * heads * length, element * batch * heads * length * dim
     if backend == "manual":
