@@ -217,5 +217,6 @@ FAMILY = Family(
     check=check,
     costs=costs,
     operators=operators,
+    inference_only=("in_place", "reuse_buffers"),
     metrics=METRICS,
 )
