@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kernels.attention._memory import is_whole
 from models._adaptive import SAMPLES, TOKENS
-from models._costs import Beside, Costs, How, dense_block
+from models._costs import Attends, Costs, How, dense_block
 from models._layers import mlp_width
 
 if TYPE_CHECKING:
@@ -31,25 +31,18 @@ def costs(config: AdaAttnConfig) -> Costs:
     # As measured and stacked; with the ridge, projected, and what that loses; bases, also in FP64.
     refreshing = sampled + 3 * (sampled + head_dim) + 4 * head_dim if config.adaptive_rank else 0
 
-    def whole(how: How) -> bool:
-        sizes = how.batch, heads, how.sequence, how.sequence, how.device_type
-        return not how.fused and how.device_type == "cpu" and is_whole(*sizes)
-
-    def beside(how: How) -> Beside:
-        if not whole(how):
-            return Beside()
-        pairs = heads * how.sequence * how.sequence
-        # The softmax, in FP32, and the weights; but no log-sum-exp.
-        kept = how.batch * (pairs * (4 + how.element) - 4 * heads * how.sequence)
-        masks = 0 if how.compiled else 2 * how.sequence * how.sequence  # bool, and its inverse
-        return Beside(kept + masks, 2 * 4 * how.batch * pairs)
+    def attention(how: How) -> str:
+        if how.fused:  # one kernel, whatever backend is asked for
+            return ""
+        if how.device_type == "cpu":
+            whole = is_whole(how.batch, heads, how.sequence, how.sequence, how.device_type)
+            return "manual" if whole else "chunked"
+        return how.attention
 
     def inference_per_token(how: How) -> int:
         # Queries, keys and values as they are, the former two as they are turned and in the basis;
         # the attention's output.
         attending = (3 + 2 + 2 + 1) * dim
-        if whole(how):  # scores, softmax and weights
-            attending += 3 * 4 * heads * how.sequence // how.element
         block = dense_block(
             how,
             dim=dim,
@@ -85,7 +78,9 @@ def costs(config: AdaAttnConfig) -> Costs:
         unfused_fp32_per_token=4 * dim,  # the norms' steps of q and of k
         backward_per_token=2 * hidden,  # the gradients of gate and up
         tables_bytes=4 * config.max_sequence * head_dim,
-        beside=beside,
+        attends=((((Attends(heads, heads, head_dim),),),) * layers),
+        attention=attention,
+        saved_past_attention=dim + 3 * hidden,
         inference_per_token=inference_per_token,
         # Two bases of each head and the one that a call computes with, and of these the rank, bits
         # and factor; for how long the former two could have been lower, and the number of calls.

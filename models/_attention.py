@@ -225,7 +225,9 @@ class Attention(nn.Module):
         those; ``shared`` holds the keys and values of another call.
         """
         queries_only = shared is not None and shared.keys is not None
-        q_BHSD, k_BGSD, v_BGSD = self.heads(x_BSE, position, rows, queries_only=queries_only)
+        q_BHSD, k_BGSD, v_BGSD = self.heads(
+            x_BSE, position, rows, queries_only=queries_only, lasting=shared is not None
+        )
         y_BHSD = attend(q_BHSD, k_BGSD, v_BGSD, state, position, rows, shared, self.window)
         return self.out(y_BHSD.transpose(1, 2).flatten(2))
 
@@ -236,8 +238,12 @@ class Attention(nn.Module):
         rows: Rows | None = None,
         *,
         queries_only: bool = False,
+        lasting: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, S, D), keys and values (B, G, S, D); the first token at ``position``."""
+        """Queries (B, H, S, D), keys and values (B, G, S, D); the first token at ``position``.
+
+        ``lasting``: the values outlive this call.
+        """
         heads, groups = self.n_heads, self.n_kv_heads
         if queries_only:
             q_BSHD = self.qkv.part(x_BSE, 0, heads * self.head_dim)
@@ -246,8 +252,8 @@ class Attention(nn.Module):
         else:
             qkv_BSXD = self.qkv(x_BSE).unflatten(-1, (heads + 2 * groups, self.head_dim))
             q_BSHD, k_BSGD, v_BSGD = qkv_BSXD.split((heads, groups, groups), dim=2)
-            if torch.is_grad_enabled():
-                # Backward needs the values, and a view of them would keep all of qkv until then.
+            if lasting or torch.is_grad_enabled():
+                # Later calls or backward need the values, and a view would keep all of qkv.
                 v_BSGD = v_BSGD.contiguous()
         if self.rotary is None:
             q_BHSD, k_BGSD = q_BSHD.transpose(1, 2), k_BSGD.transpose(1, 2)

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from models._share import Share
+from kernels import hardware
+from kernels.attention._memory import SHARE, Weights, held_bytes
+from models._share import ALL, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,9 @@ class How(NamedTuple):
     device_type: str
     fused: bool  # whether the operators are the library's fused kernels, or PyTorch's
     compiled: bool  # whether torch.compile fuses what is not
+    attention: str = ""  # the backend that was asked for; empty: one that holds no weights
+    keys: int = 0  # that a query may see; 0: of the sequence
+    weights: int = 0  # bytes a token that attention's weights take at most in inference
 
     @property
     def autocast(self) -> bool:
@@ -57,6 +62,35 @@ class Beside(NamedTuple):
 
     kept: int = 0  # for its backward pass
     backward: int = 0  # more at most, in its backward pass
+
+
+@dataclass(frozen=True)
+class Attends:
+    """One attention of a block, for what some backends hold of it."""
+
+    heads: int
+    groups: int
+    head_dim: int
+    queries: Share = ALL  # of the tokens
+    keys: Share = ALL
+    placed: bool = False  # each query where it stood, by a mask of each sequence's own
+
+    def weights(self, how: How, masked: bool) -> Weights:
+        """What the weights take."""
+        return held_bytes(
+            how.attention,
+            batch=how.batch,
+            heads=self.heads,
+            groups=self.groups,
+            length=self.queries.of(how.sequence),
+            keys=self.keys.of(how.keys or how.sequence),
+            dim=self.head_dim,
+            element=how.element,
+            masked=masked,
+            # A compiler makes masks again where they are needed.
+            masks=masked * (not how.compiled) * (how.batch if self.placed else 1),
+            budget=_budget(how.device_type),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +128,17 @@ class Costs:
     # By block, what each pass through it saves, in units of the block that the numbers above
     # describe; empty: one pass of one unit each.
     block_passes: tuple[tuple[float, ...], ...] = ()
-    # By block, compute-dtype numbers a token that it saves beside its units; empty: none.
-    block_saved_per_token: tuple[int, ...] = ()
+    # By block, bytes a token that each pass keeps beside its units; None: nothing.
+    kept_beside: Callable[[How], tuple[tuple[float, ...], ...]] | None = None
     block_weights: tuple[float, ...] = ()  # each block's share of their parameters; empty: alike
     # Compute-dtype numbers a token that a unit's backward pass holds at most beside what it saved.
     backward_per_token: int = 0
     beside: Callable[[How], Beside] | None = None  # None: nothing
+    # By block, each pass's attentions; and by which backend they run where another is asked for.
+    attends: tuple[tuple[tuple[Attends, ...], ...], ...] = ()
+    attention: Callable[[How], str] | None = None  # None: the one that was asked for
+    # Compute-dtype numbers a token that a unit saves past its attention, of ``saved_per_token``.
+    saved_past_attention: int = 0
     # Bytes a token that a block holds at most where no backward pass follows, its input included;
     # None: as many as it would keep for one.
     inference_per_token: Callable[[How], int] | None = None
@@ -120,7 +159,7 @@ def dense_block(
     by_steps = not (how.fused or how.compiled)
     # Beside each the block's input and its norm; later also the sum of input and attention.
     rotation = projected * how.element + by_steps * rotating * 4
-    attention = 2 * dim * how.stream + max(rotation, attending * how.element)
+    attention = 2 * dim * how.stream + max(rotation, attending * how.element + how.weights)
     # Gate and up, their product, and silu(gate).
     return max(attention, 3 * dim * how.stream + (3 + by_steps) * hidden * how.element)
 
@@ -159,6 +198,13 @@ def flops(
         multiply_adds += 2 * part.score_width * seen
     forward = 2 * multiply_adds
     return batch * forward * (3 if training else 1)
+
+
+def _budget(device_type: str) -> int:
+    """Bytes for the weights of a chunk; estimated where there is no such device: no bound."""
+    if device_type == "cuda" and not hardware.has_gpu():
+        return 1 << 62
+    return int(SHARE * hardware.of(device_type).total_bytes)
 
 
 def _pairs(sequence: int, context: int, window: int) -> int:

@@ -84,6 +84,7 @@ class Family:
     costs: Callable[[Any], Costs]
     workloads: tuple[str, ...] = WORKLOADS
     length_field: str = "max_sequence"  # the field of the configuration that bounds a sequence
+    inference_only: tuple[str, ...] = ()  # fields that no training step may have switched on
     first_choice: str = "base"  # the largest preset that is chosen unasked
     metrics: tuple[Metric, ...] = ()  # what its models measure of themselves
     # (config, workload) to the operators of ``kernels`` that a step calls, those behind a switch of
@@ -162,13 +163,22 @@ class Family:
         precision: str = "fp32",
         checkpointing: str = "none",
         chunk: int = 0,
+        attention: str = "",
         quantization: str = "",
     ) -> None:
-        """Refuse by sentence what cannot fit ``memory_bytes``, before anything is allocated.
+        """Refuse by sentence what no such step can be, before anything is allocated.
+
+        That is what the workload does not allow, and what cannot fit ``memory_bytes``.
 
         Judges by weights, optimizer and activations as estimated; pass more memory than there is
         to let what is near the limit try and run out of memory in earnest.
         """
+        for name in self.inference_only if workload == "train" else ():
+            if getattr(config, name):
+                raise ConfigurationError(
+                    f"{self.name}: {name} overwrites what a backward pass needs; switch it off to "
+                    "train, or choose a workload of inference"
+                )
         if batch < 1 or sequence < 1:
             raise ConfigurationError(
                 f"{self.name}: batch {batch} and sequence {sequence} must be at least 1"
@@ -186,6 +196,7 @@ class Family:
             precision=precision,
             checkpointing=checkpointing,
             chunk=chunk,
+            attention=attention,
             quantization=quantization,
         )
         if needed.total > memory_bytes:

@@ -7,9 +7,10 @@ block make room for the gradients of its weights, evenly enough that only the en
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from kernels.attention._memory import Weights
 from models._checkpointing import CHECKPOINTING
 from models._costs import Beside, Costs, Held, How
 from models._quantized import Saving
@@ -63,6 +64,7 @@ def footprint(
     optimizer_bytes: int | None = None,
     rope_tables: int = 1,
     chunk: int = 0,
+    attention: str = "",
     quantized: Saving | None = None,
 ) -> Footprint:
     """Estimated memory of one step; ``sequence`` is the cache's length for prefill and decode.
@@ -74,11 +76,14 @@ def footprint(
     library's fused kernels, and if not, ``device_type`` on what PyTorch's run and ``compiled``
     whether torch.compile fuses these; ``optimizer_bytes`` is what the optimizer keeps a parameter
     (None: AdamW's two moments in the weights' dtype); ``rope_tables`` is how many copies of the
-    rotary tables exist; ``quantized`` what the codes of linear layers change, in inference.
+    rotary tables exist; ``attention`` is the backend asked for, where it may be one that holds its
+    weights; ``quantized`` what the codes of linear layers change, in inference.
     """
     size = PRECISIONS[precision]
     computing = size.compute, size.stream, device_type, fused, compiled
-    how = How(workload, batch, sequence, *computing)
+    how = How(workload, batch, sequence, *computing, attention)
+    if costs.attention is not None:
+        how = how._replace(attention=costs.attention(how))
     weights = costs.parameters * size.weight
     tables = costs.tables_bytes * rope_tables + costs.state_bytes
     if workload == "train":
@@ -98,7 +103,8 @@ def footprint(
         taken = 1
     elif workload in _DECODING and chunk:
         taken = min(chunk, sequence)
-    activations = _inference(costs, size, how._replace(sequence=taken), quantized)
+    how = how._replace(sequence=taken, keys=sequence if taken < sequence else 0)
+    activations = _inference(costs, size, how, quantized)
     if quantized is not None:
         weights += quantized.numbers * (1 - size.weight) + quantized.scale_bytes
     return Footprint(
@@ -128,11 +134,16 @@ def _training(
     shares = costs.block_weights or (1 / len(passes),) * len(passes)
     copies = [round(share * _copies(costs, size)) for share in shares]
     again = _checkpointed(checkpointing, len(passes))
-    extras = costs.block_saved_per_token or (0,) * len(passes)
-    more = [numbers * tokens * size.compute for numbers in extras]
+    more = [(0.0,) * len(sizes) for sizes in passes]
+    if costs.kept_beside is not None:
+        more = [tuple(tokens * each for each in block) for block in costs.kept_beside(how)]
+    attends = _attends(costs, how)
+    past = tokens * costs.saved_past_attention * size.compute
     kept = [
-        stream if recomputed else round(sum(sizes) * unit) + extra + copy
-        for sizes, extra, copy, recomputed in zip(passes, more, copies, again, strict=True)
+        stream if recomputed else round(sum(sizes) * unit + sum(extra)) + copy + _kept(weights)
+        for sizes, extra, copy, weights, recomputed in zip(
+            passes, more, copies, attends, again, strict=True
+        )
     ]
     fixed = how.batch * costs.saved_per_sequence * size.compute
     yield sum(kept) + fixed + costs.adapting_bytes, 0
@@ -145,12 +156,33 @@ def _training(
             before += stream
         own = round(shares[index] * _in_blocks(costs) * size.weight)
         for number in reversed(range(len(sizes))):
-            saved = round(sum(sizes[: number + 1]) * unit) + more[index] + copies[index]
+            saved = round(sum(sizes[: number + 1]) * unit + sum(more[index][: number + 1]))
+            saved += copies[index] + _kept(attends[index][: number + 1])
             # Of weights that several passes share, the last one's backward pass makes all.
             made = own if number + 1 < len(sizes) else 0
-            yield before + saved + round(min(1.0, sizes[number]) * working), gradients + made
+            part = min(1.0, sizes[number])
+            yield before + saved + round(part * working), gradients + made
+            # As attention has its own turn, what comes after it is not there yet, or not any more.
+            for weights in attends[index][number] if attends[index] else ():
+                there = before + saved - round(part * past) - weights.kept
+                yield there + weights.forward, (gradients + made) * again[index]
+                yield there + weights.backward + round(part * stream), gradients + made
         gradients += own
     yield 0, costs.parameters * size.weight
+
+
+def _attends(costs: Costs, how: How) -> list[list[list[Weights]]]:
+    """By block and pass, what its attentions hold for their weights."""
+    if not costs.attends:
+        return [[] for _ in costs.block_passes or range(costs.n_layers)]
+    masked = costs.causal or costs.window > 0
+    return [
+        [[one.weights(how, masked) for one in found] for found in block] for block in costs.attends
+    ]
+
+
+def _kept(passes: Sequence[Sequence[Weights]]) -> int:
+    return sum(weights.kept for found in passes for weights in found)
 
 
 def _unit(costs: Costs, size: Precision, how: How) -> Held:
@@ -205,15 +237,14 @@ def _inference(costs: Costs, size: Precision, how: How, quantized: Saving | None
     which an operator may widen for its product: one layer's, in FP32 and in what it computes.
     """
     decoding, tokens = how.workload in _DECODING, how.batch * how.sequence
-    # Where every block computes some of the tokens only, the largest.
-    largest = max(map(max, costs.block_passes), default=1.0)
+    weights = [w.inference for block in _attends(costs, how) for found in block for w in found]
+    how = how._replace(weights=max(weights, default=0) // tokens)
     if costs.inference_per_token is None:
         held = _unit(costs, size, how)
         live = tokens * held.kept_per_token + held.kept
     else:
         live = tokens * costs.inference_per_token(how)
     last = tokens * costs.dim * size.stream  # what the blocks give, and normalised
-    live = round(min(1.0, largest) * live)
     logits = how.batch * (1 if decoding else how.sequence) * costs.rows * size.compute + 2 * last
     beside = how.batch * costs.saved_per_sequence * size.compute
     adapting = 0 if decoding else last + costs.adapting_bytes

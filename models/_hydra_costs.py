@@ -6,9 +6,11 @@ Shapes: E model width, H query heads, G key/value heads, D head width.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from models._costs import Costs, How, Routed, dense_block
+from models import _hydra_memory
+from models._costs import Costs, Routed
 from models._layers import mlp_width
 from models._share import ALL, Share
 
@@ -71,13 +73,7 @@ def costs(config: HydraConfig) -> Costs:
     plain = config.n_layers - depths
     parts = [_part(layer, config, ALL, plain, depths, False)]
     distinct, passes, states = config.n_layers, 1, depths
-    # A block with mixture of depths saves what the router and the gathering need besides.
-    stream, fp32 = 2 * dim, config.n_heads + 2
-    block = layer.saved + stream + fp32
-    capacity = config.capacity.part / config.capacity.whole
-    deep = (capacity * (block + 2 * dim) + dim) / block
-    sizes = [deep if config.routes_depth(i) else 1.0 for i in range(config.n_layers)]
-    by_block: list[tuple[float, ...]] = [(size,) for size in sizes]
+    by_block = _hydra_memory.passes_of(config)
     block_weights = [1 / config.n_layers] * config.n_layers
     routers = depths * dim
     recursion_router = 0
@@ -100,21 +96,7 @@ def costs(config: HydraConfig) -> Costs:
             recursion_router = n * dim
         routers += n * dim
         distinct, states = config.n_layers + 2, n * (depths + 1)
-        stack = sum(sizes) + 3 * dim / block  # with what chooses and gathers the tokens
-        by_block = [(1.0,), tuple(s.part / s.whole * stack for s in shares), (1.0,)]
         block_weights = [layers / distinct for layers in (1, config.n_layers, 1)]
-
-    def inference_per_token(how: How) -> int:
-        q_dim, kv_dim = layer.score_width, layer.cached // 2
-        projected = q_dim + 2 * kv_dim
-        return dense_block(
-            how,
-            dim=dim,
-            projected=projected + q_dim,
-            rotating=3 * q_dim,
-            attending=projected + layer.saved - 2 * dim - 3 * hidden,
-            hidden=hidden,
-        )
 
     every = [part for found in parts for part in found]
     whole = [part for part in every if part.share.part == part.share.whole]
@@ -133,16 +115,20 @@ def costs(config: HydraConfig) -> Costs:
         cached_fp32_per_sequence=2 * states,  # how many were taken, 8 bytes each
         scan_per_token=sum(part.scan_per_token for part in whole),
         saved_per_token=layer.saved,
-        saved_stream_per_token=stream,
-        saved_fp32_per_token=fp32,  # log-sum-exp, and both norms' inverse deviations
+        saved_stream_per_token=2 * dim,
+        saved_fp32_per_token=config.n_heads + 2,  # log-sum-exp, and both norms' inverse deviations
         unfused_per_token=hidden,  # silu(gate)
         tables_bytes=4 * config.max_sequence * config.head_dim,
         routed=tuple(part for part in every if part not in whole),
-        block_passes=tuple(by_block),
+        block_passes=tuple(tuple(each.units for each in block) for block in by_block),
         block_weights=tuple(block_weights),
+        attends=_hydra_memory.attends(config),
+        beside=partial(_hydra_memory.beside, config),
+        kept_beside=partial(_hydra_memory.kept_beside, config),
+        saved_past_attention=dim + 3 * hidden,
         backward_per_token=2 * hidden,  # of gate and up, their product's, which goes
         linear_parameters=distinct * layer.matmul,
-        inference_per_token=inference_per_token,
+        inference_per_token=partial(_hydra_memory.inference_per_token, config),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from models import _fields
-from models._costs import Costs, Held, How, dense_block
+from models._costs import Attends, Costs, Held, How, dense_block
 from models._expert_costs import experts_at_work, experts_by_torch
 from models._family import setting
 from models._layers import mlp_width
@@ -197,6 +197,8 @@ def costs(config: MahiaConfig) -> Costs:
         linears_after=beside + config.max_layers * (layer + fused),
         backward_per_token=2 * hidden * served,  # the gradients of gate and up
         inference_per_token=inference_per_token,
+        attends=((((Attends(heads, heads, text // heads),),),) * layers),
+        saved_past_attention=text + (2 * served * hidden if config.use_moe else 3 * hidden),
         by_torch=by_torch if config.use_moe else None,
         decisive="moe_experts" if config.use_moe else "",
         cast_by_operators=copies * mlp if config.use_moe else 0,

@@ -68,12 +68,18 @@ class RecursionState(NamedTuple):
         return [tensor for state in self.recursions for tensor in state.carried()]
 
 
+class _Depths(NamedTuple):
+    """What the mixtures of depths in one pass through the stack give."""
+
+    loss: Tensor | None
+    measured: dict[str, list[Tensor]]
+
+
 class _Stack(NamedTuple):
     """What one pass through the stack gives."""
 
     x: Tensor  # (B, K, E)
-    loss: Tensor | None
-    depths: dict[str, list[Tensor]]  # what its mixtures of depths measured
+    depths: _Depths
 
 
 class MixtureOfRecursions(nn.Module):
@@ -146,7 +152,7 @@ class MixtureOfRecursions(nn.Module):
                 rows, h_BKE, score_BK = chosen.rows, chosen.x, chosen.score
             taken.append(rows.share_taken())
             found = self._through(h_BKE, own, position, rows if r else None, shared)
-            passes.append(found)
+            passes.append(found.depths)
             weight_BK = rows.weights(self.alpha * score_BK.sigmoid())
             h_BKE = add_weighted(h_BKE, found.x, weight_BK)
             y_BSE = kernels.token_scatter(y_BSE, found.x, weight_BK, rows.index) if r else h_BKE
@@ -172,7 +178,7 @@ class MixtureOfRecursions(nn.Module):
                 h_BKE = picked(h_BKE, order_BK)
             taken.append(rows.share_taken())
             found = self._through(h_BKE, own, position, rows if r else None, shared)
-            passes.append(found)
+            passes.append(found.depths)
             weight_BK = rows.weights(gate_BSN[..., r].gather(1, rows.index))
             last_BK = depth_BS.gather(1, rows.index) == r
             y_BSE = kernels.token_scatter(y_BSE, found.x, weight_BK.where(last_BK, 0), rows.index)
@@ -218,13 +224,13 @@ class MixtureOfRecursions(nn.Module):
                 loss = found.loss if loss is None else loss + found.loss
             for name, value in found.measured.items():
                 depths.setdefault(name, []).append(value)
-        return _Stack(x_BKE, loss, depths)
+        return _Stack(x_BKE, _Depths(loss, depths))
 
     def _output(
         self,
         y_BSE: Tensor,
         loss: Tensor | None,
-        passes: list[_Stack],
+        passes: list[_Depths],
         taken: list[Tensor],
         router_N: Tensor,
     ) -> BlockOutput:
@@ -236,7 +242,7 @@ class MixtureOfRecursions(nn.Module):
         reached_N = torch.stack(taken)
         left_N = reached_N - torch.cat((reached_N[1:], reached_N.new_zeros(1)))
         measured = {"recursion_share": left_N, "recursion_router": router_N.float()}
-        for name in passes[0].depths:
-            by_pass = torch.stack([torch.cat(found.depths[name]) for found in passes])
+        for name in passes[0].measured:
+            by_pass = torch.stack([torch.cat(found.measured[name]) for found in passes])
             measured[name] = by_pass.mean(0)
         return BlockOutput(y_BSE, total, measured)

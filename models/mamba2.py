@@ -29,9 +29,10 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from kernels.ssd_scan import CHUNK, held_bytes
+from kernels.ssd_scan import Held as ScanHeld
 from models import _fields
 from models._attention import Attention, KVState, RotaryCache
-from models._costs import Beside, Costs, Held, How
+from models._costs import Attends, Beside, Costs, Held, How
 from models._family import Family, setting
 from models._language_model import BlockOutput, LanguageModel, loss_operators
 from models._layers import INIT_STD, RMSNorm
@@ -277,12 +278,16 @@ def costs(config: Mamba2Config) -> Costs:
     more = (dim + 2 * kv_dim) + dim + dim + 2 * (heads + 1)
     attends = [config.attends(index) for index in range(layers)]
 
+    def scanning(how: How) -> ScanHeld:
+        cut = (size.n_heads, size.head_dim, size.n_groups, size.d_state)
+        dtype = {2: torch.bfloat16, 4: torch.float32}[how.element]
+        return held_bytes(how.batch, how.sequence, *cut, dtype)
+
     def beside(how: How) -> Beside:
         if not how.fused:
             return Beside()
-        cut = (size.n_heads, size.head_dim, size.n_groups, size.d_state)
-        dtype = {2: torch.bfloat16, 4: torch.float32}[how.element]
-        return Beside(*held_bytes(how.batch, how.sequence, *cut, dtype))
+        scan = scanning(how)
+        return Beside(scan.kept, scan.backward)
 
     def by_torch(how: How) -> Held:
         element = how.element
@@ -317,12 +322,22 @@ def costs(config: Mamba2Config) -> Costs:
     def inference_per_token(how: How) -> int:
         # The block's input and its norm; all that in_proj and the convolution make.
         before = 2 * dim * how.stream + (size.projected + size.convolved) * how.element
-        if how.fused:  # the scan's output and the norm's
-            return before + 2 * size.inner * how.element
+        # Where it attends: the mixer's result; queries, keys, values, as they are and rotated.
+        attention = 2 * dim * how.stream + (3 * dim + 4 * kv_dim) * how.element + how.weights
+        if how.fused:
+            # While it scans, the scan's output; then the norm's as well, and what goes out.
+            scan, inner = scanning(how), size.inner * how.element
+            of_state = size.convolved * size.d_conv * how.element // how.sequence
+            held = max(
+                inner + scan.forward // (how.batch * how.sequence),
+                2 * inner + dim * how.element + scan.final // (how.batch * how.sequence),
+            )
+            return max(before + held + of_state, attention if attending else 0)
         # The last chunk's decays, in FP64, and weights; while these are made more of the kind, then
         # the scan's outputs, by chunk and together, D x, and their sum.
         of_chunk = min(CHUNK, how.sequence) ** 2 * size.n_heads // how.sequence
-        return before + 4 * size.inner + 10 * of_chunk + max(3 * 4 * size.inner, 10 * of_chunk)
+        before += 4 * size.inner + 10 * of_chunk + max(3 * 4 * size.inner, 10 * of_chunk)
+        return max(before, attention if attending else 0)
 
     return Costs(
         parameters=matmuls
@@ -347,9 +362,12 @@ def costs(config: Mamba2Config) -> Costs:
         decisive="ssd_scan",
         # The gradients of y, z and x, while y and the norm's output have gone.
         backward_per_token=size.inner,
-        block_saved_per_token=tuple(more * each for each in attends),
+        kept_beside=lambda how: tuple((more * each * how.element,) for each in attends),
         block_weights=tuple((linears + each * attention) / matmuls for each in attends),
         beside=beside,
+        attends=tuple(
+            ((Attends(heads, config.n_kv_heads, dim // heads),) * each,) for each in attends
+        ),
         inference_per_token=inference_per_token,
         tables_bytes=4 * config.max_sequence * (dim // heads) if attending else 0,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from models._costs import Costs, Held, How
+from models._costs import Attends, Costs, Held, How
 from models._cuda_graph import CUDAGraphInference
 from models._expert_costs import experts_at_work, experts_by_torch
 from models._family import Family
@@ -82,7 +82,10 @@ def costs(config: MoEConfig) -> Costs:
     def inference_per_token(how: How) -> int:
         # The block's input, with attention, and its norm; then the routed or the shared experts.
         by_all = (dim + 3 * shared * width) * how.element if shared else 0
-        return 3 * dim * how.stream + max(experts_at_work(how, **sizes), by_all)
+        experts = 3 * dim * how.stream + max(experts_at_work(how, **sizes), by_all)
+        # Before them, beside input and norm: queries, keys, values, as they are and rotated.
+        attention = 2 * (dim + 2 * kv_dim) * how.element + how.weights
+        return max(experts, 2 * dim * how.stream + attention)
 
     return Costs(
         parameters=layers * (linears + router * (2 if noisy else 1) + 2 * dim)
@@ -105,6 +108,8 @@ def costs(config: MoEConfig) -> Costs:
         saved_fp32_per_token=around_fp32 + 5 * k,
         by_torch=by_torch,
         decisive="moe_experts",
+        attends=((((Attends(config.n_heads, config.n_kv_heads, config.head_dim),),),) * layers),
+        saved_past_attention=dim + 2 * k * width + 3 * shared * width,
         backward_per_token=2 * k * (width + dim) + 2 * shared * width,
         tables_bytes=4 * config.max_sequence * config.head_dim,
     )
@@ -212,5 +217,6 @@ FAMILY = Family(
     check=check,
     costs=costs,
     operators=operators,
+    inference_only=("in_place", "reuse_buffers"),
     metrics=METRICS,
 )

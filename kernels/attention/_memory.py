@@ -9,6 +9,7 @@ and not of what is free: a captured or compiled step keeps its choice, whatever 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -61,6 +62,78 @@ def is_whole(
     """Whether the whole matrix of weights, ``element`` bytes each, is preferred to chunks of it."""
     needed = weights_bytes(batch, heads, length, keys, element)
     return length * keys < LONG and needed <= budget_bytes(device_type, device_index)
+
+
+class Weights(NamedTuple):
+    """Bytes that attention holds for its weights: beside inputs, output, and their gradients.
+
+    Against a fused kernel, which keeps the logarithm of each row's sum and no weights.
+    """
+
+    kept: int = 0  # for its backward pass
+    forward: int = 0  # at most where a backward pass follows, with what is kept
+    inference: int = 0  # at most where none does
+    backward: int = 0  # at most in the backward pass, with what was kept
+
+
+def held_bytes(
+    backend: str,
+    *,
+    batch: int,
+    heads: int,
+    groups: int,
+    length: int,
+    keys: int,
+    dim: int,
+    element: int,
+    masked: bool,
+    masks: int,
+    budget: int,
+) -> Weights:
+    """What ``backend`` holds for its weights, numbers of inputs being ``element`` bytes.
+
+    Zero for every backend but those that write weights down. ``masks`` is how many [length, keys]
+    are written down: none, one, or one a sequence; ``budget`` bounds a chunk's.
+    """
+    pairs, narrow = batch * heads * length * keys, element < 4
+    # Neither keeps what a fused kernel's backward pass needs: each row's sum, and the output.
+    sums, output = 4 * batch * heads * length, element * batch * heads * length * dim
+    if backend == "manual":
+        # The softmax, its product with the mask and that rounded, where they differ; both masks.
+        kept = pairs * (4 + element * (masked or narrow)) + 2 * length * keys * masks
+        at_most = pairs * (12 if masked else 8)
+        return Weights(
+            kept - sums,
+            at_most + 2 * pairs * narrow,
+            at_most + 2 * pairs * (narrow and not masked),
+            12 * pairs - output,
+        )
+    if backend == "sdpa_math":
+        # The softmax, and instead of the inputs queries and keys scaled, with values if they are
+        # no inputs: in FP32, each head its own. What these are made of stays as long as the call.
+        queries, keyed = (4 * batch * heads * dim * n for n in (length, keys))
+        own = narrow or groups < heads
+        kept = 4 * pairs + queries + keyed * (1 + own)
+        instead = element * batch * dim * (heads * length + groups * keys * (1 + own)) + sums
+        unscaled = queries * narrow + keyed * own
+        mask = 4 * length * keys * masks
+        ungrouped = 2 * keyed * groups // heads if narrow and groups < heads else 0
+        return Weights(
+            kept - instead,
+            4 * pairs + kept + unscaled + ungrouped + mask - output,
+            8 * pairs + unscaled + keyed * own + ungrouped + mask,
+            12 * pairs + queries + 2 * keyed - instead - output,
+        )
+    if backend == "chunked":
+        chunk = chunk_length(batch, heads, 4, budget)
+        piece = batch * heads * min(chunk, length) * min(chunk, keys)
+        # While the next one is made, of the last one scores and weights are there still.
+        several = keys > chunk
+        rows = 2 * 4 * batch * heads * min(chunk, length) * dim  # the running sum, before and after
+        gradients = 4 * batch * dim * (heads * length + 2 * groups * keys)
+        forward = (18 if several else 12) * piece + rows
+        return Weights(0, forward, forward, (24 if several else 20) * piece + gradients)
+    return Weights()
 
 
 def fits_whole(q_BHSD: Tensor, k_BGTD: Tensor) -> str | None:

@@ -43,6 +43,7 @@ from kernels._operator import (
 )
 from kernels._triton import MAX_GRID, has_large_memory, missing, no_fp64
 from kernels.ssd_scan._launch import CHUNK, Scan, chunks, tile
+from kernels.ssd_scan._launch import Held as Held
 from kernels.ssd_scan._launch import held_bytes as held_bytes
 
 MAX_STATE = 16384  # elements of one head's state, which a program holds; half with little memory

@@ -109,19 +109,28 @@ def _heads_together(heads: int, groups: int, programs: int, multiprocessors: int
     return together
 
 
+class Held(NamedTuple):
+    """Bytes that one scan holds beside its inputs and y."""
+
+    kept: int  # for its backward pass: the states that segments begin with
+    # In it, at most: the states at all chunks and their gradients, and the gradients of B and C
+    # before their sum over heads.
+    backward: int
+    forward: int  # at most: the states that segments begin with, the final ones, steps and decays
+    final: int  # of these, what it gives
+
+
 def held_bytes(
     batch: int, length: int, heads: int, dim: int, groups: int, n_states: int, dtype: torch.dtype
-) -> tuple[int, int]:
-    """What one scan keeps for its backward pass beside its inputs, and what that holds beside.
-
-    The states that segments begin with; the states at all chunks and their gradients, and the
-    gradients of B and C before their sum over heads. How a scan is cut depends on the GPU.
-    """
+) -> Held:
+    """What one scan holds; how it is cut depends on the GPU."""
     cut = _cut(batch, length, heads, dim, groups, n_states, dtype, None, sm_count(None))
     state, parts = batch * heads * dim * n_states, heads // cut.together
     kept = 4 * state * cut.n_segments if cut.n_segments > 1 else 0
     numbers = 2 * state * cut.n_chunks + 2 * batch * length * parts * n_states
-    return kept, numbers * dtype.itemsize
+    decays = (4 + 8) * batch * heads * cut.n_chunks * cut.chunk
+    final = 4 * state
+    return Held(kept, numbers * dtype.itemsize, kept + final + decays, final)
 
 
 def _least(element_size: int) -> int:

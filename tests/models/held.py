@@ -91,7 +91,9 @@ class Flash(torch.autograd.Function):
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
-    """In the place of torch's."""
+    """In the place of torch's, unless its own arithmetic was asked for."""
+    if not torch.backends.cuda.flash_sdp_enabled():
+        return functional.scaled_dot_product_attention(q, k, v, mask, **more)
     assert mask is None
     return Flash.apply(q, k, v)
 
@@ -141,6 +143,7 @@ def held_by_training(
     precision: str,
     checkpointing: str = "none",
     fused: bool = True,
+    attention: str = "",
 ) -> int:
     """Bytes at the peak of a training step with fused AdamW, its moments made before.
 
@@ -148,7 +151,8 @@ def held_by_training(
     """
     model = family.build(config, dtype=_dtype(precision)).train()
     model.set_checkpointing(checkpointing)
-    with _metered(family, config, model, batch, sequence, precision, fused) as (meter, inputs):
+    step = batch, sequence, precision, fused, attention
+    with _metered(family, config, model, *step) as (meter, inputs):
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         for parameter in model.parameters():
             parameter.grad = torch.empty_like(parameter)
@@ -171,10 +175,11 @@ def held_by_inference(
     sequence: int,
     precision: str,
     fused: bool = True,
+    attention: str = "",
 ) -> int:
     """Bytes at the peak of a forward pass or of a prefill, its cache made before."""
     model = family.build(config, dtype=_dtype(precision)).eval()
-    metered = _metered(family, config, model, batch, sequence, precision, fused)
+    metered = _metered(family, config, model, batch, sequence, precision, fused, attention)
     with metered as (meter, inputs), _amp(precision), torch.no_grad():
         if workload == "prefill":
             model(inputs[0], cache=model.new_cache(batch, sequence), last_only=True)
@@ -192,9 +197,11 @@ def _metered(
     sequence: int,
     precision: str,
     fused: bool,
+    attention: str,
 ) -> Iterator[tuple[Meter, list[Tensor]]]:
     """What is held from here on, with the model and its inputs; all as on an H200."""
-    implementations = {"all": "triton" if fused else "torch", "attention": "sdpa"}
+    implementations = {"all": "triton" if fused else "torch"}
+    implementations["attention"] = attention or "sdpa"
     if family.name == "mahia":
         implementations["fourier_mix"] = "matmul"  # auto's choice on a GPU
     dtype, meter = _dtype(precision), Meter()

@@ -155,6 +155,24 @@ def test_other_sizes_than_the_presets_are_estimated_within_a_tenth(name, fields,
     assert estimate == pytest.approx(held, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("d_state", "batch", "sequence", "precision", "workload"),
+    [
+        (64, 16, 256, "half", "forward"),
+        (128, 16, 256, "amp", "prefill"),
+        (64, 1, 2048, "half", "forward"),  # the scan is cut into segments
+        (16, 2, 600, "fp32", "prefill"),
+    ],
+)
+def test_the_states_of_a_fused_scan_are_counted_in_inference(
+    d_state, batch, sequence, precision, workload
+):
+    config = FAMILIES["mamba2"].configure("tiny", {"d_state": d_state, "max_sequence": 2048})
+    step = {"batch": batch, "sequence": sequence, "precision": precision}
+    estimate, held = inferred("mamba2", config, workload, step)
+    assert estimate == pytest.approx(held, rel=0.03)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("precision", ["fp32", "amp", "half"])
@@ -252,7 +270,8 @@ def test_on_a_cpu_heads_that_adapt_keep_the_matrix_of_weights_until_it_is_too_la
         return on["cpu"].activations - on["cuda"].activations
 
     assert more(1024) > config.n_layers * config.n_heads * 1024**2 * 8
-    assert more(2048) == 0  # in chunks
+    chunk = 24 * config.n_heads * 1024**2  # two pieces of the matrix, while the next is made
+    assert more(4096) < more(2048) < chunk  # in chunks: what else they hold is less of the whole
 
 
 @pytest.mark.parametrize("name", NAMES)

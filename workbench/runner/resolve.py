@@ -111,6 +111,7 @@ def _sizes(situation: Situation) -> dict[str, Any]:
         "precision": _SIZES[situation.option("precision")],
         "checkpointing": situation.option("checkpointing"),
         "chunk": int(settings.get("chunk", 0)),
+        "attention": situation.option("attention"),
         "quantization": "" if scheme == "none" else scheme,
     }
 
@@ -285,7 +286,7 @@ def _real(field: Field, value: Scalar) -> float:
     low, high = field.minimum or 0.0, field.maximum or float("inf")
     try:
         number = float("nan") if isinstance(value, bool) else float(value)
-    except (ValueError, OverflowError):
+    except (ValueError, TypeError, OverflowError):
         number = float("nan")
     if not low <= number <= high:  # nor is NaN
         raise Mistake(
@@ -300,7 +301,7 @@ def _whole(field: Field, value: Scalar) -> int:
         if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
             raise ValueError
         number = int(value)
-    except (ValueError, OverflowError):
+    except (ValueError, TypeError, OverflowError):
         raise Mistake(
             f"setting {field.name} = {_shown(value)} is not a whole number from {low:.0f} to "
             f"{high:.0f}"

@@ -9,10 +9,16 @@ from workbench.runner import resolve
 CPU = torch.device("cpu")
 
 
-def activations(family, **toggles):
+def activations(family, *, sequence=64, **toggles):
     """Bytes estimated of a training step."""
     toggles = {"triton": "off", "compile": "off"} | toggles
-    asked = Configuration(family=family, preset="tiny", workload="train", toggles=toggles)
+    asked = Configuration(
+        family=family,
+        preset="tiny",
+        workload="train",
+        settings={"sequence": sequence},
+        toggles=toggles,
+    )
     return resolve.footprint(resolve.resolve(asked, CPU)).activations
 
 
@@ -32,3 +38,12 @@ def test_a_compiled_step_without_triton_is_not_estimated_as_one_with_it(family, 
 def test_where_compiling_fuses_all_that_triton_does_the_estimate_is_the_same():
     by_triton = activations("hydra", triton="on")
     assert activations("hydra", compile="default") == by_triton < activations("hydra")
+
+
+def test_the_attention_that_was_chosen_decides_on_the_estimate():
+    def of(attention, family="hydra"):
+        return activations(family, sequence=512, attention=attention)
+
+    assert of("auto") == of("sdpa_flash") < of("chunked") < of("manual")
+    # On a CPU its own operator holds the matrix, whatever backend is asked for.
+    assert of("chunked", "adaattn") == of("auto", "adaattn")

@@ -1,0 +1,84 @@
+"""What attention holds where its backend writes its weights down, estimated and counted.
+
+Counted on a CPU, by ``held``, as it would be on a GPU: PyTorch's own operators, their numbers left
+out.
+"""
+
+import pytest
+from held import as_on_an_h200, held_by_inference, held_by_training
+
+from models import FAMILIES
+
+ROUTED = {"mixture_of_depths": True, "mixture_of_recursions": True, "n_layers": 2}
+SHARED = {"mixture_of_recursions": True, "recursion_kv": "share"}
+CASES = [
+    ("hydra", {}, "manual", "half", "none", 0.05),
+    ("hydra", {}, "sdpa_math", "fp32", "none", 0.05),
+    ("hydra", {}, "chunked", "amp", "full", 0.05),
+    ("hydra", {"n_kv_heads": 4}, "sdpa_math", "half", "full", 0.05),
+    ("hydra", {"window": 32}, "manual", "fp32", "none", 0.05),
+    ("hydra", ROUTED, "manual", "half", "none", 0.05),
+    ("hydra", SHARED, "manual", "fp32", "none", 0.05),
+    ("mamba2", {"attention_every": 1, "n_layers": 2}, "manual", "half", "none", 0.05),
+    ("moe", {}, "sdpa_math", "amp", "none", 0.05),
+    ("mahia", {"text_seq_len": 256}, "manual", "fp32", "none", 0.05),
+    ("mahia", {"text_seq_len": 256}, "sdpa_math", "half", "full", 0.05),
+    ("adaattn", {}, "manual", "half", "none", 0.05),
+    ("adaattn", {}, "sdpa_math", "amp", "none", 0.1),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "attention", "precision", "checkpointing", "off"), CASES
+)
+def test_attentions_weights_are_counted_in_a_training_step_whatever_holds_them(
+    name, fields, attention, precision, checkpointing, off
+):
+    family = FAMILIES[name]
+    config = family.configure("tiny", fields)
+    # AdaAttn's fused kernel is one, whatever backend is asked for.
+    step = {"batch": 4, "sequence": 256, "fused": name != "adaattn", "attention": attention}
+    step |= {"precision": precision, "checkpointing": checkpointing}
+    with as_on_an_h200():
+        estimate = family.footprint(config, workload="train", **step).total
+        without = family.footprint(config, workload="train", **step | {"attention": ""}).total
+    held = held_by_training(family, config, **step)
+    print(name, fields, step, held, f"{estimate / held - 1:+.1%}", f"{without / held - 1:+.1%}")
+    assert estimate == pytest.approx(held, rel=off)
+    assert without < (1 - 2 * off) * held
+
+
+@pytest.mark.parametrize(
+    ("name", "workload", "attention", "precision"),
+    [
+        ("hydra", "prefill", "manual", "half"),
+        ("hydra", "forward", "sdpa_math", "amp"),
+        ("mamba2", "prefill", "chunked", "half"),
+        ("moe", "forward", "manual", "fp32"),
+        ("mahia", "forward", "manual", "half"),
+        ("adaattn", "prefill", "chunked", "fp32"),
+    ],
+)
+def test_attentions_weights_are_counted_in_inference_whatever_holds_them(
+    name, workload, attention, precision
+):
+    family = FAMILIES[name]
+    config = family.configure("tiny", {"text_seq_len": 256} if name == "mahia" else {})
+    step = {"batch": 4, "sequence": 256, "precision": precision, "attention": attention}
+    step |= {"workload": workload, "fused": name != "adaattn"}
+    with as_on_an_h200():
+        estimate = family.footprint(config, **step).total
+        without = family.footprint(config, **step | {"attention": ""}).total
+    held = held_by_inference(family, config, **step)
+    print(step, held, f"{estimate / held - 1:+.1%}", f"{without / held - 1:+.1%}")
+    assert estimate == pytest.approx(held, rel=0.05)
+    assert without < 0.9 * held
+
+
+def test_chunks_hold_as_much_of_a_long_sequence_as_of_a_short_one():
+    family = FAMILIES["hydra"]
+    config = family.configure("tiny", {"max_sequence": 4096})
+    step = {"batch": 1, "sequence": 2048, "precision": "half", "attention": "chunked"}
+    with as_on_an_h200():
+        estimate = family.footprint(config, workload="train", **step).total
+    assert estimate == pytest.approx(held_by_training(family, config, **step), rel=0.05)

@@ -1,0 +1,98 @@
+"""What recursions are for: a task that only who chooses the tokens that recurse can solve.
+
+The stack is one layer without parameters, so that nothing but the router can learn. It moves what
+stands on an axis to the next one, and every token is to end where one, two or three passes take it,
+as its kind says. All take the first, and there is room for two thirds of them in the second and for
+a third in the third.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import kernels
+from models import _recursion
+from models._recursion import ROUTINGS, MixtureOfRecursions
+
+KINDS, OF_A_KIND, WIDTH, TRIPLES, BATCH = 3, 2, 16, 6, 16
+SCATTER, ADD = kernels.token_scatter, _recursion.add_weighted
+AXES = KINDS + 1
+# Where whole weights take a token from the first axis, by its recursions: what each gives is added
+# to all before it, or to what came in alone.
+ENDS = {
+    "expert": ((1.0, 1.0, 0.0, 0.0), (1.0, 2.0, 1.0, 0.0), (1.0, 3.0, 3.0, 1.0)),
+    "token": ((1.0, 1.0, 0.0, 0.0), (1.0, 0.0, 1.0, 0.0), (1.0, 0.0, 0.0, 1.0)),
+}
+
+
+class Step(nn.Module):
+    """One step from axis to axis; what names the token stays."""
+
+    def forward(self, x_BKE, *_):
+        moving, name = x_BKE.split((AXES, WIDTH - AXES), -1)
+        return torch.cat((moving.roll(1, -1), name), -1)
+
+
+def drawn(generator, names):
+    """Tokens (B, S, E) and their kinds (B, S): in every three, one of each kind, in any order."""
+    order = torch.rand(BATCH, TRIPLES, KINDS, generator=generator).argsort(-1)
+    kind_BS = order.flatten(1)
+    which_BS = torch.randint(0, OF_A_KIND, kind_BS.shape, generator=generator)
+    return names[kind_BS, which_BS], kind_BS
+
+
+def learned(routing, seed, steps=200):
+    """The share of tokens that end nearest to where they should, after training and before."""
+    generator = torch.Generator().manual_seed(seed)
+    names = torch.randn(KINDS, OF_A_KIND, WIDTH, generator=generator)
+    names[..., :AXES] = torch.eye(AXES)[0]
+    model = MixtureOfRecursions([Step()], WIDTH, KINDS, routing, "recursion", 1.0, 0.01)
+    with torch.no_grad():
+        model.router.weight.normal_(0, 0.1, generator=generator)
+    ends = torch.tensor(ENDS[routing])
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+
+    def right():
+        x_BSE, kind_BS = drawn(torch.Generator().manual_seed(0), names)
+        with torch.no_grad():
+            end_BSA = model.eval()(x_BSE).x[..., :AXES]
+        nearest_BS = torch.cdist(end_BSA, ends.expand(BATCH, -1, -1)).argmin(-1)
+        return (nearest_BS == kind_BS).float().mean().item()
+
+    before = right()
+    model.train()
+    for _ in range(steps):
+        x_BSE, kind_BS = drawn(generator, names)
+        found = model(x_BSE)
+        loss = functional.mse_loss(found.x[..., :AXES], ends[kind_BS]) + found.loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return right(), before
+
+
+def mean(routing, seeds):
+    """The mean of ``learned``: a router that looks away from a name at first may stay so."""
+    found = [learned(routing, seed) for seed in seeds]
+    print(routing, found)
+    return (sum(each) / len(found) for each in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_a_router_learns_which_tokens_need_a_second_and_which_a_third_recursion(routing):
+    after, before = mean(routing, range(1, 7))
+    assert after > 0.85 and before < 0.4
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize(
+    "weight",
+    [torch.ones_like, torch.Tensor.detach, torch.zeros_like],
+    ids=["not applied", "without a gradient", "nothing"],
+)
+def test_a_fault_in_the_weights_of_recursions_learns_nothing(weight, routing, monkeypatch):
+    monkeypatch.setattr(kernels, "token_scatter", lambda x, y, w, at: SCATTER(x, y, weight(w), at))
+    monkeypatch.setattr(_recursion, "add_weighted", lambda x, y, w: ADD(x, y, weight(w)))
+    after, _ = mean(routing, range(1, 4))
+    assert after < 0.4

@@ -1,0 +1,66 @@
+"""What HYDRA holds with its options, alone and together, estimated and counted by ``held``."""
+
+import pytest
+from held import as_on_an_h200, held_by_inference, held_by_training
+
+from models import FAMILIES
+
+HYDRA = FAMILIES["hydra"]
+CCGQA = {"ccgqa": True, "n_layers": 3}
+DEPTHS = {"mixture_of_depths": True, "depth_every": 1, "depth_capacity": 0.5, "n_layers": 3}
+RECURSIONS = {"mixture_of_recursions": True, "n_layers": 2}
+ALL = CCGQA | DEPTHS | RECURSIONS
+STEP = {"batch": 8, "sequence": 256}
+
+
+def compared(fields, workload, step):
+    """Bytes: the footprint's total, and the peak that was counted."""
+    config = HYDRA.configure("tiny", fields)
+    with as_on_an_h200():
+        estimate = HYDRA.footprint(config, workload=workload, **step).total
+    if workload == "train":
+        held = held_by_training(HYDRA, config, **step)
+    else:
+        held = held_by_inference(HYDRA, config, workload=workload, **step)
+    print(fields, workload, step, held, f"{estimate / held - 1:+.1%}")
+    return estimate, held
+
+
+@pytest.mark.parametrize(
+    ("fields", "precision", "fused", "checkpointing"),
+    [
+        (ALL, "half", False, "none"),
+        (ALL, "amp", False, "full"),
+        (ALL, "half", True, "none"),
+        (CCGQA, "amp", True, "none"),
+        (CCGQA, "half", False, "none"),
+        (DEPTHS, "half", False, "none"),
+        (DEPTHS, "fp32", True, "none"),
+        (RECURSIONS, "half", False, "none"),
+        (RECURSIONS | {"recursion_routing": "token"}, "half", True, "none"),
+    ],
+)
+def test_a_training_step_that_routes_is_estimated_within_a_twentieth(
+    fields, precision, fused, checkpointing
+):
+    step = STEP | {"precision": precision, "fused": fused, "checkpointing": checkpointing}
+    estimate, held = compared(fields, "train", step)
+    assert estimate == pytest.approx(held, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("fields", "workload", "precision", "fused", "attention"),
+    [
+        (ALL, "forward", "half", False, ""),
+        (DEPTHS, "prefill", "fp32", True, ""),
+        (RECURSIONS, "forward", "half", True, ""),
+        (RECURSIONS | {"recursion_kv": "share"}, "prefill", "half", True, "manual"),
+        (RECURSIONS | {"recursion_routing": "token"}, "forward", "fp32", False, ""),
+    ],
+)
+def test_inference_that_routes_is_estimated_within_a_twentieth(
+    fields, workload, precision, fused, attention
+):
+    step = STEP | {"precision": precision, "fused": fused, "attention": attention}
+    estimate, held = compared(fields, workload, step)
+    assert estimate == pytest.approx(held, rel=0.05)
