@@ -164,12 +164,13 @@ def _mamba_ssd_scan(
     dt_bias: Tensor | None,
     state: Tensor | None,
     dt_softplus: bool,
+    chunk: int | None,
 ) -> Any:
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
     return mamba_chunk_scan_combined(
-        x, dt, a, b, c, 256, D=d, dt_bias=dt_bias, initial_states=state, dt_softplus=dt_softplus,
-        return_final_states=True,
+        x, dt, a, b, c, chunk or 256, D=d, dt_bias=dt_bias, initial_states=state,
+        dt_softplus=dt_softplus, return_final_states=True,
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Timing an operator: what is wrong, fails or comes too late is told and not timed."""
 
 import dataclasses
+import inspect
 import math
 import time
 
@@ -9,6 +10,7 @@ import torch
 
 from kernels import OPS, Implementation
 from kernels._bench import bench
+from kernels._peers import PEERS
 from kernels._rounds import CALLS, ROUNDS, alternate
 
 CPU = torch.device("cpu")
@@ -24,6 +26,15 @@ def with_implementations(**calls):
 def timed(op, **options):
     """Each row once, as it is in the end."""
     return list({id(row): row for row in bench(op, CPU, torch.float32, **options)}.values())
+
+
+PAIRS = [(op, name) for op, peers in PEERS.items() for name in peers]
+
+
+@pytest.mark.parametrize(("op", "peer"), PAIRS, ids=lambda one: one)
+def test_a_peer_takes_all_inputs_of_its_operator(op, peer):
+    inputs = OPS[op].inputs(OPS[op].cases[0], CPU, torch.float32, 0)
+    inspect.signature(PEERS[op][peer]).bind(*inputs.values())
 
 
 def test_each_direction_of_a_right_implementation_is_timed():
