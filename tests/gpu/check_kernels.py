@@ -62,7 +62,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=sorted(OPS), default=sorted(OPS))
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument(
-        "--host-cost", action="store_true", help="print this only, as JSON: microseconds a call"
+        "--host-cost",
+        action="store_true",
+        help="print this only: microseconds a call, a line of JSON for each operator",
     )
     parser.add_argument("--part", choices=PARTS, help="only this; of one operator, in this process")
     parser.add_argument(
@@ -73,10 +75,9 @@ def main() -> int:
         print("check_kernels needs a CUDA GPU, and torch finds none", file=sys.stderr)
         return 2
     if options.host_cost:
-        only = {
-            n: (["triton"] if "triton" in OPS[n].implementations else None) for n in options.only
-        }
-        print(json.dumps({name: _host(OPS[name], names) for name, names in only.items()}, indent=1))
+        for name in options.only:
+            names = ["triton"] if "triton" in OPS[name].implementations else None
+            print(json.dumps({name: _host(OPS[name], names)}), flush=True)
         return 0
     if options.part and len(options.only) == 1:
         (name,) = options.only
