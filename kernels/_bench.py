@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -67,6 +66,16 @@ class Row:
 
 _Timed = list[tuple[Row, Callable[[], Any]]]
 _Profiled = list[tuple[Row, Callable[[], Any], Callable[[], None]]]  # and what is to run before
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """An implementation that is right: its forward pass was given, its backward pass is to come."""
+
+    impl: str
+    mode: str
+    known: dict[str, Any]
+    ways: Iterator[tuple[str, Work, Callable[[], Any]]]
 
 
 @dataclass(frozen=True)
@@ -167,7 +176,8 @@ def _bench_case(
         tuned, problem = _tuned(op, inputs)
         if problem:
             yield row(TUNED, "forward", cost.forward, problem=problem)
-    contenders: dict[str, _Timed] = {}  # by direction
+    ready: list[_Ready] = []
+    forward: _Timed = []
     for impl, call, mode in _subjects(op, inputs, asked.only, asked.tune):
         restore()
         if time.monotonic() > asked.deadline:
@@ -183,20 +193,30 @@ def _bench_case(
             if wrong:
                 yield row(impl, "forward", cost.forward, problem=f"wrong: {wrong[0]}", **known)
                 continue
-            directions = _directions(op, cost, call, inputs)
-            for direction, work, timed in itertools.islice(
-                directions, 1 if asked.forward_only else None
-            ):
-                new = row(impl, direction, work, **known)
-                contenders.setdefault(direction, []).append((new, _under(mode, timed)))
+            ways = _directions(op, cost, call, inputs)
+            direction, work, timed = next(ways)
+        except Exception:  # noqa: BLE001  the rest is still to be timed
+            yield row(impl, "forward", cost.forward, problem=_failed(device))
+            continue
+        ready.append(_Ready(impl, mode, known, ways))
+        forward.append((row(impl, direction, work, **known), _under(mode, timed)))
+        yield forward[-1][0]
+    del exact
+    directions = 1 if asked.forward_only or cost.backward is None else 2
+    yield from _timed(forward, device, restore, asked, directions)
+    backward: _Timed = []  # whose graphs are only made now: the forward pass has the memory before
+    for one in ready if directions > 1 else ():
+        restore()
+        try:
+            for direction, work, timed in one.ways:
+                new = row(one.impl, direction, work, **one.known)
+                backward.append((new, _under(one.mode, timed)))
                 yield new
         except Exception:  # noqa: BLE001  the rest is still to be timed
-            yield row(impl, "forward", cost.forward, problem=_failed())
-            _free(device)
-    del exact
-    for timed_rows in contenders.values():
-        yield from _timed(timed_rows, device, restore, asked, len(contenders))
-        profiled += [(new, call, restore) for new, call in timed_rows if new.times_us]
+            problem = _failed(device)
+            yield row(one.impl, "backward", cost.backward or cost.forward, problem=problem)
+    yield from _timed(backward, device, restore, asked, directions)
+    profiled += [(new, call, restore) for new, call in forward + backward if new.times_us]
 
 
 def _timed(
@@ -208,15 +228,10 @@ def _timed(
 ) -> Iterator[Row]:
     """The rows of one direction of a case, timed against each other."""
 
-    def tell() -> str:
-        problem = _failed()
-        _free(device)
-        return problem
-
     results = alternate(
         [call for _, call in contenders],
         str(device),
-        tell=tell,
+        tell=lambda: _failed(device),
         before=restore,
         budget_s=None if asked.budget_s is None else asked.budget_s / directions,
         deadline=asked.deadline,
@@ -228,13 +243,11 @@ def _timed(
         yield row
 
 
-def _failed() -> str:
-    return f"failed: {traceback.format_exc(limit=-4)}"
-
-
-def _free(device: torch.device) -> None:
+def _failed(device: torch.device) -> str:
+    """What there is to say of the exception that is handled, whose memory is given back."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    return f"failed: {traceback.format_exc(limit=-4)}"
 
 
 def _errors(compared: list[Comparison]) -> dict[str, Any]:

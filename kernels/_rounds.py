@@ -85,16 +85,16 @@ def alternate(
     draw = random.Random(seed)
     for place in tuple(left):
         guarded(place, prepare)
-    began, longest_s, number = time.monotonic(), 0.0, 0
+    began, number = time.monotonic(), 0
     while left and time.monotonic() <= deadline:
-        round_began, number = time.monotonic(), number + 1
+        number += 1
         order = list(left)
         draw.shuffle(order)
         for place in order:
             guarded(place, block)
-        now = time.monotonic()
-        longest_s = max(longest_s, now - round_began)
-        over = number >= ROUNDS if budget_s is None else now - began + longest_s > budget_s
+        spent_s = time.monotonic() - began
+        another_s = spent_s * (number + 1) / number
+        over = number >= ROUNDS if budget_s is None else another_s > budget_s
         if over or enough([found[place] for place in left]):
             break
     for place in left:

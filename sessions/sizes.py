@@ -31,11 +31,11 @@ def size_text(size_bytes: float) -> str:
 
 
 def sized(sizes_bytes: Iterable[float]) -> tuple[str, list[Cell]]:
-    """Unit and cells of a column of sizes; None where a size is not known."""
+    """Unit and cells of a column of sizes; None where one is not known, no unit where none is."""
     sizes = list(sizes_bytes)
     known = [abs(size) for size in sizes if math.isfinite(size)]
     power = power_of(max(known, default=0.0))
-    return UNITS[power], [_cell(size / 1024**power) for size in sizes]
+    return UNITS[power] if known else "", [_cell(size / 1024**power) for size in sizes]
 
 
 def _cell(size: float) -> Cell:

@@ -10,6 +10,7 @@ of the machine, the general one, and whoever reads the verdict is told so.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -131,8 +132,11 @@ def floor(comparison: PairedComparison) -> float:
     """
     pairs = comparison.facts.get("pairs", 0)
     if pairs < MIN_PAIRS or not comparison.low > 0:
+        seconds = comparison.facts.get("seconds", math.nan)
+        whole = math.ceil(seconds / pairs * MIN_PAIRS) if pairs and seconds > 0 else None
+        allow = "more time" if whole is None else f"about {whole} s in all"
         raise ValueError(
-            f"{pairs} pairs were measured, at least {MIN_PAIRS} are needed; allow more time"
+            f"{pairs} pairs were measured, at least {MIN_PAIRS} are needed; allow {allow}"
         )
     return max(comparison.high, 1 / comparison.low) - 1
 

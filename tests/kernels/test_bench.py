@@ -4,11 +4,12 @@ import dataclasses
 import inspect
 import math
 import time
+import types
 
 import pytest
 import torch
 
-from kernels import OPS, Implementation
+from kernels import OPS, Implementation, _rounds
 from kernels._bench import bench
 from kernels._peers import PEERS
 from kernels._rounds import CALLS, ROUNDS, alternate
@@ -46,6 +47,14 @@ def test_each_direction_of_a_right_implementation_is_timed():
         assert len(row.times_us) == len(row.rounds) == len(row.began_s)
         assert row.floor_us > 0 and row.first_s > 0 and 0 <= row.error <= 1
     assert backward.work.flops > forward.work.flops > 0
+
+
+def test_forward_passes_are_timed_before_any_graph_of_a_backward_pass_takes_memory():
+    plain = OPS["swiglu"].reference
+    op = with_implementations(one=plain, other=plain)
+    seen = [(row.impl, row.direction, bool(row.times_us)) for row in bench(op, CPU, torch.float32)]
+    order = [("forward", False), ("forward", True), ("backward", False), ("backward", True)]
+    assert seen == [(impl, way, timed) for way, timed in order for impl in ("one", "other")]
 
 
 def test_gradients_of_the_forward_pass_are_timed_together_with_it():
@@ -112,17 +121,24 @@ def test_contenders_take_turns_in_random_order_and_each_has_a_block_in_every_rou
         assert one.rounds == [number for number in range(1, ROUNDS + 1) for _ in range(CALLS)]
 
 
-def test_rounds_end_within_the_budget_and_go_on_for_as_long_as_it_lasts():
-    def nap():
-        time.sleep(0.002)
+@pytest.mark.parametrize(("budget_s", "rounds"), [(0.4, 1), (1.0, 1), (7.5, 7), (60.0, 60)])
+def test_rounds_end_within_the_budget_and_go_on_for_as_long_as_it_lasts(
+    monkeypatch, budget_s, rounds
+):
+    now_s = [100.0]
 
-    began = time.monotonic()
-    few, many = (alternate([nap] * 2, "cpu", tell=str, budget_s=s) for s in (0.05, 0.4))
-    assert time.monotonic() - began < 0.9, "0.45 s of rounds, and the calls that warm up"
-    assert 1 <= few[0].rounds[-1] < many[0].rounds[-1]
-    assert many[0].rounds[-1] > ROUNDS / 2
+    def call():
+        now_s[0] += 0.1
+
+    clock = types.SimpleNamespace(monotonic=lambda: now_s[0], perf_counter=lambda: now_s[0])
+    monkeypatch.setattr(_rounds, "time", clock)
+    found = alternate([call] * 2, "cpu", tell=str, budget_s=budget_s)
+    assert [one.rounds[-1] for one in found] == [rounds] * 2, "each takes a second"
+
+
+def test_a_block_of_slow_calls_has_one():
     (slow,) = alternate([lambda: time.sleep(0.02)], "cpu", tell=str, budget_s=1e-3)
-    assert len(slow.us) == 1, "one round at the least, of one call where it is slow"
+    assert len(slow.us) == 1
 
 
 def test_rounds_end_once_enough_is_known_and_whoever_asks_may_raise():

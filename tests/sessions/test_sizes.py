@@ -36,4 +36,5 @@ def test_a_column_has_the_unit_of_its_largest_size():
     unit, cells = sized([40.28 * 2**30, 512 * 2**20, math.nan])
     assert unit == "GiB" and [text(cell) for cell in cells] == ["40.3", "0.500", "–"]
     assert sized([-2.0 * 2**30, 2**20])[0] == "GiB"
-    assert sized([]) == ("B", [])
+    assert sized([]) == ("", []) and sized([math.nan]) == ("", [None]), "of nothing known"
+    assert sized([0.0]) == ("B", [0])

@@ -179,3 +179,20 @@ def test_an_attribution_and_a_checklist_respect_the_floors_of_all_that_they_comp
     for command in (attribution, checklist):
         found = floors.respected(CATALOGUE, command)
         assert found.floor == pytest.approx(0.02) and found.floor_note == ""
+
+
+@pytest.mark.parametrize(
+    ("facts", "allow"),
+    [
+        ({"pairs": 3, "seconds": 0.7}, "3 pairs were measured, .* allow about 2 s in all"),
+        ({"pairs": 0, "seconds": 5.0}, "0 pairs were measured, .* allow more time"),
+        ({"pairs": 7}, "7 pairs were measured, .* allow more time"),
+    ],
+)
+def test_too_few_pairs_make_no_floor_and_say_how_long_enough_of_them_take(facts, allow):
+    measured = PairedComparison(
+        arms=["A", "A"], order=[], medians_ms=[], ratio=1.0, low=0.99, high=1.01,
+        verdict="UNDECIDED", facts=facts,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=allow):
+        floors.floor(measured)

@@ -160,7 +160,7 @@ def exponent(setting: str) -> Read:
         if len(points) < LEAST_SIZES:
             raise Unmeasured(
                 f"{len(points)} of {len(found.segments)} sizes were measured in {LEAST_STEPS} or "
-                f"more steady steps, and {LEAST_SIZES} are needed; a larger budget gives more steps"
+                f"more steady steps, and {LEAST_SIZES} are needed"
             )
         line = scaling.fit(list(points), list(points.values()))
         shown = ", ".join(f"{size:g}: {ms:.3g} ms" for size, ms in sorted(points.items()))

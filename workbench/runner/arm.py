@@ -213,6 +213,7 @@ class Arms:
         self._arms: dict[bytes, Arm] = {}
         self._weights = WeightSets()
         self._numbers: dict[bytes, Numerics] = {}
+        self._others: dict[int, int] = {}  # bytes by an arm's id, until an arm comes or goes
 
     @property
     def count(self) -> int:
@@ -234,23 +235,33 @@ class Arms:
             if is_short(situation.device):
                 kept = [arm.situation for arm in self._arms.values()]
                 self._weights.keep_structures([*kept, situation])
-            arm = self._build(situation, phases)
+            try:
+                arm = self._build(situation, phases)
+            finally:
+                self._others.clear()
         self._arms[key] = arm
         return arm
 
     def others_bytes(self, arm: Arm) -> int:
-        """Bytes on the device that are held for others than this arm; takes milliseconds."""
-        return others_bytes(arm, self._arms.values(), self._weights)
+        """Bytes on the device that are held for others than this arm.
+
+        Counted once, which takes milliseconds: what is held changes as arms are built and freed.
+        """
+        if id(arm) not in self._others:
+            self._others[id(arm)] = others_bytes(arm, self._arms.values(), self._weights)
+        return self._others[id(arm)]
 
     def forget(self, situation: Situation, copy: int = 0) -> None:
         """Free the arm of a situation, and the gradients that it may have left half made."""
         self._arms.pop(_arm_key(situation, copy), None)
+        self._others.clear()
         self._weights.drop_gradients()
 
     def forget_arms(self) -> int:
         """Free all arms and return how many there were; the weights stay."""
         count = len(self._arms)
         self._arms.clear()
+        self._others.clear()
         gc.collect()
         free_memory()
         return count
@@ -266,6 +277,7 @@ class Arms:
     def forget_all(self) -> None:
         """Free all arms and weights, and know nothing of their numbers."""
         self._arms.clear()
+        self._others.clear()
         self._weights.forget()
         self._numbers.clear()
         free_memory()

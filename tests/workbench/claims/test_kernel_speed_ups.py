@@ -19,7 +19,7 @@ from sessions.columns import Columns
 from sessions.kernels import speedup
 from sessions.model import KERNELS, STEP_COLUMNS, Configuration, Phase, Segment
 
-TRIALS = 60
+TRIALS = 100
 MOST_CALLS = 900
 CALLS_BEFORE = 30  # of each implementation, before they alternated
 DISTURBANCES = ("none", "drift", "steep drift", "clock")

@@ -13,6 +13,8 @@ from recording_wire import RecordingWire
 from sessions.comparison import OTHERS, OWN_PEAK
 from sessions.model import Phase
 from workbench import protocol
+from workbench.runner import arm as arm_module
+from workbench.runner import footprints
 from workbench.runner.arm import Arms
 from workbench.runner.footprints import _storages
 from workbench.runner.memory import GpuMemory, Memory
@@ -57,6 +59,31 @@ def test_a_quantized_arm_is_not_charged_the_weights_that_only_the_plain_one_hold
     assert arms.others_bytes(again) == of_itself(coded) - codes, (
         "codes are shared, the plain are freed"
     )
+
+
+def test_it_is_counted_once_until_an_arm_comes_or_goes(monkeypatch):
+    counted = []
+
+    def count(*args):
+        counted.append(args)
+        return footprints.others_bytes(*args)
+
+    monkeypatch.setattr(arm_module, "others_bytes", count)
+    arms = Arms()
+    plain = stepped(asked(), arms)
+    assert [arms.others_bytes(plain) for _ in range(3)] == [0] * 3 and len(counted) == 1
+    other = stepped(asked(triton_rms_norm="torch"), arms)
+    beside = [arms.others_bytes(plain) for _ in range(3)]
+    assert beside == [of_itself(other)] * 3 and len(counted) == 2
+    assert stepped(asked(), arms) is plain, "it goes back to one that is there"
+    assert arms.others_bytes(plain) == beside[0] and len(counted) == 2
+    arms.forget(other.situation)
+    assert arms.others_bytes(plain) == 0
+    for forget in (arms.forget_arms, arms.forget_all):
+        plain, other = (stepped(asked(**more), arms) for more in ({}, {"triton_rms_norm": "torch"}))
+        assert arms.others_bytes(plain) > 0
+        forget()
+        assert arms.others_bytes(plain) == 0
 
 
 def test_what_arms_share_is_the_own_of_each():
