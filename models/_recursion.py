@@ -244,5 +244,7 @@ class MixtureOfRecursions(nn.Module):
         measured = {"recursion_share": left_N, "recursion_router": router_N.float()}
         for name in passes[0].measured:
             by_pass = torch.stack([torch.cat(found.measured[name]) for found in passes])
-            measured[name] = by_pass.mean(0)
+            # A share is of all tokens in every pass; a score's mean is of those that were there.
+            shares = name == "depth_share"
+            measured[name] = by_pass.mean(0) if shares else reached_N @ by_pass / reached_N.sum()
         return BlockOutput(y_BSE, total, measured)

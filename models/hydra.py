@@ -336,7 +336,8 @@ METRICS = (
         name="depth_router",
         title="Depth router",
         unit="",
-        help="Mean sigmoid of the scores; about the capacity once the router has learned.",
+        help="Mean sigmoid of the scores of all recursions; about the capacity once the router has "
+        "learned.",
         columns="layer",
     ),
     Metric(
@@ -351,7 +352,7 @@ METRICS = (
         title="Recursion router",
         unit="",
         help="Mean gate of each recursion: before alpha of those that could be chosen (expert), "
-        "or of all tokens (token).",
+        "or of all tokens (token); 0 where none could be.",
         columns="recursion",
     ),
 )

@@ -28,6 +28,7 @@ FORMS = [(name, {}) for name in FAMILIES] + [
     ("hydra", {"ccgqa": "true"}),
     ("hydra", {**ROUTED, "n_layers": "2", "recursions": "2"}),
     ("moe", {"gating": "dense", "num_shared_experts": "1"}),
+    ("mahia", {"causal": "true"}),
 ]
 
 
