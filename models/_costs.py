@@ -1,7 +1,8 @@
 """What a model costs: the sizes that time and memory follow from, and the FLOPs of a step.
 
 A family sums its layers up in ``Costs``; the rest is the same for all (``models._footprint`` for
-memory). What is saved assumes an attention that does not keep its S x S scores.
+memory). What is saved assumes an attention that writes no S x S weights down; where one that does
+is asked for, ``Attends`` says what is held for these.
 """
 
 from __future__ import annotations

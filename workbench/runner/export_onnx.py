@@ -93,6 +93,7 @@ def export(request: Request) -> Answer:
         file = Path(request.path)
         # ONNX takes no spectra apart, as a causal filter needs: it is exported as its matrix.
         with kernels.using(fourier_mix="matmul"):
+            model(*batches.inputs)  # makes the matrix, of numbers; a tracer's would be kept as well
             opset = _write(model, batches.inputs, file)
         answer = Answer(
             preset=preset,

@@ -29,6 +29,7 @@ FORMS = [(name, {}) for name in FAMILIES] + [
     ("hydra", {**ROUTED, "n_layers": "2", "recursions": "2"}),
     ("moe", {"gating": "dense", "num_shared_experts": "1"}),
     ("mahia", {"causal": "true"}),
+    ("mahia", {"use_moe": "true"}),  # in one process with the first, whose filter it has
 ]
 
 
