@@ -13,19 +13,22 @@ ROUTED = {"mixture_of_depths": True, "mixture_of_recursions": True, "n_layers": 
 SHARED = {"mixture_of_recursions": True, "recursion_kv": "share"}
 CASES = [
     ("hydra", {}, "manual", "half", "none", 0.05),
-    ("hydra", {}, "sdpa_math", "fp32", "none", 0.05),
     ("hydra", {}, "chunked", "amp", "full", 0.05),
     ("hydra", {"n_kv_heads": 4}, "sdpa_math", "half", "full", 0.05),
+    ("moe", {}, "sdpa_math", "amp", "none", 0.05),
+    ("mahia", {"text_seq_len": 256}, "manual", "fp32", "none", 0.05),
+]
+MORE = [
+    ("hydra", {}, "sdpa_math", "fp32", "none", 0.05),
     ("hydra", {"window": 32}, "manual", "fp32", "none", 0.05),
     ("hydra", ROUTED, "manual", "half", "none", 0.05),
     ("hydra", SHARED, "manual", "fp32", "none", 0.05),
     ("mamba2", {"attention_every": 1, "n_layers": 2}, "manual", "half", "none", 0.05),
-    ("moe", {}, "sdpa_math", "amp", "none", 0.05),
-    ("mahia", {"text_seq_len": 256}, "manual", "fp32", "none", 0.05),
     ("mahia", {"text_seq_len": 256}, "sdpa_math", "half", "full", 0.05),
     ("adaattn", {}, "manual", "half", "none", 0.05),
     ("adaattn", {}, "sdpa_math", "amp", "none", 0.1),
 ]
+CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in MORE]
 
 
 @pytest.mark.parametrize(

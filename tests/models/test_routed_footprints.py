@@ -30,13 +30,13 @@ def compared(fields, workload, step):
     ("fields", "precision", "fused", "checkpointing"),
     [
         (ALL, "half", False, "none"),
-        (ALL, "amp", False, "full"),
-        (ALL, "half", True, "none"),
-        (CCGQA, "amp", True, "none"),
+        pytest.param(ALL, "amp", False, "full", marks=pytest.mark.slow),
+        pytest.param(ALL, "half", True, "none", marks=pytest.mark.slow),
+        pytest.param(CCGQA, "amp", True, "none", marks=pytest.mark.slow),
         (CCGQA, "half", False, "none"),
         (DEPTHS, "half", False, "none"),
-        (DEPTHS, "fp32", True, "none"),
-        (RECURSIONS, "half", False, "none"),
+        pytest.param(DEPTHS, "fp32", True, "none", marks=pytest.mark.slow),
+        pytest.param(RECURSIONS, "half", False, "none", marks=pytest.mark.slow),
         (RECURSIONS | {"recursion_routing": "token"}, "half", True, "none"),
     ],
 )
