@@ -15,7 +15,7 @@ VALUES = {
     str: ("",),
 }
 LARGEST = 2_000_000  # parameters of a model that is built here
-WANTED = 10  # models of each family
+WANTED = 30  # models of each family
 
 
 def some_fields(family, rng):
@@ -24,6 +24,7 @@ def some_fields(family, rng):
     return {each.name: rng.choice(each.choices or VALUES[each.kind]) for each in fields}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_any_fields_together_make_a_model_that_trains_and_answers_or_one_sentence(name):
     family, rng = FAMILIES[name], random.Random(name)
