@@ -245,6 +245,8 @@ class MixtureOfRecursions(nn.Module):
         for name in passes[0].measured:
             by_pass = torch.stack([torch.cat(found.measured[name]) for found in passes])
             # A share is of all tokens in every pass; a score's mean is of those that were there.
-            shares = name == "depth_share"
-            measured[name] = by_pass.mean(0) if shares else reached_N @ by_pass / reached_N.sum()
+            if name == "depth_share":
+                measured[name] = by_pass.mean(0)
+            else:
+                measured[name] = (reached_N[:, None] * by_pass).sum(0) / reached_N.sum()
         return BlockOutput(y_BSE, total, measured)
