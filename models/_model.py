@@ -47,6 +47,8 @@ class Model(nn.Module, ABC):
     ``self.checkpointed_blocks`` how many the last call checkpointed.
     """
 
+    repeats = True  # equal inputs give equal outputs; False where that has to be found out
+
     def __init__(self) -> None:
         super().__init__()
         self.checkpointing = "none"
@@ -67,6 +69,10 @@ class Model(nn.Module, ABC):
 
         Weights are not among them.
         """
+        return {}
+
+    def carried(self) -> dict[str, Tensor]:
+        """As ``adapted``, of what is no choice of an implementation: a reference has it too."""
         return {}
 
     def calls_to_settle(self) -> int:

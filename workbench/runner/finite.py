@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 import torch
+
+from workbench.runner.outputs import measurable
 
 PERIOD_NS = 500_000_000
 
@@ -25,14 +28,17 @@ class FiniteWatch:
         self._due_ns = 0
         self.found = False  # something was not finite
 
-    def poll(self, output: torch.Tensor) -> bool:
+    def poll(self, output: Any) -> bool:
         """Look if a look is due; True the first time that something is found not to be finite."""
-        if self.found or not output.is_floating_point():
+        if self.found:
             return False
         if not self._taken:
             if time.perf_counter_ns() < self._due_ns:
                 return False
-            self._copy.copy_(output.detach().sum(dtype=torch.float32), non_blocking=True)
+            if not (found := measurable(output)):
+                return False
+            total = sum(each.detach().sum(dtype=torch.float32) for each in found)
+            self._copy.copy_(total, non_blocking=True)
             if self._event is not None:
                 self._event.record()
             self._taken = True

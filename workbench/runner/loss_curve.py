@@ -284,6 +284,7 @@ def _copy(
             copies[id(parameter)] = copied
         weights[name] = copies[id(parameter)]
     model: Model = arm.situation.family.share(arm.situation.config, weights)
+    carry(model, arm.model)
     model.train()
     optimizer = plain_optimizer(copies.values())
     for parameter, state in arm.trainer.optimizer.state.items():
@@ -301,6 +302,12 @@ def take_choices(model: Model, other: Model) -> None:
     """Let a model that adapts go on from what another of its structure has chosen."""
     for name, tensor in other.adapted().items():
         model.adapted()[name].copy_(tensor)
+
+
+def carry(model: Model, other: Model) -> None:
+    """Let a model go on from what the calls of another of its structure have left."""
+    for name, tensor in other.carried().items():
+        model.carried()[name].copy_(tensor)
 
 
 @contextlib.contextmanager

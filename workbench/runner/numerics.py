@@ -11,6 +11,9 @@ at most ``SLACK`` times what independent roundings, one a layer, would add up to
 A model that chooses (experts, tokens) may go another way where two candidates lie within a rounding
 of each other: an arm that is too far off is red only if ``ties`` finds none that explain it.
 
+A model of one's own may draw random numbers: if two calls of the plain one differ, it is not
+checked. What its calls leave in buffers, every copy of it goes on from.
+
 A model that adapts is judged in the state it is in, which checking leaves as it was: the plain one
 in the arm's precision makes the same choices, and the reference none. So what is allowed is twice
 what the choices do by their definition, and at most what the model promises of them.
@@ -22,7 +25,8 @@ import contextlib
 import gc
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import psutil
 import torch
@@ -37,14 +41,16 @@ from workbench.runner import loss_curve, ties
 from workbench.runner.arm import Arm
 from workbench.runner.ceilings import fp32_products
 from workbench.runner.compiles import eager
-from workbench.runner.failures import explain, is_fatal
-from workbench.runner.loss_curve import Between, Curve, go_on, take_choices
+from workbench.runner.failures import Mistake, explain, is_fatal
+from workbench.runner.loss_curve import Between, Curve, carry, go_on, take_choices
+from workbench.runner.outputs import measurable, tensors
 from workbench.runner.ties import Nudge, Nudges, nudged
 from workbench.runner.toggles import Situation
 from workbench.runner.training import forget_graph
 from workbench.runner.weights import Parameters
 from workbench.runner.workloads import Compute
 
+ALIKE = 1e-5  # relative; atomic sums make two calls differ by less
 SLACK = 2.0  # times the error of the plain model in the same precision
 TIED = " where rounding decides between choices"
 _PIECE = 1 << 24  # outputs that are compared at a time
@@ -72,6 +78,24 @@ class Outputs:
     values: torch.Tensor
     loss: float | None
     promise: Promise | None = None
+    several: tuple[torch.Tensor, ...] = ()  # where the model gives more than ``values``
+
+    @classmethod
+    def of(cls, output: Any, loss: float | None, promise: Promise | None = None) -> Outputs:
+        """Of whatever a model gives; raises ``Mistake`` where nothing of it can be compared."""
+        found = tuple(measurable(output))
+        if not found:
+            raise Mistake("the outputs hold no floating-point numbers, which could be compared")
+        return cls(found[0], loss, promise, found if len(found) > 1 else ())
+
+    @property
+    def all(self) -> tuple[torch.Tensor, ...]:
+        """Each output."""
+        return self.several or (self.values,)
+
+    def at(self, place: int) -> Outputs:
+        """The same with this output for ``values``."""
+        return replace(self, values=self.all[place])
 
 
 def _unwrapped(compute: Compute) -> Compute:
@@ -106,17 +130,24 @@ def check(arm: Arm, situation: Situation, between: Between = go_on) -> Numerics:
 
 
 def distance(values: torch.Tensor, reference: torch.Tensor) -> Distance:
-    """Errors of ``values`` against ``reference``, of one shape; not finite where a value is not."""
+    """Errors of ``values`` against ``reference``, of one shape; not finite where a value is not.
+
+    Infinities that both have in one place (a mask's) are right, and count for nothing else.
+    """
     if values.shape != reference.shape:
         raise ValueError(f"outputs of shape {tuple(values.shape)} against {tuple(reference.shape)}")
-    largest = 0.0
+    largest, masked = 0.0, 0
     sums = torch.zeros(4, dtype=torch.float64, device=reference.device)
     for y, r in zip(values.flatten().split(_PIECE), reference.flatten().split(_PIECE), strict=True):
         y, r = y.double(), r.double()
         d = y - r
+        if not torch.isfinite(d).all():
+            alike = torch.isinf(r) & (y == r)
+            masked += int(alike.sum())
+            y, r, d = (each.masked_fill(alike, 0.0) for each in (y, r, d))
         largest = max(largest, float(d.abs().max())) if torch.isfinite(d).all() else math.nan
         sums += torch.stack([d @ d, r @ r, y @ y, y @ r])
-        if math.isnan(largest):
+        if math.isnan(largest) or masked == values.numel() > 0:
             return Distance(math.nan, math.nan, math.nan, math.nan)
     squared, norm, own, product = sums.tolist()
     return Distance(
@@ -137,31 +168,38 @@ def _judge(
     between: Between,
 ) -> Numerics:
     plain = _plain(arm, situation, weights)
+    varies = "" if arm.model.repeats else _varies(arm, plain, _plain(arm, situation, weights))
     between()
     with arm.entered():
         own = _own(arm, situation, put_back)
     put_back()
-    if own.values.shape != reference.values.shape:
-        shapes = tuple(own.values.shape), tuple(reference.values.shape)
-        text = f"outputs of shape {shapes[0]}, and {shapes[1]} is expected"
+    own_shapes, shapes = ([tuple(y.shape) for y in one.all] for one in (own, reference))
+    if own_shapes != shapes:
+        told = [", ".join(map(str, each)) for each in (own_shapes, shapes)]
+        text = f"outputs of shape {told[0]}, and {told[1]} is expected"
         return Numerics(reference=name, ok=False, text=text)
-    found = distance(own.values, reference.values)
-    allowed = distance(plain.values, reference.values)
-    rounding = max(torch.finfo(own.values.dtype).eps, torch.finfo(arm.weights_dtype).eps)
+    if varies and all(bool(torch.isfinite(y).all()) for y in own.all):
+        return Numerics(reference="", ok=None, text=f"not checked: {varies}")
+    place, which = _worst(arm, own, plain, reference)
+    own, plain, at = own.at(place), plain.at(place), reference.at(place)
+    found = distance(own.values, at.values)
+    allowed = distance(plain.values, at.values)
+    rounding = _rounding(arm, own.values)
     tolerance = SLACK * allowed.relative_error + rounding
-    nudges = _nudges(arm, situation, weights, reference, name, rounding, tolerance)
+    nudges = _nudges(arm, situation, weights, reference, name, rounding, tolerance, place)
     if arm.quantization:
         tolerance = min(tolerance, _most(arm, rounding))
     promise = plain.promise
     moved = promise is not None and promise.relative_error > 0
     if promise is not None and moved:
-        unmoved = distance(_plain(arm, situation, weights, adapted=False).values, reference.values)
+        still = _plain(arm, situation, weights, adapted=False).at(place)
+        unmoved = distance(still.values, at.values)
         most = SLACK * unmoved.relative_error + rounding + promise.relative_error
         tolerance = min(tolerance, most)
     difference, bound = None, 0.0
     if own.loss is not None and reference.loss is not None and plain.loss is not None:
         difference = own.loss - reference.loss
-        bound = _loss_bound(plain.loss, reference.loss, allowed, own.values)
+        bound = _loss_bound(plain, reference)
 
     def fits() -> bool:  # not what is not finite
         return found.relative_error <= tolerance and abs(difference or 0.0) <= bound
@@ -173,7 +211,8 @@ def _judge(
         tied = TIED if farther else ""
         tolerance, bound = tolerance + SLACK * farther, bound + SLACK * loss
     ok = fits()
-    text = f"relative error {found.relative_error:.2g}, at most {tolerance:.2g} expected{tied}"
+    text = f"relative error {found.relative_error:.2g}{which}, at most {tolerance:.2g} expected"
+    text += tied
     if promise is not None and moved:
         text += f" of {promise.text}"
     if difference is not None:
@@ -216,14 +255,52 @@ def _most(arm: Arm, rounding: float) -> float:
     return SLACK * expected_error(arm.quantization, len(ran)) + rounding * (1 + len(ran)) ** 0.5
 
 
-def _loss_bound(plain: float, reference: float, allowed: Distance, values: torch.Tensor) -> float:
+def _rounding(arm: Arm, values: torch.Tensor) -> float:
+    """One rounding of the output's dtype, or of the weights' if that is coarser."""
+    return max(torch.finfo(values.dtype).eps, torch.finfo(arm.weights_dtype).eps)
+
+
+def _worst(arm: Arm, own: Outputs, plain: Outputs, reference: Outputs) -> tuple[int, str]:
+    """Which of several outputs is off by most of what it may be, and words for it."""
+    if not own.several:
+        return 0, ""
+
+    def share(place: int) -> float:
+        found, allowed = (distance(one.all[place], reference.all[place]) for one in (own, plain))
+        tolerance = SLACK * allowed.relative_error + _rounding(arm, own.all[place])
+        part = found.relative_error / tolerance
+        return part if math.isfinite(part) else math.inf
+
+    place = max(range(len(own.several)), key=share)
+    return place, f" in output {place + 1} of {len(own.several)}"
+
+
+def _varies(arm: Arm, one: Outputs, other: Outputs) -> str:
+    """Why nothing can be compared, where equal inputs give unequal outputs; else empty."""
+    off = max(distance(y, x).relative_error for y, x in zip(one.all, other.all, strict=True))
+    loss = abs((one.loss or 0.0) - (other.loss or 0.0))
+    most = max(ALIKE, *(_rounding(arm, y) for y in one.all))
+    alike = off <= most and loss <= most * abs(one.loss or 0.0)
+    if alike or not (math.isfinite(off) and math.isfinite(loss)):
+        return ""
+    return (
+        f"two calls of the plain model on one batch differ by {off:.2g} (relative) in the outputs "
+        f"and {loss:.2g} in the loss; it draws random numbers (dropout), or overwrites its inputs"
+    )
+
+
+def _loss_bound(plain: Outputs, reference: Outputs) -> float:
     """How far the loss may be off: as the plain model's, and by the scatter that this one has.
 
     A loss is a mean, over whose rows errors of the outputs as large as the plain model's scatter.
     """
-    rows = max(1, values.numel() // max(1, values.shape[-1]))
-    scatter = loss_curve.SCATTER * math.sqrt(allowed.mse / rows)
-    return SLACK * abs(plain - reference) + scatter + loss_curve.rounding(reference)
+    assert plain.loss is not None and reference.loss is not None
+    scatter = 0.0
+    for values, exact in zip(plain.all, reference.all, strict=True):
+        rows = values.numel() // (values.shape[-1] if values.ndim else 1)
+        scatter = max(scatter, math.sqrt(distance(values, exact).mse / rows))
+    off = abs(plain.loss - reference.loss)
+    return SLACK * off + loss_curve.SCATTER * scatter + loss_curve.rounding(reference.loss)
 
 
 def _nudges(
@@ -234,6 +311,7 @@ def _nudges(
     name: str,
     rounding: float,
     aim: float,
+    place: int,
 ) -> Nudges:
     """The reference, nudged by what an arm that is as far off as it may be rounds away."""
 
@@ -242,7 +320,7 @@ def _nudges(
         with _plain_kernels():
             model = _model(situation, weights, getattr(torch, name), nudge)
             outputs = _outputs(model, situation, arm)
-        relative = distance(outputs.values, reference.values).relative_error
+        relative = distance(outputs.all[place], reference.all[place]).relative_error
         return relative, abs((outputs.loss or 0.0) - (reference.loss or 0.0))
 
     return Nudges(moved, rounding, aim)
@@ -304,9 +382,9 @@ def _own(arm: Arm, situation: Situation, put_back: Callable[[], None]) -> Output
             # With gradients, as in training: without them it would be compiled once more.
             loss = arm.compute(*inputs, *arm.batches.targets)
             forget_graph(loss)
-            return Outputs(values, float(loss.detach()))
+            return Outputs.of(values, float(loss.detach()))
         case "forward":
-            return Outputs(arm.step().clone(), None)
+            return Outputs.of([y.clone() for y in tensors(arm.step())], None)
         case _ if situation.workload.decodes:
             (tokens,) = inputs
             position = torch.full((), tokens.shape[1], dtype=torch.int64, device=tokens.device)
@@ -334,19 +412,21 @@ def _outputs(
         (tokens,) = inputs
         inputs = (torch.cat([tokens, tokens[:, -1:]], dim=1),)
     with torch.no_grad():
+        carry(model, arm.model)
         values = wrap(model)(*inputs)
         loss = None
         if workload.trains:
+            carry(model, arm.model)
             loss = float(wrap(model.loss)(*inputs, *arm.batches.targets))
     if workload.decodes or workload.name == "prefill":
         values = values[:, -1:]
-    return Outputs(values, loss, None if workload.decodes else model.promise())
+    return Outputs.of(values, loss, None if workload.decodes else model.promise())
 
 
 @contextlib.contextmanager
 def _choices_kept(arm: Arm) -> Iterator[Callable[[], None]]:
     """Gives what puts back the choices that calls have changed; that is done at the end, too."""
-    state = arm.model.adapted()
+    state = arm.model.adapted() | arm.model.carried()
     kept = {name: tensor.clone() for name, tensor in state.items()}
 
     def put_back() -> None:

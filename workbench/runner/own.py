@@ -7,6 +7,10 @@ returns ``(module, make_inputs)`` or ``(module, make_inputs, loss)``:
   the batch: what the module is called with. Called for every batch of a ring, seeded.
 * ``loss(output, *inputs)`` gives the mean loss, one number; only the training step needs it.
 
+The module may give one tensor, or several in a tuple, a list, a dict or a dataclass. Its numbers
+are checked if equal inputs give equal outputs: not with dropout, random draws, or inputs
+overwritten.
+
 The file is run in the runner, once for the weights and once for every configuration around them.
 """
 
@@ -63,6 +67,8 @@ class Parts:
 class OwnModel(Model):
     """The person's module, behind what the runner asks of a model."""
 
+    repeats = False  # it may draw random numbers, or overwrite its inputs
+
     def __init__(self, module: nn.Module, loss: Callable[..., Any] | None) -> None:
         super().__init__()
         self.module = module
@@ -80,7 +86,16 @@ class OwnModel(Model):
         if not isinstance(value, Tensor) or value.numel() != 1:
             shown = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise Mistake(f"loss() returned {shown}; expected a tensor of one number")
+        if torch.is_grad_enabled() and not value.requires_grad:
+            raise Mistake(
+                "own: the loss depends on no parameter that asks for gradients (requires_grad), "
+                "which the training step needs; measure it with workload forward"
+            )
         return value.float().reshape(())
+
+    def carried(self) -> dict[str, Tensor]:
+        """The module's buffers, which its calls may change: running means, counts."""
+        return dict(self.module.named_buffers())
 
     def weights(self) -> dict[str, nn.Parameter]:
         """The parameters alone: every structure has buffers of its own."""
