@@ -6,6 +6,7 @@ import argparse
 import ast
 import shlex
 
+import msgspec
 import numpy as np
 import pytest
 import session_samples as samples
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from sessions import reproduce
 from sessions.errors import SessionError
-from sessions.model import Configuration, Segment, Session
+from sessions.model import Configuration, PairedComparison, Segment, Session
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,9}", fullmatch=True)
 values = st.booleans() | st.integers() | st.floats(allow_nan=False) | samples.texts
@@ -128,6 +129,57 @@ def test_session_script_stops_at_the_first_failure(failing, monkeypatch):
         exec(script, {"main": main})
     assert ended.value.code == (0 if failing is None else 7)
     assert len(calls) == (3 if failing is None else failing + 1)
+
+
+def compared(base: dict, other: dict, segments=(0, 1), **changes) -> Session:
+    """A session of three segments, two of which were compared."""
+    session = samples.session(n=17, segments=3)
+    for segment, toggles in zip(session.segments, (base, other), strict=False):
+        segment.configuration = msgspec.structs.replace(
+            session.segments[0].configuration, toggles=toggles
+        )
+    facts = {"segments": [*segments], "budget_s": 2.5, "region": 0.03, "order": "abba"} | changes
+    session.comparisons = [
+        PairedComparison(
+            arms=["a", "b"], order=[], medians_ms=[], ratio=1.0, low=1.0, high=1.0,
+            verdict="SAME", facts=facts,
+        )
+    ]  # fmt: skip
+    return session
+
+
+def test_a_comparison_is_made_again_and_its_segments_are_not_run_by_themselves():
+    session = compared({"x": "1", "y": "on", "z": "no"}, {"x": "2", "y": "on", "z": "yes"})
+    first, second = reproduce._calls(session, "again")
+    base = session.segments[0].configuration
+    assert first[:2] == ["ab", base.family] and second[0] == "run"
+    after = first.index("--a")
+    assert first[after:] == [
+        "--a", "x=1,z=no", "--b", "x=2,z=yes", "--budget", "2.5", "--region", "3",
+        "--order", "abba", "--seed", str(base.seed), "-o", "again-0000.h5",
+    ]  # fmt: skip
+    assert [word for word in first if word.startswith("y=")] == ["y=on"]
+    assert second[-1] == "again-0001.h5"
+
+
+def test_identical_arms_are_compared_without_options_of_their_own():
+    first, _ = reproduce._calls(compared({"x": "1"}, {"x": "1"}), "again")
+    assert first[0] == "ab" and "--a" not in first and "x=1" in first
+
+
+@pytest.mark.parametrize(
+    "changes", [{"segments": (0, 9)}, {"segments": ()}, {"budget_s": None}, {"segments": (0,)}]
+)
+def test_a_comparison_that_says_too_little_has_its_segments_run(changes):
+    calls = reproduce._calls(compared({"x": "1"}, {"x": "2"}, **changes), "again")
+    assert [call[0] for call in calls] == ["run"] * 3
+
+
+def test_arms_that_differ_in_more_than_toggles_are_run_each():
+    session = compared({"x": "1"}, {"x": "2"})
+    other = session.segments[1]
+    other.configuration = msgspec.structs.replace(other.configuration, settings={"batch": 77})
+    assert [call[0] for call in reproduce._calls(session, "again")] == ["run"] * 3
 
 
 def test_session_without_segments_cannot_be_run_again():
