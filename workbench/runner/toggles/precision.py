@@ -26,6 +26,7 @@ from workbench.runner.toggles._toggle import (
     Toggle,
     effective,
     no_effect,
+    unknown,
 )
 
 if TYPE_CHECKING:
@@ -72,7 +73,11 @@ def _evidence(option: str, arm: Arm) -> Finding:
     if arm.probe.linear_dtypes == {wanted}:
         where = "weights too" if option == "bf16" else f"weights stay {arm.weights_dtype}"
         return effective(f"every linear layer computed in {wanted}; {where}")
-    seen = ", ".join(sorted(str(dtype) for dtype in arm.probe.linear_dtypes)) or "nothing"
+    if not arm.probe.linear_dtypes:
+        if option == "bf16" and arm.weights_dtype == wanted:
+            return effective(f"weights are {wanted}; no linear layer of torch.nn computed")
+        return unknown("no linear layer of torch.nn computed, whose output would have shown it")
+    seen = ", ".join(sorted(str(dtype) for dtype in arm.probe.linear_dtypes))
     return no_effect(f"linear layers computed in {seen}")
 
 
