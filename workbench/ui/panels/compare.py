@@ -34,6 +34,7 @@ from workbench.ui.state import AppState
 
 _BOX_FRAME, _BOX_GAP = 84, 4  # pixels around the boxes, and between two of their names
 _LINES_LEAST = 100
+_TABLES_LEAST = 120  # pixels: the names of the tabs, a heading and two rows
 _TITLE_LETTERS = 24  # of a session, in the box of the baseline
 LIVE_MS = 3000  # between two comparisons while one of the sessions grows
 _ALIGNED = {"By time": "time", "By step": "step"}
@@ -124,6 +125,7 @@ class ComparePanel(QWidget):
         lower.addWidget(self.charts["box"])
         self._tabs = QTabWidget()
         self._tabs.setDocumentMode(True)
+        self._tabs.setMinimumHeight(_TABLES_LEAST)
         self._tabs.addTab(self.sessions, "Sessions")
         self._tabs.addTab(self.differences, "Differences")
         parts = ((self.charts["aligned_timeline"], 4), (lower, 5), (self._tabs, 3))
