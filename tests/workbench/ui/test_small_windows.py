@@ -9,19 +9,26 @@ import pytest
 from fake_session import compared, messages
 from PySide6.QtCore import QRectF, Qt
 from PySide6.QtGui import QBrush, QFontMetrics, QFontMetricsF, QPainter, QPen, QPixmap
-from PySide6.QtWidgets import QLabel, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QLabel,
+    QListWidget,
+    QListWidgetItem,
+    QScrollArea,
+    QVBoxLayout,
+    QWidget,
+)
 
 from sessions.model import Session
 from sessions.tables import Column, Table
 from workbench.recorder import Recorder
 from workbench.titles import Titles
-from workbench.ui import draft
+from workbench.ui import draft, stylesheet
 from workbench.ui.panels import _parts
 from workbench.ui.panels._bar import Bar
 from workbench.ui.panels._segment_model import INTERVAL, condensed
 from workbench.ui.panels._verdicts_table import VerdictsTable
 from workbench.ui.panels.attribution import AttributionPanel
-from workbench.ui.panels.compare import ComparePanel
+from workbench.ui.panels.compare import NOTHING, ComparePanel
 from workbench.ui.panels.segments import SegmentsPanel
 from workbench.ui.panels.verdict import JUDGE, VerdictPanel
 from workbench.ui.plots._distributions import Distribution
@@ -31,7 +38,7 @@ from workbench.ui.plots._units import MILLISECONDS
 from workbench.ui.plots.box import Box
 from workbench.ui.plots.sweep_map import digits_in
 from workbench.ui.style import Style
-from workbench.ui.theme import DARK
+from workbench.ui.theme import DARK, LIGHT
 
 LONG = "relative error 0.022, at most 0.0021 expected, off by 0.03 over 8 steps; " * 3
 BESIDE_PX = 700  # for the panels in a window of 1024 pixels
@@ -228,3 +235,59 @@ def test_numbers_of_a_narrow_map_lose_digits_and_not_their_units(qapp, said):
     metrics = QFontMetricsF(Style(DARK).font())
     digits = digits_in(metrics.horizontalAdvance(said), metrics, MILLISECONDS, [1.62, 1.57])
     assert MILLISECONDS.text(1.62, digits) == said
+
+
+def test_why_no_verdict_can_be_asked_for_has_a_line_of_its_own(qtbot, state, judged):
+    host = QWidget()
+    qtbot.addWidget(host)
+    panel = VerdictPanel(state, host)
+    panel.resize(BESIDE_PX, 400)
+    host.show()
+    qtbot.waitUntil(panel.table.isVisible)
+    assert panel.progress.isVisible() == bool(panel.progress.text())
+    panel.progress.setText("No other configuration has run yet: run one, then change a toggle.")
+    panel.progress.show()
+    qtbot.waitUntil(lambda: panel.progress.width() > 0.8 * BESIDE_PX)
+    assert panel.progress.geometry().top() > panel.judge.geometry().bottom()
+
+
+def test_an_empty_comparison_says_that_it_is_at_work_and_then_what_it_needs(qtbot, state):
+    first, *others = compared()
+    state.session = first
+    panel = ComparePanel(state)
+    qtbot.addWidget(panel)
+    panel.show()
+    said = panel._empty._line.text
+    assert said() == NOTHING[0]
+    state.compared.add(others[0])
+    qtbot.waitUntil(lambda: said() == "Comparing 2 sessions")
+    qtbot.waitUntil(lambda: panel.found is not None and panel.found.comparison is not None)
+    state.compared.remove(others[0])
+    qtbot.waitUntil(lambda: said() == NOTHING[0])
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT])
+def test_a_section_that_a_report_cannot_have_says_why_in_readable_ink(qtbot, theme):
+    box = QListWidget()
+    qtbot.addWidget(box)
+    box.setStyleSheet(stylesheet.sheet(theme))
+    box.setPalette(stylesheet.palette(theme))
+    item = QListWidgetItem("HHHHHHHH (No claim of a document was measured.)")
+    item.setFlags(Qt.ItemFlag.NoItemFlags)
+    box.addItem(item)
+    box.resize(400, 40)
+    image = box.grab().toImage()
+    row = box.visualItemRect(item)
+    pixels = {
+        image.pixelColor(x, y).getRgbF()[:3]
+        for x in range(row.left() + 4, row.left() + 100)
+        for y in range(row.top() + 2, row.bottom() - 2)
+    }
+    lights = [_luminance(pixel) for pixel in pixels]
+    assert (max(lights) + 0.05) / (min(lights) + 0.05) >= 4.5
+
+
+def _luminance(color: tuple[float, float, float]) -> float:
+    """Relative luminance, as WCAG 2 defines it."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color]
+    return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))

@@ -85,14 +85,14 @@ class VerdictPanel(QWidget):
         bar.addWidget(self.calibrate)
         bar.addWidget(_parts.muted("Budget"))
         bar.addWidget(self.budget)
-        bar.addWidget(self.progress, 1)
+        bar.addStretch(1)
         details = QWidget()
         details.setProperty("panel", True)
         self._rows = _parts.tight(QVBoxLayout(details), 4)
         self._rows.setContentsMargins(12, 4, 12, 8)
         body = _parts.surface()
         column = _parts.tight(QVBoxLayout(body), 0)
-        column.addLayout(_parts.head(self.headline, self.ratio, self.floor, bar))
+        column.addLayout(_parts.head(self.headline, self.ratio, self.floor, bar, self.progress))
         parts = ((self.chart, 5), (_parts.scrolled(details), 3))
         column.addWidget(_parts.split(Qt.Orientation.Horizontal, *parts), 1)
         column.addWidget(self.table)
@@ -165,6 +165,7 @@ class VerdictPanel(QWidget):
             self.progress.setText(f"{100 * progress.fraction:.0f} % of the budget is spent")
         else:
             self.progress.setText("" if measuring else verdicts.why_not_before())
+        self.progress.setVisible(bool(self.progress.text()))
 
     def _show_details(self, comparison: PairedComparison) -> None:
         _parts.clear(self._rows)
