@@ -35,6 +35,7 @@ import kernels
 from models import ConfigurationError, Costs, Family, Footprint, Model
 from models._family import Batch, setting
 from models._initialise import Take
+from models._quantized import QuantizedLinear
 from workbench.runner.environment import host
 from workbench.runner.failures import Mistake, OwnModelError
 
@@ -94,8 +95,13 @@ class OwnModel(Model):
         return value.float().reshape(())
 
     def carried(self) -> dict[str, Tensor]:
-        """The module's buffers, which its calls may change: running means, counts."""
-        return dict(self.module.named_buffers())
+        """The module's buffers, which its calls may change: running means, counts. No codes."""
+        return {
+            f"{name}.{buffer}".lstrip("."): tensor
+            for name, module in self.module.named_modules()
+            if not isinstance(module, QuantizedLinear)
+            for buffer, tensor in module.named_buffers(recurse=False)
+        }
 
     def weights(self) -> dict[str, nn.Parameter]:
         """The parameters alone: every structure has buffers of its own."""
