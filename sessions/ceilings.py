@@ -20,9 +20,10 @@ def describe(found: Ceilings) -> str:
     )
     what = "" if found.driver.startswith("threads") else "driver "
     driver = f", {what}{found.driver}" if found.driver else ""
+    disturbed = f"; perhaps too low, as {found.disturbed}" if found.disturbed else ""
     return (
         f"copy {number(found.bytes_per_s / 1e9)} GB/s, matrix products {rates}; measured on "
-        f"{found.device} (torch {found.torch}{driver}), {_day(found.created)}"
+        f"{found.device} (torch {found.torch}{driver}), {_day(found.created)}{disturbed}"
     )
 
 

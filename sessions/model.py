@@ -156,6 +156,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_s: float  # of a large copy, read and written
     flops_per_s: dict[str, float]  # of a large matrix product: "bfloat16", "tf32", "int8" ...
     lacking: dict[str, str] = {}  # why there is no rate of a dtype, in a clause
+    disturbed: str = ""  # who else used the device meanwhile, a clause: the rates may be too low
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):

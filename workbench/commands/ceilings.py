@@ -43,13 +43,13 @@ def _run(arguments: argparse.Namespace) -> int:
         return FAILED if code == DONE else code
     if arguments.json:
         found = msgspec.to_builtins(last.ceilings) | {"source": last.source}
-        file = None if where else str(ceilings.path())
+        file = None if where or last.why else str(ceilings.path())
         answer_json(as_data(outcome, file) | found)
     else:
         how = "kept" if last.source == "kept" else "measured now"
         when = age(last.ceilings, began_s[-1] + last.t_s)
         # Another host's state folder may lie elsewhere.
-        kept = f"kept{where}" if where else ceilings.path()
+        kept = "not kept" if last.why else f"kept{where}" if where else ceilings.path()
         answer(f"{describe(last.ceilings)} ({how}, {when}; {kept})")
         for why in lacking(last.ceilings):
             answer(why)

@@ -17,7 +17,6 @@ from workbench import protocol
 from workbench.runner.alternation import Alternation
 from workbench.runner.arm import label
 from workbench.runner.blocks import Contender, TimedBlock
-from workbench.runner.contention import CPU_BUSY
 from workbench.runner.cures import slower_when_compiled
 from workbench.runner.failures import Mistake
 from workbench.runner.resolve import LONGEST_S, demand
@@ -239,9 +238,8 @@ class CompareRun:
         rig = self._rig
         if rig.device.type == "cuda" or not self._began:
             return
-        share = rig.others_percent(int(self._began * 1e9), time.perf_counter_ns())
-        if share is not None and share >= CPU_BUSY:
-            text = f"other processes used {share:.0f} % of the CPU while A and B alternated"
+        if others := rig.disturbance(int(self._began * 1e9), time.perf_counter_ns()):
+            text = f"{others} while A and B alternated"
             rig.wire.send(protocol.Note(kind="warning", text=text))
 
     def _tell(self, fraction: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,11 +41,14 @@ def matrix_dtype(situation: Situation) -> str:
 class Roof:
     """The ceilings of one device, measured where they are not kept; each finding is told.
 
-    ``found`` is what is known so far.
+    ``found`` is what is known so far; ``disturbance`` says in a clause who else used the device in
+    a stretch of ``perf_counter_ns``, empty where nobody did.
     """
 
-    def __init__(self, wire: Wire, device: torch.device) -> None:
-        self._wire, self.device = wire, device
+    def __init__(
+        self, wire: Wire, device: torch.device, disturbance: Callable[[int, int], str]
+    ) -> None:
+        self._wire, self.device, self._disturbance = wire, device, disturbance
         self.found: Ceilings | None = None
 
     def at_start(self) -> None:
@@ -60,30 +63,31 @@ class Roof:
         return self.measure() if self.found is None else self.found
 
     def measure(self) -> Ceilings:
-        """Measure, keep and tell; what cannot be kept is told as well."""
+        """Measure, keep and tell; what cannot be kept is told as well.
+
+        Not kept either is what was measured beside others: every later run would trust it.
+        """
         name, driven, version = self._identity()
+        began_ns = time.perf_counter_ns()
         self._wire.send(protocol.State(state="building", text="Measuring the device's ceilings"))
         where = str(self.device)
         rates, lacking = self._rates(where)
+        bytes_per_s = _timing.copy_rate(where)
         self.found = Ceilings(
             device=name,
             driver=driven,
             torch=version,
             created=time.time(),
-            bytes_per_s=_timing.copy_rate(where),
+            bytes_per_s=bytes_per_s,
             flops_per_s=rates,
             lacking=lacking,
+            disturbed=self._disturbance(began_ns, time.perf_counter_ns()),
         )
         _timing.release()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
-        why = ""
-        try:
-            ceilings.store(self.found)
-        except OSError as error:
-            why = f"{ceilings.path()} cannot be written: {error.strerror}"
-        self._tell("measured", why)
+        self._tell("measured", _keep(self.found))
         return self.found
 
     def _rates(self, where: str) -> tuple[dict[str, float], dict[str, str]]:
@@ -117,6 +121,17 @@ class Roof:
 
     def _tell(self, source: str, why: str) -> None:
         self._wire.send(protocol.CeilingsFound(ceilings=self.found, source=source, why=why))
+
+
+def _keep(found: Ceilings) -> str:
+    """Store them; why they are not kept, in a clause, if they are not."""
+    if found.disturbed:
+        return f"ceilings that were measured while {found.disturbed} are not kept"
+    try:
+        ceilings.store(found)
+    except OSError as error:
+        return f"{ceilings.path()} cannot be written: {error.strerror}"
+    return ""
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from sessions.model import Phase, Scalar
 from workbench import protocol
 from workbench.runner.arm import Arm, Arms
 from workbench.runner.ceilings import Roof, matrix_dtype
-from workbench.runner.contention import Alarm
+from workbench.runner.contention import BUSY, CPU_BUSY, Alarm
 from workbench.runner.memory import GpuMemory, HostMemory, Memory, make_memory
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.predictor import Predictor
@@ -54,7 +54,7 @@ class Rig:
         self.memory = make_memory(self.device, self.arms.others_bytes)
         self.phases = PhaseTracker(self._phase_changed)
         self.watchdog = Watchdog(self.wire)
-        self.roof = Roof(self.wire, self.device)
+        self.roof = Roof(self.wire, self.device, self.disturbance)
         self.predictor = Predictor(self.roof)
         self._alarm = Alarm()
         self._sampler: Sampler | None = None
@@ -92,6 +92,15 @@ class Rig:
         found = [sample["others"] for sample in self.telemetry_between(start_ns, stop_ns)
                  if "others" in sample]  # fmt: skip
         return statistics.median(found) if found else None
+
+    def disturbance(self, start_ns: int, stop_ns: int) -> str:
+        """Who else worked on the device in that stretch, and how much: a clause, or nothing."""
+        share = self.others_percent(start_ns, stop_ns)
+        on_gpu = self.device.type == "cuda"
+        if share is None or share < (BUSY if on_gpu else CPU_BUSY):
+            return ""
+        who = "others" if self._sampler is None else self._sampler.others.who
+        return f"{who} used {share:.0f} % of the {'GPU' if on_gpu else 'CPU'}"
 
     def sm_clock_mhz(self, start_ns: int, stop_ns: int) -> float | None:
         """The GPU's median SM clock in a stretch of time; None where it is not known."""

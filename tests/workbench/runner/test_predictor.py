@@ -10,12 +10,14 @@ import torch
 
 from kernels import _timing
 from models import FAMILIES
+from sessions.ceilings import describe
 from sessions.model import Ceilings, Configuration
 from workbench.runner import predictor as predictors
 from workbench.runner import tally
 from workbench.runner.ceilings import Roof, matrix_dtype
 from workbench.runner.predictor import Predictor
 from workbench.runner.resolve import resolve
+from workbench.runner.rig import Rig
 
 CPU = torch.device("cpu")
 SMALL = {"dim": 64, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1}
@@ -139,13 +141,37 @@ def test_measuring_takes_8_bit_rates_where_they_are_and_keeps_reasons_elsewhere(
     monkeypatch.setattr(_timing, "matrix_rate", lambda where, dtype: 1e12)
     monkeypatch.setattr(_timing, "copy_rate", lambda where: 1e10)
     told = []
-    roof = Roof(SimpleNamespace(send=told.append), CPU)
+    roof = Roof(SimpleNamespace(send=told.append), CPU, lambda *_: "")
     found = roof.measure()
     assert set(found.flops_per_s) == {"float32", "bfloat16", "int8"}
     assert "needs a CUDA GPU" in found.lacking["float8"]
     roof.found = None
     roof.at_start()
     assert roof.found == found and told[-1].source == "kept"
+
+
+def test_what_was_measured_beside_others_is_used_and_told_and_not_kept(monkeypatch):
+    rates = {"matrix_rate": 1e12, "copy_rate": 1e10}
+    for name in rates:
+        monkeypatch.setattr(_timing, name, lambda *_, name=name: rates[name])
+    others, told = [""], []
+    roof = Roof(SimpleNamespace(send=told.append), CPU, lambda *_: others[0])
+    quiet = roof.measure()
+    rates["matrix_rate"], others[0] = 3e11, "python (process 7) used 25 % of the CPU"
+    beside = roof.measure()
+    assert roof.ceilings == beside and beside.flops_per_s["float32"] == 3e11
+    assert "perhaps too low, as python (process 7) used 25 % of the CPU" in describe(beside)
+    assert "while python (process 7) used 25 % of the CPU are not kept" in told[-1].why
+    roof.at_start()
+    assert roof.found == quiet and told[-1].why == ""
+
+
+@pytest.mark.parametrize("share, told", [(24.0, ""), (60.0, "others used 60 % of the CPU")])
+def test_others_disturb_from_the_share_on_that_a_cpu_always_has(share, told):
+    rig = Rig(SimpleNamespace(send=lambda message: None), CPU)
+    rig.samples.extend((taken_ns, {"others": share}) for taken_ns in (10, 20, 30))
+    rig.samples.append((99, {"others": 100.0 - share}))
+    assert rig.disturbance(5, 35) == told
 
 
 def test_counting_runs_nothing_and_leaves_no_imagined_tensor_behind(predictor):
