@@ -23,13 +23,15 @@ from sessions.model import Configuration, Evidence, Numerics, Scalar
 from workbench.runner.attention_facts import attention_facts
 from workbench.runner.ceilings import fp32_products
 from workbench.runner.compiles import Compiles
-from workbench.runner.data import Batches, make_batches
+from workbench.runner.data import Batches, Tensors, make_batches
 from workbench.runner.failures import Mistake, explain, is_fatal
 from workbench.runner.flops import counting_flops, model_flops
 from workbench.runner.footprints import others_bytes
 from workbench.runner.memory import free_memory
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.probe import Probe, probe
+from workbench.runner.ranks import group
+from workbench.runner.ranks.divided import Divided
 from workbench.runner.rounds import Rounds
 from workbench.runner.toggles import Situation, Stage, Toggle, all_toggles, unknown
 from workbench.runner.training import Trainer, Weights
@@ -63,6 +65,7 @@ class Build:
         default_factory=lambda: {"dynamic": False, "fullgraph": False}
     )
     compiles_blocks: bool = False  # each block by itself, and not the whole computation
+    ranks: int = 1  # that a step is divided among
     model: Model | None = None  # once it is built
     flags: list[Callable[[], AbstractContextManager[Any]]] = field(
         default_factory=lambda: [functools.partial(fp32_products, tf32=False)]
@@ -91,7 +94,9 @@ class Arm:
     situation: Situation
     label: str
     model: Model
-    batches: Batches
+    batches: Batches  # of this rank
+    whole: Batches  # of all ranks, in the same buffers
+    divided: Divided | None  # where there are several
     trainer: Trainer | None
     step: Step
     compute: Compute  # what the step computes, autocast and compiled, without its update
@@ -125,6 +130,8 @@ class Arm:
                 stack.enter_context(flag())
             stack.enter_context(kernels.using(**self.kernel_choices))
             stack.enter_context(self.compiles.following())
+            if self.divided is not None:
+                stack.enter_context(self.divided.entered(self))
             yield
 
     def ready(self) -> bool:
@@ -134,6 +141,12 @@ class Arm:
         if self.feeds:
             self.batches.advance()
         return False
+
+    def shares(self) -> list[Tensors]:
+        """Inputs and targets of each rank, in the buffers that ``batches`` advances."""
+        ranks = 1 if self.divided is None else self.divided.ranks
+        parts = (self.whole.part(rank, ranks) for rank in range(ranks))
+        return [part.inputs + part.targets for part in parts]
 
     def plain_weights(self) -> Parameters:
         """What the model would be around without quantization; may have to be drawn for that."""
@@ -281,6 +294,7 @@ class Arms:
         self._weights.forget()
         self._numbers.clear()
         free_memory()
+        group.forget_arms()
 
     def keep_only(self, *situations: Situation) -> None:
         """Free everything if any of it belongs to another model or seed than these."""
@@ -311,14 +325,16 @@ class Arms:
             transform(model)
         build.model = model
         model.train(workload.trains)
-        batches = make_step_batches(build)
+        whole = make_step_batches(build)
+        divided = Divided(build.ranks, situation.device) if build.ranks > 1 else None
+        batches = whole if divided is None else divided.share(whole)
         autocast = _autocast(build)
         with contextlib.ExitStack() as stack:
             for flag in build.flags:
                 stack.enter_context(flag())
             stack.enter_context(kernels.using(**build.kernel_choices))
             found = probe(model, batches.few, autocast)
-            made = assemble(build, model, held, batches)
+            made = assemble(build, model, held, batches, divided)
         bench, compute = made.bench, made.compute
         return Arm(
             configuration=configuration,
@@ -326,6 +342,8 @@ class Arms:
             label=label(configuration, situation.device),
             model=model,
             batches=batches,
+            whole=whole,
+            divided=divided,
             trainer=bench.trainer,
             step=made.step,
             compute=compute,
@@ -375,9 +393,16 @@ def apply_toggles(build: Build, before: Stage | None = None) -> None:
 
 
 def assemble(
-    build: Build, model: Model, weights: Weights | Quantized, batches: Batches
+    build: Build,
+    model: Model,
+    weights: Weights | Quantized,
+    batches: Batches,
+    divided: Divided | None = None,
 ) -> Assembled:
-    """The step of a model that is transformed already; call it inside the build's flags."""
+    """The step of a model that is transformed already; call it inside the build's flags.
+
+    ``batches`` are those of this rank, where the step is divided.
+    """
     situation, workload = build.situation, build.situation.workload
     configuration = situation.configuration
     trainer = None
@@ -398,9 +423,15 @@ def assemble(
         compute = _autocast(build)(workload.compute(bench))
     for wrap_compute in build.compute_wrappers:
         compute = wrap_compute(compute)
-    step = workload.step(bench, compute)
+    if divided is None or trainer is None:
+        step = workload.step(bench, compute)
+    else:
+        divided.follow(trainer)
+        step = workload.step(bench, divided.mean(compute))
     for wrap_step in build.step_wrappers:
         step = wrap_step(step)
+    if divided is not None:
+        step = divided.together(step, batches)
     return Assembled(bench, compute, step)
 
 

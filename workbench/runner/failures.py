@@ -15,6 +15,7 @@ from models._cuda_graph import CaptureError
 from sessions.sizes import size_text
 from workbench.protocol import Failure
 from workbench.runner.probes import _lines
+from workbench.runner.ranks.group import RankError
 
 # By name: importing the compilers to name their exceptions would cost seconds at every start.
 _COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
@@ -64,6 +65,13 @@ def explain(error: BaseException) -> Failure:
             sentence=first,
             fix="Correct the file and run again; the log has its traceback.",
             detail=error.detail,
+        )
+    if isinstance(error, RankError):
+        return Failure(
+            kind="ranks",
+            sentence=f"Data parallel: {first}",
+            fix="Run again, which starts the other ranks anew; the log has what they printed.",
+            detail=detail,
         )
     if _lacks_memory(error):
         return Failure(

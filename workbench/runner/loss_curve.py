@@ -1,7 +1,8 @@
 """Does an arm still train as it should? Its losses and its weights over some steps.
 
 The reference trains a copy of the arm's weights on the same batches, in plain PyTorch and more
-digits, from the same moments of AdamW. What the arm may be off is measured too, on a plain model in
+digits, from the same moments of AdamW; where ranks share a batch, its loss is the mean of that of
+their shares. What the arm may be off is measured too, on a plain model in
 its own precision: twice what that one's losses are at most, and its scatter.
 
 A loss that hardly moves in so few steps hides an update that is wrong or missing. So the weights of
@@ -31,6 +32,7 @@ from models._initialise import keep_marks
 from workbench.runner import ties
 from workbench.runner.arm import Arm
 from workbench.runner.ceilings import fp32_products
+from workbench.runner.data import Tensors
 from workbench.runner.ties import Nudge, nudged
 from workbench.runner.training import Trainer, plain_optimizer
 
@@ -233,15 +235,11 @@ def _plain_course(
         if dtype is None:
             take_choices(model, arm.model)
             trainer.scaler = _scaler(arm)
-        losses = []
+        losses, shares = [], arm.shares()
         arm.batches.rewind()
         for _ in range(STEPS):
             arm.batches.advance()
-            batch = [
-                x.to(dtype) if dtype is not None and x.is_floating_point() else x
-                for x in (*arm.batches.inputs, *arm.batches.targets)
-            ]
-            loss = wrap(model.loss)(*batch)
+            loss = torch.stack([wrap(model.loss)(*_cast(one, dtype)) for one in shares]).mean()
             trainer.update(loss)
             losses.append(loss.detach().double())
             between()
@@ -250,6 +248,10 @@ def _plain_course(
             for each in arm.model.weights().values()
         }
     return Course([float(loss) for loss in losses], steps)
+
+
+def _cast(batch: Tensors, dtype: torch.dtype | None) -> list[Tensor]:
+    return [x.to(dtype) if dtype is not None and x.is_floating_point() else x for x in batch]
 
 
 def _scaler(arm: Arm) -> torch.amp.GradScaler | None:

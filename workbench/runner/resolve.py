@@ -18,6 +18,7 @@ from workbench.protocol import OR, Availability, Blocked, Field, Start
 from workbench.runner import own
 from workbench.runner.failures import Mistake
 from workbench.runner.toggles import Situation, Toggle, all_toggles
+from workbench.runner.toggles.data_parallel import ranks_of
 from workbench.runner.wire import Wire
 from workbench.runner.workloads import Workload, all_workloads
 
@@ -106,7 +107,7 @@ def _sizes(situation: Situation) -> dict[str, Any]:
     settings, scheme = situation.configuration.settings, situation.option("quantization")
     return {
         "workload": situation.workload.name,
-        "batch": int(settings["batch"]),
+        "batch": int(settings["batch"]) // ranks_of(situation),
         "sequence": situation.workload.sequence(settings),
         "precision": _SIZES[situation.option("precision")],
         "checkpointing": situation.option("checkpointing"),

@@ -167,8 +167,9 @@ class Rig:
             "ceilings_created": known.created,
             "matrix_dtype": dtype,
         }
+        devices = 1 if arm.divided is None or self.device.type == "cpu" else arm.divided.ranks
         if dtype in known.flops_per_s:
-            roof["matrix_flops_per_s"] = known.flops_per_s[dtype]
+            roof["matrix_flops_per_s"] = devices * known.flops_per_s[dtype]
         return {**facts, **roof}
 
     def answer(self, asked: protocol.Predict) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.runner.optimizers import eight_bit_adamw, parts
+from workbench.runner.ranks.buckets import Buckets
 
 LEARNING_RATE = 3e-4
 BETAS = (0.9, 0.95)
@@ -23,22 +24,28 @@ class Trainer:
     ) -> None:
         self.optimizer = optimizer
         self.scaler = scaler
+        self.buckets: Buckets | None = None  # of an arm whose gradients are averaged over ranks
 
     def update(self, loss: torch.Tensor) -> None:
         """Backward pass and optimizer step; gradients and the graph of the loss are freed."""
+        scaled = loss if self.scaler is None else self.scaler.scale(loss)
+        if self.buckets is None:
+            scaled.backward()
+        else:
+            self.buckets.backward(scaled)
         if self.scaler is None:
-            loss.backward()
             self.optimizer.step()
         else:
-            self.scaler.scale(loss).backward()
             self.scaler.step(self.optimizer)
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         forget_graph(loss)
 
     def tensors(self) -> Iterator[Tensor]:
-        """What the optimizer keeps of each parameter."""
-        return _state(self.optimizer)
+        """What the optimizer keeps of each parameter, and what gradients are gathered in."""
+        yield from _state(self.optimizer)
+        if self.buckets is not None:
+            yield from self.buckets.tensors()
 
     def on_host(self) -> set[int]:
         """Addresses of the step counts that AdamW keeps on the host whatever the device."""

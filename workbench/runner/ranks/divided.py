@@ -1,0 +1,146 @@
+"""An arm whose step is divided among ranks: what is done around it, alike on each of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from workbench.runner.ranks import group as groups
+from workbench.runner.ranks.buckets import Buckets
+from workbench.runner.ranks.messages import Compare, Enter, Leave, Step
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm
+    from workbench.runner.data import Batches
+    from workbench.runner.training import Trainer
+    from workbench.runner.workloads import Compute
+    from workbench.runner.workloads import Step as ArmStep
+
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}  # by bytes of a number
+
+
+class Divided:
+    """The share of one rank, and how it goes together with the others'.
+
+    ``differing`` is how many parameters were not the same on all ranks after the steps that were
+    compared; None before any were.
+    """
+
+    def __init__(self, ranks: int, device: torch.device) -> None:
+        self.ranks, self._device = ranks, device
+        self.rank = groups.rank()
+        self.buckets: Buckets | None = None
+        self.differing: int | None = None
+        self._steps = 0  # since the weights were taken over
+        self._depth = 0
+
+    def share(self, whole: Batches) -> Batches:
+        """This rank's rows of each batch."""
+        return whole.part(self.rank, self.ranks)
+
+    def mean(self, compute: Compute) -> Compute:
+        """The loss of the share, as its part of the mean over all ranks."""
+
+        def part(*batch: Tensor) -> Tensor:
+            return compute(*batch) / self.ranks
+
+        return part
+
+    def follow(self, trainer: Trainer) -> None:
+        """Let its backward pass average the gradients."""
+        parameters = (each for one in trainer.optimizer.param_groups for each in one["params"])
+        self.buckets = trainer.buckets = Buckets(parameters)
+
+    def together(self, step: ArmStep, batches: Batches) -> ArmStep:
+        """The step of all ranks, which returns the mean of their losses."""
+
+        def one() -> Tensor:
+            told = None if self.rank else groups.current()
+            if not self.rank:
+                if told is None:
+                    raise groups.RankError("the other ranks have ended")
+                told.tell(Step(batches.advances))
+            try:
+                loss = step()
+                dist.all_reduce(loss)
+            except BaseException:
+                self._give_up(told)
+                raise
+            self._steps += 1
+            return loss
+
+        return one
+
+    @contextlib.contextmanager
+    def entered(self, arm: Arm) -> Iterator[None]:
+        """Have all ranks ready for steps, with rank 0's weights and moments; compare them after."""
+        if self._depth:
+            yield
+            return
+        assert self.buckets is not None
+        group = None if self.rank else self._assembled(arm)
+        _take_over(arm, self._device)
+        self.buckets.attach()
+        self._depth, self._steps = 1, 0
+        try:
+            yield
+        finally:
+            if group is not None and group.alive:
+                self.compare(arm)
+                group.tell(Leave())
+            self._depth = 0
+            self.buckets.detach()
+
+    def compare(self, arm: Arm) -> None:
+        """Count the parameters that differ between the ranks, if steps were made; when entered."""
+        if not self._steps:
+            return
+        if not self.rank:
+            groups.of(self.ranks, self._device).tell(Compare())
+        sums = torch.stack([_digest(each) for each in arm.model.parameters()]).to(self._device)
+        least, most = sums.clone(), sums.clone()
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        self.differing = max(int((least != most).sum()), self.differing or 0)
+
+    def _assembled(self, arm: Arm) -> groups.Group:
+        group = groups.of(self.ranks, self._device)
+        assert arm.trainer is not None
+        scaler = arm.trainer.scaler
+        scale = {} if scaler is None else scaler.state_dict()
+        group.ask(Enter(arm.configuration, scale))
+        return group
+
+    def _give_up(self, group: groups.Group | None) -> None:
+        """Some ranks are within the step and cannot leave it: all of them start anew."""
+        if group is not None:
+            failure = group.failure
+            groups.close()
+            if failure:
+                raise groups.RankError(failure)
+
+
+def _digest(tensor: Tensor) -> Tensor:
+    """A sum of the bits of all numbers, which differs where a number does."""
+    return tensor.detach().contiguous().view(_WORDS[tensor.element_size()]).sum(dtype=torch.int64)
+
+
+def _take_over(arm: Arm, device: torch.device) -> None:
+    """Give every rank the weights, buffers and moments of rank 0."""
+    assert arm.trainer is not None
+    state = arm.trainer.optimizer.state
+    tensors = [*arm.model.parameters(), *arm.model.buffers()]
+    for group in arm.trainer.optimizer.param_groups:
+        for parameter in group["params"]:
+            tensors += [state[parameter][name] for name in sorted(state[parameter])]
+    with torch.no_grad():
+        for tensor in tensors:
+            sent = tensor.detach().to(device).contiguous()
+            dist.broadcast(sent, src=0)
+            if sent.data_ptr() != tensor.data_ptr():
+                tensor.copy_(sent)

@@ -1,0 +1,213 @@
+"""Rank 0's end: starts the peers, tells them what to do, and notices when one ends."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from workbench.runner.ranks.messages import Answer, Failed, Forget, Order, Ready
+
+RANK = "WORKBENCH_RANK"  # the variable that tells a peer which it is
+HOST = "127.0.0.1"
+START_S = 120.0  # for a peer to import torch and join
+TIMEOUT = timedelta(minutes=10)  # of a sum: ranks may compile before it
+_POLL_S = 0.05
+_LOOPBACK = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+
+
+class RankError(RuntimeError):
+    """A peer failed; one sentence."""
+
+
+def rank() -> int:
+    """Which rank this process is; 0 where it was not started as a peer."""
+    return int(os.environ.get(RANK, "0"))
+
+
+def join(size: int, device: torch.device, store: dist.Store) -> None:
+    """Become a member of the group of ``size`` ranks that meet at ``store``."""
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=store,
+        rank=rank(),
+        world_size=size,
+        timeout=TIMEOUT,
+        device_id=device if on_gpu else None,
+    )
+
+
+class _Peer:
+    """One process, and the thread that reads what it says."""
+
+    def __init__(self, number: int, group: Group, port: int) -> None:
+        self.number, self._group = number, group
+        self.answers: queue.SimpleQueue[Ready] = queue.SimpleQueue()
+        self._encoder = msgspec.json.Encoder()
+        command = [sys.executable, "-m", "workbench.runner.ranks.peer"]
+        self.process = subprocess.Popen(
+            [*command, str(group.size), str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=_environment(number, group.device),
+            bufsize=0,
+        )
+        threading.Thread(target=self._listen, name=f"rank {number}", daemon=True).start()
+
+    def tell(self, order: Order) -> None:
+        """Send an order; raises ``RankError`` where nobody takes it any more."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(self._encoder.encode(order) + b"\n")
+        except OSError:
+            self._group.failed(self.number, "")
+            raise RankError(self._group.failure) from None
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        decoder = msgspec.json.Decoder(Answer)
+        for line in self.process.stdout:
+            answer = decoder.decode(line)
+            if isinstance(answer, Failed):
+                self._group.failed(self.number, answer.sentence)
+            else:
+                self.answers.put(answer)
+        self._group.failed(self.number, "")
+
+
+class Group:
+    """This process and its peers. Raises ``RankError`` where they cannot be started."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.size, self.device = size, device
+        self.failure = ""  # a sentence, once a peer has failed
+        self._closed = False
+        self._lock = threading.Lock()
+        for name in _LOOPBACK:
+            os.environ.setdefault(name, "lo")  # all ranks are on this host
+        store = dist.TCPStore(HOST, 0, size, is_master=True, wait_for_workers=False)
+        self._peers = [_Peer(number, self, store.port) for number in range(1, size)]
+        try:
+            self._await_all()
+            join(size, device, store)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        """Whether all ranks are there."""
+        return not self.failure and not self._closed
+
+    def tell(self, order: Order) -> None:
+        """Send an order to every peer."""
+        self.check()
+        for peer in self._peers:
+            peer.tell(order)
+
+    def ask(self, order: Order) -> None:
+        """Send an order and wait until every peer has done it; raises ``RankError``."""
+        self.tell(order)
+        self._await_all()
+
+    def check(self) -> None:
+        """Raise ``RankError`` if a peer has failed."""
+        if self.failure:
+            raise RankError(self.failure)
+
+    def failed(self, number: int, sentence: str) -> None:
+        """A peer has ended, which no step survives: whoever waits for its numbers is let go."""
+        with self._lock:
+            if self._closed or self.failure:
+                return
+            self.failure = f"rank {number} ended" + (f": {sentence}" if sentence else " unasked")
+        _abort()
+
+    def close(self) -> None:
+        """End all peers; the group cannot be used again."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for peer in self._peers:
+            peer.process.kill()
+            peer.process.wait()
+        _abort()
+
+    def _await_all(self) -> None:
+        deadline_s = time.monotonic() + START_S
+        for peer in self._peers:
+            while True:
+                self.check()
+                with contextlib.suppress(queue.Empty):
+                    answer = peer.answers.get(timeout=_POLL_S)
+                    break
+                if not dist.is_initialized() and time.monotonic() > deadline_s:
+                    raise RankError(f"rank {peer.number} did not start in {START_S:.0f} s")
+            if answer.problem:
+                raise RankError(f"rank {peer.number}: {answer.problem}")
+
+
+_group: Group | None = None
+
+
+def current() -> Group | None:
+    """The group that there is, if any."""
+    return _group if _group is not None and _group.alive else None
+
+
+def of(size: int, device: torch.device) -> Group:
+    """The group of so many ranks, started now unless it is there; one of another size ends."""
+    global _group
+    found = current()
+    if found is not None and found.size == size:
+        return found
+    close()
+    _group = Group(size, device)
+    return _group
+
+
+def forget_arms() -> None:
+    """Let the peers free what they have built; no arm is entered."""
+    if (found := current()) is not None:
+        found.tell(Forget())
+
+
+@atexit.register
+def close() -> None:
+    """End the peers, if there are any."""
+    global _group
+    if _group is not None:
+        _group.close()
+        _group = None
+
+
+def _abort() -> None:
+    """Leave the process group without waiting for those that are gone."""
+    if not dist.is_initialized():
+        return
+    with contextlib.suppress(RuntimeError, ValueError, AssertionError):
+        if dist.get_backend() == "nccl":
+            dist.distributed_c10d._abort_process_group()
+        else:
+            dist.destroy_process_group()
+
+
+def _environment(number: int, device: torch.device) -> dict[str, str]:
+    """A peer sees its own GPU alone, so that it is the first there as it is here."""
+    found = {**os.environ, RANK: str(number), "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    if device.type == "cuda":
+        seen = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
+        found["CUDA_VISIBLE_DEVICES"] = seen[number] if seen else str(number)
+    return found

@@ -1,0 +1,48 @@
+"""What rank 0 says to its peers, and what they answer: JSON lines, as on the runner's own wire."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sessions.model import Configuration
+
+
+class Enter(msgspec.Struct, tag="enter"):
+    """Build this configuration's arm, unless it is there, and take over rank 0's weights."""
+
+    configuration: Configuration
+    scale: dict[str, int | float] = {}  # the loss scaler's state
+
+
+class Step(msgspec.Struct, tag="step"):
+    """Step with the batch that stands after so many advances."""
+
+    advances: int
+
+
+class Compare(msgspec.Struct, tag="compare"):
+    """Say whether the arm's weights are rank 0's."""
+
+
+class Leave(msgspec.Struct, tag="leave"):
+    """No more steps of the arm for now."""
+
+
+class Forget(msgspec.Struct, tag="forget"):
+    """Free whatever was built."""
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    """The peer has started, or has built what it was told to; ``problem``: what failed of that."""
+
+    problem: str = ""
+
+
+class Failed(msgspec.Struct, tag="failed"):
+    """The peer ends, because of this."""
+
+    sentence: str
+
+
+Order = Enter | Step | Compare | Leave | Forget
+Answer = Ready | Failed

@@ -1,0 +1,113 @@
+"""``python -m workbench.runner.ranks.peer SIZE PORT``: a rank that does what rank 0 tells it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sys
+import threading
+from datetime import timedelta
+from typing import BinaryIO
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from workbench.runner.arm import Arm, Arms
+from workbench.runner.failures import explain
+from workbench.runner.phases import PhaseTracker
+from workbench.runner.ranks.group import HOST, START_S, join
+from workbench.runner.ranks.messages import (
+    Answer,
+    Compare,
+    Enter,
+    Failed,
+    Forget,
+    Leave,
+    Order,
+    Ready,
+    Step,
+)
+from workbench.runner.resolve import resolve
+from workbench.runner.wire import leave
+
+
+class Peer:
+    """Builds arms and steps them."""
+
+    def __init__(self, orders: BinaryIO, answers: int) -> None:
+        self._answers = answers
+        self._encoder = msgspec.json.Encoder()
+        self._queue: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._arms = Arms()
+        self._entered = contextlib.ExitStack()
+        self._arm: Arm | None = None
+        self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        threading.Thread(target=self._listen, args=(orders,), daemon=True).start()
+
+    def answer(self, answer: Answer) -> None:
+        """Say something to rank 0."""
+        os.write(self._answers, self._encoder.encode(answer) + b"\n")
+
+    def serve(self) -> None:
+        """Do what is told, for ever: the end of input ends the process."""
+        while True:
+            self._do(self._queue.get())
+
+    def _listen(self, orders: BinaryIO) -> None:
+        decoder = msgspec.json.Decoder(Order)
+        for line in orders:
+            self._queue.put(decoder.decode(line))
+        leave()
+
+    def _do(self, order: Order) -> None:
+        match order:
+            case Enter():
+                self._enter(order)
+            case Step():
+                assert self._arm is not None
+                self._arm.batches.go_to(order.advances)
+                self._arm.step()
+            case Compare():
+                assert self._arm is not None and self._arm.divided is not None
+                self._arm.divided.compare(self._arm)
+            case Leave():
+                self._arm = None
+                self._entered.close()
+            case Forget():
+                self._arms.forget_all()
+
+    def _enter(self, order: Enter) -> None:
+        try:
+            situation = resolve(order.configuration, self.device)
+            arm = self._arms.get(situation, PhaseTracker(lambda phase: None))
+        except Exception as error:  # noqa: BLE001 - rank 0 tells a person, and we stay
+            self.answer(Ready(explain(error).sentence))
+            return
+        self.answer(Ready())
+        assert arm.trainer is not None
+        if arm.trainer.scaler is not None:
+            arm.trainer.scaler.load_state_dict(order.scale)
+        self._entered.enter_context(arm.entered())
+        self._arm = arm
+
+
+def main() -> int:
+    """Join the group and serve; 1 where that fails."""
+    size, port = map(int, sys.argv[1:])
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what libraries print must not reach rank 0
+    peer = Peer(sys.stdin.buffer, answers)
+    try:
+        peer.answer(Ready())
+        join(size, peer.device, dist.TCPStore(HOST, port, size, timeout=timedelta(seconds=START_S)))
+        peer.serve()
+    except Exception as error:  # noqa: BLE001 - the last word of this process
+        with contextlib.suppress(OSError):
+            peer.answer(Failed(explain(error).sentence))
+    leave()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
