@@ -107,7 +107,7 @@ def _sizes(situation: Situation) -> dict[str, Any]:
     settings, scheme = situation.configuration.settings, situation.option("quantization")
     return {
         "workload": situation.workload.name,
-        "batch": int(settings["batch"]) // ranks_of(situation),
+        "batch": -(-int(settings["batch"]) // ranks_of(situation)),
         "sequence": situation.workload.sequence(settings),
         "precision": _SIZES[situation.option("precision")],
         "checkpointing": situation.option("checkpointing"),

@@ -21,7 +21,7 @@ IMAGES = Path(__file__).parents[2] / "examples" / "own_model.py"
 KERNELS = IMAGES.with_name("own_kernels.py")
 PLACES = WHERE | {
     **dict.fromkeys(("activation_offload", "adamw", "checkpointing"), ("hydra", "train")),
-    "fused_loss": ("hydra", "train"),
+    **dict.fromkeys(("data_parallel", "fused_loss"), ("hydra", "train")),
     "adaptive_precision": ("adaattn", "forward"),
     "adaptive_rank": ("adaattn", "forward"),
     "attention_every": ("mamba2", "forward"),
@@ -35,13 +35,14 @@ PLACES = WHERE | {
     "reuse_buffers": ("moe", "forward"),
     "use_fourier": ("mahia", "forward"),
 }
-TRAINING = {"activation_offload", "adamw", "checkpointing", "fused_loss", "triton_token_router"}
+TRAINING = {"activation_offload", "adamw", "checkpointing", "data_parallel", "fused_loss",
+            "triton_token_router"}  # fmt: skip
 # What some need of the others to be usable at all.
 BESIDE = {"sdp_flash": {"attention": "sdpa"}}
 # Compiled code is looked at in test_compile_toggles.py. Forbidding torch's last resort on a CPU
 # leaves nothing: test_engine_toggles.py and test_engine_toggles_gpu.py.
 ELSEWHERE = {"compile", "compile_scope", "compile_shapes", "sdp_math"}
-ON_A_GPU = ("needs a CUDA GPU", "in the host's memory already")
+ON_A_GPU = ("needs a CUDA GPU", "in the host's memory already", "this machine has 1 CPU core")
 # Of operators of the library that no bundled family calls, but models of one's own may.
 UNCALLED = {"triton_geglu": "geglu", "triton_qk_norm": "qk_norm"}
 

@@ -37,6 +37,7 @@ class Divided:
         self.buckets: Buckets | None = None
         self.differing: int | None = None
         self._steps = 0  # since the weights were taken over
+        self._group: groups.Group | None = None  # of rank 0, while the arm is entered
         self._depth = 0
 
     def share(self, whole: Batches) -> Batches:
@@ -60,16 +61,13 @@ class Divided:
         """The step of all ranks, which returns the mean of their losses."""
 
         def one() -> Tensor:
-            told = None if self.rank else groups.current()
-            if not self.rank:
-                if told is None:
-                    raise groups.RankError("the other ranks have ended")
-                told.tell(Step(batches.advances))
+            if self._group is not None:
+                self._group.tell(Step(batches.advances))
             try:
                 loss = step()
                 dist.all_reduce(loss)
             except BaseException:
-                self._give_up(told)
+                self._give_up()
                 raise
             self._steps += 1
             return loss
@@ -83,7 +81,7 @@ class Divided:
             yield
             return
         assert self.buckets is not None
-        group = None if self.rank else self._assembled(arm)
+        self._group = group = None if self.rank else self._assembled(arm)
         _take_over(arm, self._device)
         self.buckets.attach()
         self._depth, self._steps = 1, 0
@@ -93,15 +91,15 @@ class Divided:
             if group is not None and group.alive:
                 self.compare(arm)
                 group.tell(Leave())
-            self._depth = 0
+            self._depth, self._group = 0, None
             self.buckets.detach()
 
     def compare(self, arm: Arm) -> None:
         """Count the parameters that differ between the ranks, if steps were made; when entered."""
         if not self._steps:
             return
-        if not self.rank:
-            groups.of(self.ranks, self._device).tell(Compare())
+        if self._group is not None:
+            self._group.tell(Compare())
         sums = torch.stack([_digest(each) for each in arm.model.parameters()]).to(self._device)
         least, most = sums.clone(), sums.clone()
         dist.all_reduce(least, dist.ReduceOp.MIN)
@@ -116,13 +114,11 @@ class Divided:
         group.ask(Enter(arm.configuration, scale))
         return group
 
-    def _give_up(self, group: groups.Group | None) -> None:
+    def _give_up(self) -> None:
         """Some ranks are within the step and cannot leave it: all of them start anew."""
-        if group is not None:
-            failure = group.failure
-            groups.close()
-            if failure:
-                raise groups.RankError(failure)
+        if (group := self._group) is not None:
+            group.close()
+            group.check()  # what failed here, failed for what had happened there
 
 
 def _digest(tensor: Tensor) -> Tensor:
