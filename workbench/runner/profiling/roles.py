@@ -75,6 +75,9 @@ def known(arm: Arm, device: torch.device) -> Known:
         for state in arm.trainer.optimizer.state.values():
             for value in state.values():
                 take("optimizer", value)
+        if arm.trainer.buckets is not None:
+            for flat in arm.trainer.buckets.tensors():
+                take("gradients", flat)
     if on_gpu:
         held = sum(size for _, size in found.blocks.values())
         found.other = max(0, torch.cuda.memory_allocated(device) - held)

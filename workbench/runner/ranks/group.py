@@ -44,7 +44,7 @@ def join(size: int, device: torch.device, store: dist.Store) -> None:
         rank=rank(),
         world_size=size,
         timeout=TIMEOUT,
-        device_id=device if on_gpu else None,
+        device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
     )
 
 
