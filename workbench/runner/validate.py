@@ -26,6 +26,7 @@ from workbench.runner.resolve import demand, require_unblocked, resolve
 from workbench.runner.rig import Rig
 from workbench.runner.run import RunEnded
 from workbench.runner.toggles import Situation, Stage, all_toggles
+from workbench.runner.toggles.data_parallel import ranks_of
 
 COPY = 9  # of an arm: one that no other run has built or warmed up
 MOST_STEPS = 10_000
@@ -218,8 +219,9 @@ class ValidateRun:
         return undecided("; ".join([text, *reasons]))
 
     def _batches(self, situation: Situation) -> list[int]:
-        own = int(situation.configuration.settings["batch"])
-        return self._command.batches or [batch for batch in (1, own + 1) if batch != own]
+        own, ranks = int(situation.configuration.settings["batch"]), ranks_of(situation)
+        others = (ranks, own + ranks)  # each rank has at least one sequence
+        return self._command.batches or [batch for batch in others if batch != own]
 
     def _other_batches(self) -> Result:
         situation = self._leave_arm()
