@@ -327,7 +327,10 @@ class Arms:
         model.train(workload.trains)
         whole = make_step_batches(build)
         divided = Divided(build.ranks, situation.device) if build.ranks > 1 else None
-        batches = whole if divided is None else divided.share(whole)
+        batches = whole
+        if divided is not None:
+            divided.gather(configuration)
+            batches = divided.share(whole)
         autocast = _autocast(build)
         with contextlib.ExitStack() as stack:
             for flag in build.flags:

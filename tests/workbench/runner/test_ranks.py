@@ -23,7 +23,7 @@ from workbench.runner.failures import explain
 from workbench.runner.ranks import group
 from workbench.runner.ranks.buckets import Buckets
 from workbench.runner.ranks.divided import Divided
-from workbench.runner.ranks.messages import Enter
+from workbench.runner.ranks.messages import Build
 
 CPU = torch.device("cpu")
 needs_cores = pytest.mark.skipif(
@@ -150,7 +150,7 @@ def test_a_peer_that_is_killed_ends_the_step_with_a_sentence_and_the_next_start_
 def test_what_a_peer_cannot_build_is_said_by_rank_0(asked):
     wrong = msgspec.structs.replace(asked, family="absent")
     with pytest.raises(group.RankError, match=r"rank 1: family: unknown 'absent'"):
-        group.of(2, CPU).ask(Enter(wrong))
+        group.of(2, CPU).ask(Build(wrong))
     assert group.current() is not None  # and the peer goes on
 
 

@@ -49,11 +49,27 @@ def test_other_options_go_with_it(toggles):
     assert checked.ok, checked.text
 
 
+def test_a_killed_peer_lets_the_gpu_go_on():
+    settings = {"batch": 4, "sequence": 128}
+    asked = Configuration(family="hydra", preset="tiny", settings=settings, workload="train")
+    arms = Arms()
+    arm = stepped(asked, device="cuda", arms=arms, data_parallel="2")
+    (peer,) = group.current()._peers
+    with pytest.raises(group.RankError, match="rank 1 ended unasked"), arm.entered():
+        peer.process.kill()
+        peer.process.wait()
+        for _ in range(3):
+            arm.step()
+            torch.cuda.synchronize()
+    again = stepped(asked, device="cuda", steps=2, arms=arms, data_parallel="2")
+    assert found(again)["data_parallel"][0] == "effective"
+
+
 def test_a_divided_step_takes_less_time_and_memory():
     asked = Configuration(
         family="hydra",
         preset="base",
-        settings={"batch": 16, "sequence": 1024},
+        settings={"batch": 32, "sequence": 1024},
         workload="train",
     )
     times, peaks = [], []

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from workbench.runner.ranks import group as groups
 from workbench.runner.ranks.buckets import Buckets
-from workbench.runner.ranks.messages import Compare, Enter, Leave, Step
+from workbench.runner.ranks.messages import Build, Compare, Enter, Leave, Step
 
 if TYPE_CHECKING:
+    from sessions.model import Configuration
     from workbench.runner.arm import Arm
     from workbench.runner.data import Batches
     from workbench.runner.training import Trainer
@@ -39,6 +40,11 @@ class Divided:
         self._steps = 0  # since the weights were taken over
         self._group: groups.Group | None = None  # of rank 0, while the arm is entered
         self._depth = 0
+
+    def gather(self, configuration: Configuration) -> None:
+        """Have all ranks, and on each of them this configuration's arm."""
+        if not self.rank:
+            groups.of(self.ranks, self._device).ask(Build(configuration))
 
     def share(self, whole: Batches) -> Batches:
         """This rank's rows of each batch."""
@@ -81,10 +87,10 @@ class Divided:
             yield
             return
         assert self.buckets is not None
-        self._group = group = None if self.rank else self._assembled(arm)
+        group = None if self.rank else self._assembled(arm)
         _take_over(arm, self._device)
         self.buckets.attach()
-        self._depth, self._steps = 1, 0
+        self._group, self._depth, self._steps = group, 1, 0
         try:
             yield
         finally:
@@ -107,11 +113,11 @@ class Divided:
         self.differing = max(int((least != most).sum()), self.differing or 0)
 
     def _assembled(self, arm: Arm) -> groups.Group:
+        self.gather(arm.configuration)  # they may have ended, or have built another since
         group = groups.of(self.ranks, self._device)
         assert arm.trainer is not None
         scaler = arm.trainer.scaler
-        scale = {} if scaler is None else scaler.state_dict()
-        group.ask(Enter(arm.configuration, scale))
+        group.tell(Enter({} if scaler is None else scaler.state_dict()))
         return group
 
     def _give_up(self) -> None:

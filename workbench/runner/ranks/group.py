@@ -53,7 +53,7 @@ class _Peer:
 
     def __init__(self, number: int, group: Group, port: int) -> None:
         self.number, self._group = number, group
-        self.answers: queue.SimpleQueue[Ready] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Ready] = queue.SimpleQueue()
         self._encoder = msgspec.json.Encoder()
         command = [sys.executable, "-m", "workbench.runner.ranks.peer"]
         self.process = subprocess.Popen(
@@ -74,6 +74,12 @@ class _Peer:
             self._group.failed(self.number, "")
             raise RankError(self._group.failure) from None
 
+    def answered(self) -> Ready | None:
+        """The next answer; None if there is none within a moment."""
+        with contextlib.suppress(queue.Empty):
+            return self._answers.get(timeout=_POLL_S)
+        return None
+
     def _listen(self) -> None:
         assert self.process.stdout is not None
         decoder = msgspec.json.Decoder(Answer)
@@ -82,7 +88,7 @@ class _Peer:
             if isinstance(answer, Failed):
                 self._group.failed(self.number, answer.sentence)
             else:
-                self.answers.put(answer)
+                self._answers.put(answer)
         self._group.failed(self.number, "")
 
 
@@ -146,17 +152,18 @@ class Group:
         _abort()
 
     def _await_all(self) -> None:
+        """Until every peer has answered; raises ``RankError`` with what the first one said."""
         deadline_s = time.monotonic() + START_S
+        problems = []
         for peer in self._peers:
-            while True:
+            while (answer := peer.answered()) is None:
                 self.check()
-                with contextlib.suppress(queue.Empty):
-                    answer = peer.answers.get(timeout=_POLL_S)
-                    break
                 if not dist.is_initialized() and time.monotonic() > deadline_s:
                     raise RankError(f"rank {peer.number} did not start in {START_S:.0f} s")
             if answer.problem:
-                raise RankError(f"rank {peer.number}: {answer.problem}")
+                problems.append(f"rank {peer.number}: {answer.problem}")
+        if problems:
+            raise RankError(problems[0])
 
 
 _group: Group | None = None

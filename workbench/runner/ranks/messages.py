@@ -7,10 +7,15 @@ import msgspec
 from sessions.model import Configuration
 
 
-class Enter(msgspec.Struct, tag="enter"):
-    """Build this configuration's arm, unless it is there, and take over rank 0's weights."""
+class Build(msgspec.Struct, tag="build"):
+    """Build this configuration's arm, unless it is there, and answer."""
 
     configuration: Configuration
+
+
+class Enter(msgspec.Struct, tag="enter"):
+    """Take over rank 0's weights for the arm that was built last, and be ready for its steps."""
+
     scale: dict[str, int | float] = {}  # the loss scaler's state
 
 
@@ -44,5 +49,5 @@ class Failed(msgspec.Struct, tag="failed"):
     sentence: str
 
 
-Order = Enter | Step | Compare | Leave | Forget
+Order = Build | Enter | Step | Compare | Leave | Forget
 Answer = Ready | Failed

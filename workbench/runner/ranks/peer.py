@@ -20,6 +20,7 @@ from workbench.runner.phases import PhaseTracker
 from workbench.runner.ranks.group import HOST, START_S, join
 from workbench.runner.ranks.messages import (
     Answer,
+    Build,
     Compare,
     Enter,
     Failed,
@@ -63,8 +64,13 @@ class Peer:
 
     def _do(self, order: Order) -> None:
         match order:
+            case Build():
+                self.answer(Ready(self._build(order)))
             case Enter():
-                self._enter(order)
+                assert self._arm is not None and self._arm.trainer is not None
+                if self._arm.trainer.scaler is not None:
+                    self._arm.trainer.scaler.load_state_dict(order.scale)
+                self._entered.enter_context(self._arm.entered())
             case Step():
                 assert self._arm is not None
                 self._arm.batches.go_to(order.advances)
@@ -73,24 +79,19 @@ class Peer:
                 assert self._arm is not None and self._arm.divided is not None
                 self._arm.divided.compare(self._arm)
             case Leave():
-                self._arm = None
                 self._entered.close()
             case Forget():
+                self._arm = None
                 self._arms.forget_all()
 
-    def _enter(self, order: Enter) -> None:
+    def _build(self, order: Build) -> str:
+        """What failed, in a sentence, or nothing."""
         try:
             situation = resolve(order.configuration, self.device)
-            arm = self._arms.get(situation, PhaseTracker(lambda phase: None))
+            self._arm = self._arms.get(situation, PhaseTracker(lambda phase: None))
         except Exception as error:  # noqa: BLE001 - rank 0 tells a person, and we stay
-            self.answer(Ready(explain(error).sentence))
-            return
-        self.answer(Ready())
-        assert arm.trainer is not None
-        if arm.trainer.scaler is not None:
-            arm.trainer.scaler.load_state_dict(order.scale)
-        self._entered.enter_context(arm.entered())
-        self._arm = arm
+            return explain(error).sentence
+        return ""
 
 
 def main() -> int:
