@@ -113,9 +113,11 @@ QSpinBox::down-button, QDoubleSpinBox::down-button { border: 0; width: 16px;
 QSpinBox::up-arrow, QDoubleSpinBox::up-arrow { image: url($up); width: 10px; height: 10px; }
 QSpinBox::down-arrow, QDoubleSpinBox::down-arrow { image: url($down); width: 10px; height: 10px; }
 QCheckBox { spacing: 6px; }
-QCheckBox::indicator { width: 14px; height: 14px; border: 1px solid $muted; border-radius: 3px;
-                       background: $field; }
-QCheckBox::indicator:checked { background: $accent; border-color: $accent; image: url($check); }
+QListWidget::item:disabled { color: $muted; }  /* it says why */
+QCheckBox::indicator, QListWidget::indicator {
+    width: 14px; height: 14px; border: 1px solid $muted; border-radius: 3px; background: $field; }
+QCheckBox::indicator:checked, QListWidget::indicator:checked {
+    background: $accent; border-color: $accent; image: url($check); }
 QCheckBox::indicator:focus { border-color: $accent; }
 QComboBox[strong="true"]:focus, QToolButton[primary="true"]:focus,
 QPushButton[primary="true"]:focus,

@@ -7,7 +7,8 @@ import re
 from functools import partial
 from typing import Protocol, TypeVar
 
-from PySide6.QtCore import QSize, Qt
+from PySide6.QtCore import QEvent, QObject, QSize, Qt
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractButton,
     QFrame,
@@ -33,6 +34,12 @@ _Layout = TypeVar("_Layout", bound=QLayout)
 ICON = QSize(16, 16)
 SMALL_ICON = QSize(14, 14)
 BRIEF = 140  # characters, about three lines of the toggles' panel
+_SNUG_LINES = 4  # that a body keeps in sight while it scrolls
+_SNUG_EVENTS = (
+    QEvent.Type.LayoutRequest,
+    QEvent.Type.ShowToParent,
+    QEvent.Type.HideToParent,
+)
 _ENDS = (re.compile(r"[;.] "), re.compile(r"[:,] "), re.compile(" "))  # the best first
 
 
@@ -228,6 +235,45 @@ def scrolled(body: QWidget) -> QScrollArea:
     area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
     area.setWidget(body)
     return area
+
+
+class Snug(QScrollArea):
+    """As high as its body needs at this width; where there is less room, the body scrolls."""
+
+    def __init__(self, body: QWidget, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("panel", True)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setWidgetResizable(True)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Maximum)
+        self._held = _Body()
+        tight(QVBoxLayout(self._held), 0).addWidget(body)
+        self.setWidget(self._held)
+
+    def sizeHint(self) -> QSize:
+        """The body's height at the width there is; none while the body is hidden."""
+        body = self._held
+        wrapped = body.hasHeightForWidth()
+        height = body.heightForWidth(self.width()) if wrapped else body.sizeHint().height()
+        return QSize(body.sizeHint().width(), height)
+
+    def minimumSizeHint(self) -> QSize:
+        """Some lines, or what the body needs if that is less."""
+        least = min(_SNUG_LINES * self.fontMetrics().height(), self.sizeHint().height())
+        return QSize(0, least)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Ask for another height when the body has other lines, or comes and goes."""
+        if event.type() in _SNUG_EVENTS:
+            self.updateGeometry()
+        return super().eventFilter(watched, event)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Another width needs another height."""
+        super().resizeEvent(event)
+        if event.oldSize().width() != event.size().width():
+            self.updateGeometry()
 
 
 def column(host: QWidget) -> QVBoxLayout:
