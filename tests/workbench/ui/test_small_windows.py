@@ -86,9 +86,11 @@ def test_a_bar_of_many_lines_scrolls_where_it_has_no_room_and_squeezes_none(qtbo
             one.height() >= one.heightForWidth(one.width()) for one in labels
         )
 
-    qtbot.waitUntil(whole)
-    scrolls = snug.verticalScrollBar().maximum() > 0
-    assert scrolls == (height == 120) and snug.geometry().bottom() <= host.height()
+    def scrolls() -> bool:
+        return snug.verticalScrollBar().maximum() > 0
+
+    qtbot.waitUntil(lambda: whole() and scrolls() == (height == 120))
+    assert snug.geometry().bottom() <= host.height()
     assert bar.height() <= bar.heightForWidth(bar.width()) + 1, "its lines are spread"
     bar.leave()
     qtbot.waitUntil(lambda: snug.height() == 0)

@@ -7,7 +7,7 @@ import re
 from functools import partial
 from typing import Protocol, TypeVar
 
-from PySide6.QtCore import QEvent, QObject, QSize, Qt
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, QSize, Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractButton,
@@ -79,7 +79,9 @@ def note(text: str = "", tone: str = "") -> QLabel:
     label.setFont(fonts.small())
     label.setWordWrap(True)
     label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-    label.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
+    policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
+    policy.setHeightForWidth(True)  # a policy of its own would forget that it is wrapped
+    label.setSizePolicy(policy)
     return label
 
 
@@ -286,6 +288,27 @@ def column(host: QWidget) -> QVBoxLayout:
     inner.setContentsMargins(12, 8, 12, 12)
     inner.setSpacing(8)
     return inner
+
+
+def settle(widget: QWidget) -> None:
+    """Give a widget that has changed its room at once, and not some turns of the event loop later.
+
+    Qt asks one layout after the other, from the inside; until the outermost has answered, what
+    came into a ``Snug`` of no height has none either, and a click on it hits nothing.
+    """
+    above: QWidget | None = widget
+    areas = []
+    while above is not None:
+        layout = above.layout()
+        if layout is None:
+            above.updateGeometry()
+        else:
+            layout.activate()
+        if isinstance(above, QScrollArea):
+            areas.append(above)
+        above = above.parentWidget()
+    for area in areas:  # one as high as before scrolls further
+        QCoreApplication.sendEvent(area, QEvent(QEvent.Type.LayoutRequest))
 
 
 def clear(layout: QLayout) -> None:
