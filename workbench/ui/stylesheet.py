@@ -131,6 +131,7 @@ QTabBar::tab { background: $window; color: $muted; padding: 5px 12px; border: 0;
                border-bottom: 2px solid transparent; }
 QTabBar::tab:hover { color: $text; }
 QTabBar::tab:selected { color: $text; border-bottom-color: $accent; }
+QTabBar::tab:selected:focus { background: $hover; border-bottom-color: $text; }
 QMainWindow::separator { background: $window; width: 6px; height: 6px; }
 QMainWindow::separator:hover { background: $accent; }
 QWidget[panel="true"], QScrollArea[panel="true"] { background: $surface; border: 0; }
@@ -149,9 +150,11 @@ QFrame[banner="true"][tone="warning"] { border-left-color: $warning; }
 QFrame[banner="true"][tone="info"] { border-left-color: $accent; }
 QFrame[popup="true"] { background: $surface; border: 1px solid $muted; border-radius: 6px; }
 
-QTableView, QTreeView, QListView { background: $surface; border: 0; gridline-color: $grid;
+QTableView, QTreeView, QListView { background: $surface; gridline-color: $grid;
+    border: 1px solid transparent;
     alternate-background-color: $stripe; selection-background-color: $selection;
     selection-color: $text; }
+QTableView:focus, QTreeView:focus, QListView:focus { border-color: $accent; }
 QTableView::item { padding: 0 8px; }
 QHeaderView { background: $surface; }
 QHeaderView::section { background: $surface; color: $muted; border: 0;

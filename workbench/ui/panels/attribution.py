@@ -10,7 +10,7 @@ from PySide6.QtWidgets import (
     QComboBox,
     QHBoxLayout,
     QPushButton,
-    QStackedLayout,
+    QStackedWidget,
     QToolButton,
     QVBoxLayout,
     QWidget,
@@ -83,12 +83,12 @@ class AttributionPanel(QWidget):
             "Switch several optimizations on, tick those in question, and press Attribute: each "
             "combination runs in turn until it is clear how much time and memory each one gave.",
         )
-        self._pages = QStackedLayout()
+        self._pages = QStackedWidget()
         self._pages.addWidget(self.empty)
         self._pages.addWidget(self._make_results())
         row = _parts.tight(QHBoxLayout(self), 0)
         row.addWidget(self._make_choices())
-        row.addLayout(self._pages, 1)
+        row.addWidget(self._pages, 1)
         self._soon = Soon(self._show, self)
         changes = (state.studiesChanged, state.stateChanged, state.availabilityChanged)
         for changed in (*changes, state.configurationChanged, state.catalogueChanged):

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QMenu,
     QSplitter,
-    QStackedLayout,
+    QStackedWidget,
     QTabWidget,
     QToolButton,
     QVBoxLayout,
@@ -81,11 +81,11 @@ class ComparePanel(QWidget):
         self._warning = QWidget()
         self._warnings = _parts.tight(QVBoxLayout(self._warning), 2)
         self._warnings.setContentsMargins(8, 0, 8, 4)
-        self._pages = QStackedLayout()
+        self._pages = QStackedWidget()
         self._pages.addWidget(self._empty)
         self._pages.addWidget(self._make_body())
         layout = _parts.tight(QVBoxLayout(self), 0)
-        layout.addLayout(self._pages)
+        layout.addWidget(self._pages)
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._compute)

@@ -7,7 +7,7 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QHBoxLayout,
     QPushButton,
-    QStackedLayout,
+    QStackedWidget,
     QVBoxLayout,
     QWidget,
 )
@@ -56,7 +56,7 @@ class VerdictPanel(QWidget):
         self.table = VerdictsTable(state)
         self.table.cellActivated.connect(self._choose)
         self._rows = QVBoxLayout()
-        self._pages = QStackedLayout()
+        self._pages = QStackedWidget()
         self.empty = Empty(
             state,
             "verdict",
@@ -68,7 +68,7 @@ class VerdictPanel(QWidget):
         self._pages.addWidget(self.empty)
         self._pages.addWidget(self._make_body())
         layout = _parts.tight(QVBoxLayout(self), 0)
-        layout.addLayout(self._pages)
+        layout.addWidget(self._pages)
         self._soon = Soon(self._show, self)
         state.comparisonsChanged.connect(self._soon.ask)
         changes = (state.stateChanged, state.configurationChanged, state.segmentsChanged)
