@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QPushButton, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtCore import QEvent, QObject, Qt
+from PySide6.QtWidgets import QApplication, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
 from workbench.ui.panels import _parts
 from workbench.ui.panels._bar import Bar
@@ -88,6 +88,35 @@ def test_a_press_on_a_button_that_became_another_does_nothing(qtbot, bar):
     bar.say("info", [MARKED], [("Enough", lambda: done.append("Enough"))], DARK)
     qtbot.mouseRelease(only(bar), Qt.MouseButton.LeftButton)
     assert not done
+
+
+def test_what_is_replaced_before_it_was_shown_never_comes_up_as_a_window(qtbot, bar):
+    column = bar.window().layout()
+    for text in ("first", "second"):
+        column.addWidget(_parts.note(text))
+        bar.say("info", [(text, "verdict", "accent")], [(text, lambda: None)], DARK)
+    own = bar.window()
+    column.removeWidget(bar.window().findChild(QScrollArea))
+    _parts.clear(column)
+    shown = []
+    watch = Shown(shown)
+    QApplication.instance().installEventFilter(watch)
+    qtbot.wait(20)
+    QApplication.instance().removeEventFilter(watch)
+    assert not shown and own.isActiveWindow()
+
+
+class Shown(QObject):
+    """Notes the windows that come up."""
+
+    def __init__(self, shown) -> None:
+        super().__init__()
+        self._shown = shown
+
+    def eventFilter(self, watched, event) -> bool:
+        if event.type() == QEvent.Type.Show and watched.isWidgetType() and watched.isWindow():
+            self._shown.append(watched)
+        return False
 
 
 def test_the_focus_stays_in_the_bar_whose_buttons_change(qtbot, bar):

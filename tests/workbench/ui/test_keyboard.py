@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from conftest import opened
 from fake_session import compared
-from PySide6.QtCore import QEvent, QObject, Qt
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
     QAbstractButton,
     QAbstractItemView,
@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
     QTextEdit,
     QWidget,
 )
+from test_bar import Shown
 from test_panels import panel, show
 from test_tab_order import pressed
 
@@ -289,14 +290,7 @@ def test_text_that_is_written_into_is_left_with_tab(qtbot, ready):
 def test_no_panel_is_a_window_of_its_own_while_it_is_made(qtbot, window):
     """It would flash, and take the keyboard away from who has just begun to type."""
     shown = []
-
-    class Watch(QObject):
-        def eventFilter(self, watched, event):
-            if event.type() == QEvent.Type.Show and watched.isWidgetType() and watched.isWindow():
-                shown.append(watched)
-            return False
-
-    watch = Watch()
+    watch = Shown(shown)
     QApplication.instance().installEventFilter(watch)
     for name, dock in window.desk.docks.items():
         window.desk.enter(name)

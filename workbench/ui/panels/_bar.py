@@ -91,8 +91,7 @@ class Bar(QFrame):
         if any(button.hasFocus() for button in before.values()):
             next(iter(self._buttons.values()), self.close_button).setFocus()
         for button in before.values():
-            button.setParent(None)
-            button.deleteLater()
+            _parts.discard(button)
 
     def _make_button(self, text: str) -> QPushButton:
         button = _parts.compact(text)

@@ -311,12 +311,22 @@ def settle(widget: QWidget) -> None:
         QCoreApplication.sendEvent(area, QEvent(QEvent.Type.LayoutRequest))
 
 
+def discard(widget: QWidget) -> None:
+    """Take a widget out of the window and delete it; it is gone at once.
+
+    One that its layout was still to show would come up as a window of its own, and take the
+    keyboard, unless it is told to hide.
+    """
+    widget.hide()
+    widget.setParent(None)
+    widget.deleteLater()
+
+
 def clear(layout: QLayout) -> None:
     """Remove and delete everything in a layout."""
     while item := layout.takeAt(0):
         if widget := item.widget():
-            widget.setParent(None)
-            widget.deleteLater()
+            discard(widget)
         elif inner := item.layout():
             clear(inner)
             inner.deleteLater()
