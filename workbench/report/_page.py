@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import time
+import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import markupsafe
 
 from sessions.numbers import moment, text
 from sessions.tables import Table
@@ -113,8 +114,13 @@ def _chart(chart: Chart, theme: Theme) -> Mapping[str, Any]:
     if reason is not None:
         return {"kind": "words", "lines": [f"{plot.title}: {reason}"], "tone": "muted"}
     picture = export.plot_svg(plot, chart.runs, theme=theme, options=chart.options)
-    encoded = base64.b64encode(picture).decode()
-    return {"kind": "chart", "title": plot.title, "help": plot.help, "picture": encoded}
+    return {"kind": "chart", "title": plot.title, "help": plot.help, "picture": _inline(picture)}
+
+
+def _inline(picture: bytes) -> markupsafe.Markup:
+    """A drawing as what follows ``data:image/svg+xml,``: a quarter shorter than in base 64."""
+    line = b" ".join(picture.split()).replace(b'"', b"'")
+    return markupsafe.Markup(urllib.parse.quote(line, safe="/ :;=,.()-'"))
 
 
 def _table(table: Table, titled: Callable[[str], str]) -> Mapping[str, Any]:
