@@ -16,7 +16,7 @@ from sessions.numbers import moment, text
 from sessions.tables import Table
 from workbench.report import SECTIONS, Section
 from workbench.report._section import BAD, GOOD, WARNING, Chart, Heading, Part, Script, Words
-from workbench.ui import export
+from workbench.ui import export, files
 from workbench.ui.plots import Run
 from workbench.ui.theme import PRINT, Theme
 
@@ -52,14 +52,15 @@ def page(
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True
     )
-    shown = [
-        {
-            "name": section.name,
-            "title": section.title,
-            "parts": [_part(part, theme, titled) for part in section.made(runs)],
-        }
-        for section in chosen
-    ]
+    with files.reading(*(run.session for run in runs)):
+        shown = [
+            {
+                "name": section.name,
+                "title": section.title,
+                "parts": [_part(part, theme, titled) for part in section.made(runs)],
+            }
+            for section in chosen
+        ]
     names = ", ".join(run.title for run in runs)
     return environment.get_template("_page.html").render(
         title=title or names,

@@ -260,16 +260,17 @@ def work_out(runs: list[Run], baseline: int, chosen: list[int | None]) -> Found:
     A session without a choice takes part with its segment of the most steady steps.
     """
     sessions = [run.session for run in runs]
-    try:
-        places = [
-            session.segments.index(choose(session, place))
-            for session, place in zip(sessions, chosen, strict=True)
-        ]
-        comparison = compare(sessions, baseline, places)
-    except SessionError as error:
-        return Found(runs, None, str(error))
-    for run, place in zip(runs, places, strict=True):
-        run.segments = (place,)
-        distributions([run])
-        rolling(run, run.session.segments[place]).pull()
+    with files.reading(*sessions):
+        try:
+            places = [
+                session.segments.index(choose(session, place))
+                for session, place in zip(sessions, chosen, strict=True)
+            ]
+            comparison = compare(sessions, baseline, places)
+        except SessionError as error:
+            return Found(runs, None, str(error))
+        for run, place in zip(runs, places, strict=True):
+            run.segments = (place,)
+            distributions([run])
+            rolling(run, run.session.segments[place]).pull()
     return Found(runs, comparison)

@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from workbench.ui import export, fonts
+from workbench.ui import export, files, fonts
 from workbench.ui.icons import icon
 from workbench.ui.panels import _parts
 from workbench.ui.panels._chart import EMPTY_CHECK_S, Chart
@@ -147,10 +147,11 @@ class LivePanel(QWidget):
 
     def redraw(self) -> None:
         """Draw every shown plot anew."""
-        for chart in self.shown:
-            chart.show_runs([self._run])
-        self._stack_up()
-        self._refresh()
+        with files.reading(self._run.session):
+            for chart in self.shown:
+                chart.show_runs([self._run])
+            self._stack_up()
+            self._refresh()
 
     def _stack_up(self) -> None:
         """Name phases and markers on the topmost plot only, and times under the lowest."""

@@ -200,4 +200,5 @@ def _copy_command(segment: Segment) -> None:
 def _tabulate(session: Session, baseline: int) -> tuple[Table, float]:
     """The table and the seconds of processor time that it took."""
     began = time.thread_time()
-    return segments_table(session, baseline), time.thread_time() - began
+    with files.reading(session):
+        return segments_table(session, baseline), time.thread_time() - began
