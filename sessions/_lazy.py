@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -155,14 +155,33 @@ def tables(session: Session) -> list[Mapping[str, NDArray]]:
 @contextmanager
 def kept_open(session: Session) -> Iterator[None]:
     """Keep the files of the session's lazy columns open, for reading many of them in a row."""
-    lazy = [table for table in tables(session) if isinstance(table, LazyColumns)]
     with ExitStack() as stack:
-        for source in {id(table.source): table.source for table in lazy}.values():
+        for source in _sources(session):
             try:
                 stack.enter_context(source.open())
             except (OSError, RuntimeError) as error:
                 raise _lost(source, error) from error
         yield
+
+
+@contextmanager
+def held_open(sessions: Iterable[Session]) -> Iterator[None]:
+    """As ``kept_open``, for what may have been read already.
+
+    Opening HDF5 anew for each column takes ten times as long as reading it. A file that cannot be
+    opened any more is refused by the first column that is missing, and not by those at hand.
+    """
+    with ExitStack() as stack:
+        for session in sessions:
+            for source in _sources(session):
+                with suppress(OSError, RuntimeError):
+                    stack.enter_context(source.open())
+        yield
+
+
+def _sources(session: Session) -> list[Source]:
+    lazy = [table for table in tables(session) if isinstance(table, LazyColumns)]
+    return list({id(table.source): table.source for table in lazy}.values())
 
 
 def read_column(dataset: h5py.Dataset) -> NDArray:

@@ -22,6 +22,7 @@ from pathlib import Path
 from sessions import seal
 from sessions._check import H5_ERRORS, check
 from sessions._lazy import Source
+from sessions._lazy import held_open as held_open
 from sessions._read import read
 from sessions._write import image
 from sessions.errors import SessionError

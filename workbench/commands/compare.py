@@ -37,13 +37,16 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from sessions import hdf5  # slow to import, as in load()
+
     paths = [arguments.base, *arguments.others]
     if arguments.output is not None:
         check_output(arguments.output, _SUFFIXES)
     sessions = [load(path) for path in paths]
     for name, session in zip(names(paths), sessions, strict=True):
         session.title = name  # titles may repeat
-    comparison = compare(sessions)
+    with hdf5.held_open(sessions):
+        comparison = compare(sessions)
     for warning in comparison.warnings:
         say(f"warning: {warning}")
     if arguments.json:

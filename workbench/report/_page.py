@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import time
+import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import markupsafe
 
 from sessions.numbers import moment, text
 from sessions.tables import Table
 from workbench.report import SECTIONS, Section
 from workbench.report._section import BAD, GOOD, WARNING, Chart, Heading, Part, Script, Words
-from workbench.ui import export
+from workbench.ui import export, files
 from workbench.ui.plots import Run
 from workbench.ui.theme import PRINT, Theme
 
@@ -51,14 +52,15 @@ def page(
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True
     )
-    shown = [
-        {
-            "name": section.name,
-            "title": section.title,
-            "parts": [_part(part, theme, titled) for part in section.made(runs)],
-        }
-        for section in chosen
-    ]
+    with files.reading(*(run.session for run in runs)):
+        shown = [
+            {
+                "name": section.name,
+                "title": section.title,
+                "parts": [_part(part, theme, titled) for part in section.made(runs)],
+            }
+            for section in chosen
+        ]
     names = ", ".join(run.title for run in runs)
     return environment.get_template("_page.html").render(
         title=title or names,
@@ -113,8 +115,13 @@ def _chart(chart: Chart, theme: Theme) -> Mapping[str, Any]:
     if reason is not None:
         return {"kind": "words", "lines": [f"{plot.title}: {reason}"], "tone": "muted"}
     picture = export.plot_svg(plot, chart.runs, theme=theme, options=chart.options)
-    encoded = base64.b64encode(picture).decode()
-    return {"kind": "chart", "title": plot.title, "help": plot.help, "picture": encoded}
+    return {"kind": "chart", "title": plot.title, "help": plot.help, "picture": _inline(picture)}
+
+
+def _inline(picture: bytes) -> markupsafe.Markup:
+    """A drawing as what follows ``data:image/svg+xml,``: a quarter shorter than in base 64."""
+    line = b" ".join(picture.split()).replace(b'"', b"'")
+    return markupsafe.Markup(urllib.parse.quote(line, safe="/ :;=,.()-'"))
 
 
 def _table(table: Table, titled: Callable[[str], str]) -> Mapping[str, Any]:

@@ -50,7 +50,7 @@ class ActionSet(QObject):
     def fill_menus(self) -> None:
         """Fill the window's menu bar."""
         for name in MENUS:
-            menu = self._window.menuBar().addMenu(name)
+            menu = self._window.menuBar().addMenu(f"&{name}")
             menu.setToolTipsVisible(True)
             self.menus[name] = menu
             group = 0
@@ -91,6 +91,9 @@ class ActionSet(QObject):
         for name in ("system", "dark", "light"):
             choose = self._chooser(self._window.set_theme, name)
             found.append(Entry(f"Theme: {name}", choose, icon("theme", theme)))
+        for name, dock in self._window.desk.docks.items():
+            enter = self._chooser(self._window.enter, name)
+            found.append(Entry(f"Panel: {dock.windowTitle()}", enter, icon("layout", theme)))
         catalogue, configuration = state.catalogue, state.configuration
         if catalogue is None or configuration is None:
             return found

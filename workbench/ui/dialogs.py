@@ -106,6 +106,7 @@ def notes(window: MainWindow) -> None:
     edit = dialog.findChild(QPlainTextEdit)
     assert edit is not None
     edit.setFocus()  # and not OK
+    edit.setTabChangesFocus(True)
     edit.moveCursor(QTextCursor.MoveOperation.End)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from PySide6.QtCore import QEvent, QObject, QSize, Qt, QTimer
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
+    QApplication,
     QDockWidget,
     QHBoxLayout,
     QLabel,
@@ -20,7 +21,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from workbench.ui import fonts
+from workbench.ui import fonts, tab_order
 from workbench.ui.icons import icon
 from workbench.ui.panels import _parts
 from workbench.ui.state import AppState
@@ -128,6 +129,43 @@ class Desk(QMainWindow):
         lower = BOTTOM_HEIGHT
         self.resizeDocks([docks["live"], docks["segments"]], [height - lower, lower], down)
 
+    def in_reading_order(self) -> list[QWidget]:
+        """The panels that are docked, and the tabs of each group before the one in front."""
+        bars = {_front(bar): bar for bar in self._tab_bars()}
+        parts: list[QWidget] = []
+        for dock in self.docks.values():
+            if not dock.isFloating():
+                bar = bars.get(dock.windowTitle())
+                parts += [dock.widget()] if bar is None else [bar, dock.widget()]
+        return parts
+
+    def current(self) -> str:
+        """The name of the panel that has the keyboard; "" where none has."""
+        focus = QApplication.focusWidget()
+        if isinstance(focus, QTabBar) and focus in self._tab_bars():
+            titles = {dock.windowTitle(): name for name, dock in self.docks.items()}
+            return titles.get(_front(focus), "")
+        found = (name for name, dock in self.docks.items() if dock.isAncestorOf(focus))
+        return next(found, "") if focus is not None else ""
+
+    def beside(self, by: int) -> str:
+        """The name of the open panel ``by`` places after the one that has the keyboard."""
+        names = [name for name, dock in self.docks.items() if dock.toggleViewAction().isChecked()]
+        current = self.current()
+        if current not in names:
+            return names[0 if by > 0 else -1] if names else ""
+        return names[(names.index(current) + by) % len(names)]
+
+    def enter(self, name: str) -> None:
+        """Bring a panel to the front and give it the keyboard; its tab where it has no control."""
+        dock = self.docks[name]
+        self.bring(name)
+        dock.activateWindow()
+        bars = [bar for bar in self._tab_bars() if dock.windowTitle() == _front(bar)]
+        stops: list[QWidget] = [*tab_order.chain([dock.widget()]), *bars]
+        if stops:
+            tab_order.give(stops[0], Qt.FocusReason.ShortcutFocusReason)
+
     def bring(self, name: str) -> None:
         """Show a dock in front of those that it shares its place with."""
         self.docks[name].show()
@@ -149,13 +187,15 @@ class Desk(QMainWindow):
                 bar.set_slim(grouped)
         self._hide_forgotten()
 
+    def _tab_bars(self) -> list[QTabBar]:
+        """Those of groups of docks, which Qt makes and takes away as it likes."""
+        direct = Qt.FindChildOption.FindDirectChildrenOnly
+        return [bar for bar in self.findChildren(QTabBar, options=direct) if bar.isVisible()]
+
     def _hide_forgotten(self) -> None:
         """Hide the bars of tabs that Qt made on the way to a layout, and left where they were."""
-        direct = Qt.FindChildOption.FindDirectChildrenOnly
         bars = {
-            bar: {bar.tabText(place) for place in range(bar.count())}
-            for bar in self.findChildren(QTabBar, options=direct)
-            if bar.isVisible()
+            bar: {bar.tabText(place) for place in range(bar.count())} for bar in self._tab_bars()
         }
         used = [tabs for bar, tabs in bars.items() if self._in_use(bar, tabs)]
         for bar, tabs in bars.items():
@@ -169,6 +209,10 @@ class Desk(QMainWindow):
             for dock in self.docks.values()
             if dock.isVisible() and not dock.isFloating() and dock.windowTitle() in tabs
         )
+
+
+def _front(bar: QTabBar) -> str:
+    return bar.tabText(bar.currentIndex())
 
 
 class DockTitle(QWidget):

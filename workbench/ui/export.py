@@ -24,6 +24,7 @@ from workbench.ui.plots import PLOTS, Plot, Run
 from workbench.ui.plots._canvas import Canvas, canvas_view
 from workbench.ui.plots._plot import DrawnTable
 from workbench.ui.style import paper_style, shade
+from workbench.ui.svg import compact
 from workbench.ui.theme import PRINT, Theme
 
 SUFFIXES = (".png", ".svg", ".pdf", ".csv")
@@ -232,7 +233,7 @@ def plot_svg(
     painter = QPainter(generator)
     _paint(painter, QRectF(0, 0, *size), plot, runs, size, theme, options or {})
     painter.end()
-    return bytes(content.data())
+    return compact(bytes(content.data()))
 
 
 def _pdf(

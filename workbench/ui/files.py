@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from sessions.columns import Columns
 from sessions.errors import SessionError
 from sessions.model import Session
 from workbench import journal, protocol
@@ -21,6 +24,19 @@ def read(path: Path) -> Session:
     from sessions import hdf5  # h5py is slow to import, and not every sitting opens a file
 
     return hdf5.load(path)
+
+
+@contextmanager
+def reading(*sessions: Session) -> Iterator[None]:
+    """Hold the files of these sessions open while many of their columns are read."""
+    segments = [segment for session in sessions for segment in session.segments]
+    if all(isinstance(segment.steps, Columns | dict) for segment in segments):
+        yield  # nothing is in a file
+        return
+    from sessions import hdf5
+
+    with hdf5.held_open(sessions):
+        yield
 
 
 def write(session: Session, path: Path) -> None:

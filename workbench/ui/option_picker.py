@@ -129,7 +129,8 @@ class OptionPicker(QWidget):
 
     def focus_target(self) -> QWidget:
         """The widget that a label's mnemonic should lead to."""
-        return self._combo or next(iter(self._buttons.values()))
+        chosen = (button for button in self._buttons.values() if button.isChecked())
+        return self._combo or next(chosen, next(iter(self._buttons.values())))
 
     def _add_buttons(self, options: Sequence[tuple[str, str]], layout: QHBoxLayout) -> None:
         group = QButtonGroup(self)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import shiboken6
 from PySide6.QtCore import QEvent, QObject, QSize, Qt
 from PySide6.QtGui import QIcon, QKeyEvent, QPainter, QStandardItem, QStandardItemModel
 from PySide6.QtWidgets import (
+    QApplication,
     QFrame,
     QLineEdit,
     QListView,
@@ -80,6 +82,7 @@ class CommandPalette(QFrame):
         self.setProperty("popup", True)
         self._entries: list[Entry] = []
         self._shown: list[Entry] = []
+        self._before: QWidget | None = None
         self.line = QLineEdit()
         self.line.setPlaceholderText("Type a command, a toggle or a preset")
         self.line.setMinimumHeight(30)
@@ -103,6 +106,7 @@ class CommandPalette(QFrame):
     def ask(self, entries: Sequence[Entry]) -> None:
         """Show the palette with these entries."""
         self._entries = list(entries)
+        self._before = QApplication.focusWidget()
         self.line.clear()
         self._filter("")
         host = self.parentWidget()
@@ -120,7 +124,7 @@ class CommandPalette(QFrame):
         if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress:
             key = Qt.Key(event.key())
             if key == Qt.Key.Key_Escape:
-                self.hide()
+                self._leave()
                 return True
             if key in _KEYS:
                 row = self.list.currentIndex().row() + _KEYS[key]
@@ -152,8 +156,14 @@ class CommandPalette(QFrame):
 
     def _run(self, row: int) -> None:
         if 0 <= row < len(self._shown) and not self._shown[row].why_not:
-            self.hide()
+            self._leave()
             self._shown[row].run()
+
+    def _leave(self) -> None:
+        """Give the keyboard back to what had it."""
+        if self._before is not None and shiboken6.isValid(self._before):
+            self._before.setFocus()
+        self.hide()
 
 
 class _Delegate(QStyledItemDelegate):

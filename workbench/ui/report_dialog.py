@@ -59,6 +59,7 @@ class ReportDialog(QDialog):
         ]
         self.title = QLineEdit(state.session.title)
         self.notes = QPlainTextEdit()
+        self.notes.setTabChangesFocus(True)
         self.notes.setPlaceholderText("What a reader should know, under the title")
         self.notes.setFixedHeight(_NOTES_PX)
         self.notes.setTabChangesFocus(True)

@@ -113,9 +113,11 @@ QSpinBox::down-button, QDoubleSpinBox::down-button { border: 0; width: 16px;
 QSpinBox::up-arrow, QDoubleSpinBox::up-arrow { image: url($up); width: 10px; height: 10px; }
 QSpinBox::down-arrow, QDoubleSpinBox::down-arrow { image: url($down); width: 10px; height: 10px; }
 QCheckBox { spacing: 6px; }
-QCheckBox::indicator { width: 14px; height: 14px; border: 1px solid $muted; border-radius: 3px;
-                       background: $field; }
-QCheckBox::indicator:checked { background: $accent; border-color: $accent; image: url($check); }
+QListWidget::item:disabled { color: $muted; }  /* it says why */
+QCheckBox::indicator, QListWidget::indicator {
+    width: 14px; height: 14px; border: 1px solid $muted; border-radius: 3px; background: $field; }
+QCheckBox::indicator:checked, QListWidget::indicator:checked {
+    background: $accent; border-color: $accent; image: url($check); }
 QCheckBox::indicator:focus { border-color: $accent; }
 QComboBox[strong="true"]:focus, QToolButton[primary="true"]:focus,
 QPushButton[primary="true"]:focus,
@@ -129,6 +131,7 @@ QTabBar::tab { background: $window; color: $muted; padding: 5px 12px; border: 0;
                border-bottom: 2px solid transparent; }
 QTabBar::tab:hover { color: $text; }
 QTabBar::tab:selected { color: $text; border-bottom-color: $accent; }
+QTabBar::tab:selected:focus { background: $hover; border-bottom-color: $text; }
 QMainWindow::separator { background: $window; width: 6px; height: 6px; }
 QMainWindow::separator:hover { background: $accent; }
 QWidget[panel="true"], QScrollArea[panel="true"] { background: $surface; border: 0; }
@@ -147,9 +150,11 @@ QFrame[banner="true"][tone="warning"] { border-left-color: $warning; }
 QFrame[banner="true"][tone="info"] { border-left-color: $accent; }
 QFrame[popup="true"] { background: $surface; border: 1px solid $muted; border-radius: 6px; }
 
-QTableView, QTreeView, QListView { background: $surface; border: 0; gridline-color: $grid;
+QTableView, QTreeView, QListView { background: $surface; gridline-color: $grid;
+    border: 1px solid transparent;
     alternate-background-color: $stripe; selection-background-color: $selection;
     selection-color: $text; }
+QTableView:focus, QTreeView:focus, QListView:focus { border-color: $accent; }
 QTableView::item { padding: 0 8px; }
 QHeaderView { background: $surface; }
 QHeaderView::section { background: $surface; color: $muted; border: 0;

@@ -20,10 +20,13 @@ from PySide6.QtWidgets import (
     QScrollArea,
     QSplitter,
     QStackedLayout,
+    QTabBar,
     QTabWidget,
+    QTextEdit,
     QWidget,
 )
 
+_DIRECT = Qt.FindChildOption.FindDirectChildrenOnly
 # These take the focus themselves; what they are made of does not.
 _WHOLE = (
     QAbstractButton,
@@ -32,6 +35,8 @@ _WHOLE = (
     QComboBox,
     QLineEdit,
     QPlainTextEdit,
+    QTabBar,
+    QTextEdit,
 )
 
 
@@ -46,21 +51,39 @@ def step(roots: list[QWidget], forward: bool) -> bool:
     stops = chain(roots)
     if not stops:
         return False
-    now = QApplication.focusWidget()
+    now = held = QApplication.focusWidget()
     while now is not None and now not in stops:
         now = now.parentWidget()  # a part of a whole has it
     if now is None:
-        place = 0 if forward else -1
+        place = _beside(held, stops, forward)
     else:
         place = (stops.index(now) + (1 if forward else -1)) % len(stops)
     reason = Qt.FocusReason.TabFocusReason if forward else Qt.FocusReason.BacktabFocusReason
-    stops[place].setFocus(reason)
-    above = stops[place].parentWidget()
+    give(stops[place], reason)
+    return True
+
+
+def give(widget: QWidget, reason: Qt.FocusReason = Qt.FocusReason.OtherFocusReason) -> None:
+    """Give the focus to a widget, and scroll to it wherever it lies."""
+    widget.setFocus(reason)
+    above = widget.parentWidget()
     while above is not None:
         if isinstance(above, QScrollArea):
-            above.ensureWidgetVisible(stops[place])
+            above.ensureWidgetVisible(widget)
+        elif isinstance(above, QAbstractItemView):
+            cell = widget.mapTo(above.viewport(), widget.rect().center())
+            above.scrollTo(above.indexAt(cell))
         above = above.parentWidget()
-    return True
+
+
+def _beside(held: QWidget | None, stops: list[QWidget], forward: bool) -> int:
+    """The place of the stop that is nearest to what is no stop: hidden by now, say, or a plot."""
+    while held is not None:
+        inside = [place for place, stop in enumerate(stops) if held.isAncestorOf(stop)]
+        if inside:
+            return inside[0 if forward else -1]
+        held = held.parentWidget()
+    return 0 if forward else -1
 
 
 def _stops(widget: QWidget) -> Iterator[QWidget]:
@@ -69,6 +92,9 @@ def _stops(widget: QWidget) -> Iterator[QWidget]:
     if isinstance(widget, _WHOLE):
         if widget.focusPolicy() & Qt.FocusPolicy.TabFocus:
             yield widget
+        if isinstance(widget, QAbstractItemView):
+            for part in _in_cells(widget):
+                yield from _stops(part)
         return
     for part in _parts_of(widget):
         yield from _stops(part)
@@ -81,9 +107,18 @@ def _parts_of(widget: QWidget) -> Iterator[QWidget]:
     elif isinstance(widget, QSplitter):
         yield from _known(*(widget.widget(place) for place in range(widget.count())))
     elif isinstance(widget, QTabWidget):
-        yield from _known(widget.currentWidget())
+        yield from _known(widget.tabBar(), widget.currentWidget())
     elif (layout := widget.layout()) is not None:
-        yield from _laid_out(layout)
+        laid_out = list(_laid_out(layout))
+        yield from laid_out
+        over = widget.findChildren(QAbstractButton, options=_DIRECT)  # in a corner of the others
+        yield from (button for button in over if button not in laid_out)
+
+
+def _in_cells(view: QAbstractItemView) -> list[QWidget]:
+    """What lies in the cells of a table, row by row."""
+    parts = view.viewport().findChildren(QWidget, options=_DIRECT)
+    return sorted(parts, key=lambda part: (part.y(), part.x()))
 
 
 def _known(*widgets: QWidget | None) -> Iterator[QWidget]:
@@ -94,10 +129,14 @@ def _laid_out(layout: QLayout) -> Iterator[QWidget]:
     if isinstance(layout, QStackedLayout):
         yield from _known(layout.currentWidget())
         return
-    for place in range(layout.count()):
-        item = layout.itemAt(place)
-        widget, inner = (item.widget(), item.layout()) if item is not None else (None, None)
-        if widget is not None:
-            yield widget
-        elif inner is not None:
-            yield from _laid_out(inner)
+    host = layout.parentWidget()
+    if host is None:
+        return
+    widgets = host.findChildren(QWidget, options=_DIRECT)
+    # Not by itemAt: PySide may keep one for a place in memory where something else is by now.
+    parts = [part for part in (*widgets, *layout.children()) if layout.indexOf(part) >= 0]
+    for part in sorted(parts, key=layout.indexOf):
+        if isinstance(part, QLayout):
+            yield from _laid_out(part)
+        else:
+            yield part

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import (
     QHBoxLayout,
@@ -194,9 +195,9 @@ class MainWindow(QMainWindow):
         return panel
 
     def focusNextPrevChild(self, forward: bool) -> bool:
-        """Tab goes through banners and panels as they are laid out."""
-        panels = [dock.widget() for dock in self.desk.docks.values() if not dock.isFloating()]
-        return tab_order.step([self.failures, *panels, self.status], forward)
+        """Tab goes through toolbar, banners and panels as they are laid out."""
+        panels = self.desk.in_reading_order()
+        return tab_order.step([self.toolbar, self.failures, *panels, self.status], forward)
 
     def open_path(self, path: Path) -> None:
         """Show the session of a file."""
@@ -256,6 +257,30 @@ class MainWindow(QMainWindow):
         """Profile the configuration, and show where its time and memory go."""
         self.desk.bring("breakdown")
         self.state.breakdowns.profile()
+
+    def enter(self, name: str) -> None:
+        """Give a panel the keyboard, in front of those that it shares its place with."""
+        if name:
+            self.desk.enter(name)
+
+    def step_panel(self, by: int) -> None:
+        """Give the keyboard to the panel ``by`` places after the one that has it."""
+        self.enter(self.desk.beside(by))
+
+    def float_panel(self) -> None:
+        """Float the panel that has the keyboard, or dock it again; it keeps the keyboard."""
+        name = self.desk.current()
+        if name:
+            dock = self.desk.docks[name]
+            dock.setFloating(not dock.isFloating())
+            self.desk.enter(name)
+
+    def close_panel(self) -> None:
+        """Close the panel that has the keyboard, and give it to the next."""
+        name, beside = self.desk.current(), self.desk.beside(1)
+        if name:
+            self.desk.docks[name].close()
+            self.enter(beside if beside != name else "")
 
     def reset_layout(self) -> None:
         """Put every dock back to its place."""
@@ -319,6 +344,8 @@ class MainWindow(QMainWindow):
         find = QToolButton()
         find.setDefaultAction(self.actions_["palette"])
         bar.addWidget(find)
+        for button in bar.findChildren(QToolButton):
+            button.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # else Tab never comes there
         self.addToolBar(bar)
 
     def _show_title(self) -> None:

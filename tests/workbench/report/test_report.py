@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
+import urllib.parse
 import xml.etree.ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
@@ -63,8 +63,8 @@ class Page(HTMLParser):
         kind, _, content = target.partition(",")
         if target.startswith("#"):
             self.anchors.append(target[1:])
-        elif kind == "data:image/svg+xml;base64":
-            self.pictures.append(base64.b64decode(content, validate=True))
+        elif kind == "data:image/svg+xml":
+            self.pictures.append(urllib.parse.unquote_to_bytes(content))
         else:
             self.needs.append(target)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,13 @@ def window(qapp, qtbot, state, settings, monkeypatch):
     """The window without the plots, which have tests of their own and load slowly."""
     monkeypatch.setattr("workbench.ui.window._live", lambda state: QWidget())
     monkeypatch.setattr("workbench.ui.window._compare", lambda state: QWidget())
+    with opened(qapp, qtbot, state, settings) as window:
+        yield window
+
+
+@contextmanager
+def opened(qapp, qtbot, state, settings):
+    """A dark window that is shown, and gone afterwards."""
     settings.theme = "dark"
     window = MainWindow(state, settings, Appearance(qapp, state, settings))
     window.resize(1280, 800)

@@ -82,9 +82,10 @@ def test_the_column_is_as_high_as_what_it_shows(panel):
     long = Blocked("many words " * 20, "Others.")
     found = panel(adamw=NEVER, triton_rope=long, checkpointing=long, compile=long, cuda_graphs=long)
     QTest.qWait(50)
-    body = found.findChild(QScrollArea).widget()
+    (area,) = (one for one in found.findChildren(QScrollArea) if one.isAncestorOf(line(found)))
+    body = area.widget()
     last = max(row.mapTo(body, QPoint(0, row.height())).y() for row in found.rows.values())
     foot = line(found).mapTo(body, QPoint(0, line(found).height())).y()
-    viewport = found.findChild(QScrollArea).viewport()
+    viewport = area.viewport()
     assert body.width() == viewport.width(), "it scrolls sideways"
     assert last < foot <= body.height() <= max(foot + 40, viewport.height())

@@ -15,13 +15,19 @@ Line = tuple[str, str, str]  # text, icon ("" for none), role of the colour
 
 
 class Bar(QFrame):
-    """Hidden until it is told to show something; the same content is not drawn twice."""
+    """Hidden until it is told to show something; the same content is not drawn twice.
+
+    What it shows has its place at once, and a button stays while its text does: one that is pressed
+    or has the focus is not taken away by the next number.
+    """
 
     def __init__(self, dismissed: Callable[[], None], parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("banner", True)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self._shown: object = None
+        self._buttons: dict[str, QPushButton] = {}
+        self._acts: dict[str, Callable[[], None]] = {}
         self._lines = _parts.tight(QVBoxLayout(), 4)
         self._beside = _parts.tight(QHBoxLayout(), 6)  # buttons, where there is one line
         self._below = _parts.tight(QHBoxLayout(), 6)  # and where there are more
@@ -50,7 +56,8 @@ class Bar(QFrame):
         closes: bool = True,
     ) -> None:
         """Show these lines, the first in the bar's tone; ``info`` is the accent's."""
-        shown = (tone, tuple(lines), tuple(text for text, _ in buttons), theme.name, closes)
+        self._acts = dict(buttons)
+        shown = (tone, tuple(lines), tuple(self._acts), theme.name, closes)
         self.show()
         if shown == self._shown:
             return
@@ -63,18 +70,36 @@ class Bar(QFrame):
             label = _parts.note(text, role if role in ("good", "warning", "bad", "accent") else "")
             line = _parts.marked(label, mark, theme, role) if mark else label
             self._lines.addWidget(line, 0, Qt.AlignmentFlag.AlignVCenter)  # level with a button
-        _parts.clear(self._beside)
-        _parts.clear(self._below)
-        place = self._beside if len(lines) == 1 else self._below
-        for text, act in buttons:
-            button: QPushButton = _parts.compact(text)
-            button.clicked.connect(act)
-            place.addWidget(button)
-        self._below.addStretch(1)
+            line.show()
+        self._place(tuple(self._acts), self._beside if len(lines) == 1 else self._below)
         self.close_button.setIcon(icon("close", theme, "muted"))
         self.close_button.setVisible(closes)
+        _parts.settle(self)
+
+    def _place(self, texts: Sequence[str], place: QHBoxLayout) -> None:
+        """Show these buttons, of those there are and of new ones; the focus stays among them."""
+        for layout in (self._beside, self._below):
+            while layout.takeAt(0):
+                pass
+        before, self._buttons = self._buttons, {}
+        for text in texts:
+            button = before.pop(text, None) or self._make_button(text)
+            self._buttons[text] = button
+            place.addWidget(button)
+            button.show()
+        self._below.addStretch(1)
+        if any(button.hasFocus() for button in before.values()):
+            next(iter(self._buttons.values()), self.close_button).setFocus()
+        for button in before.values():
+            _parts.discard(button)
+
+    def _make_button(self, text: str) -> QPushButton:
+        button = _parts.compact(text)
+        button.clicked.connect(lambda: self._acts[text]())
+        return button
 
     def leave(self) -> None:
         """Show nothing."""
         self._shown = None
         self.hide()
+        _parts.settle(self)

@@ -74,12 +74,12 @@ class Chart(QWidget):
         self._stack = QStackedLayout(self)
         self._stack.addWidget(self._view)
         self._stack.addWidget(self._empty)
-        self._button = QToolButton(self)
-        self._button.setText("⋯")
-        self._button.setAutoRaise(True)
-        self._button.setToolTip(f"{plot.title}: export, copy, options")
-        self._button.setAccessibleName(self._button.toolTip())
-        self._button.clicked.connect(
+        self.more = QToolButton(self)
+        self.more.setText("⋯")
+        self.more.setAutoRaise(True)
+        self.more.setToolTip(f"{plot.title}: export, copy, options")
+        self.more.setAccessibleName(self.more.toolTip())
+        self.more.clicked.connect(
             lambda: self._show_menu(self._view.mapFromGlobal(self._button_corner()))
         )
         self.canvas = self._new_canvas()
@@ -118,14 +118,14 @@ class Chart(QWidget):
             self._empty.setText(f"<b>{self.plot.title}</b>{apart}{self._reason}")
             self._empty.setMargin(4 if self.brief else 16)
             self._stack.setCurrentWidget(self._empty)
-            self._button.hide()
+            self.more.hide()
             return
         self.plot.paint(self.canvas, self.runs, self.canvas.chart_style, **self.options)
         self.canvas.zero = self.canvas.zero and self.zero
         self.canvas.header.readings = self.readings
         self._stack.setCurrentWidget(self._view)
-        self._button.show()
-        self._button.raise_()
+        self.more.show()
+        self.more.raise_()
         self.canvas.refresh()
 
     def renew(self) -> None:
@@ -229,7 +229,7 @@ class Chart(QWidget):
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Keep the menu button in the corner."""
         super().resizeEvent(event)
-        self._button.setGeometry(self.width() - _MENU_PX, 1, _MENU_PX - 4, 20)
+        self.more.setGeometry(self.width() - _MENU_PX, 1, _MENU_PX - 4, 20)
 
     def eventFilter(self, watched: object, event: QEvent) -> bool:
         """Take the crosshair away when the mouse leaves."""
@@ -249,7 +249,10 @@ class Chart(QWidget):
         theme = self._theme
         self._view.setBackground(shade(theme.surface))
         self._empty.setStyleSheet(f"background: {theme.surface}; color: {theme.muted};")
-        self._button.setStyleSheet(f"color: {theme.muted}; background: {theme.surface}; border: 0;")
+        self.more.setStyleSheet(
+            f"QToolButton {{ color: {theme.muted}; background: {theme.surface}; padding: 0; }}"
+            f"QToolButton:focus {{ border: 1px solid {theme.accent}; }}"
+        )
 
     def _on_picked(self) -> None:
         self.canvas.follow_x = False
@@ -276,7 +279,7 @@ class Chart(QWidget):
         return box.mapSceneToView(position) if box.sceneBoundingRect().contains(position) else None
 
     def _button_corner(self) -> QPoint:
-        return QPoint(self._button.mapToGlobal(QPoint(0, self._button.height())))
+        return QPoint(self.more.mapToGlobal(QPoint(0, self.more.height())))
 
     def _show_menu(self, place: QPoint) -> None:
         menu = self.menu()

@@ -7,7 +7,8 @@ import re
 from functools import partial
 from typing import Protocol, TypeVar
 
-from PySide6.QtCore import QSize, Qt
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, QSize, Qt
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractButton,
     QFrame,
@@ -33,6 +34,12 @@ _Layout = TypeVar("_Layout", bound=QLayout)
 ICON = QSize(16, 16)
 SMALL_ICON = QSize(14, 14)
 BRIEF = 140  # characters, about three lines of the toggles' panel
+_SNUG_LINES = 4  # that a body keeps in sight while it scrolls
+_SNUG_EVENTS = (
+    QEvent.Type.LayoutRequest,
+    QEvent.Type.ShowToParent,
+    QEvent.Type.HideToParent,
+)
 _ENDS = (re.compile(r"[;.] "), re.compile(r"[:,] "), re.compile(" "))  # the best first
 
 
@@ -72,7 +79,9 @@ def note(text: str = "", tone: str = "") -> QLabel:
     label.setFont(fonts.small())
     label.setWordWrap(True)
     label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-    label.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
+    policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
+    policy.setHeightForWidth(True)  # a policy of its own would forget that it is wrapped
+    label.setSizePolicy(policy)
     return label
 
 
@@ -230,6 +239,45 @@ def scrolled(body: QWidget) -> QScrollArea:
     return area
 
 
+class Snug(QScrollArea):
+    """As high as its body needs at this width; where there is less room, the body scrolls."""
+
+    def __init__(self, body: QWidget, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("panel", True)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setWidgetResizable(True)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Maximum)
+        self._held = _Body()
+        tight(QVBoxLayout(self._held), 0).addWidget(body)
+        self.setWidget(self._held)
+
+    def sizeHint(self) -> QSize:
+        """The body's height at the width there is; none while the body is hidden."""
+        body = self._held
+        wrapped = body.hasHeightForWidth()
+        height = body.heightForWidth(self.width()) if wrapped else body.sizeHint().height()
+        return QSize(body.sizeHint().width(), height)
+
+    def minimumSizeHint(self) -> QSize:
+        """Some lines, or what the body needs if that is less."""
+        least = min(_SNUG_LINES * self.fontMetrics().height(), self.sizeHint().height())
+        return QSize(0, least)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Ask for another height when the body has other lines, or comes and goes."""
+        if event.type() in _SNUG_EVENTS:
+            self.updateGeometry()
+        return super().eventFilter(watched, event)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Another width needs another height."""
+        super().resizeEvent(event)
+        if event.oldSize().width() != event.size().width():
+            self.updateGeometry()
+
+
 def column(host: QWidget) -> QVBoxLayout:
     """Fill ``host`` with a scrolling column of controls and return its layout."""
     body = _Body()
@@ -242,12 +290,43 @@ def column(host: QWidget) -> QVBoxLayout:
     return inner
 
 
+def settle(widget: QWidget) -> None:
+    """Give a widget that has changed its room at once, and not some turns of the event loop later.
+
+    Qt asks one layout after the other, from the inside; until the outermost has answered, what
+    came into a ``Snug`` of no height has none either, and a click on it hits nothing.
+    """
+    above: QWidget | None = widget
+    areas = []
+    while above is not None:
+        layout = above.layout()
+        if layout is None:
+            above.updateGeometry()
+        else:
+            layout.activate()
+        if isinstance(above, QScrollArea):
+            areas.append(above)
+        above = above.parentWidget()
+    for area in areas:  # one as high as before scrolls further
+        QCoreApplication.sendEvent(area, QEvent(QEvent.Type.LayoutRequest))
+
+
+def discard(widget: QWidget) -> None:
+    """Take a widget out of the window and delete it; it is gone at once.
+
+    One that its layout was still to show would come up as a window of its own, and take the
+    keyboard, unless it is told to hide.
+    """
+    widget.hide()
+    widget.setParent(None)
+    widget.deleteLater()
+
+
 def clear(layout: QLayout) -> None:
     """Remove and delete everything in a layout."""
     while item := layout.takeAt(0):
         if widget := item.widget():
-            widget.setParent(None)
-            widget.deleteLater()
+            discard(widget)
         elif inner := item.layout():
             clear(inner)
             inner.deleteLater()

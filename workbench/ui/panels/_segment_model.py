@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelIndex, Qt
-from PySide6.QtGui import QColor, QIcon, QPainter, QPixmap
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelIndex, QSize, Qt
+from PySide6.QtGui import QColor, QFontMetrics, QIcon, QPainter, QPixmap
 from PySide6.QtWidgets import QWidget
 
 from sessions import checked
@@ -30,6 +30,7 @@ NUMBERS = "Numbers"
 MEASURED = (*SHOWN, "ratio from", "ratio to", *PEAKS, OWN, SHARE, NUMBERS.lower(), "note")
 AFTER = (*PEAKS, OWN, SHARE, NUMBERS.lower())  # of these, what the table has
 INTERVAL = "95 % interval"
+_INTERVAL_WIDEST = "0.9876 to 0.9999"  # a reason that is longer is elided: DIFFERS needs the room
 RED = ("Ratio", INTERVAL)  # where the numbers are wrong, however fast
 _MARKS = {"right": ("effective", "good"), checked.WRONG: ("error", "bad")}  # icon, colour
 _UNKNOWN = ("unknown", "warning")
@@ -134,6 +135,8 @@ class SegmentModel(QAbstractTableModel):
                 return QColor(getattr(self._state.theme, tone))
             case Qt.ItemDataRole.TextAlignmentRole:
                 return _alignment(self._shown.numeric[column])
+            case Qt.ItemDataRole.SizeHintRole if self._shown.headings[column] == INTERVAL:
+                return _at_most(self._shown.cells[row][column], _INTERVAL_WIDEST)
             case Qt.ItemDataRole.FontRole:
                 font = fonts.numbers()
                 font.setBold(row == self._state.baseline)
@@ -196,6 +199,13 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
     notes = [str(row[place["note"]] or "") if "note" in place else "" for row in table.rows]
     tips = [differs(number, row, _as_asked) for number, row in enumerate(table.rows)]
     return Shown(headings, numeric, cells, tips, notes)
+
+
+def _at_most(text: str, widest: str) -> QSize | None:
+    """The room of the widest text for one that is wider; none for others, which take theirs."""
+    metrics = QFontMetrics(fonts.numbers())
+    room = metrics.horizontalAdvance(widest)
+    return QSize(room, metrics.height()) if metrics.horizontalAdvance(text) > room else None
 
 
 def _as_asked(name: str, value: str) -> str:

@@ -59,6 +59,9 @@ class ToggleRow(QWidget):
         self._shown = shown
         self.picker.set_value(option)
         self.picker.set_blocked({name: why.reason for name, why in blocked.items()})
+        focus = self.focusWidget()
+        if focus is not None and focus.hasFocus() and not self.picker.isAncestorOf(focus):
+            self.picker.focus_target().setFocus()  # a button of the notes: they are made anew
         _parts.clear(self._notes)
         if pending:
             text = f"{draft.option_title(self.toggle, option)} is on its way"

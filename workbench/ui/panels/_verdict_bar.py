@@ -20,7 +20,7 @@ class VerdictBar(QWidget):
         super().__init__(parent)
         self._state = state
         self.bar = Bar(state.offers.dismiss)
-        _parts.tight(QVBoxLayout(self), 0).addWidget(self.bar)
+        _parts.tight(QVBoxLayout(self), 0).addWidget(_parts.Snug(self.bar))
         for changed in (
             state.comparisonsChanged,
             state.segmentsChanged,

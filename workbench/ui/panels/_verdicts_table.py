@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QIcon, QPixmap
-from PySide6.QtWidgets import QHeaderView, QTableWidgetItem, QWidget
+from PySide6.QtWidgets import QSizePolicy, QTableWidgetItem, QWidget
 
 from sessions.model import PairedComparison
 from sessions.side_by_side import verdicts_table
@@ -14,10 +14,12 @@ from workbench.ui.icons import icon
 from workbench.ui.panels import _parts
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels._calm_table import LEFT, RIGHT, CalmTable, with_interval
+from workbench.ui.panels._names_share import NamesShare
 from workbench.ui.panels.segments import ROW_HEIGHT
 from workbench.ui.state import AppState
 
 SHOWN = 4  # rows; one scrolls to the others
+_LEAST = 2
 _WIDE = ("A", "B")  # columns that share the room; the others take what they need
 _MARKED = "verdict"
 WITHOUT = "without"
@@ -32,11 +34,13 @@ class VerdictsTable(CalmTable):
         super().__init__(parent)
         self._state = state
         self._shown: object = None
+        self._names = NamesShare(self)
         blank = QPixmap(self.iconSize().expandedTo(_parts.ICON))
         blank.fill(Qt.GlobalColor.transparent)
         self._blank = QIcon(blank)  # all rows begin at one edge
         self.horizontalHeader().setStretchLastSection(False)
         self.setAccessibleName("Verdicts; a double click or Enter shows one")
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Maximum)
         self.hide()
 
     def show_comparisons(self, comparisons: Sequence[PairedComparison], shown: int) -> None:
@@ -51,10 +55,7 @@ class VerdictsTable(CalmTable):
             return
         self._shown = filled
         self.show_table(table)
-        for place, column in enumerate(table.columns):
-            if column.name in _WIDE:
-                stretch = QHeaderView.ResizeMode.Stretch
-                self.horizontalHeader().setSectionResizeMode(place, stretch)
+        for place in range(len(table.columns)):
             numbers = not any(isinstance(row[place], str) for row in table.rows)
             heading = self.horizontalHeaderItem(place)
             assert heading is not None
@@ -76,10 +77,22 @@ class VerdictsTable(CalmTable):
                 assert item is not None
                 item.setText(text)
                 item.setToolTip(f"{whole}: {SHOWN_HERE if row == shown else OPENS}")
-        rows = min(SHOWN, len(comparisons))
-        self.setFixedHeight(rows * ROW_HEIGHT + self.horizontalHeader().sizeHint().height() + 4)
+        self.updateGeometry()
+        self._names.take([table.column(name) for name in _WIDE])
         self.scrollToItem(self.item(shown, 0))
         self.setVisible(len(comparisons) > 1)
+
+    def sizeHint(self) -> QSize:
+        """As high as its rows, up to ``SHOWN`` of them."""
+        return QSize(super().sizeHint().width(), self._height(SHOWN))
+
+    def minimumSizeHint(self) -> QSize:
+        """Some rows, where the window is low: it never covers what lies below."""
+        return QSize(super().minimumSizeHint().width(), self._height(_LEAST))
+
+    def _height(self, most: int) -> int:
+        rows = min(most, self.rowCount())
+        return rows * ROW_HEIGHT + self.horizontalHeader().sizeHint().height() + 4
 
     def _mark(self, item: QTableWidgetItem, one: PairedComparison) -> None:
         verdict = item.text()  # as it holds among all

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import (
     QComboBox,
     QHBoxLayout,
     QPushButton,
-    QStackedLayout,
+    QStackedWidget,
     QToolButton,
     QVBoxLayout,
     QWidget,
@@ -48,6 +48,8 @@ _BOX_PX = 112  # of a line, beside its text: the box and two arrows
 _ARROWS = (Qt.ArrowType.UpArrow, Qt.ArrowType.DownArrow)
 _NOTE_PX = 240  # of the notes, at least
 _TEXT_PX = 184  # of a column of names, at most: the notes have more to say
+_FRAME_PX, _GAP_PX = 96, 4  # of the chart around its rows, and between two of them
+_TABLE_PX = 108  # of the table, at least: a heading and two rows
 _ELIDE = Qt.TextElideMode.ElideRight
 
 
@@ -65,6 +67,7 @@ class AttributionPanel(QWidget):
         self.chart.setMinimumSize(240, 140)
         self.table = CalmTable()
         self.table.wrap(_NOTE_PX)
+        self.table.setMinimumHeight(_TABLE_PX)
         self.headline = _parts.title()
         self.about = _parts.note()
         self.why_not = _parts.note()
@@ -80,12 +83,12 @@ class AttributionPanel(QWidget):
             "Switch several optimizations on, tick those in question, and press Attribute: each "
             "combination runs in turn until it is clear how much time and memory each one gave.",
         )
-        self._pages = QStackedLayout()
+        self._pages = QStackedWidget()
         self._pages.addWidget(self.empty)
         self._pages.addWidget(self._make_results())
         row = _parts.tight(QHBoxLayout(self), 0)
         row.addWidget(self._make_choices())
-        row.addLayout(self._pages, 1)
+        row.addWidget(self._pages, 1)
         self._soon = Soon(self._show, self)
         changes = (state.studiesChanged, state.stateChanged, state.availabilityChanged)
         for changed in (*changes, state.configurationChanged, state.catalogueChanged):
@@ -131,7 +134,7 @@ class AttributionPanel(QWidget):
         column = _parts.tight(QVBoxLayout(body), 4)
         column.addLayout(_parts.head(self.headline, self.about, below=0))
         parts = ((self.chart, 3), (self.table, 2))
-        column.addWidget(_parts.split(Qt.Orientation.Vertical, *parts), 1)
+        column.addWidget(_parts.scrolled(_parts.split(Qt.Orientation.Vertical, *parts)), 1)
         return body
 
     def _draw(self) -> None:
@@ -218,6 +221,8 @@ class AttributionPanel(QWidget):
         tone = verdict_lines.TONES.get(total, "")
         _parts.set_tone(self.headline, "bad" if wrong_arms(study) else tone)
         self.about.setText(state.titled(" ".join(remarks(study)[1:])))
+        rows = len(table.rows) + 2  # the base, and mostly all together
+        self.chart.setMinimumHeight(_FRAME_PX + rows * (self.fontMetrics().height() + _GAP_PX))
         self.chart.show_runs([Run(state.session, titled=state.titled)])
         self.table.show_table(table)
         for row, verdict in enumerate(verdicts):

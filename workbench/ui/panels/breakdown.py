@@ -7,7 +7,7 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QPushButton,
     QSplitter,
-    QStackedLayout,
+    QStackedWidget,
     QTabWidget,
     QVBoxLayout,
     QWidget,
@@ -68,7 +68,7 @@ class BreakdownPanel(QWidget):
         )
         self.achieved = TableView()
         self.aligned = _parts.note()
-        self._pages = QStackedLayout()
+        self._pages = QStackedWidget()
         self.empty = Empty(
             state,
             "breakdown",
@@ -81,7 +81,7 @@ class BreakdownPanel(QWidget):
         self._pages.addWidget(self.empty)
         self._pages.addWidget(self._make_body())
         layout = _parts.tight(QVBoxLayout(self), 0)
-        layout.addLayout(self._pages)
+        layout.addWidget(self._pages)
         self._soon = Soon(self._show, self)
         for changed in (state.studiesChanged, state.stateChanged, state.comparedChanged,
                         state.configurationChanged, state.availabilityChanged):  # fmt: skip

@@ -73,7 +73,9 @@ class BuildPanel(QWidget):
         self._model_body = QWidget()
         self._model_form = _form(self._model_body)
         self._model_head = _parts.expander("Model fields", self._state.theme, self._model_body)
-        self._reset = _parts.link("Back to the preset")
+        self._reset = _parts.link("Reset")  # short: it stands beside how many were changed
+        self._reset.setToolTip("Back to the preset")
+        self._reset.setAccessibleName("Reset the model fields to the preset")
         self._reset.clicked.connect(self._reset_model)
         head = _parts.tight(QHBoxLayout())
         head.addWidget(self._model_head)

@@ -7,7 +7,7 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QLabel,
     QPushButton,
-    QStackedLayout,
+    QStackedWidget,
     QVBoxLayout,
     QWidget,
 )
@@ -48,7 +48,7 @@ class ChecklistPanel(QWidget):
         self.reason = _parts.note()
         self._shown: object = None
         self._longer: float | None = None  # the budget that should decide what is undecided
-        self._pages = QStackedLayout()
+        self._pages = QStackedWidget()
         self.empty = Empty(
             state,
             "checklist",
@@ -61,7 +61,7 @@ class ChecklistPanel(QWidget):
         self._pages.addWidget(self.empty)
         self._pages.addWidget(self._make_body())
         layout = _parts.tight(QVBoxLayout(self), 0)
-        layout.addLayout(self._pages)
+        layout.addWidget(self._pages)
         self._soon = Soon(self._show, self)
         for changed in (state.studiesChanged, state.stateChanged, state.availabilityChanged):
             changed.connect(self._soon.ask)

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QMenu,
     QSplitter,
-    QStackedLayout,
+    QStackedWidget,
     QTabWidget,
     QToolButton,
     QVBoxLayout,
@@ -34,7 +34,13 @@ from workbench.ui.state import AppState
 
 _BOX_FRAME, _BOX_GAP = 84, 4  # pixels around the boxes, and between two of their names
 _LINES_LEAST = 100
+_TABLES_LEAST = 120  # pixels: the names of the tabs, a heading and two rows
 _TITLE_LETTERS = 24  # of a session, in the box of the baseline
+NOTHING = (
+    "Nothing to compare yet",
+    "Drop two session files (.h5) onto the window, or choose Compare with … to put saved sessions "
+    "beside this one.",
+)
 LIVE_MS = 3000  # between two comparisons while one of the sessions grows
 _ALIGNED = {"By time": "time", "By step": "step"}
 
@@ -71,21 +77,15 @@ class ComparePanel(QWidget):
         self.sessions.baselineChosen.connect(self.set_baseline)
         self.sessions.removed.connect(self._remove)
         self.differences = DifferencesTable()
-        self._empty = Empty(
-            state,
-            "compare",
-            "Nothing to compare yet",
-            "Drop two session files (.h5) onto the window, or choose Compare with … to put saved "
-            "sessions beside this one.",
-        )
+        self._empty = Empty(state, "compare", *NOTHING)
         self._warning = QWidget()
         self._warnings = _parts.tight(QVBoxLayout(self._warning), 2)
         self._warnings.setContentsMargins(8, 0, 8, 4)
-        self._pages = QStackedLayout()
+        self._pages = QStackedWidget()
         self._pages.addWidget(self._empty)
         self._pages.addWidget(self._make_body())
         layout = _parts.tight(QVBoxLayout(self), 0)
-        layout.addLayout(self._pages)
+        layout.addWidget(self._pages)
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._compute)
@@ -124,6 +124,7 @@ class ComparePanel(QWidget):
         lower.addWidget(self.charts["box"])
         self._tabs = QTabWidget()
         self._tabs.setDocumentMode(True)
+        self._tabs.setMinimumHeight(_TABLES_LEAST)
         self._tabs.addTab(self.sessions, "Sessions")
         self._tabs.addTab(self.differences, "Differences")
         parts = ((self.charts["aligned_timeline"], 4), (lower, 5), (self._tabs, 3))
@@ -193,6 +194,7 @@ class ComparePanel(QWidget):
         baseline = ids.index(self._baseline) if self._baseline in ids else 0
         chosen = [self._chosen.get(session_id) for session_id in ids]
         self._busy = True
+        self._empty.say(f"Comparing {len(runs)} sessions", "It takes a moment where they are long.")
         self._state.tasks.start(
             lambda: work_out(runs, baseline, chosen), self._worked_out, self._failed
         )
@@ -221,8 +223,8 @@ class ComparePanel(QWidget):
         comparison = found.comparison
         if comparison is None:
             self._pages.setCurrentIndex(0)
-            if found.reason:
-                self._empty.say("These sessions cannot be compared", found.reason)
+            failed = ("These sessions cannot be compared", found.reason)
+            self._empty.say(*(failed if found.reason else NOTHING))
             return
         self._pages.setCurrentIndex(1)
         self._base.clear()
@@ -258,16 +260,17 @@ def work_out(runs: list[Run], baseline: int, chosen: list[int | None]) -> Found:
     A session without a choice takes part with its segment of the most steady steps.
     """
     sessions = [run.session for run in runs]
-    try:
-        places = [
-            session.segments.index(choose(session, place))
-            for session, place in zip(sessions, chosen, strict=True)
-        ]
-        comparison = compare(sessions, baseline, places)
-    except SessionError as error:
-        return Found(runs, None, str(error))
-    for run, place in zip(runs, places, strict=True):
-        run.segments = (place,)
-        distributions([run])
-        rolling(run, run.session.segments[place]).pull()
+    with files.reading(*sessions):
+        try:
+            places = [
+                session.segments.index(choose(session, place))
+                for session, place in zip(sessions, chosen, strict=True)
+            ]
+            comparison = compare(sessions, baseline, places)
+        except SessionError as error:
+            return Found(runs, None, str(error))
+        for run, place in zip(runs, places, strict=True):
+            run.segments = (place,)
+            distributions([run])
+            rolling(run, run.session.segments[place]).pull()
     return Found(runs, comparison)

@@ -14,13 +14,13 @@ from PySide6.QtWidgets import (
     QMenu,
     QPushButton,
     QSplitter,
-    QStackedLayout,
+    QStackedWidget,
     QToolButton,
     QVBoxLayout,
     QWidget,
 )
 
-from workbench.ui import export, fonts
+from workbench.ui import export, files, fonts
 from workbench.ui.icons import icon
 from workbench.ui.panels import _parts
 from workbench.ui.panels._chart import EMPTY_CHECK_S, Chart
@@ -76,8 +76,8 @@ class LivePanel(QWidget):
             chart.cursorMoved.connect(self._move_cursor)
             chart.rangePicked.connect(lambda c=chart: self._picked(c))
             chart.resetWanted.connect(self._follow_all)
-            chart.setVisible(name in SHOWN)
             self._splitter.addWidget(chart)
+            chart.setVisible(name in SHOWN)  # only now: alone it would be a window
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setTimerType(Qt.TimerType.PreciseTimer)
@@ -88,13 +88,13 @@ class LivePanel(QWidget):
             "Nothing has run yet",
             "Press Run (F5) to build the model and watch it here, or drop a session file (.h5).",
         )
-        self._stack = QStackedLayout()
+        self._stack = QStackedWidget()
         self._stack.addWidget(self._empty)
         self._area = _parts.scrolled(self._splitter)
         self._stack.addWidget(self._area)
         layout = _parts.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._make_bar())
-        layout.addLayout(self._stack, 1)
+        layout.addWidget(self._stack, 1)
         state.dataArrived.connect(self._touch)
         state.segmentsChanged.connect(self._touch)
         state.eventsChanged.connect(self._touch)
@@ -147,10 +147,11 @@ class LivePanel(QWidget):
 
     def redraw(self) -> None:
         """Draw every shown plot anew."""
-        for chart in self.shown:
-            chart.show_runs([self._run])
-        self._stack_up()
-        self._refresh()
+        with files.reading(self._run.session):
+            for chart in self.shown:
+                chart.show_runs([self._run])
+            self._stack_up()
+            self._refresh()
 
     def _stack_up(self) -> None:
         """Name phases and markers on the topmost plot only, and times under the lowest."""

@@ -27,6 +27,7 @@ from sessions.tables import Table, segments_table
 from workbench.protocol import Failure
 from workbench.ui import draft, files
 from workbench.ui.panels import _parts
+from workbench.ui.panels._names_share import NamesShare
 from workbench.ui.panels._segment_model import SWATCH, SegmentModel
 from workbench.ui.panels._segment_model import swatch as swatch
 from workbench.ui.panels.empty import Empty
@@ -48,6 +49,7 @@ class SegmentsPanel(QWidget):
         self._period_ms = PERIOD_MS
         self.model = SegmentModel(state, self)
         self.table = self._make_table()
+        self._names = NamesShare(self.table)
         empty = Empty(
             state,
             "segments",
@@ -149,9 +151,8 @@ class SegmentsPanel(QWidget):
         if session is self._state.session:
             self.model.show_table(table)
             self._pages.setCurrentIndex(1)
-            header = self.table.horizontalHeader()
-            if header.count() > 1:
-                header.setSectionResizeMode(1, QHeaderView.ResizeMode.Stretch)
+            if self.model.columnCount() > 1:
+                self._names.take([1])
             self._show_selection()
         if self._stale or session is not self._state.session:
             self._compute_in(self._period_ms)
@@ -199,4 +200,5 @@ def _copy_command(segment: Segment) -> None:
 def _tabulate(session: Session, baseline: int) -> tuple[Table, float]:
     """The table and the seconds of processor time that it took."""
     began = time.thread_time()
-    return segments_table(session, baseline), time.thread_time() - began
+    with files.reading(session):
+        return segments_table(session, baseline), time.thread_time() - began

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import (
     QLineEdit,
     QMenu,
     QPushButton,
-    QStackedLayout,
+    QStackedWidget,
     QTabWidget,
     QToolButton,
     QVBoxLayout,
@@ -63,7 +63,7 @@ class SweepPanel(QWidget):
             chart.cursorMoved.connect(chart.set_cursor)
         self.points, self.fits = CalmTable(), CalmTable()
         self.headline = _parts.note()
-        self._pages = QStackedLayout()
+        self._pages = QStackedWidget()
         self.empty = Empty(
             state,
             "sweep",
@@ -76,7 +76,7 @@ class SweepPanel(QWidget):
         layout = _parts.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._make_form())
         layout.addWidget(_parts.rule())
-        layout.addLayout(self._pages, 1)
+        layout.addWidget(self._pages, 1)
         self._soon = Soon(self._show, self, PERIOD_MS)
         for changed in (
             state.studiesChanged, state.stateChanged, state.segmentsChanged,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QSize
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
 from sessions.model import Configuration, Evidence
 from workbench.ui.panels import _parts
@@ -16,6 +16,7 @@ from workbench.ui.panels.empty import Empty
 from workbench.ui.state import AppState
 
 MINIMUM_HEIGHT = 120
+LEAST_PX = 64  # of the toggles below a bar: two of them
 
 
 class TogglesPanel(QWidget):
@@ -34,7 +35,10 @@ class TogglesPanel(QWidget):
         self.presets = PresetBar(state)
         self.verdict = VerdictBar(state)
         for widget in (self.presets, self.verdict, self._pending, self._empty, self._body):
-            layout.addWidget(widget)
+            layout.addWidget(widget, 1 if widget is self._body else 0)
+        # The bars above have what they need first; the toggles scroll in the rest.
+        self._body.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Ignored)
+        self._body.setMinimumHeight(LEAST_PX)
         self._column = _parts.column(self._body)
         self._column.setSpacing(10)
         state.catalogueChanged.connect(self._fill)

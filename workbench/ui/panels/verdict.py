@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QHBoxLayout,
     QPushButton,
-    QStackedLayout,
+    QStackedWidget,
     QVBoxLayout,
     QWidget,
 )
@@ -22,6 +23,10 @@ from workbench.ui.panels._verdicts_table import VerdictsTable
 from workbench.ui.panels.empty import Empty
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.state import AppState
+
+JUDGE, JUDGE_SHORT = "Verdict against the configuration before", "Against the one before"
+_PADDING_PX = 56  # of the button around its name, and of the panel around its buttons
+LEAST_PX = 240  # high: its lines are wrapped to the width there is, not to the least
 
 
 class VerdictPanel(QWidget):
@@ -40,7 +45,8 @@ class VerdictPanel(QWidget):
         self.progress = _parts.note()
         self.more = QPushButton()
         self.more.clicked.connect(state.verdicts.measure_more)
-        self.judge = QPushButton("Verdict against the configuration before")
+        self.judge = QPushButton(JUDGE)
+        self.judge.setAccessibleName(JUDGE)
         self.judge.clicked.connect(state.verdicts.against_before)
         self.calibrate = QPushButton("Calibrate")
         self.calibrate.clicked.connect(state.verdicts.calibrate)
@@ -50,7 +56,7 @@ class VerdictPanel(QWidget):
         self.table = VerdictsTable(state)
         self.table.cellActivated.connect(self._choose)
         self._rows = QVBoxLayout()
-        self._pages = QStackedLayout()
+        self._pages = QStackedWidget()
         self.empty = Empty(
             state,
             "verdict",
@@ -62,7 +68,7 @@ class VerdictPanel(QWidget):
         self._pages.addWidget(self.empty)
         self._pages.addWidget(self._make_body())
         layout = _parts.tight(QVBoxLayout(self), 0)
-        layout.addLayout(self._pages)
+        layout.addWidget(self._pages)
         self._soon = Soon(self._show, self)
         state.comparisonsChanged.connect(self._soon.ask)
         changes = (state.stateChanged, state.configurationChanged, state.segmentsChanged)
@@ -73,24 +79,40 @@ class VerdictPanel(QWidget):
         self._draw()
 
     def _make_body(self) -> QWidget:
-        bar = _parts.tight(QHBoxLayout())
+        self._bar = bar = _parts.tight(QHBoxLayout())
         bar.addWidget(self.more)
         bar.addWidget(self.judge)
         bar.addWidget(self.calibrate)
         bar.addWidget(_parts.muted("Budget"))
         bar.addWidget(self.budget)
-        bar.addWidget(self.progress, 1)
+        bar.addStretch(1)
         details = QWidget()
         details.setProperty("panel", True)
         self._rows = _parts.tight(QVBoxLayout(details), 4)
         self._rows.setContentsMargins(12, 4, 12, 8)
         body = _parts.surface()
         column = _parts.tight(QVBoxLayout(body), 0)
-        column.addLayout(_parts.head(self.headline, self.ratio, self.floor, bar))
+        column.addLayout(_parts.head(self.headline, self.ratio, self.floor, bar, self.progress))
         parts = ((self.chart, 5), (_parts.scrolled(details), 3))
         column.addWidget(_parts.split(Qt.Orientation.Horizontal, *parts), 1)
         column.addWidget(self.table)
         return body
+
+    def minimumSizeHint(self) -> QSize:
+        """As narrow as its buttons are with their short names, and low: it covers no other dock."""
+        bar = self._bar.minimumSize().width() - self.judge.minimumSizeHint().width()
+        short = self.judge.fontMetrics().horizontalAdvance(JUDGE_SHORT) + _PADDING_PX
+        return QSize(bar + short, LEAST_PX)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """A name of a button that has no room is said shorter."""
+        super().resizeEvent(event)
+        self.judge.setText(self._judge_text())
+
+    def _judge_text(self) -> str:
+        taken = self._bar.minimumSize().width() - self.judge.minimumSizeHint().width()
+        whole = self.judge.fontMetrics().horizontalAdvance(JUDGE) + _PADDING_PX
+        return JUDGE if taken + whole <= self.width() else JUDGE_SHORT
 
     def _choose(self, row: int) -> None:
         """Show the comparison of a row again."""
@@ -131,10 +153,10 @@ class VerdictPanel(QWidget):
         more = "" if older else verdicts.more_text()
         for button, why_not, text in (
             (self.more, why_not_more, more or "Measure more seconds"),
-            (self.judge, verdicts.why_not_before(), self.judge.text()),
+            (self.judge, verdicts.why_not_before(), self._judge_text()),
         ):
             button.setText(text)
-            _parts.allow(button, why_not)
+            _parts.allow(button, why_not, JUDGE if text == JUDGE_SHORT else "")
         tip = "Compare this configuration with itself; verdicts claim nothing smaller"
         _parts.allow(self.calibrate, verdicts.why_not_calibrate(), tip)
         self.floor.setText(verdicts.floor_text())
@@ -143,6 +165,7 @@ class VerdictPanel(QWidget):
             self.progress.setText(f"{100 * progress.fraction:.0f} % of the budget is spent")
         else:
             self.progress.setText("" if measuring else verdicts.why_not_before())
+        self.progress.setVisible(bool(self.progress.text()))
 
     def _show_details(self, comparison: PairedComparison) -> None:
         _parts.clear(self._rows)

@@ -143,15 +143,13 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
 
     def relook(self) -> None:
         """Decimate for the range that is visible, and let the y axis follow."""
-        rect = self.vb.rect()
-        if self._busy or rect.width() < 2 or rect.height() < 2:
+        if self._busy or not self._look():
             return
-        self._look(rect)
         if self._arrange():
             self._busy = True
             self.layout.activate()
             self._busy = False
-            self._look(self.vb.rect())
+            self._look()
             self._label_marks()
         self._settle()
 
@@ -181,12 +179,17 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         octaves = math.floor(_BINS_PER_OCTAVE * math.log2(bin_width)) / _BINS_PER_OCTAVE
         return Frame((left, right), (bottom, top), rect.width(), rect.height(), 2.0**octaves)
 
-    def _look(self, rect: QRectF) -> None:
+    def _look(self) -> bool:
+        """Let the layers look at what is visible; False where there is no room for anything."""
+        rect = self.vb.rect()
+        if rect.width() < 2 or rect.height() < 2:
+            return False
         frame = self._frame(rect)
         for layer in self.layers:
             layer.look_at(frame)
         if self.follow_y:
             self._follow_y()
+        return True
 
     def _arrange(self) -> bool:
         """Give axes, legend and lane the room they need; whether anything has changed."""

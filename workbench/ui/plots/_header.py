@@ -14,7 +14,7 @@ from workbench.ui.style import Style, shade
 
 _MARK_PX = 22.0
 _GAP_PX = 16.0
-_NAME_PX = 420.0  # a name may always take this
+_NAME_PX = 80.0  # a name may always take this
 _READ_S = 0.2
 _SHARE = 0.4  # of the height that a legend may take
 _LEAST_ROWS = 2

@@ -204,9 +204,10 @@ class TrackLayer(Layer):
     def look(self, frame: Frame) -> None:
         start, stop = frame.x
         self._views = [
-            (track.view(start, stop, frame.bin), track.gap)
+            (view, max(track.gap, 2 * frame.bin) if view.dense else track.gap)
             for track in self._shown
             if _overlaps(track, start, stop)
+            for view in (track.view(start, stop, frame.bin),)
         ]
         self._extremes = self._find_extremes()
 

@@ -78,7 +78,7 @@ class Box(Layer):
             place = max(0.0, low) - 10 - width
         if place < 0:  # no room beside it
             place = min(max(0.0, middle - width / 2), frame.width - width)
-            y -= half + metrics.height() / 2
+            y = max(metrics.height() / 2, y - half - metrics.height() / 2)  # none is cut off
         plate = QRectF(place - 3, y - metrics.height() / 2, width + 6, metrics.height())
         painter.fillRect(plate, shade(style.theme.surface))
         painter.setPen(shade(style.theme.text))

@@ -7,7 +7,7 @@ measured is hatched, with a shape and the reason in words; one that is still to 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from PySide6.QtCore import QPointF, QRectF, Qt
@@ -24,7 +24,7 @@ from workbench.ui.plots._narrowing import hatch
 from workbench.ui.plots._plot import Plot, Run
 from workbench.ui.plots._scale import scale_color
 from workbench.ui.plots._sweep import LATEST
-from workbench.ui.plots._units import BYTES, MILLISECONDS, STEPS, TOKENS_PER_SECOND
+from workbench.ui.plots._units import BYTES, MILLISECONDS, STEPS, TOKENS_PER_SECOND, Unit
 from workbench.ui.style import Style, shade
 
 _METRICS = {
@@ -71,13 +71,15 @@ class Cells(Layer):
         painter.setFont(font)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
         low, high = self._limits
+        room = min((_area(cell, frame).width() for cell in self._values), default=0.0) - 4
+        digits = digits_in(room, metrics, self._unit, self._values.values())
         for cell, value in self._values.items():
             share = (math.log(value) - low) / (high - low) if value > 0 and high > low else 0.5
             color = scale_color(share)
             area = _area(cell, frame)
             painter.fillRect(area, color)
             dark = color.lightnessF() > _DARK
-            self._write(painter, metrics, area, self._unit.text(value), QColor(_INK[dark]))
+            self._write(painter, metrics, area, self._unit.text(value, digits), QColor(_INK[dark]))
         for cell, outcome in self._missed.items():
             self._draw_missed(painter, metrics, _area(cell, frame), outcome)
 
@@ -165,6 +167,15 @@ def _choices(runs: Sequence[Run]) -> Mapping[str, tuple[str, ...]]:
     study = _sweep.shown(runs)
     arms = tuple(map(str, study.asked["arms"])) if study is not None else ()
     return {**_sweep.choices(runs), **({"arm": arms} if len(arms) > 1 else {})}
+
+
+def digits_in(room: float, metrics: QFontMetricsF, unit: Unit, values: Iterable[float]) -> int:
+    """How many each number may have, so that all fit the room in pixels and keep their units."""
+    for digits in (3, 2):
+        texts = (unit.text(value, digits) for value in values)
+        if all(metrics.horizontalAdvance(text) <= room for text in texts):
+            return digits
+    return 1
 
 
 def _wrapped(text: str, metrics: QFontMetricsF, width: float) -> list[str]:

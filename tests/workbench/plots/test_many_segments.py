@@ -1,0 +1,75 @@
+"""Charts of many segments: what is drawn is bounded by pixels, not by steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PySide6.QtCore import QByteArray
+from PySide6.QtGui import QImage, QPainter
+from PySide6.QtSvg import QSvgRenderer
+from synthetic import gpu_session
+
+from sessions.columns import Columns
+from workbench.ui import export, svg
+from workbench.ui.plots import PLOTS, Run
+from workbench.ui.plots._layers import Frame, Line, Look
+from workbench.ui.plots._tracks import Track
+from workbench.ui.plots._units import MILLISECONDS
+from workbench.ui.style import paper_style
+from workbench.ui.theme import PRINT
+
+
+def track(t_s) -> Track:
+    columns = Columns({"t_s": "f8", "y": "f4"})
+    columns.append({"t_s": t_s, "y": np.sin(np.arange(len(t_s)))})
+    found = Track(columns, "t_s", "y")
+    found.pull()
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 10, 50])
+def test_segments_beside_one_another_share_the_places_of_the_view(count):
+    places = np.linspace(0.0, 100.0, 20_000).reshape(count, -1)
+    views = [track(t_s).view(0.0, 100.0, 0.1) for t_s in places]
+    assert 1000 <= sum(len(view.x) for view in views) <= 1000 + 3 * count
+
+
+@pytest.mark.parametrize("seconds", [10.0, 20_000.0])
+def test_a_line_through_steps_is_whole_however_much_time_a_pixel_is(qapp, seconds):
+    style = paper_style(PRINT)
+    steps = track(np.linspace(0.0, seconds, 20_000))
+    line = Line(Look("a", style, MILLISECONDS, 0), lambda: [steps])
+    line.pull()
+    line.look(Frame((0.0, seconds), (-2.0, 2.0), 100.0, 50.0, seconds / 100))
+    ((view, gap),) = line._views
+    assert view.dense and np.diff(view.x).max() <= gap
+
+
+@pytest.mark.parametrize("plot", ["step_time", "throughput", "memory"])
+def test_a_drawing_of_many_segments_is_hardly_longer_than_one_of_as_many_steps(qapp, plot):
+    one, many = (
+        len(export.plot_svg(PLOTS[plot], [Run(gpu_session(segments=count, steps=7600 // count))]))
+        for count in (1, 38)
+    )
+    assert many < 2 * one
+
+
+def test_a_compact_drawing_looks_the_same(qapp, monkeypatch):
+    run = Run(gpu_session(segments=8, steps=120))
+    small = export.plot_svg(PLOTS["step_time"], [run])
+    monkeypatch.setattr(export, "compact", lambda drawing: drawing)
+    whole = export.plot_svg(PLOTS["step_time"], [run])
+    assert len(small) < 0.75 * len(whole) and svg.compact(whole) == small
+    difference = np.abs(pixels(whole) - pixels(small))
+    assert difference.mean() < 0.5 and (difference > 64).mean() < 1e-3
+
+
+def pixels(drawing: bytes) -> np.ndarray:
+    """The drawing as grey values of its own size: (height, width)."""
+    image = QImage(*export.SIZE, QImage.Format.Format_Grayscale8)
+    image.fill(255)
+    painter = QPainter(image)
+    QSvgRenderer(QByteArray(drawing)).render(painter)
+    painter.end()
+    rows = np.frombuffer(image.constBits(), np.uint8).reshape(image.height(), -1)
+    return rows[:, : image.width()].astype(float)

@@ -1,0 +1,53 @@
+"""Columns of names share the room that a table's numbers leave; they never become unreadable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QEvent, QObject
+from PySide6.QtWidgets import QHeaderView, QTableView
+
+LETTERS = 18  # of a name, at least; where there is less room, one scrolls sideways
+
+
+class NamesShare(QObject):
+    """Keeps the columns ``names`` of a view as wide as the others allow.
+
+    A stretched section of Qt's would shrink to the least of all sections, and elide every name.
+    """
+
+    def __init__(self, view: QTableView) -> None:
+        super().__init__(view)
+        self._view = view
+        self._names: Sequence[int] = ()
+        view.horizontalHeader().sectionResized.connect(self._resized)
+        view.viewport().installEventFilter(self)
+
+    def take(self, names: Sequence[int]) -> None:
+        """Let these columns share the room from now on."""
+        self._names = names
+        for name in names:
+            mode = QHeaderView.ResizeMode.Interactive
+            self._view.horizontalHeader().setSectionResizeMode(name, mode)
+        self._share()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Share anew what the view gains or loses."""
+        if event.type() == QEvent.Type.Resize:
+            self._share()
+        return super().eventFilter(watched, event)
+
+    def _resized(self, section: int) -> None:
+        if section not in self._names:
+            self._share()
+
+    def _share(self) -> None:
+        header = self._view.horizontalHeader()
+        if not self._names or max(self._names) >= header.count():
+            return
+        others = (place for place in range(header.count()) if place not in self._names)
+        room = self._view.viewport().width() - sum(map(header.sectionSize, others))
+        metrics = self._view.fontMetrics()
+        least = self._view.iconSize().width() + LETTERS * metrics.averageCharWidth()
+        for name in self._names:
+            self._view.setColumnWidth(name, max(least, room // len(self._names)))
