@@ -54,9 +54,11 @@ def needs_gradient(*tensors: torch.Tensor | None) -> bool:
     """Whether a backward pass will ask for the gradient of one of these."""
     if not torch.is_grad_enabled():
         return False
-    # A list and not a generator: Dynamo cannot trace one around a function that it inlines.
-    learned = [x is not None and x.requires_grad for x in tensors]
-    return any(learned)
+    # No generator: Dynamo cannot trace one around a function that it inlines.
+    for x in tensors:  # noqa: SIM110
+        if x is not None and x.requires_grad:
+            return True
+    return False
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from kernels import _launch, _replay
 from kernels._operator import Mistake, Operator, Unavailable, traced_as_constant
 
 OPS: dict[str, Operator] = {}
@@ -60,10 +61,27 @@ def run(op: Operator, impl: str | None, *args: Any) -> Any:
     Raises ``Mistake`` for an unknown implementation, ``Unavailable`` for one that cannot run.
     """
     asked = impl if impl is not None else _chosen.get(op.name, "auto")
+    likely = op.implementations.get(asked if asked != "auto" else _first(op, args[0]))
+    if likely is not None and likely.replayed and _watch is None and not torch.is_grad_enabled():
+        return _replayed(op.name, asked, *args)
+    return _computed(op.name, asked, *args)
+
+
+def _first(op: Operator, x: Any) -> str:
+    names, _ = _candidates(op.name, _type_of(x))
+    return names[0] if names else ""
+
+
+def _computed(op_name: str, asked: str, *args: Any) -> Any:
+    op = OPS[op_name]
+    op.check(*args)
     name = _choose(op, args) if asked == "auto" else _checked(op, asked, args)
     if _watch is not None:
         return _watch(op, name, args)
     return op.implementations[name].call(*args)
+
+
+_replayed = _replay.replayed(_computed, operators=1)
 
 
 @contextmanager
@@ -91,6 +109,7 @@ def _choose(op: Operator, args: tuple[Any, ...]) -> str:
         if reason is None:
             _count(op.name, name, passed)
             return name
+        _replay.not_replayed("what was passed over may be taken the next time")
         passed = f"{passed}; {name}: {reason}" if passed else f"{name}: {reason}"
     raise Unavailable(f"{op.name}: no implementation can run on {device_type}: {passed}")
 
@@ -240,3 +259,6 @@ def _count(op_name: str, impl: str, reason: str) -> None:
     key = (op_name, impl)
     _counts[key] = _counts.get(key, 0) + 1
     _last[op_name] = (impl, reason)
+    if _launch.recorders:
+        _replay.operator_called()
+        _replay.also(functools.partial(_count, op_name, impl, reason))

@@ -26,6 +26,7 @@ from kernels._operator import (
     random_tensor,
     tensor_bytes,
 )
+from kernels._replay import replayed
 from kernels._triton import on_device, rows_of, tl, triton
 from kernels._tuning import Key, Tile, Tunable, size_class
 
@@ -155,6 +156,7 @@ def _key(gate: Tensor, packed: bool, act: str, n: int) -> Key:
     return gate.get_device(), gate.dtype, width, act, size_class(n // 1024)
 
 
+@replayed
 def _forward(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
     packed = up is None
     width = gate.shape[-1] // 2 if packed else gate.shape[-1]
@@ -189,6 +191,7 @@ def _forward(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
     return y
 
 
+@replayed
 def _backward(
     dy: Tensor, gate: Tensor, up: Tensor | None, act: str
 ) -> tuple[Tensor, Tensor | None]:

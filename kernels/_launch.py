@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -47,7 +48,9 @@ if INSTALLED:
 
 _KEPT: list[dict[Any, Any]] = []  # by every launcher
 _WITH_MEMORY = frozenset((torch.Tensor, torch.nn.Parameter))  # a subclass may have none
-_asked: list[tuple[Any, ...]] = [(object(), None, None)]
+asked: list[tuple[Any, ...]] = [(object(), None, None)]  # the driver, and its device and stream
+on_change: list[Callable[[], None]] = []  # told when what is kept is no longer what was
+recorders: dict[int, Any] = {}  # by thread: who is told of every launch
 
 
 def launcher(kernel: Any) -> Callable[..., None]:
@@ -79,6 +82,12 @@ def forget() -> None:
     """Let Triton launch anew what was kept, by every launcher."""
     for kept in _KEPT:
         kept.clear()
+    _changed()
+
+
+def _changed() -> None:
+    for told in on_change:
+        told()
 
 
 @contextlib.contextmanager
@@ -100,17 +109,24 @@ def launches_timed() -> Iterator[list[int]]:
     before = [(kept, dict(kept)) for kept in _KEPT]
     for kept, entries in before:
         kept.update({key: (timed(run), *rest) for key, (run, *rest) in entries.items()})
+    _changed()
     try:
         yield spent_ns
     finally:
         for kept, entries in before:
             kept.update(entries)
+        _changed()
 
 
 # Names of parameters come into it, which is why all others begin with an underscore.
 _LAUNCHER = """
 def make(_kernel, _kept, _alike, _may_tell, _form):
   _hooks, _runtime, _compilation, _enter, _leave = _may_tell
+  def bind(_found, _x, _y, _z, {others}):
+    {names}, _ = _found
+    def again(_stream, {given}, _found=_found):  # with which the kernel stays
+      {call}
+    return again
   def launch(_grid, {parameters}, num_warps=None, num_stages=None):
     if (
       torch.compiler.is_dynamo_compiling()
@@ -118,9 +134,10 @@ def make(_kernel, _kept, _alike, _may_tell, _form):
       or (_hooks or _runtime or _compilation or _enter or _leave) and _watched(_kernel)
     ):
       _kernel[_grid]({parameters}, **_options(num_warps, num_stages))
+      if recorders: _untold()
       return
     {addresses}
-    _active, _device_of, _stream_of = _asked[0]
+    _active, _device_of, _stream_of = asked[0]
     if _active is not driver._active:
       _device_of, _stream_of = _ask()
     _device = _device_of()
@@ -136,6 +153,7 @@ def make(_kernel, _kept, _alike, _may_tell, _form):
         _compiled = _kernel[_grid]({parameters}, **_options(num_warps, num_stages))
         if not _of_tensors(_key):
           _keep(_alike, _like, _entry(_kernel, _compiled, _form))
+        if recorders: _untold()
         return
       _keep(_kept, _key, _found)
     {names}, _ = _found
@@ -145,6 +163,8 @@ def make(_kernel, _kept, _alike, _may_tell, _form):
     _z = _grid[2] if _n > 2 else 1
     _stream = _stream_of(_device)
     {call}
+    if recorders:
+      _tell(bind, _found, (_x, _y, _z), ({pointers},), ({others},), _device, _may_tell)
   return launch
 """
 
@@ -152,7 +172,7 @@ def make(_kernel, _kept, _alike, _may_tell, _form):
 def _source(kernel: Any, form: Form) -> str:
     """Written out for one kernel, as Triton's own binder is: a loop over parameters is slower."""
     names = [parameter.name for parameter in kernel.params]
-    taken = ("torch", "driver", "type", "len", "num_warps", "num_stages")
+    taken = ("torch", "driver", "recorders", "asked", "type", "len", "num_warps", "num_stages")
     assert not any(name.startswith("_") or name in taken for name in names)
     pointers = [name for name in names if name.endswith("_ptr")]
     values = [
@@ -165,6 +185,9 @@ def _source(kernel: Any, form: Form) -> str:
     ]
     return _LAUNCHER.format(
         parameters=", ".join(names),
+        pointers=", ".join(pointers),
+        others=", ".join(name for name in names if name not in pointers),
+        given=", ".join(f"_a_{name}" for name in pointers),
         first=pointers[0],
         addresses="\n    ".join(
             f"if {name} is None: _a_{name} = 0; _t_{name} = None\n"
@@ -227,8 +250,20 @@ def _ask() -> tuple[Callable[[], int], Callable[[int], int]]:
     device_of = active.get_current_device
     if device_of is torch.cuda.current_device and torch.cuda.is_initialized():
         device_of = hardware.current_gpu
-    _asked[0] = (active, device_of, active.get_current_stream)
+    asked[0] = (active, device_of, active.get_current_stream)
     return device_of, active.get_current_stream
+
+
+def _tell(*launch: Any) -> None:
+    recorder = recorders.get(threading.get_ident())
+    if recorder is not None:
+        recorder.launched(*launch)
+
+
+def _untold() -> None:
+    recorder = recorders.get(threading.get_ident())
+    if recorder is not None:
+        recorder.misses("a launch by Triton")
 
 
 def _of_tensors(key: tuple[Any, ...]) -> bool:

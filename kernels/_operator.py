@@ -62,6 +62,10 @@ def _anywhere(device_type: str) -> str | None:
     return None
 
 
+def _unchecked(*inputs: Any) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Implementation:
     """One way to compute an operator.
@@ -71,6 +75,8 @@ class Implementation:
     without a full stop, or None if nothing is in the way. ``avoid`` says in the same way why
     ``auto`` passes over it although it could run. ``stated_ulps``: by type of device, the error
     in units in the last place of FP32 that a step of it is known to make and plain torch is not.
+    ``replayed``: calls without gradients may be (``_replay``), as what it refuses and does follows
+    from how its inputs are laid out.
     """
 
     call: Callable[..., Any]
@@ -78,6 +84,7 @@ class Implementation:
     refuses: Callable[..., str | None] | None = None
     avoid: Callable[..., str | None] | None = None
     stated_ulps: Mapping[str, float] = field(default_factory=dict)
+    replayed: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute."""
@@ -109,6 +116,7 @@ class Operator:
     ``comparable`` turns results that are unique only up to a choice into ones that can be compared.
     ``gradients_in_forward``: they are computed there where they will be asked for, so that the
     backward pass by itself says nothing. ``huge`` are sizes at which 32-bit offsets overflow.
+    ``check`` takes the inputs by position and raises ``Mistake`` if they do not go together.
     """
 
     name: str
@@ -124,6 +132,7 @@ class Operator:
     comparable: Callable[[Any], Any] | None = None
     gradients_in_forward: bool = False
     huge: tuple[Huge, ...] = ()
+    check: Callable[..., None] = _unchecked
 
     def unavailable(self, impl: str, device_type: str) -> str | None:
         """Why ``impl`` cannot run on devices of this type; None if it can."""
@@ -225,6 +234,14 @@ def without_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     if torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return _nothing
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """What autocast has products of ``x`` in; None where it is off, and for FP64."""
+    device_type = "cuda" if x.is_cuda else x.device.type  # the second takes five times as long
+    if torch.is_autocast_enabled(device_type) and x.dtype != torch.float64:
+        return torch.get_autocast_dtype(device_type)
+    return None
 
 
 _nothing = contextlib.nullcontext()

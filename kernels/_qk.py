@@ -30,6 +30,7 @@ from kernels._qk_kernels import (
     qk_backward_kernel,
     qk_forward_kernel,
 )
+from kernels._replay import replayed
 from kernels._triton import head_strides, on_device, power_of_two, sm_count
 from kernels._tuning import Key, Tile, Tunable, size_class
 
@@ -79,6 +80,7 @@ def _key(q: Tensor, k: Tensor, cos: Tensor | None, interleaved: bool) -> Key:
     return device, dim, q_heads, k.shape[1], q.dtype, way, size_class(batch * length)
 
 
+@replayed
 def _launch_forward(
     q: Tensor,
     k: Tensor,
@@ -115,6 +117,7 @@ def _launch_forward(
     return q_out, k_out
 
 
+@replayed
 def _launch_backward(
     dq_out: Tensor,
     dk_out: Tensor,

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import _tuned_files, hardware
+from kernels import _replay, _tuned_files, hardware
 from kernels._operator import Mistake, traced_as_constant
 from kernels._triton import DISABLED, INSTALLED, INTERPRETED
 from kernels._tuned_files import Timed
@@ -128,6 +128,7 @@ class Tunable:
             if _mode == "on" and new and gpu is not None:
                 if launch is None or not _can_be_timed(args):
                     _seen[self.name, choice.key] = choice
+                    _replay.not_replayed("a tile that is to be tuned")
                     return choice.tile  # and asked again at the next call
                 choice = _tune(self, key, launch, args)
                 self._tuned[gpu, choice.key] = choice
@@ -149,6 +150,7 @@ class Tunable:
         """Look at what is kept and stored anew, at the next call."""
         for kept in self._kept.values():
             kept.clear()
+        _replay.forget()
 
     @contextmanager
     def trying(self, key: Key, tile: Tile) -> Iterator[None]:
@@ -158,6 +160,7 @@ class Tunable:
             yield
         finally:
             del self._trials[key]
+            _replay.forget()
 
     def _known(self, key: Key, gpu: str | None) -> Choice:
         choices = self.candidates(*key)
@@ -211,6 +214,7 @@ def _set(mode: str) -> None:
         _mode = mode
         for tunable in TUNABLES.values():
             tunable.heed(mode)
+        _replay.forget()
 
 
 def tiles() -> list[Choice]:

@@ -50,6 +50,10 @@ def add_rms_norm(
     dtype (a residual stream in FP32). ``weight`` [D] or None for ones. y has x's dtype. ``impl``:
     auto, torch or triton. Raises ``Mistake`` if shapes, dtypes or devices do not go together.
     """
+    return run(OP, impl, x, residual, weight, eps)
+
+
+def _check(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> None:
     alike("add_rms_norm", "x residual weight", x, residual, weight)
     if x.dim() == 0 or x.shape != residual.shape:
         raise Mistake(
@@ -61,7 +65,6 @@ def add_rms_norm(
             f"add_rms_norm: weight must have shape {tuple(x.shape[-1:])}, the last dimension of x "
             f"{tuple(x.shape)}, but has {tuple(weight.shape)}"
         )
-    return run(OP, impl, x, residual, weight, eps)
 
 
 def reference(
@@ -126,8 +129,9 @@ OP = Operator(
     name="add_rms_norm",
     function=add_rms_norm,
     reference=reference,
+    check=_check,
     implementations={
-        "triton": Implementation(_triton, missing, refuses),
+        "triton": Implementation(_triton, missing, refuses, replayed=True),
         "torch": Implementation(_torch),
     },
     inputs=_inputs,

@@ -36,10 +36,13 @@ def geglu(
     torch. Returns [..., F] in gate's dtype. ``impl``: auto, torch or triton. Raises ``Mistake`` if
     shapes, dtypes or devices do not go together.
     """
+    return run(OP, impl, gate, up, approximate)
+
+
+def _check(gate: Tensor, up: Tensor | None, approximate: str) -> None:
     _gated.validate("geglu", gate, up)
     if approximate not in APPROXIMATIONS:
         raise Mistake(f"geglu: approximate must be one of {APPROXIMATIONS}, not {approximate!r}")
-    return run(OP, impl, gate, up, approximate)
 
 
 def reference(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> Tensor:
@@ -72,8 +75,9 @@ OP = Operator(
     name="geglu",
     function=geglu,
     reference=reference,
+    check=_check,
     implementations={
-        "triton": Implementation(_triton, missing, no_fp64),
+        "triton": Implementation(_triton, missing, no_fp64, replayed=True),
         "torch": Implementation(_torch),
     },
     inputs=_inputs,

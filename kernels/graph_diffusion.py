@@ -40,6 +40,7 @@ from kernels._operator import (
     tensor_bytes,
     without_autocast,
 )
+from kernels._replay import replayed
 from kernels._triton import (
     missing,
     no_fp64,
@@ -66,18 +67,21 @@ def graph_diffusion(
     tensors get gradients. ``impl``: auto, torch or triton. Raises ``Mistake`` for what does not go
     together.
     """
-    alike("graph_diffusion", "h p", h_BM, p_MM)
-    if h_BM.dim() == 0 or p_MM.shape != (h_BM.shape[-1], h_BM.shape[-1]):
+    return run(OP, impl, h_BM, p_MM, steps, alpha)
+
+
+def _check(h: Tensor, p: Tensor, steps: int, alpha: float) -> None:
+    alike("graph_diffusion", "h p", h, p)
+    if h.dim() == 0 or p.shape != (h.shape[-1], h.shape[-1]):
         raise Mistake(
-            f"graph_diffusion: expected h [..., M] and p [M, M], but got {tuple(h_BM.shape)} and "
-            f"{tuple(p_MM.shape)}"
+            f"graph_diffusion: expected h [..., M] and p [M, M], but got {tuple(h.shape)} and "
+            f"{tuple(p.shape)}"
         )
     if steps < 1 or not 0 <= alpha <= 1:
         raise Mistake(
             f"graph_diffusion: steps must be at least 1 and alpha from 0 to 1, but are {steps} and "
             f"{alpha}"
         )
-    return run(OP, impl, h_BM, p_MM, steps, alpha)
 
 
 def reference(h_BM: Tensor, p_MM: Tensor, steps: int = 3, alpha: float = 0.85) -> Tensor:
@@ -156,6 +160,7 @@ def _tiles(device: int, block: int, *_: Any) -> list[Tile]:
 _DIFFUSE = Tunable("graph_diffusion", (_graph_diffusion_steps_kernel,), _tiles)
 
 
+@replayed
 def _launch(
     start: Tensor, p: Tensor, steps: int, alpha: float, backward: bool, keep: bool
 ) -> tuple[Tensor, Tensor | None]:
@@ -194,7 +199,7 @@ def _launch(
 class _Diffuse(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h: Tensor, p: Tensor, steps: int, alpha: float, keep: bool) -> Tensor:
-        end, states = _launch(h, p, steps, alpha, backward=False, keep=keep)
+        end, states = _launch(h, p, steps, alpha, False, keep)
         ctx.save_for_backward(p, states)
         ctx.steps, ctx.alpha = steps, alpha
         return end
@@ -203,7 +208,7 @@ class _Diffuse(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dend: Tensor) -> tuple[Tensor | None, ...]:
         p, states = ctx.saved_tensors
-        dh, slopes = _launch(dend, p, ctx.steps, ctx.alpha, backward=True, keep=states is not None)
+        dh, slopes = _launch(dend, p, ctx.steps, ctx.alpha, True, states is not None)
         dp = None
         if states is not None and slopes is not None:
             total = torch.zeros_like(p, dtype=torch.float32)
@@ -257,8 +262,9 @@ OP = Operator(
     name="graph_diffusion",
     function=graph_diffusion,
     reference=reference,
+    check=_check,
     implementations={
-        "triton": Implementation(_triton, missing, _refuses),
+        "triton": Implementation(_triton, missing, _refuses, replayed=True),
         "torch": Implementation(reference),
     },
     inputs=_inputs,

@@ -35,6 +35,7 @@ from kernels._operator import (
     Work,
     accumulator,
     alike,
+    autocast_dtype,
     random_tensor,
     same_device,
     tensor_bytes,
@@ -64,12 +65,29 @@ def linear_cross_entropy(
     ``impl``: auto, triton, chunked or torch. Raises ``Mistake`` for what does not go together; a
     target out of range is not checked, since that would wait for the GPU.
     """
-    alike("linear_cross_entropy", "x weight", x, weight_VD)
+    dtype = autocast_dtype(x)
+    if dtype is not None:
+        _check_shapes(x, weight_VD, target, reduction)
+        x, weight_VD = x.to(dtype), weight_VD.to(dtype)
+    return run(OP, impl, x, weight_VD, target, ignore_index, reduction)
+
+
+def _check(x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str) -> None:
+    _check_shapes(x, weight, target, reduction)
+    if x.dtype != weight.dtype:
+        raise Mistake(
+            f"linear_cross_entropy: x and weight must have one dtype, but have {x.dtype} and "
+            f"{weight.dtype}"
+        )
+
+
+def _check_shapes(x: Tensor, weight: Tensor, target: Tensor, reduction: str) -> None:
+    alike("linear_cross_entropy", "x weight", x, weight)
     same_device("linear_cross_entropy", x, target=target)
-    if x.dim() == 0 or weight_VD.dim() != 2 or x.shape[-1] != weight_VD.shape[1]:
+    if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise Mistake(
             f"linear_cross_entropy: expected x [..., D] and weight [V, D], but got "
-            f"{tuple(x.shape)} and {tuple(weight_VD.shape)}"
+            f"{tuple(x.shape)} and {tuple(weight.shape)}"
         )
     if target.shape != x.shape[:-1] or target.dtype != torch.int64:
         raise Mistake(
@@ -80,16 +98,6 @@ def linear_cross_entropy(
         raise Mistake(
             f"linear_cross_entropy: reduction must be one of {REDUCTIONS}, not {reduction!r}"
         )
-    device_type = x.device.type
-    if torch.is_autocast_enabled(device_type) and x.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(device_type)
-        x, weight_VD = x.to(dtype), weight_VD.to(dtype)
-    if x.dtype != weight_VD.dtype:
-        raise Mistake(
-            f"linear_cross_entropy: x and weight must have one dtype, but have {x.dtype} and "
-            f"{weight_VD.dtype}"
-        )
-    return run(OP, impl, x, weight_VD, target, ignore_index, reduction)
 
 
 def reference(
@@ -384,8 +392,11 @@ OP = Operator(
     gradients_in_forward=True,
     function=linear_cross_entropy,
     reference=reference,
+    check=_check,
     implementations={
-        "triton": Implementation(_by(_rows_triton, _total_triton), missing, _refuses),
+        "triton": Implementation(
+            _by(_rows_triton, _total_triton), missing, _refuses, replayed=True
+        ),
         "chunked": Implementation(_by(_rows_torch, _total_torch), refuses=_empty),
         "torch": Implementation(reference),
     },

@@ -45,9 +45,12 @@ def qk_norm(
     The weights [D] are of one dtype, which may be another. Returns new q and k. ``impl``: auto,
     torch or triton. Raises ``Mistake`` if shapes, dtypes or devices do not go together.
     """
-    _qk.validate_heads("qk_norm", q_BHSD, k_BGSD)
-    _qk.validate_weights("qk_norm", q_BHSD, q_weight_D, k_weight_D)
     return run(OP, impl, q_BHSD, k_BGSD, q_weight_D, k_weight_D, eps)
+
+
+def _check(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
+    _qk.validate_heads("qk_norm", q, k)
+    _qk.validate_weights("qk_norm", q, q_weight, k_weight)
 
 
 def reference(
@@ -95,8 +98,9 @@ OP = Operator(
     name="qk_norm",
     function=qk_norm,
     reference=reference,
+    check=_check,
     implementations={
-        "triton": Implementation(_qk.normalise, missing, _refuses),
+        "triton": Implementation(_qk.normalise, missing, _refuses, replayed=True),
         "torch": Implementation(reference),
     },
     inputs=head_inputs,

@@ -48,12 +48,25 @@ def qk_norm_rope(
 
     Returns new q and k. Raises ``Mistake`` for what does not go together.
     """
-    _qk.validate_heads("qk_norm_rope", q_BHSD, k_BGSD)
-    _qk.validate_weights("qk_norm_rope", q_BHSD, q_weight_D, k_weight_D)
-    _qk.validate_table("qk_norm_rope", q_BHSD, cos_SD, sin_SD, offset)
     return run(
         OP, impl, q_BHSD, k_BGSD, q_weight_D, k_weight_D, cos_SD, sin_SD, eps, interleaved, offset
     )
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    interleaved: bool,
+    offset: int | Tensor,
+) -> None:
+    _qk.validate_heads("qk_norm_rope", q, k)
+    _qk.validate_weights("qk_norm_rope", q, q_weight, k_weight)
+    _qk.validate_table("qk_norm_rope", q, cos, sin, offset)
 
 
 def reference(
@@ -139,8 +152,9 @@ OP = Operator(
     name="qk_norm_rope",
     function=qk_norm_rope,
     reference=reference,
+    check=_check,
     implementations={
-        "triton": Implementation(_triton, missing, no_fp64),
+        "triton": Implementation(_triton, missing, no_fp64, replayed=True),
         "torch": Implementation(reference),
     },
     inputs=_inputs,

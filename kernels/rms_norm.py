@@ -39,6 +39,7 @@ from kernels._operator import (
     tensor_bytes,
     unit_stride,
 )
+from kernels._replay import replayed
 from kernels._triton import (
     missing,
     no_fp64,
@@ -64,6 +65,10 @@ def rms_norm(
     or None for ones. Returns a tensor of x's shape and dtype. ``impl``: auto, torch or triton.
     Raises ``Mistake`` if the shapes, dtypes or devices do not go together.
     """
+    return run(OP, impl, x, weight, eps)
+
+
+def _check(x: Tensor, weight: Tensor | None, eps: float) -> None:
     alike("rms_norm", "x weight", x, weight)
     if x.dim() == 0:
         raise Mistake("rms_norm: x must have at least one dimension, but is a scalar")
@@ -72,7 +77,6 @@ def rms_norm(
             f"rms_norm: weight must have shape {tuple(x.shape[-1:])}, the last dimension of x "
             f"{tuple(x.shape)}, but has {tuple(weight.shape)}"
         )
-    return run(OP, impl, x, weight, eps)
 
 
 def reference(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
@@ -231,6 +235,7 @@ _FORWARD = Tunable("rms_norm.forward", (_rms_norm_forward_kernel,), _forward_til
 _BACKWARD = Tunable("rms_norm.backward", (_rms_norm_backward_kernel,), _backward_tiles)
 
 
+@replayed
 def forward(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, keep: bool = True
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -276,6 +281,7 @@ def forward(
     return y, total, r
 
 
+@replayed
 def backward(
     dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, r: Tensor
 ) -> tuple[Tensor, Tensor | None]:
@@ -374,8 +380,9 @@ OP = Operator(
     name="rms_norm",
     function=rms_norm,
     reference=reference,
+    check=_check,
     implementations={
-        "triton": Implementation(_triton, missing, refuses),
+        "triton": Implementation(_triton, missing, refuses, replayed=True),
         "torch": Implementation(_torch),
     },
     inputs=_inputs,

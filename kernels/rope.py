@@ -51,9 +51,14 @@ def rope(
     [] or [B], keeps decoding free of host synchronisation: positions outside the table give NaN.
     Returns new q and k. Raises ``Mistake`` for what does not go together.
     """
-    _qk.validate_heads("rope", q_BHSD, k_BGSD)
-    _qk.validate_table("rope", q_BHSD, cos_SD, sin_SD, offset)
     return run(OP, impl, q_BHSD, k_BGSD, cos_SD, sin_SD, interleaved, offset)
+
+
+def _check(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, offset: int | Tensor
+) -> None:
+    _qk.validate_heads("rope", q, k)
+    _qk.validate_table("rope", q, cos, sin, offset)
 
 
 def reference(
@@ -141,8 +146,9 @@ OP = Operator(
     name="rope",
     function=rope,
     reference=reference,
+    check=_check,
     implementations={
-        "triton": Implementation(_qk.rotate, missing, no_fp64),
+        "triton": Implementation(_qk.rotate, missing, no_fp64, replayed=True),
         "torch": Implementation(reference),
     },
     inputs=_inputs,

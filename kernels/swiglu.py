@@ -28,8 +28,11 @@ def swiglu(gate: Tensor, up: Tensor | None = None, *, impl: str | None = None) -
     the gate in the first half and up in the second. Returns [..., F] in gate's dtype. ``impl``:
     auto, torch or triton. Raises ``Mistake`` if shapes, dtypes or devices do not go together.
     """
-    _gated.validate("swiglu", gate, up)
     return run(OP, impl, gate, up)
+
+
+def _check(gate: Tensor, up: Tensor | None) -> None:
+    _gated.validate("swiglu", gate, up)
 
 
 def reference(gate: Tensor, up: Tensor | None = None) -> Tensor:
@@ -52,8 +55,9 @@ OP = Operator(
     name="swiglu",
     function=swiglu,
     reference=reference,
+    check=_check,
     implementations={
-        "triton": Implementation(_triton, missing, no_fp64),
+        "triton": Implementation(_triton, missing, no_fp64, replayed=True),
         "torch": Implementation(_torch),
     },
     inputs=_gated.inputs,

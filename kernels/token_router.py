@@ -37,6 +37,7 @@ from kernels._operator import (
     tensor_bytes,
     unit_stride,
 )
+from kernels._replay import replayed
 from kernels._triton import missing, no_fp64, on_device, power_of_two, tl, triton
 from kernels._tuning import Tile, Tunable, size_class
 
@@ -52,18 +53,20 @@ def token_router(
     gradients. Places ascend within a sequence. ``k`` is from 1 to S. ``impl``: auto, torch or
     triton. Raises ``Mistake`` if shapes, dtypes, devices or k do not go together.
     """
-    alike("token_router", "x score", x_BSD, score_BS)
-    if x_BSD.dim() != 3 or score_BS.shape != x_BSD.shape[:2]:
-        raise Mistake(
-            f"token_router: expected x [B, S, D] and score [B, S], but got {tuple(x_BSD.shape)} "
-            f"and {tuple(score_BS.shape)}"
-        )
-    if not 1 <= k <= x_BSD.shape[1]:
-        raise Mistake(
-            f"token_router: k must be from 1 to the {x_BSD.shape[1]} tokens of a sequence, but is "
-            f"{k}"
-        )
     return run(OP, impl, x_BSD, score_BS, k)
+
+
+def _check(x: Tensor, score: Tensor, k: int) -> None:
+    alike("token_router", "x score", x, score)
+    if x.dim() != 3 or score.shape != x.shape[:2]:
+        raise Mistake(
+            f"token_router: expected x [B, S, D] and score [B, S], but got {tuple(x.shape)} "
+            f"and {tuple(score.shape)}"
+        )
+    if not 1 <= k <= x.shape[1]:
+        raise Mistake(
+            f"token_router: k must be from 1 to the {x.shape[1]} tokens of a sequence, but is {k}"
+        )
 
 
 def reference(x_BSD: Tensor, score_BS: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -182,6 +185,7 @@ def row_tiles(device: int, dim: int, *_: Any) -> list[Tile]:
 _PULL = Tunable("token_router.pull", (_token_router_pull_kernel,), row_tiles)
 
 
+@replayed
 def pull(
     source: Tensor, place: Tensor, weight: Tensor | None = None, base: Tensor | None = None
 ) -> Tensor:
@@ -220,38 +224,47 @@ def pull(
     return out
 
 
+@replayed
+def _forward(
+    x: Tensor, score: Tensor, k: int, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The results, and with ``keep`` of every place which of those chosen it is, or -1."""
+    batch, length = score.shape
+    index = torch.empty(batch, k, dtype=torch.int64, device=x.device)
+    chosen = torch.empty(batch, k, dtype=score.dtype, device=x.device)
+    slot = None
+    if keep:
+        slot = torch.empty(batch, length, dtype=torch.int32, device=x.device)
+    block = power_of_two(length)
+    wide = score.float()  # in halves the kernel would need twice the shared memory
+    with on_device(x):
+        _launch_select(
+            (batch,),
+            wide,
+            index,
+            chosen,
+            slot,
+            length,
+            *wide.stride(),
+            K=k,
+            KEEP=keep,
+            BLOCK=block,
+            num_warps=max(4, min(32, block // 256)),
+        )
+    return pull(x, index), chosen, index, slot
+
+
 class _Route(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, score: Tensor, k: int, keep: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        batch, length = score.shape
-        index = torch.empty(batch, k, dtype=torch.int64, device=x.device)
-        chosen = torch.empty(batch, k, dtype=score.dtype, device=x.device)
-        slot = None
-        if keep:
-            slot = torch.empty(batch, length, dtype=torch.int32, device=x.device)
-        block = power_of_two(length)
-        wide = score.float()  # in halves the kernel would need twice the shared memory
-        with on_device(x):
-            _launch_select(
-                (batch,),
-                wide,
-                index,
-                chosen,
-                slot,
-                length,
-                *wide.stride(),
-                K=k,
-                KEEP=keep,
-                BLOCK=block,
-                num_warps=max(4, min(32, block // 256)),
-            )
+        tokens, chosen, index, slot = _forward(x, score, k, keep)
         ctx.save_for_backward(slot, index)
         ctx.mark_non_differentiable(index)
         absent_as_none(ctx)
         ctx.sizes = x.shape, x.dtype, score.dtype
-        return pull(x, index), chosen, index
+        return tokens, chosen, index
 
     @staticmethod
     @once_differentiable
@@ -325,8 +338,9 @@ OP = Operator(
     name="token_router",
     function=token_router,
     reference=reference,
+    check=_check,
     implementations={
-        "triton": Implementation(_triton, missing, _refuses),
+        "triton": Implementation(_triton, missing, _refuses, replayed=True),
         "torch": Implementation(reference),
     },
     inputs=_inputs,

@@ -39,6 +39,7 @@ from kernels._operator import (
     tensor_bytes,
     unit_stride,
 )
+from kernels._replay import replayed
 from kernels._triton import missing, no_fp64, on_device, power_of_two, tl, triton
 from kernels._tuning import Tile, Tunable, size_class
 from kernels.token_router import OP as TOKEN_ROUTER
@@ -61,26 +62,29 @@ def token_scatter(
     ``impl``: auto, torch or triton. Raises ``Mistake`` if shapes, dtypes or devices do not go
     together.
     """
-    alike("token_scatter", "x update weight", x_BSD, update_BKD, weight_BK)
-    same_device("token_scatter", x_BSD, index=index_BK)
+    return run(OP, impl, x_BSD, update_BKD, weight_BK, index_BK)
+
+
+def _check(x: Tensor, update: Tensor, weight: Tensor, index: Tensor) -> None:
+    alike("token_scatter", "x update weight", x, update, weight)
+    same_device("token_scatter", x, index=index)
     if (
-        x_BSD.dim() != 3
-        or update_BKD.dim() != 3
-        or update_BKD.shape[::2] != x_BSD.shape[::2]
-        or update_BKD.shape[1] > x_BSD.shape[1]
+        x.dim() != 3
+        or update.dim() != 3
+        or update.shape[::2] != x.shape[::2]
+        or update.shape[1] > x.shape[1]
     ):
         raise Mistake(
             f"token_scatter: expected x [B, S, D] and update [B, K, D] with K up to S, but got "
-            f"{tuple(x_BSD.shape)} and {tuple(update_BKD.shape)}"
+            f"{tuple(x.shape)} and {tuple(update.shape)}"
         )
-    if weight_BK.shape != update_BKD.shape[:2] or index_BK.shape != update_BKD.shape[:2]:
+    if weight.shape != update.shape[:2] or index.shape != update.shape[:2]:
         raise Mistake(
-            f"token_scatter: weight and index must be [B, K] = {tuple(update_BKD.shape[:2])}, but "
-            f"are {tuple(weight_BK.shape)} and {tuple(index_BK.shape)}"
+            f"token_scatter: weight and index must be [B, K] = {tuple(update.shape[:2])}, but "
+            f"are {tuple(weight.shape)} and {tuple(index.shape)}"
         )
-    if index_BK.dtype != torch.int64:
-        raise Mistake(f"token_scatter: index must be torch.int64, not {index_BK.dtype}")
-    return run(OP, impl, x_BSD, update_BKD, weight_BK, index_BK)
+    if index.dtype != torch.int64:
+        raise Mistake(f"token_scatter: index must be torch.int64, not {index.dtype}")
 
 
 def reference(x_BSD: Tensor, update_BKD: Tensor, weight_BK: Tensor, index_BK: Tensor) -> Tensor:
@@ -173,6 +177,7 @@ def _backward_tiles(device: int, dim: int, *_: Any) -> list[Tile]:
 _BACKWARD = Tunable("token_scatter.backward", (_token_scatter_backward_kernel,), _backward_tiles)
 
 
+@replayed
 def _backward(dy: Tensor, update: Tensor, weight: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     update, dy = unit_stride(update), unit_stride(dy)
     batch, chosen, dim = update.shape
@@ -202,11 +207,16 @@ def _backward(dy: Tensor, update: Tensor, weight: Tensor, index: Tensor) -> tupl
     return dupdate, dweight
 
 
+@replayed
+def _forward(x: Tensor, update: Tensor, weight: Tensor, index: Tensor) -> Tensor:
+    return pull(update, _slots(index, x.shape[1]), weight, x)
+
+
 class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, update: Tensor, weight: Tensor, index: Tensor) -> Tensor:
         ctx.save_for_backward(update, weight, index)
-        return pull(update, _slots(index, x.shape[1]), weight, x)
+        return _forward(x, update, weight, index)
 
     @staticmethod
     @once_differentiable
@@ -263,8 +273,9 @@ OP = Operator(
     name="token_scatter",
     function=token_scatter,
     reference=reference,
+    check=_check,
     implementations={
-        "triton": Implementation(_triton, missing, _refuses),
+        "triton": Implementation(_triton, missing, _refuses, replayed=True),
         "torch": Implementation(reference),
     },
     inputs=_inputs,

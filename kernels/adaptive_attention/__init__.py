@@ -50,6 +50,7 @@ from kernels._operator import (
     Work,
     accumulator,
     alike,
+    autocast_dtype,
     random_tensor,
     same_device,
     tensor_bytes,
@@ -81,17 +82,23 @@ def adaptive_attention(
     cast as torch casts those of its own attention. ``impl``: auto, triton, torch or manual.
     Raises ``Mistake`` for what does not go together, ``Unavailable`` for what cannot run.
     """
-    _validate(q_BHSD, k_BGTD, v_BGTD, rank_G, precision_G, causal)
-    device_type = q_BHSD.device.type
-    if torch.is_autocast_enabled(device_type) and q_BHSD.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(device_type)
+    dtype = autocast_dtype(q_BHSD)
+    if dtype is not None:
+        _check(q_BHSD, k_BGTD, v_BGTD, rank_G, precision_G, causal, scale, allow_fp8)
         q_BHSD, k_BGTD, v_BGTD = q_BHSD.to(dtype), k_BGTD.to(dtype), v_BGTD.to(dtype)
     q_BHSD, k_BGTD, v_BGTD = unit_stride(q_BHSD), unit_stride(k_BGTD), unit_stride(v_BGTD)
     return run(OP, impl, q_BHSD, k_BGTD, v_BGTD, rank_G, precision_G, causal, scale, allow_fp8)
 
 
-def _validate(
-    q: Tensor, k: Tensor, v: Tensor, rank: Tensor | None, precision: Tensor | None, causal: bool
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rank: Tensor | None,
+    precision: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    allow_fp8: bool,
 ) -> None:
     alike("adaptive_attention", "q k v", q, k, v)
     same_device("adaptive_attention", q, rank=rank, precision=precision)
@@ -321,6 +328,7 @@ OP = Operator(
     name="adaptive_attention",
     function=adaptive_attention,
     reference=reference,
+    check=_check,
     implementations={
         "triton": TRITON,
         "torch": Implementation(_attention, stated_ulps=RECOMPUTED_ULPS),

@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels import hardware
 from kernels._autograd import applied, needs_gradient, once_differentiable
 from kernels._operator import Implementation, cdiv, unit_stride
+from kernels._replay import replayed
 from kernels._triton import (
     LARGE_BYTES,
     head_strides,
@@ -166,6 +167,67 @@ def _dq(
     return dq
 
 
+def _options(
+    q: Tensor, k: Tensor, rank: Tensor | None, causal: bool, scale: float, threshold: int
+) -> dict[str, Any]:
+    """The constants of every direction."""
+    # FP8 units take products of at least 32 columns, others of 16.
+    least = 32 if threshold == 8 else 16
+    block_d = max(least, power_of_two(q.shape[3]))
+    widths = 1
+    while rank is not None and widths < 3 and block_d >> widths >= least:
+        widths += 1
+    found = constants(q, k, causal, scale, block_d)
+    return found | {"RANKED": rank is not None, "WIDTHS": widths}
+
+
+@replayed
+def _rounded_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rank: Tensor | None,
+    bits: Tensor | None,
+    causal: bool,
+    scale: float,
+    threshold: int,
+    keep: bool,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """The output, its ``lse`` with ``keep``, and q and k as they were rounded."""
+    options = _options(q, k, rank, causal, scale, threshold)
+    q_low = q_unit = k_low = k_unit = None
+    with on_device(q):
+        if bits is not None:
+            q, q_low, q_unit = _narrowed(q, bits, threshold, options["BLOCK_D"])
+            k, k_low, k_unit = _narrowed(k, bits, threshold, options["BLOCK_D"])
+        out, lse = _forward(
+            q, q_low, q_unit, k, k_low, k_unit, v, rank, bits, threshold, options, keep
+        )
+    return out, lse, q, k
+
+
+@replayed
+def _backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    rank: Tensor | None,
+    causal: bool,
+    scale: float,
+    threshold: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    options = _options(q, k, rank, causal, scale, threshold)
+    dout = unit_stride(dout)
+    with on_device(q):
+        delta = delta_of(out, dout, lse, options["BLOCK_D"])
+        dk, dv = _dkdv(q, k, v, dout, lse, delta, rank, options)
+        dq = _dq(q, k, v, dout, lse, delta, rank, options)
+    return dq, dk, dv
+
+
 class _Adaptive(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -181,35 +243,16 @@ class _Adaptive(torch.autograd.Function):
         keep: bool,
     ) -> Tensor:
         q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
-        # FP8 units take products of at least 32 columns, others of 16.
-        least = 32 if threshold == 8 else 16
-        block_d = max(least, power_of_two(q.shape[3]))
-        widths = 1
-        while rank is not None and widths < 3 and block_d >> widths >= least:
-            widths += 1
-        ctx.options = constants(q, k, causal, scale, block_d)
-        ctx.options |= {"RANKED": rank is not None, "WIDTHS": widths}
-        q_low = q_unit = k_low = k_unit = None
-        with on_device(q):
-            if bits is not None:
-                q, q_low, q_unit = _narrowed(q, bits, threshold, block_d)
-                k, k_low, k_unit = _narrowed(k, bits, threshold, block_d)
-            out, lse = _forward(
-                q, q_low, q_unit, k, k_low, k_unit, v, rank, bits, threshold, ctx.options, keep
-            )
+        out, lse, q, k = _rounded_forward(q, k, v, rank, bits, causal, scale, threshold, keep)
         ctx.save_for_backward(q, k, v, out, lse, rank)
+        ctx.options = causal, scale, threshold
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, rank = ctx.saved_tensors
-        dout = unit_stride(dout)
-        with on_device(q):
-            delta = delta_of(out, dout, lse, ctx.options["BLOCK_D"])
-            dk, dv = _dkdv(q, k, v, dout, lse, delta, rank, ctx.options)
-            dq = _dq(q, k, v, dout, lse, delta, rank, ctx.options)
-        return dq, dk, dv, None, None, None, None, None, None
+        gradients = _backward(dout, *ctx.saved_tensors, *ctx.options)
+        return *gradients, None, None, None, None, None, None
 
 
 def _threshold(q: Tensor, allow_fp8: bool) -> int:
@@ -258,4 +301,4 @@ def _refuses(
     return refuses(q, k)
 
 
-TRITON = Implementation(_call, missing, _refuses)
+TRITON = Implementation(_call, missing, _refuses, replayed=True)

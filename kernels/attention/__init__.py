@@ -37,6 +37,7 @@ from kernels._operator import (
     Operator,
     Work,
     alike,
+    autocast_dtype,
     random_tensor,
     same_device,
     tensor_bytes,
@@ -68,17 +69,22 @@ def attention(
     torch casts those of its own attention. Raises ``Mistake`` for what does not go together and
     ``Unavailable`` for a backend that cannot run.
     """
-    _validate(q_BHSD, k_BGTD, v_BGTD, causal, window, kv_length)
-    device_type = q_BHSD.device.type
-    if torch.is_autocast_enabled(device_type) and q_BHSD.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(device_type)
+    dtype = autocast_dtype(q_BHSD)
+    if dtype is not None:
+        _check(q_BHSD, k_BGTD, v_BGTD, causal, window, scale, kv_length)
         q_BHSD, k_BGTD, v_BGTD = q_BHSD.to(dtype), k_BGTD.to(dtype), v_BGTD.to(dtype)
     q_BHSD, k_BGTD, v_BGTD = unit_stride(q_BHSD), unit_stride(k_BGTD), unit_stride(v_BGTD)
     return run(OP, backend, q_BHSD, k_BGTD, v_BGTD, causal, window, scale, kv_length)
 
 
-def _validate(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, kv_length: Tensor | None
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    window: int | None,
+    scale: float | None,
+    kv_length: Tensor | None,
 ) -> None:
     alike("attention", "q k v", q, k, v)
     same_device("attention", q, kv_length=kv_length)
@@ -228,6 +234,7 @@ OP = Operator(
     name="attention",
     function=attention,
     reference=reference,
+    check=_check,
     implementations={
         "flash4": _libraries.BACKENDS["flash4"],
         "flash3": _libraries.BACKENDS["flash3"],

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels._autograd import applied, needs_gradient, once_differentiable
 from kernels._operator import Implementation, cdiv, unit_stride
+from kernels._replay import replayed
 from kernels._triton import (
     LARGE_BYTES,
     dot_precision,
@@ -129,6 +130,7 @@ def _lengths(kv_length: Tensor | None) -> int:
     return 0 if kv_length is None else 1 if kv_length.numel() == 1 else 2
 
 
+@replayed
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -248,6 +250,30 @@ def _dq(
     return dq
 
 
+@replayed
+def _backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    kv_length: Tensor | None,
+    causal: bool,
+    window: int | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dout = unit_stride(dout)
+    block_d = _block(q.shape[3])
+    options = constants(q, k, causal, scale, block_d)
+    options |= {"WINDOW": window is not None, "LENGTHS": _lengths(kv_length)}
+    with on_device(q):
+        delta = delta_of(out, dout, lse, block_d)
+        dk, dv = _dkdv(q, k, v, dout, lse, delta, kv_length, window, options)
+        dq = _dq(q, k, v, dout, lse, delta, kv_length, window, options)
+    return dq, dk, dv
+
+
 class _Flash(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -264,23 +290,13 @@ class _Flash(torch.autograd.Function):
         q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
         out, lse = _forward(q, k, v, causal, window, scale, kv_length, keep)
         ctx.save_for_backward(q, k, v, out, lse, kv_length)
-        ctx.mask = causal, window, scale, _lengths(kv_length)
+        ctx.mask = causal, window, scale
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, kv_length = ctx.saved_tensors
-        causal, window, scale, lengths = ctx.mask
-        dout = unit_stride(dout)
-        block_d = _block(q.shape[3])
-        options = constants(q, k, causal, scale, block_d)
-        options |= {"WINDOW": window is not None, "LENGTHS": lengths}
-        with on_device(q):
-            delta = delta_of(out, dout, lse, block_d)
-            dk, dv = _dkdv(q, k, v, dout, lse, delta, kv_length, window, options)
-            dq = _dq(q, k, v, dout, lse, delta, kv_length, window, options)
-        return dq, dk, dv, None, None, None, None, None
+        return *_backward(dout, *ctx.saved_tensors, *ctx.mask), None, None, None, None, None
 
 
 def _call(
@@ -324,5 +340,5 @@ def _refuses(
 
 
 BACKENDS = {
-    "triton": Implementation(_call, missing, _refuses, stated_ulps=RECOMPUTED_ULPS),
+    "triton": Implementation(_call, missing, _refuses, stated_ulps=RECOMPUTED_ULPS, replayed=True),
 }

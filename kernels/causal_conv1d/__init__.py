@@ -46,6 +46,7 @@ from kernels._operator import (
     tensor_bytes,
     unit_stride,
 )
+from kernels._replay import replayed
 from kernels._triton import (
     MAX_GRID,
     missing,
@@ -83,27 +84,36 @@ def causal_conv1d(
     of x's dtype; the inputs are left as they were. For decoding, L is 1. ``impl``: auto, torch or
     triton. Raises ``Mistake`` for what does not go together.
     """
+    return run(OP, impl, x_BLD, weight_DW, bias_D, initial_state_BDW, activation)
+
+
+def _check(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor | None,
+    activation: str | None,
+) -> None:
     op = "causal_conv1d"
-    alike(op, "x weight bias initial_state", x_BLD, weight_DW, bias_D, initial_state_BDW)
-    if x_BLD.dim() != 3 or weight_DW.dim() != 2 or weight_DW.shape[0] != x_BLD.shape[2]:
+    alike(op, "x weight bias initial_state", x, weight, bias, state)
+    if x.dim() != 3 or weight.dim() != 2 or weight.shape[0] != x.shape[2]:
         raise Mistake(
-            f"{op}: expected x [B, L, D] and weight [D, W], but got {tuple(x_BLD.shape)} and "
-            f"{tuple(weight_DW.shape)}"
+            f"{op}: expected x [B, L, D] and weight [D, W], but got {tuple(x.shape)} and "
+            f"{tuple(weight.shape)}"
         )
-    batch, _, dim = x_BLD.shape
-    width = weight_DW.shape[1]
+    batch, _, dim = x.shape
+    width = weight.shape[1]
     if width not in WIDTHS:
         raise Mistake(f"{op}: the width must be one of {WIDTHS}, but weight has {width} columns")
-    if bias_D is not None and bias_D.shape != (dim,):
-        raise Mistake(f"{op}: bias must be [{dim}], but is {tuple(bias_D.shape)}")
-    if initial_state_BDW is not None and initial_state_BDW.shape != (batch, dim, width):
+    if bias is not None and bias.shape != (dim,):
+        raise Mistake(f"{op}: bias must be [{dim}], but is {tuple(bias.shape)}")
+    if state is not None and state.shape != (batch, dim, width):
         raise Mistake(
             f"{op}: initial_state must be [B, D, W], here {(batch, dim, width)}, but is "
-            f"{tuple(initial_state_BDW.shape)}"
+            f"{tuple(state.shape)}"
         )
     if activation not in ACTIVATIONS:
         raise Mistake(f"{op}: activation must be one of {ACTIVATIONS}, not {activation!r}")
-    return run(OP, impl, x_BLD, weight_DW, bias_D, initial_state_BDW, activation)
 
 
 def reference(
@@ -189,6 +199,7 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
+@replayed
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor]:
@@ -220,6 +231,7 @@ def _forward(
     return y, final
 
 
+@replayed
 def _backward(
     dy: Tensor,
     dfinal: Tensor | None,
@@ -364,8 +376,9 @@ OP = Operator(
     name="causal_conv1d",
     function=causal_conv1d,
     reference=reference,
+    check=_check,
     implementations={
-        "triton": Implementation(_triton, missing, _refuses),
+        "triton": Implementation(_triton, missing, _refuses, replayed=True),
         "torch": Implementation(reference),
     },
     inputs=_inputs,

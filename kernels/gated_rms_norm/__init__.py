@@ -41,6 +41,7 @@ from kernels._operator import (
     tensor_bytes,
     unit_stride,
 )
+from kernels._replay import replayed
 from kernels._triton import (
     missing,
     no_fp64,
@@ -76,6 +77,10 @@ def gated_rms_norm(
     Returns a tensor of x's shape and dtype. ``impl``: auto, torch or triton. Raises ``Mistake`` if
     the shapes, dtypes, devices or groups do not go together.
     """
+    return run(OP, impl, x, z, weight, group_size, eps)
+
+
+def _check(x: Tensor, z: Tensor, weight: Tensor | None, group_size: int | None, eps: float) -> None:
     alike("gated_rms_norm", "x z weight", x, z, weight)
     if x.dim() == 0 or z.shape != x.shape or z.dtype != x.dtype:
         raise Mistake(
@@ -92,7 +97,6 @@ def gated_rms_norm(
             f"gated_rms_norm: group_size must divide the {x.shape[-1]} channels, but is "
             f"{group_size}"
         )
-    return run(OP, impl, x, z, weight, group_size, eps)
 
 
 def reference(
@@ -146,6 +150,7 @@ _FORWARD = Tunable("gated_rms_norm.forward", (gated_rms_norm_forward_kernel,), _
 _BACKWARD = Tunable("gated_rms_norm.backward", (gated_rms_norm_backward_kernel,), _backward_tiles)
 
 
+@replayed
 def _forward(
     x: Tensor, z: Tensor, weight: Tensor | None, group: int, eps: float, keep: bool = True
 ) -> tuple[Tensor, Tensor | None]:
@@ -183,6 +188,7 @@ def _forward(
     return y, r
 
 
+@replayed
 def _backward(
     dy: Tensor, x: Tensor, z: Tensor, weight: Tensor | None, r: Tensor, group: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -296,8 +302,9 @@ OP = Operator(
     name="gated_rms_norm",
     function=gated_rms_norm,
     reference=reference,
+    check=_check,
     implementations={
-        "triton": Implementation(_triton, missing, _refuses),
+        "triton": Implementation(_triton, missing, _refuses, replayed=True),
         "torch": Implementation(reference),
     },
     inputs=_inputs,

@@ -39,6 +39,7 @@ from kernels._operator import (
     Work,
     accumulator,
     alike,
+    autocast_dtype,
     random_tensor,
     same_device,
     tensor_bytes,
@@ -73,31 +74,39 @@ def moe_experts(
     it: for inference, and not in PyTorch on a GPU. Raises ``Mistake`` if shapes, dtypes or devices
     do not go together, or gradients would need what a workspace holds.
     """
-    _validate(x, index, weight, gate_EFD, up_EFD, down_EDF)
-    experts = (gate_EFD, up_EFD, down_EDF)
-    if workspace is not None and needs_gradient(x, weight, *experts):
+    if workspace is not None and needs_gradient(x, weight, gate_EFD, up_EFD, down_EDF):
         raise Mistake(
             "moe_experts: a backward pass needs what the next call overwrites in a workspace; pass "
             "none, or run under torch.no_grad()"
         )
-    device_type = x.device.type
-    if torch.is_autocast_enabled(device_type) and x.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(device_type)
+    dtype = autocast_dtype(x)
+    if dtype is not None:
+        _check_shapes(x, index, weight, gate_EFD, up_EFD, down_EDF)
         x, gate_EFD, down_EDF = x.to(dtype), gate_EFD.to(dtype), down_EDF.to(dtype)
         up_EFD = up_EFD if up_EFD is None else up_EFD.to(dtype)
-    dtypes = [x.dtype, gate_EFD.dtype, down_EDF.dtype]
-    if up_EFD is not None:
-        dtypes.append(up_EFD.dtype)
+    rest = () if workspace is None else (workspace,)
+    return run(OP, impl, x, index, weight, gate_EFD, up_EFD, down_EDF, *rest)
+
+
+def _check(
+    x: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    down: Tensor,
+    workspace: Workspace | None = None,
+) -> None:
+    _check_shapes(x, index, weight, gate, up, down)
+    dtypes = [t.dtype for t in (x, gate, down, up) if t is not None]
     if len(set(dtypes)) > 1:
         raise Mistake(
             f"moe_experts: x and the experts must have one dtype, but have "
             f"{', '.join(str(dtype) for dtype in dtypes)}"
         )
-    rest = () if workspace is None else (workspace,)
-    return run(OP, impl, x, index, weight, gate_EFD, up_EFD, down_EDF, *rest)
 
 
-def _validate(
+def _check_shapes(
     x: Tensor, index: Tensor, weight: Tensor, gate: Tensor, up: Tensor | None, down: Tensor
 ) -> None:
     alike("moe_experts", "x weight gate up down", x, weight, gate, up, down)
@@ -342,8 +351,9 @@ OP = Operator(
     name="moe_experts",
     function=moe_experts,
     reference=reference,
+    check=_check,
     implementations={
-        "triton": Implementation(_triton, missing, _refuses),
+        "triton": Implementation(_triton, missing, _refuses, replayed=True),
         "torch": Implementation(_torch),
     },
     inputs=_inputs,

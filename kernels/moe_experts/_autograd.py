@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels._autograd import once_differentiable
 from kernels._operator import blank, cdiv, unit_stride
+from kernels._replay import replayed
 from kernels._triton import (
     as_rows,
     dot_precision,
@@ -242,6 +243,67 @@ def _combine(
     return out
 
 
+@replayed
+def _forward(
+    x: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    down: Tensor,
+    keep: bool,
+    workspace: Workspace | None,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The mixture; with ``keep`` the rows before the activation; the table of the order."""
+    x_ND = as_rows(x)
+    sizes = _sizes(x, index, down)
+    with on_device(x):
+        order = by_expert(index, sizes.experts, sizes.m, workspace)
+        hidden, both = _hidden(x_ND, order, *_halves(gate, up), sizes, keep, workspace)
+        rows = _product(
+            hidden, order, unit_stride(down), sizes, transposed=True, workspace=workspace
+        )
+        y = _combine(rows, order, weight, x, sizes, workspace)
+    return y, both, order.table
+
+
+@replayed
+def _backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    gate: Tensor,
+    up: Tensor | None,
+    down: Tensor,
+    both: Tensor,
+    table: Tensor,
+    need_x: bool,
+    need_gate: bool,
+    need_up: bool,
+    need_down: bool,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of x, weight, gate, up and down."""
+    x_ND, dy_ND = as_rows(x), as_rows(dy)
+    sizes = _sizes(x, weight, down)
+    order = Order.of(table, weight.numel(), sizes.experts, sizes.m)
+    gate_EFD, up_EFD = _halves(gate, up)
+    dx = dgate = dup = ddown = None
+    with on_device(x):
+        hidden = _product(dy_ND, order, unit_stride(down), sizes, tokens=True)
+        dboth, dweight = _slope(hidden, order, weight, both, sizes.experts)
+        # From here on hidden is what was computed forward, times the routing weight.
+        if need_x:
+            rows = _product(dboth, order, gate_EFD, sizes, second=up_EFD)
+            dx = _combine(rows, order, None, x, sizes)
+        if need_down:
+            ddown = _weight_gradient(dy_ND, hidden, order, down, sizes, True)
+        if need_gate:
+            dgate = _weight_gradient(x_ND, dboth, order, gate, sizes, False)
+        if need_up:
+            dup = _weight_gradient(x_ND, dboth, order, up, sizes, False, sizes.width)
+    return dx, dweight, dgate, dup, ddown
+
+
 class Experts(torch.autograd.Function):
     """Of x, index, weight, gate, up, down as in ``moe_experts``, whether gradients follow, and a
     workspace where they do not.
@@ -260,16 +322,8 @@ class Experts(torch.autograd.Function):
         workspace: Workspace | None,
     ) -> Tensor:
         """The mixture."""
-        x_ND, weight = as_rows(x), weight.contiguous()
-        sizes = _sizes(x, index, down)
-        with on_device(x):
-            order = by_expert(index, sizes.experts, sizes.m, workspace)
-            hidden, both = _hidden(x_ND, order, *_halves(gate, up), sizes, keep, workspace)
-            rows = _product(
-                hidden, order, unit_stride(down), sizes, transposed=True, workspace=workspace
-            )
-            y = _combine(rows, order, weight, x, sizes, workspace)
-        table, *ctx.order = order
+        weight = weight.contiguous()
+        y, both, table = _forward(x, index, weight, gate, up, down, keep, workspace)
         ctx.save_for_backward(x, weight, gate, up, down, both, table)
         return y
 
@@ -277,24 +331,9 @@ class Experts(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients."""
-        x, weight, gate, up, down, both, table = ctx.saved_tensors
-        order = Order(table, *ctx.order)
-        x_ND, dy_ND = as_rows(x), as_rows(dy)
-        sizes = _sizes(x, weight, down)
-        gate_EFD, up_EFD = _halves(gate, up)
         need_x, _, _, need_gate, need_up, need_down, *_ = ctx.needs_input_grad
-        dx = dgate = dup = ddown = None
-        with on_device(x):
-            hidden = _product(dy_ND, order, unit_stride(down), sizes, tokens=True)
-            dboth, dweight = _slope(hidden, order, weight, both, sizes.experts)
-            # From here on hidden is what was computed forward, times the routing weight.
-            if need_x:
-                rows = _product(dboth, order, gate_EFD, sizes, second=up_EFD)
-                dx = _combine(rows, order, None, x, sizes)
-            if need_down:
-                ddown = _weight_gradient(dy_ND, hidden, order, down, sizes, True)
-            if need_gate:
-                dgate = _weight_gradient(x_ND, dboth, order, gate, sizes, False)
-            if need_up:
-                dup = _weight_gradient(x_ND, dboth, order, up, sizes, False, sizes.width)
-        return dx, None, dweight, dgate, dup, ddown, None, None
+        x, weight, gate, up, down, both, table = ctx.saved_tensors
+        dx, *others = _backward(
+            dy, x, weight, gate, up, down, both, table, need_x, need_gate, need_up, need_down
+        )
+        return dx, None, *others, None, None

@@ -35,6 +35,12 @@ class Order(NamedTuple):
     first_at: int
     block_at: int
 
+    @classmethod
+    def of(cls, table: Tensor, n_choices: int, n_experts: int, m: int) -> Order:
+        """As ``table`` holds it, for so many choices in blocks of ``m`` rows."""
+        plan = _plan(n_choices, n_experts, m)
+        return cls(table, n_choices, plan.n_blocks, plan.row_at, plan.first_at, plan.block_at)
+
 
 class _Plan(NamedTuple):
     """Sizes of the table and of the sort; ``count_at``: what it counts, behind all else."""
@@ -217,10 +223,10 @@ def by_expert(index: Tensor, n_experts: int, m: int, workspace: Workspace | None
             (1,), index, table, n_choices, chunk, n_blocks, row_at, first_at, block_at,
             count_at, M=m, SUB=sub, **tile,
         )  # fmt: skip
-        return Order(table, n_choices, n_blocks, row_at, first_at, block_at)
+        return Order.of(table, n_choices, n_experts, m)
     _launch_count((n_chunks,), index, table, n_choices, chunk, count_at, SUB=sub, **tile)
     _launch_table(
         (1,), table, n_chunks, n_blocks, first_at, block_at, count_at, M=m, ROWS=sub, **tile
     )
     _launch_place((n_chunks,), index, table, n_choices, chunk, row_at, count_at, SUB=sub, **tile)
-    return Order(table, n_choices, n_blocks, row_at, first_at, block_at)
+    return Order.of(table, n_choices, n_experts, m)

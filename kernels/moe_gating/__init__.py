@@ -47,6 +47,7 @@ from kernels._operator import (
     unit_stride,
     without_autocast,
 )
+from kernels._replay import replayed
 from kernels._triton import (
     dot_precision,
     missing,
@@ -85,22 +86,23 @@ def moe_gating(
     choice and gets a gradient too. ``impl``: auto, torch or triton. Raises ``Mistake`` if shapes,
     dtypes, devices or k do not go together.
     """
-    alike("moe_gating", "x weight noise", x, weight_EH, noise)
-    if x.dim() == 0 or weight_EH.dim() != 2 or x.shape[-1] != weight_EH.shape[1]:
+    return run(OP, impl, x, weight_EH, k, renormalise, noise)
+
+
+def _check(x: Tensor, weight: Tensor, k: int, renormalise: bool, noise: Tensor | None) -> None:
+    alike("moe_gating", "x weight noise", x, weight, noise)
+    if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise Mistake(
             f"moe_gating: expected x [..., H] and weight [E, H], but got {tuple(x.shape)} and "
-            f"{tuple(weight_EH.shape)}"
+            f"{tuple(weight.shape)}"
         )
-    if not 1 <= k <= weight_EH.shape[0]:
+    if not 1 <= k <= weight.shape[0]:
+        raise Mistake(f"moe_gating: k must be from 1 to the {weight.shape[0]} experts, but is {k}")
+    if noise is not None and noise.shape != (*x.shape[:-1], weight.shape[0]):
         raise Mistake(
-            f"moe_gating: k must be from 1 to the {weight_EH.shape[0]} experts, but is {k}"
+            f"moe_gating: for x {tuple(x.shape)} and {weight.shape[0]} experts noise must be "
+            f"{(*x.shape[:-1], weight.shape[0])}, but is {tuple(noise.shape)}"
         )
-    if noise is not None and noise.shape != (*x.shape[:-1], weight_EH.shape[0]):
-        raise Mistake(
-            f"moe_gating: for x {tuple(x.shape)} and {weight_EH.shape[0]} experts noise must be "
-            f"{(*x.shape[:-1], weight_EH.shape[0])}, but is {tuple(noise.shape)}"
-        )
-    return run(OP, impl, x, weight_EH, k, renormalise, noise)
 
 
 def reference(
@@ -152,6 +154,7 @@ _FORWARD = Tunable("moe_gating.forward", (moe_gating_forward_kernel,), _forward_
 _BACKWARD = Tunable("moe_gating.backward", (moe_gating_backward_kernel,), _backward_tiles)
 
 
+@replayed
 def _forward(
     x: Tensor, weight_EH: Tensor, k: int, renormalise: bool, noise: Tensor | None, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
@@ -199,6 +202,7 @@ def _forward(
     return weight, index, total, mean, p_NE
 
 
+@replayed
 def _logits_gradient(
     p_NE: Tensor,
     weight: Tensor,
@@ -361,8 +365,9 @@ OP = Operator(
     name="moe_gating",
     function=moe_gating,
     reference=reference,
+    check=_check,
     implementations={
-        "triton": Implementation(_triton, missing, _refuses),
+        "triton": Implementation(_triton, missing, _refuses, replayed=True),
         "torch": Implementation(reference),
     },
     inputs=_inputs,

@@ -75,9 +75,6 @@ def ssd_scan(
     it to the implementation, and what is computed does not depend on it. ``impl``: auto, torch or
     triton. Raises ``Mistake`` for what does not go together.
     """
-    if chunk is not None and (chunk < 1 or chunk & (chunk - 1)):
-        raise Mistake(f"ssd_scan: chunk must be a power of two, but is {chunk}")
-    validate("ssd_scan", 4, x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, D_H, dt_bias_H, initial_state_BHPN)
     return run(
         OP,
         impl,
@@ -92,6 +89,23 @@ def ssd_scan(
         dt_softplus,
         chunk,
     )
+
+
+def _check(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None,
+    bias: Tensor | None,
+    initial: Tensor | None,
+    softplus: bool,
+    chunk: int | None,
+) -> None:
+    if chunk is not None and (chunk < 1 or chunk & (chunk - 1)):
+        raise Mistake(f"ssd_scan: chunk must be a power of two, but is {chunk}")
+    validate("ssd_scan", 4, x, dt, a, b, c, d, bias, initial)
 
 
 def validate(
@@ -343,8 +357,9 @@ OP = Operator(
     name="ssd_scan",
     function=ssd_scan,
     reference=reference,
+    check=_check,
     implementations={
-        "triton": Implementation(_triton, missing, _refuses),
+        "triton": Implementation(_triton, missing, _refuses, replayed=True),
         "torch": Implementation(reference),
     },
     inputs=_inputs,

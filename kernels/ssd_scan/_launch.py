@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels._autograd import absent_as_none, once_differentiable
 from kernels._column_sum import column_sums
 from kernels._operator import blank, cdiv, remembered, unit_stride
+from kernels._replay import replayed
 from kernels._triton import (
     INTERPRETED,
     LARGE_BYTES,
@@ -368,6 +369,83 @@ def _head_gradients(
     )  # fmt: skip
 
 
+@replayed
+def _forward(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None,
+    bias: Tensor | None,
+    initial: Tensor | None,
+    softplus: bool,
+    chunk: int | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """y, the final state, and the states that segments begin with."""
+    with on_device(x):
+        scan = _Scan.of(x, dt, a, b, c, d, bias, softplus, chunk)
+        y = blank(x)
+        final = scan.new_state()
+        begin = None if initial is None else initial.contiguous()
+        if scan.cut.n_segments == 1:
+            scan.outputs(begin, y, final)
+        else:
+            begin = scan.begins(scan.x, scan.b, begin, final, backward=False)
+            scan.outputs(begin, y, None)
+    return y, final, begin
+
+
+@replayed
+def _backward(
+    dy: Tensor | None,
+    dfinal: Tensor | None,
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None,
+    bias: Tensor | None,
+    begin: Tensor | None,
+    softplus: bool,
+    chunk: int | None,
+    initial: torch.dtype | None,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the inputs; ``initial``: the initial state's dtype, if there is one."""
+    (batch, length, heads, _), (groups, n_states) = x.shape, b.shape[2:]
+    with on_device(x):
+        scan = _Scan.of(x, dt, a, b, c, d, bias, softplus, chunk)
+        n_chunks, cut = scan.cut.n_chunks, scan.cut
+        dy = torch.zeros_like(x) if dy is None else unit_stride(dy)
+        dfinal = None if dfinal is None else dfinal.contiguous()
+        # In the products that take these, they are rounded to x's dtype in any case.
+        starts, ends = scan.new_states(n_chunks, x.dtype), scan.new_states(n_chunks, x.dtype)
+        scan.walk(scan.x, scan.b, begin, backward=False, kept=starts)
+        dinitial = None
+        if initial is not None or cut.n_segments > 1:
+            dinitial = scan.new_state(initial or torch.float32)
+        if cut.n_segments == 1:
+            scan.walk(dy, scan.c, dfinal, backward=True, kept=ends, last=dinitial)
+        else:
+            assert dinitial is not None
+            dend = scan.begins(dy, scan.c, dfinal, dinitial, backward=True)
+            scan.walk(dy, scan.c, dend, backward=True, kept=ends)
+        dx, ddt, da = blank(x), blank(dt), blank(a)
+        dd = None if d is None else blank(d)
+        dbias = None if bias is None else blank(bias)
+        parts = heads // cut.together
+        db = scan.new(batch, length, parts, n_states, dtype=x.dtype)
+        dc = torch.empty_like(db)
+        partial = scan.new(batch * n_chunks, 3 * heads)
+        _outputs_gradient(scan, dy, starts, db, dc, cut.together)
+        _states_gradient(scan, ends, db, cut.together)
+        _head_gradients(scan, dy, dt, starts, ends, dx, ddt, partial)
+        column_sums(partial, da, dd, dbias, ends=(heads, 2 * heads))
+        db, dc = over_heads(db, dc, groups, b.dtype)
+    return dx, ddt, da, db, dc, dd, dbias, None if initial is None else dinitial
+
+
 class Scan(torch.autograd.Function):
     """y and the final state of x, dt, A, B, C, D, dt_bias and the initial state."""
 
@@ -385,55 +463,13 @@ class Scan(torch.autograd.Function):
         softplus: bool,
         chunk: int | None,
     ) -> tuple[Tensor, Tensor]:
-        with on_device(x):
-            scan = _Scan.of(x, dt, a, b, c, d, bias, softplus, chunk)
-            y = blank(x)
-            final = scan.new_state()
-            begin = None if initial is None else initial.contiguous()
-            if scan.cut.n_segments == 1:
-                scan.outputs(begin, y, final)
-            else:
-                begin = scan.begins(scan.x, scan.b, begin, final, backward=False)
-                scan.outputs(begin, y, None)
+        y, final, begin = _forward(x, dt, a, b, c, d, bias, initial, softplus, chunk)
         ctx.save_for_backward(x, dt, a, b, c, d, bias, begin)
-        ctx.softplus, ctx.chunk = softplus, chunk
+        ctx.options = softplus, chunk, None if initial is None else initial.dtype
         absent_as_none(ctx)
-        ctx.initial = None if initial is None else initial.dtype
         return y, final
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, dt, a, b, c, d, bias, begin = ctx.saved_tensors
-        (batch, length, heads, _), (groups, n_states) = x.shape, b.shape[2:]
-        with on_device(x):
-            scan = _Scan.of(x, dt, a, b, c, d, bias, ctx.softplus, ctx.chunk)
-            n_chunks, cut = scan.cut.n_chunks, scan.cut
-            dy = torch.zeros_like(x) if dy is None else unit_stride(dy)
-            dfinal = None if dfinal is None else dfinal.contiguous()
-            # In the products that take these, they are rounded to x's dtype in any case.
-            starts, ends = scan.new_states(n_chunks, x.dtype), scan.new_states(n_chunks, x.dtype)
-            scan.walk(scan.x, scan.b, begin, backward=False, kept=starts)
-            dinitial = None
-            if ctx.initial is not None or cut.n_segments > 1:
-                dinitial = scan.new_state(ctx.initial or torch.float32)
-            if cut.n_segments == 1:
-                scan.walk(dy, scan.c, dfinal, backward=True, kept=ends, last=dinitial)
-            else:
-                assert dinitial is not None
-                dend = scan.begins(dy, scan.c, dfinal, dinitial, backward=True)
-                scan.walk(dy, scan.c, dend, backward=True, kept=ends)
-            dx, ddt, da = blank(x), blank(dt), blank(a)
-            dd = None if d is None else blank(d)
-            dbias = None if bias is None else blank(bias)
-            parts = heads // cut.together
-            db = scan.new(batch, length, parts, n_states, dtype=x.dtype)
-            dc = torch.empty_like(db)
-            partial = scan.new(batch * n_chunks, 3 * heads)
-            _outputs_gradient(scan, dy, starts, db, dc, cut.together)
-            _states_gradient(scan, ends, db, cut.together)
-            _head_gradients(scan, dy, dt, starts, ends, dx, ddt, partial)
-            column_sums(partial, da, dd, dbias, ends=(heads, 2 * heads))
-            db, dc = over_heads(db, dc, groups, b.dtype)
-        dinitial = None if ctx.initial is None else dinitial
-        return dx, ddt, da, db, dc, dd, dbias, dinitial, None, None
+        return *_backward(dy, dfinal, *ctx.saved_tensors, *ctx.options), None, None

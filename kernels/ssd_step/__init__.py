@@ -42,6 +42,7 @@ from kernels._operator import (
     tensor_bytes,
     unit_stride,
 )
+from kernels._replay import replayed
 from kernels._triton import MAX_GRID, missing, no_fp64, on_device, power_of_two
 from kernels._tuning import Key, Tile, Tunable, size_class
 from kernels.ssd_scan import random_inputs, step_sizes, validate
@@ -75,8 +76,21 @@ def ssd_step(
     through the new state. ``impl``: auto, torch or triton. Raises ``Mistake`` for what does not go
     together.
     """
-    validate("ssd_step", 3, x_BHP, dt_BH, A_H, B_BGN, C_BGN, D_H, dt_bias_H, state_BHPN)
     return run(OP, impl, x_BHP, dt_BH, A_H, B_BGN, C_BGN, state_BHPN, D_H, dt_bias_H, dt_softplus)
+
+
+def _check(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor,
+    d: Tensor | None,
+    bias: Tensor | None,
+    softplus: bool,
+) -> None:
+    validate("ssd_step", 3, x, dt, a, b, c, d, bias, state)
 
 
 def reference(
@@ -151,6 +165,7 @@ def _strides(read: tuple[Tensor | None, ...]) -> tuple[int, ...]:
     return *x.stride()[:2], *dt.stride()[:2], *b.stride()[:2], *c.stride()[:2]
 
 
+@replayed
 def _forward(
     x: Tensor,
     dt: Tensor,
@@ -188,6 +203,7 @@ def _forward(
     return y, new
 
 
+@replayed
 def _backward(
     dy: Tensor,
     dnew: Tensor | None,
@@ -201,8 +217,8 @@ def _backward(
     bias: Tensor | None,
     softplus: bool,
     need_state: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor]:
-    """dx, ddt, the shares of every head in dB and dC, dstate, and those of samples in the rest."""
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the inputs, dstate only if it is needed."""
     (batch, heads, dim), (groups, n_states) = x.shape, b.shape[1:]
     dx, ddt = blank(x), blank(dt)
     shared = torch.float32 if groups < heads else b.dtype
@@ -210,6 +226,9 @@ def _backward(
     dc = torch.empty_like(db)
     dstate = blank(state) if need_state else None
     share = torch.empty(batch, 3 * heads, dtype=torch.float32, device=x.device)
+    da = blank(a)
+    dd = None if d is None else blank(d)
+    dbias = None if bias is None else blank(bias)
     dy, read = unit_stride(dy), _laid_out(x, dt, a, b, c, state, d, bias)
     key = (*_key(x, b, state), need_state)
     block_p, warps = _BACKWARD.tile(
@@ -241,7 +260,9 @@ def _backward(
             BLOCK_N=power_of_two(n_states),
             num_warps=warps,
         )
-    return dx, ddt, db, dc, dstate, share
+        column_sums(share, da, dd, dbias, ends=(heads, 2 * heads))
+        db, dc = over_heads(db, dc, groups, b.dtype)
+    return dx, ddt, da, db, dc, dstate, dd, dbias
 
 
 class _Step(torch.autograd.Function):
@@ -269,17 +290,8 @@ class _Step(torch.autograd.Function):
         x, dt, a, b, c, state, d, bias = ctx.saved_tensors
         dy = torch.zeros_like(x) if dy is None else dy
         need_state = ctx.needs_input_grad[5]
-        dx, ddt, db, dc, dstate, share = _backward(
-            dy, dnew, x, dt, a, b, c, state, d, bias, ctx.softplus, need_state
-        )
-        da = blank(a)
-        dd = None if d is None else blank(d)
-        dbias = None if bias is None else blank(bias)
-        heads, groups = x.shape[1], b.shape[1]
-        with on_device(x):
-            column_sums(share, da, dd, dbias, ends=(heads, 2 * heads))
-            db, dc = over_heads(db, dc, groups, b.dtype)
-        return dx, ddt, da, db, dc, dstate, dd, dbias, None
+        gradients = _backward(dy, dnew, x, dt, a, b, c, state, d, bias, ctx.softplus, need_state)
+        return *gradients, None
 
 
 def _triton(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -338,8 +350,9 @@ OP = Operator(
     name="ssd_step",
     function=ssd_step,
     reference=reference,
+    check=_check,
     implementations={
-        "triton": Implementation(_triton, missing, _refuses),
+        "triton": Implementation(_triton, missing, _refuses, replayed=True),
         "torch": Implementation(reference),
     },
     inputs=_inputs,

@@ -42,8 +42,12 @@ class Driver:
         return self.stream
 
 
-def _launcher(stub: Driver, types: list[str]) -> Any:
+active: list[Driver] = []  # the last is told; Triton keeps kernels longer than a stub lasts
+
+
+def _launcher(types: list[str]) -> Any:
     def launch(x, y, z, stream, function, metadata, told, enter, leave, *arguments):
+        stub = active[-1]
         if stub.keeps:
             told = (told, enter, leave)
             stub.launched(x, y, z, stream, function, metadata, told, types, arguments)
@@ -51,11 +55,12 @@ def _launcher(stub: Driver, types: list[str]) -> Any:
     return launch
 
 
-def _launcher_3_6(stub: Driver, types: list[str]) -> Any:
+def _launcher_3_6(types: list[str]) -> Any:
     def launch(
         x, y, z, stream, function, wide, dependent, scratch, profile, metadata, told, enter, leave,
         *arguments,
     ):  # fmt: skip
+        stub = active[-1]
         if stub.keeps:
             assert (wide, dependent, scratch, profile) == (False, True, None, None)
             told = (told, enter, leave)
@@ -64,11 +69,12 @@ def _launcher_3_6(stub: Driver, types: list[str]) -> Any:
     return _around(launch)
 
 
-def _launcher_3_9(stub: Driver, types: list[str]) -> Any:
+def _launcher_3_9(types: list[str]) -> Any:
     def launch(
         x, y, z, stream, function, wide, dependent, metadata, told, enter, leave, scratch, profile,
         kinds, read, arguments,
     ):  # fmt: skip
+        stub = active[-1]
         if stub.keeps:
             assert (wide, dependent, scratch, profile) == (False, True, None, None)
             assert read == own.kernel_signature
@@ -124,12 +130,13 @@ def stubbed() -> Iterator[Driver]:
         kernel.name, kernel.src = self.__name__, None
         kernel.function, kernel.packed_metadata = (self.__name__, device, key), (4, 1, 0)
 
-        kernel._run = around(stub, list(signature.values()))
+        kernel._run = around(list(signature.values()))
         self.device_caches[device][0][key] = kernel
         return kernel
 
     before = driver._active
     driver.set_active(stub)
+    active.append(stub)
     _launch.forget()
     try:
         with (
@@ -141,6 +148,7 @@ def stubbed() -> Iterator[Driver]:
         ):
             yield stub
     finally:
+        active.remove(stub)
         driver._active = before
         _launch.forget()
         for tunable in _tuning.TUNABLES.values():

@@ -70,7 +70,9 @@ def test_what_compiles_for_each_shape_is_asked_for_each_once_and_in_every_dtype(
 def test_the_processes_of_an_operator_make_all_of_its_checks_once(script, name, monkeypatch):
     done = []
     monkeypatch.setattr(script, "_compare", lambda *_, **__: done.append("compared") or [])
-    for other in ("_compiled", "_captured", "_synchronizes", "_autocast", "_huge"):
+    for other in (
+        "_compiled", "_replayed", "_captured", "_synchronizes", "_autocast", "_huge",
+    ):  # fmt: skip
         monkeypatch.setattr(script, other, lambda *_, n=other: done.append(n) or [])
     script.check(OPS[name])
     whole = sorted(done)

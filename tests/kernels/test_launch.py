@@ -9,7 +9,7 @@ import torch
 from stubbed_triton import stubbed
 
 import kernels
-from kernels import _autograd, _bound_launch, _launch, _triton
+from kernels import _autograd, _bound_launch, _launch, _replay, _triton
 from kernels._host_cost import host_cost
 
 pytestmark = [
@@ -105,6 +105,22 @@ def test_what_is_kept_is_launched_without_triton(driver, launch, monkeypatch):
     launch((3,), x, None, 5, 6, D=64, EPS=0.5, num_warps=4)
     first, again = map(told, driver.launches)
     assert first == again
+
+
+@with_each_launcher
+def test_a_replay_launches_what_was_launched(driver, launch):
+    called = []
+
+    def function(x, n):
+        called.append(n)
+        launch((3, 2), x, None, n, 6, D=64, EPS=0.5, num_warps=4)
+
+    x, replayed = torch.empty(64), _replay.replayed(function)
+    with torch.no_grad():
+        for _ in range(_replay.BEFORE + 4):
+            replayed(x, 5)
+    assert len(called) < len(driver.launches) == _replay.BEFORE + 4
+    assert len({told(arguments) for arguments in driver.launches}) == 1
 
 
 @with_each_launcher
