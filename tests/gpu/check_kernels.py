@@ -36,9 +36,15 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 import kernels  # noqa: E402
-from kernels import OPS, Case, Operator, hardware  # noqa: E402
+from kernels import (  # noqa: E402
+    OPS,
+    Case,
+    Operator,
+    _replay,
+    hardware,
+)
 from kernels._bench import Row, bench  # noqa: E402
-from kernels._check import Exact, as_tuple, end_of_huge, stretched  # noqa: E402
+from kernels._check import Exact, as_tuple, end_of_huge, poisoned, stretched  # noqa: E402
 from kernels._host_cost import host_costs  # noqa: E402
 from kernels._operator import Huge  # noqa: E402
 from kernels._timing import ceilings  # noqa: E402
@@ -229,6 +235,7 @@ def _checks(
             yield f"{case.name} large", narrow, test
     case = next(c for c in small if "0" not in c.name.split()[0][:2])
     yield f"{case.name} compiled", narrow, lambda: _compiled(op, case)
+    yield f"{case.name} replayed", narrow, lambda: _replayed(op, case)
     yield f"{case.name} captured", narrow, lambda: _captured(op, case)
     yield f"{case.name} synchronization", narrow, lambda: _synchronizes(op, case)
     yield f"{case.name} autocast", narrow, lambda: _autocast(op, case)
@@ -307,6 +314,27 @@ def _compiled(op: Operator, case: Case) -> list[str]:
 
         with kernels.using(**{op.name: impl}):
             compared = exact.judge(exact.results(torch.compile(call, fullgraph=True)))
+        problems += [f"{impl}: {comparison}" for comparison in compared if not comparison.right]
+    return problems
+
+
+def _replayed(op: Operator, case: Case) -> list[str]:
+    """A call like those before it, in memory that is poisoned: with gradients, and without."""
+    inputs = op.inputs(case, DEVICE, torch.bfloat16, 0)
+    exact, problems = Exact(op, inputs), []
+    for impl in _triton_or_auto(op, inputs):
+        call = _public(op, impl)
+        for _ in range(_replay.BEFORE + 2):
+            exact.results(call)
+            with torch.no_grad():
+                call(*inputs.values())
+        with poisoned():
+            found = exact.results(call)
+            with torch.no_grad():
+                alone = call(*inputs.values())
+        outputs = as_tuple(op.comparable(alone) if op.comparable else alone)
+        compared = exact.judge(found)
+        compared += [exact.compare_one(f"output {i}", y) for i, y in enumerate(outputs)]
         problems += [f"{impl}: {comparison}" for comparison in compared if not comparison.right]
     return problems
 
