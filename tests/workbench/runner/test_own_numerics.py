@@ -121,9 +121,8 @@ def test_nothing_but_infinities_is_no_agreement():
 
 
 @pytest.mark.parametrize("workload", ["forward", "train"])
-@pytest.mark.parametrize("before", ["x = x + torch.randn_like(x)", "x.add_(1)"])
-def test_what_two_equal_calls_disagree_in_is_not_checked(build, workload, before):
-    arm, situation = build(workload, before=before)
+def test_what_two_equal_calls_disagree_in_is_not_checked(build, workload):
+    arm, situation = build(workload, before="x.add_(1)")
     found = numerics.check(arm, situation)
     assert found.ok is None and "two calls of the plain model on one batch differ" in found.text
 
@@ -131,7 +130,7 @@ def test_what_two_equal_calls_disagree_in_is_not_checked(build, workload, before
 def test_a_loss_that_draws_is_not_checked(build):
     loss = "(output * torch.randn_like(output)).square().mean()"
     found = numerics.check(*build("train", loss=loss))
-    assert found.ok is None and "in the loss" in found.text
+    assert found.ok is None and "it draws random numbers there too" in found.text
 
 
 def test_what_draws_is_red_all_the_same_where_it_is_not_finite(build):

@@ -14,7 +14,7 @@ from test_saved_decode import same
 from sessions.model import Phase
 from workbench import protocol
 from workbench.recorder import Recorder
-from workbench.runner import numerics, run, segment_check
+from workbench.runner import numerics, plain, run, segment_check
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.resolve import resolve
 from workbench.runner.rig import Rig
@@ -209,7 +209,7 @@ def test_what_cannot_be_checked_is_unknown_with_its_reason(small, at_once, monke
     def lacks(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr(numerics, "_reference", lacks)
+    monkeypatch.setattr(plain.Plain, "reference", lacks)
     wire, _ = ran(small, protocol.Stop())
     (segment,) = wire.segments()
     assert "numbers_right" not in segment.ledger
