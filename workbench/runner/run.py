@@ -16,7 +16,7 @@ import torch
 
 from sessions.model import Configuration, Evidence, Phase, Scalar
 from workbench import protocol
-from workbench.runner import cures
+from workbench.runner import cures, infinities
 from workbench.runner.arm import Arm, label
 from workbench.runner.blame import failed_options
 from workbench.runner.cures import cure
@@ -135,7 +135,7 @@ class Run:
         rig.memory.follow(arm)
         self._arm, self._situation, self._steady = arm, situation, 0
         self._metrics = MetricReader(wire, index, arm.model)
-        self._finite = FiniteWatch(rig.device)
+        self._finite = FiniteWatch(rig.device, self._infinities)
         self._text = TextReader(wire, index, arm)
         self._shown = False
         self._numbers.begin(situation)
@@ -288,7 +288,7 @@ class Run:
         if self._metrics is not None:
             self._metrics.poll()
         output, finite = self._output, self._finite
-        if finite is not None and output is not None and finite.poll(output):
+        if finite is not None and output is not None and finite.poll(output, arm.batches.place):
             self._not_finite()
         if self._text is not None:
             self._text.poll()
@@ -302,6 +302,20 @@ class Run:
             assert self._arm is not None
             self._shown = True
             self._tell_evidence(self._arm.find_evidence())
+
+    def _infinities(self, batch: int) -> infinities.Counts | None:
+        """Those that the outputs of one batch may hold; looked at in a pause between two steps."""
+        rig, arm = self._rig, self._arm
+        if arm is None or arm.trainer is not None or not arm.feeds or arm.rounds is not None:
+            return None  # a loss, or tokens
+        rig.watchdog.active = False
+        try:
+            return infinities.expected(arm, batch)
+        finally:
+            free_memory()
+            rig.phases.restart()
+            rig.watchdog.active = True
+            rig.watchdog.begin(rig.phases.phase)
 
     def _not_finite(self) -> None:
         """Tell, once a segment, that the numbers mean nothing any more."""
