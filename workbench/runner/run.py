@@ -20,7 +20,14 @@ from workbench.runner import cures, infinities
 from workbench.runner.arm import Arm, label
 from workbench.runner.blame import failed_options
 from workbench.runner.cures import cure
-from workbench.runner.failures import MEMORY_MAY_CURE, Cancelled, explain, is_fatal, trying_again
+from workbench.runner.failures import (
+    MEMORY_MAY_CURE,
+    Cancelled,
+    explain,
+    is_fatal,
+    trying_again,
+    unwritten,
+)
 from workbench.runner.finite import FiniteWatch
 from workbench.runner.memory import free_memory
 from workbench.runner.metrics import MetricReader
@@ -222,7 +229,10 @@ class Run:
         self._entered.close()
         if last and self._start.save_state:
             self._rig.watchdog.active = False  # writing is no hang
-            self._rig.note("info", save_round(self._start.save_state, arm))
+            try:
+                self._rig.note("info", save_round(self._start.save_state, arm))
+            except OSError as error:
+                self._rig.wire.send(unwritten("The decode state", self._start.save_state, error))
         self._numbers.end(arm)
 
     def _check_numbers(self, arm: Arm) -> None:

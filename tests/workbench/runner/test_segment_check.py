@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import msgspec
@@ -131,6 +132,14 @@ def test_generation_is_in_the_same_state_with_a_look_between_two_rounds_as_witho
         wire, _ = ran(configuration, check=check, steps=11, save_state=str(tmp_path / check))
         assert wire.looks() == (check == "steady")
     assert same(tmp_path / "never", tmp_path / "steady")
+
+
+def test_a_state_that_cannot_be_written_is_told_and_the_run_is_done(tmp_path):
+    (tmp_path / f"state.part{os.getpid()}").symlink_to("/dev/full")
+    wire, _ = ran(asked("hydra", "generate", {}), steps=5, save_state=str(tmp_path / "state"))
+    (failure,) = wire.sent_of(protocol.Failure)
+    assert failure.kind == "unwritten" and f"{tmp_path}/state on " in failure.sentence
+    assert "No space left on device" in failure.sentence and not list(tmp_path.iterdir())
 
 
 def test_going_back_to_a_configuration_tells_its_numbers_at_once_and_does_not_look_again(

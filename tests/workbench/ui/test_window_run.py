@@ -12,6 +12,27 @@ def click(qtbot, window, action):
     )
 
 
+def test_a_journal_that_cannot_be_written_is_told_once_and_the_run_goes_on(
+    qtbot, window, monkeypatch
+):
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    state = window.state
+    state.start_runner()
+    qtbot.waitUntil(lambda: state.runner_state == "idle")
+    click(qtbot, window, "run")
+    qtbot.waitUntil(lambda: state.runner_state == "running")
+    state.set_toggle("triton", "on")
+    qtbot.waitUntil(lambda: len(state.session.segments) == 2)
+    state.add_note("still here")
+    click(qtbot, window, "stop")
+    qtbot.waitUntil(lambda: state.runner_state == "idle")
+    (failure,) = state.failures
+    assert failure.kind == "journal" and "a crash would lose what is not saved" in failure.sentence
+    assert state.session.segments[1].configuration.toggles["triton"] == "on"
+    assert not state.saved
+    window.state.new_session()
+
+
 def test_a_run_can_be_driven_with_clicks_from_start_to_stop(qtbot, ready):
     state = ready.state
     click(qtbot, ready, "run")
