@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -44,6 +45,20 @@ def test_a_journal_on_a_full_disk_complains_once_and_takes_whatever_comes(tmp_pa
     assert kept.complaint() is None
     kept.close(keep=False)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_takes_lines_in_parts_gets_them_whole(tmp_path):
+    class Slow(io.FileIO):
+        def write(self, content):
+            return super().write(content[:7])
+
+    kept = Journal(tmp_path / "a.journal")
+    kept._file = Slow(tmp_path / "a.journal", "ab")
+    lines = [protocol.encode(message) for message in wire_samples.stream()[:3]]
+    for line in lines:
+        kept.append(line)
+    kept.close()
+    assert (tmp_path / "a.journal").read_bytes() == b"".join(lines)
 
 
 def test_a_run_whose_journal_cannot_be_made_gives_the_same_session(monkeypatch):
