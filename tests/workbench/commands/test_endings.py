@@ -89,7 +89,8 @@ def test_a_trace_or_state_that_could_not_be_written_is_1_and_what_was_measured_i
     ran, sent, tmp_path, capsys
 ):
     failed = protocol.Failure(kind="unwritten", sentence="The trace could not be written to /x.")
-    sent(*ran.messages[:-1], failed, protocol.Finished(reason="done", steps=9))
+    begun = next(each for each in ran.messages if isinstance(each, protocol.SegmentStarted))
+    sent(ran.catalogue, begun, failed, protocol.Finished(reason="done", steps=9))
     output = tmp_path / "a.h5"
     assert main(["run", "hydra", "--json", "-o", str(output)]) == 1
     printed = capsys.readouterr()
@@ -129,6 +130,17 @@ def test_claims_that_were_interrupted_are_130_and_still_answered(ran, sent, monk
     told = json.loads(capsys.readouterr().out)
     assert told["reason"] == "cancelled"
     assert any("interrupted" in one["reason"] for one in told["claims"])
+
+
+def test_claims_go_on_without_a_journal_which_is_no_reason_of_theirs(
+    ran, sent, monkeypatch, capsys
+):
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    sent(ran.catalogue, protocol.Finished(reason="done", steps=0))
+    main(CLAIMS)
+    told = json.loads(capsys.readouterr().out)
+    assert told["failures"] == [] and len(told["warnings"]) == 1
+    assert not any("journal" in str(one.get("reason")) for one in told["claims"])
 
 
 def failing(*_, **__):
