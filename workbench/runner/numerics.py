@@ -140,6 +140,8 @@ def _comparison(plain: Plain, modes: contextlib.ExitStack) -> Comparison:
         return Comparison("", _differs(plain, one))
     if not plain.situation.workload.trains:
         return Comparison("", "it draws random numbers in evaluation mode")
+    if plain.arm.divided is not None:  # whose steps the other ranks make in training mode
+        return Comparison("", "it draws random numbers in training, each rank others")
     with contextlib.ExitStack() as mode:
         mode.enter_context(draws.evaluating(plain.arm.model))
         mode.enter_context(plain.arm.compiles.aside())

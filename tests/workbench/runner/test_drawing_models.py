@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -201,6 +203,14 @@ def test_what_draws_in_evaluation_mode_too_is_not_checked(build, workload):
     found = numerics.check(*build(workload, inside="x = F.dropout(x, 0.5)"))
     assert found.ok is None and "it draws random numbers" in found.text
     assert "evaluation mode" in found.text
+
+
+def test_ranks_that_each_draw_others_are_not_checked(build):
+    arm, situation = build()
+    entered = lambda arm: contextlib.nullcontext()  # noqa: E731
+    arm.divided = SimpleNamespace(ranks=1, entered=entered)
+    found = numerics.check(arm, situation)
+    assert found.ok is None and found.text.endswith("in training, each rank others")
 
 
 def test_what_fails_in_evaluation_mode_is_not_checked_and_says_why(build):
