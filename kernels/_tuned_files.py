@@ -38,8 +38,12 @@ class Timed:
 
 
 def folder() -> Path:
-    """Where the files of all GPUs are kept."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Where the files of all GPUs are kept: in no folder that there is, for a user without one."""
+    try:
+        home = Path.home()
+    except RuntimeError:
+        home = Path("/nonexistent")
+    cache = os.environ.get("XDG_CACHE_HOME") or home / ".cache"
     return Path(cache) / "workbench" / "tiles"
 
 
@@ -68,17 +72,17 @@ def load(file: Path) -> dict[str, Timed]:
         return {}
 
 
-def add(file: Path, key: str, timed: Timed) -> None:
-    """Put one tile beside those that the file holds; logs why where it cannot be written."""
+def add(file: Path, key: str, timed: Timed) -> str:
+    """Put one tile beside those that the file holds; why it cannot, in a clause, or nothing."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with _alone(file):
             whole = load(file) | {key: timed}
             _write(file, whole)
     except OSError as error:
-        _log.warning(
-            "%s cannot be written, so its tiles are lost with this process: %s", file, error
-        )
+        why = f"{file.parent} cannot be written ({error.strerror})"
+        return f"{why}; set XDG_CACHE_HOME to a folder that can be, or it is tuned again next time"
+    return ""
 
 
 def _decode(content: bytes) -> dict[str, Timed]:

@@ -17,7 +17,7 @@ import statistics
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -60,12 +60,14 @@ class Choice:
     heuristic_us: float = math.nan
     dropped: dict[Tile, str] = field(default_factory=dict)
     note: str = ""  # why it was not tuned although it was to be
+    unstored: str = ""  # why it is lost with this process
 
     def __str__(self) -> str:
         text = f"{self.kernel} [{self.key}]: {self.tile} ({self.source})"
         if self.source != "heuristic":
             gain = f"{self.heuristic_us:.1f} us by heuristic, {self.us:.1f} us"
             text += f", {gain}" if self.tile != self.heuristic else f", as by heuristic: {gain}"
+        text += f"; not stored: {self.unstored}" if self.unstored else ""
         return f"{text}; {self.note}" if self.note else text
 
 
@@ -131,12 +133,13 @@ class Tunable:
                     _replay.not_replayed("a tile that is to be tuned")
                     return choice.tile  # and asked again at the next call
                 choice = _tune(self, key, launch, args)
-                self._tuned[gpu, choice.key] = choice
-                self._kept["cached"].pop(key, None)
                 if not choice.note:
                     timed = Timed(choice.tile, choice.us, choice.heuristic_us)
                     self._on_disk(gpu)[choice.key] = timed
-                    _tuned_files.add(self._file(gpu), choice.key, timed)
+                    why = _tuned_files.add(self._file(gpu), choice.key, timed)
+                    choice = replace(choice, unstored=why)
+                self._tuned[gpu, choice.key] = choice
+                self._kept["cached"].pop(key, None)
             _seen[self.name, choice.key] = choice
             if gpu is not None:
                 self._tiles[key] = choice.tile

@@ -32,6 +32,8 @@ def write(
 ) -> None:
     """Save ``tensors`` and what they are of; raises ``ConfigurationError`` for a wrong position.
 
+    Raises ``OSError`` where it cannot be written; then what was at ``path`` is still there.
+
     ``beside``: tensors, numbers and text that go with them.
     """
     if not 0 <= position <= length:
@@ -50,8 +52,13 @@ def write(
     }
     part = path.with_name(f"{path.name}.part{os.getpid()}")
     try:
-        torch.save(content, part)
+        with part.open("wb") as stream:  # of which torch would give no reason
+            torch.save(content, stream)
         part.replace(path)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # the archive could not be ended after that
+            raise error.__context__ from None
+        raise
     finally:
         part.unlink(missing_ok=True)
 

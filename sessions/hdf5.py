@@ -11,15 +11,12 @@ a child process has read it to its end.
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
-import secrets
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from sessions import seal
+from sessions import seal, whole
 from sessions._check import H5_ERRORS, check
 from sessions._lazy import Source
 from sessions._lazy import held_open as held_open
@@ -27,8 +24,6 @@ from sessions._read import read
 from sessions._write import image
 from sessions.errors import SessionError
 from sessions.model import Session
-
-_STALE_S = 3600.0  # a temporary file this old belongs to a save that was killed
 
 
 def save(session: Session, path: str | os.PathLike[str]) -> None:
@@ -128,39 +123,9 @@ def _is_sealed(path: Path, source: Source) -> bool:
 
 def _replace(path: Path, content: memoryview) -> None:
     """Put ``content`` at ``path`` in one step; a crash at any moment leaves old or new content."""
-    temporary = None
     try:
-        target = path.resolve()  # through a symbolic link, not in place of it
-        _remove_stale(target)
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
-        with temporary.open("xb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if target.exists():
-            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
-        temporary.replace(target)
-        _sync_folder(target.parent)
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a loop of symbolic links
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-        reason = getattr(error, "strerror", None) or str(error)
-        raise SessionError(f"Cannot save {path}: {reason}; choose another place.") from error
-
-
-def _remove_stale(target: Path) -> None:
-    for leftover in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
-        with contextlib.suppress(OSError):
-            if time.time() - leftover.stat().st_mtime > _STALE_S:
-                leftover.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename last through a power cut, where folders can be opened (not on Windows)."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        whole.write(path, content)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise SessionError(
+            f"Cannot save {path}: {whole.reason(error)}; choose another place."
+        ) from error

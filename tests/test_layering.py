@@ -40,12 +40,12 @@ sessions     sessions                                          | numpy scipy h5p
 .remote                                                        |
 .obituaries  .protocol .remote                                 |
 .client      .protocol .journal .remote .obituaries            |
-.kept                                                          | msgspec
+.kept        sessions                                          | msgspec
 .floors      sessions .protocol .journal .kept                 | msgspec
 .ceilings    sessions .journal .kept                           |
 .claims      .claims sessions .protocol                        | numpy scipy
 .headless    sessions .protocol .recorder .journal .client     |
-.presets     .protocol                                         | msgspec
+.presets     sessions .protocol                                | msgspec
 .runner .runner kernels models sessions .protocol .offered .ceilings | torch msgspec psutil pynvml
 .runner.optimizers .runner | torch torchao bitsandbytes
 .runner._onnx_operators                                        | torch onnxscript

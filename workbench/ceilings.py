@@ -35,6 +35,11 @@ def load(device: str, driver: str, torch: str) -> tuple[Ceilings | None, str]:
     return found, ""
 
 
+def unstored(error: OSError) -> str:
+    """Why ceilings could not be stored, and what to do."""
+    return journal.unwritten(path(), error)
+
+
 def store(found: Ceilings) -> None:
     """Keep ceilings in place of earlier ones; raises ``OSError``."""
     name = key(found.device, found.driver, found.torch)

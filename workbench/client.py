@@ -117,6 +117,8 @@ class Runner:
             if isinstance(message, protocol.Failure) and message.fatal:
                 self._closing = True  # it has said itself why it ends
             yield message
+            if self.journal is not None and (complaint := self.journal.complaint()):
+                yield complaint
             if babble and not spoken:
                 yield obituaries.banner(self.command, babble)
             spoken = True

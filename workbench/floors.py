@@ -148,6 +148,11 @@ def store(calibration: Calibration) -> None:
     kept.write(path(), name, calibration, _load_all())
 
 
+def unstored(error: OSError) -> str:
+    """Why a floor could not be stored, and what to do."""
+    return journal.unwritten(path(), error)
+
+
 def describe(calibration: Calibration) -> str:
     """The calibration in one line."""
     day = time.strftime("%Y-%m-%d", time.localtime(calibration.created))

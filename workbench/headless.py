@@ -68,6 +68,7 @@ class Outcome:
     journal: Path
     reason: str = "died"  # done, stopped, cancelled, failed; died: the runner was lost
     failures: list[protocol.Failure] = field(default_factory=list)
+    unjournaled: str = ""  # why the journal ends early, told already; it is no failure of the run
 
     @property
     def mistake(self) -> str:
@@ -123,6 +124,9 @@ class _Driver:
             if self._interrupt.pressed and self._outcome.reason == "died":
                 self._outcome.reason = "cancelled"  # it did not hear, and was ended by force
             self._own(self._plan.finish("interrupted" if self._interrupt.pressed else ""))
+            if complaint := self._journal.complaint():  # that no runner was left to bring
+                self._record(complaint)
+                self._outcome.unjournaled = complaint.sentence
         finally:
             self._journal.close(keep=bool(self._recorder.session.segments))
         return self._outcome
@@ -149,6 +153,8 @@ class _Driver:
                         if not asked:
                             outcome.reason = "done"
                             return False
+                    case protocol.Failure() if message.kind == protocol.JOURNAL:
+                        outcome.unjournaled = message.sentence
                     case protocol.Failure():
                         outcome.failures.append(message)
                     case protocol.Finished():
@@ -197,7 +203,7 @@ class _Driver:
 
     def _record(self, message: protocol.AnyMessage) -> protocol.AnyMessage:
         """The message once it is recorded, or the failure that it does not fit."""
-        self._last_s = message.t_s or self._last_s
+        self._last_s = message.t_s = message.t_s or self._last_s
         try:
             self._recorder.record(message)
         except protocol.WireError as error:

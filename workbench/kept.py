@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+
+from sessions import whole
 
 Row = TypeVar("Row")
 
@@ -26,9 +27,4 @@ def read(path: Path, kind: type[Row]) -> tuple[dict[str, Row], str]:
 def write(path: Path, name: str, row: object, others: dict[str, Row]) -> None:
     """Write the file with ``row`` under ``name`` beside the others; raises ``OSError``."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode({**others, name: row})))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    whole.write(path, msgspec.json.format(msgspec.json.encode({**others, name: row})))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from sessions import whole
 from workbench.protocol import OR, Catalogue
 
 MARK = "@"  # before a preset where toggles are named
@@ -45,9 +46,10 @@ def write(path: Path, presets: Mapping[str, Mapping[str, str]]) -> None:
     """Write presets to a file; raises ``ValueError`` with one sentence."""
     content = _File(VERSION, {name: dict(toggles) for name, toggles in presets.items()})
     try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror}") from None
+        whole.write(path, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+    except (OSError, RuntimeError) as error:
+        sentence = f"{path} cannot be written: {whole.reason(error)}; choose another place"
+        raise ValueError(sentence) from None
 
 
 def find(text: str, catalogue: Catalogue) -> tuple[dict[str, str], list[str]]:

@@ -52,6 +52,7 @@ from workbench.preferences import TogglePreset as TogglePreset
 VERSION = 3
 # The index of a study that is written beside the runner, which counts its own from 0.
 OWN_STUDY = -1
+JOURNAL = "journal"  # the kind of the failure to write the journal, which ends no run
 
 
 class Message(msgspec.Struct, kw_only=True, tag_field="type"):
@@ -295,7 +296,8 @@ class Failure(Message, tag="failure"):
     ``set`` names the choices that make the fix, as ``Blocked.set`` does; also ``"batch"``.
     """
 
-    # mistake, out-of-memory, cuda, model, compile, capture, nan, slower, hang, wire, died
+    # mistake, out-of-memory, cuda, model, compile, capture, nan, slower, hang, wire, died, journal,
+    # unwritten
     kind: str
     sentence: str
     fix: str = ""

@@ -135,7 +135,8 @@ class Recorder:
             case protocol.Described():
                 session.title, session.notes = message.title, message.notes
             case protocol.Failure():
-                self._event(message.t_s, "error", message.sentence)
+                kind = "warning" if message.kind == protocol.JOURNAL else "error"
+                self._event(message.t_s, kind, message.sentence)
         return None
 
     def _begin(self, catalogue: protocol.Catalogue) -> None:

@@ -1,6 +1,7 @@
 """A decode state that was saved and read back goes on as if nothing had been."""
 
 import dataclasses
+import os
 
 import pytest
 import torch
@@ -181,13 +182,21 @@ def test_a_save_that_fails_leaves_the_file_that_was_there(tmp_path, monkeypatch)
     before = path.read_bytes()
 
     def full(content, place):
-        place.write_bytes(b"half")
+        place.write(b"half")
         raise OSError("no space left")
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(OSError, match="no space left"):
         saved(tmp_path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_told_as_such_and_nothing_is_left(tmp_path):
+    part = tmp_path / f"state.part{os.getpid()}"
+    part.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        saved(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_position_that_the_cache_cannot_have_is_refused(tmp_path):

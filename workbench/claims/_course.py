@@ -134,7 +134,7 @@ class Course:
                 self._follow(message)
             case protocol.StudyStarted() if message.index != protocol.OWN_STUDY:
                 now.studies[-1] = len(self._session.studies) - 1
-            case protocol.Failure() if not self.was_cut:
+            case protocol.Failure() if not self.was_cut and message.kind != protocol.JOURNAL:
                 now.failures.append(message.sentence)
             case protocol.StudyRows() if message.table == "effects":
                 yield from self._look()

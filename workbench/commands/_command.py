@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sessions import whole
 from sessions.errors import SessionError
 from workbench import remote
 from workbench.titles import Titles
@@ -129,9 +130,10 @@ def check_output_there(path: Path, suffixes: Collection[str] = ()) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a table, its line ends as they are; raises ``Failed``."""
     try:
-        path.write_text(text, encoding="utf-8", newline="")
-    except OSError as error:
-        raise Failed(f"{path} cannot be written: {error.strerror}; choose another place") from None
+        whole.write(path, text.encode())
+    except (OSError, RuntimeError) as error:
+        why = whole.reason(error)
+        raise Failed(f"{path} cannot be written: {why}; choose another place") from None
 
 
 def say(text: str) -> None:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from sessions import hdf5
 from sessions.errors import SessionError
 from sessions.model import Session
-from workbench import protocol
+from workbench import journal, protocol
 from workbench.commands._command import DONE, FAILED, INTERRUPTED, Failed, Mistaken, say
 from workbench.headless import Outcome
 
@@ -63,6 +63,8 @@ class Bar:
                 if message.fraction is not None:
                     self._told = True
                     self._progress.update(self._task, total=1.0, completed=message.fraction)
+            case protocol.Failure() if message.kind == protocol.JOURNAL:
+                self.say(f"{message.sentence} {message.fix}")
             case protocol.Steps() if not self._told:
                 self._advance(message)
 
@@ -88,9 +90,11 @@ def settle(outcome: Outcome, output: Path | None) -> str | None:
     """
     session = outcome.session
     if outcome.mistake:
-        outcome.journal.unlink(missing_ok=True)
+        journal.discard(outcome.journal)
         raise Mistaken(outcome.mistake)
     for text in warnings(session):
+        if text == outcome.unjournaled:
+            continue  # told when it happened
         say(f"{text[:1].upper()}{text[1:]}.")
     for failure in outcome.failures:
         say(f"{failure.sentence} {failure.fix}".strip())
@@ -101,13 +105,13 @@ def settle(outcome: Outcome, output: Path | None) -> str | None:
         try:
             hdf5.save(session, output)
         except SessionError as error:
-            raise Failed(f"{error} {_kept(outcome.journal)}") from None
+            raise Failed(f"{error} {_kept(outcome)}".strip()) from None
         saved = str(output)
     lost = any(failure.kind == "died" for failure in outcome.failures)
     if saved is None and session.segments and (lost or outcome.reason == "died"):
-        say(_kept(outcome.journal))
+        say(_kept(outcome))
     else:
-        outcome.journal.unlink(missing_ok=True)
+        journal.discard(outcome.journal)
     return saved
 
 
@@ -128,11 +132,20 @@ def as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:
 
 
 def exit_code(outcome: Outcome) -> int:
-    """The exit code that tells how the run ended; numbers that are not finite are a failure."""
-    if outcome.reason == "done" and any(failure.kind == "nan" for failure in outcome.failures):
+    """The exit code that tells how the run ended.
+
+    Numbers that are not finite, and a file that was asked for and not written, are failures.
+    """
+    failed = {failure.kind for failure in outcome.failures}
+    if outcome.reason == "done" and failed & {"nan", "unwritten"}:
         return FAILED
     return {"done": DONE, "cancelled": INTERRUPTED}.get(outcome.reason, FAILED)
 
 
-def _kept(journal: Path) -> str:
-    return f"What was measured is kept: workbench recover {journal}"
+def _kept(outcome: Outcome) -> str:
+    """Where what was measured can be had again."""
+    if not outcome.unjournaled:
+        return f"What was measured is kept: workbench recover {outcome.journal}"
+    if not outcome.journal.exists():
+        return "Nothing of it is kept."
+    return f"What was measured first is kept: workbench recover {outcome.journal}"

@@ -50,7 +50,7 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         floors.store(found)
     except OSError as error:
-        raise Failed(f"{floors.path()} cannot be written: {error.strerror}") from None
+        raise Failed(f"{floors.unstored(error)}. It was: {floors.describe(found)}") from None
     if arguments.json:
         answer_json(as_data(outcome, str(floors.path())) | msgspec.to_builtins(found))
     else:

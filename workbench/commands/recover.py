@@ -50,7 +50,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise Failed(f"{error}") from None
     hdf5.save(session, output)
     if arguments.journal is None:
-        path.unlink(missing_ok=True)  # so that the next call finds the next one
+        journal.discard(path)  # so that the next call finds the next one
     segments, steps = len(session.segments), sum(len(one.steps["t_s"]) for one in session.segments)
     if arguments.json:
         answer_json({"file": str(output), "segments": segments, "steps": steps})

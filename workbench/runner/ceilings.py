@@ -130,7 +130,7 @@ def _keep(found: Ceilings) -> str:
     try:
         ceilings.store(found)
     except OSError as error:
-        return f"{ceilings.path()} cannot be written: {error.strerror}"
+        return ceilings.unstored(error)
     return ""
 
 

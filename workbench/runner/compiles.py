@@ -39,6 +39,7 @@ class Compiles:
     recompiles: list[str] = field(default_factory=list)  # each with its reason
     given_up: list[str] = field(default_factory=list)  # what runs in eager mode since
     _mark: _Mark | None = None
+    _aside: bool = False
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
@@ -58,8 +59,20 @@ class Compiles:
         """Take in what was compiled so far; may be asked while following."""
         if self._mark is not None:
             before, self._mark = self._mark, _Mark.now()
-            self._add(before, self._mark)
+            if not self._aside:
+                self._add(before, self._mark)
         return self
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is compiled inside is for a check, and no part of what steps."""
+        self.read()
+        self._aside = True
+        try:
+            yield
+        finally:
+            self.read()
+            self._aside = False
 
     def text(self) -> str:
         """Graphs, breaks and recompiles, counted, with lines and reasons."""

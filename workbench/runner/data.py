@@ -38,6 +38,11 @@ class Batches:
         self._buffers = list(buffers)  # each with its ring: one more axis, the batches
         self.advances = 0
 
+    @property
+    def place(self) -> int:
+        """Which batch of the ring is current."""
+        return max(0, self.advances - 1) % RING
+
     def tensors(self) -> list[Tensor]:
         """All that is held on the device."""
         rings = [one for pair in self._buffers for one in pair]

@@ -14,6 +14,7 @@ import models
 from models._cuda_graph import CaptureError
 from sessions.sizes import size_text
 from workbench.protocol import Failure
+from workbench.runner.environment import host
 from workbench.runner.probes import _lines
 from workbench.runner.ranks.group import RankError
 
@@ -154,6 +155,15 @@ def _why_not_compiled(text: str) -> str:
         what += f": {explained[1].rstrip('. ')}"
     file, line, code = frames[-1]
     return f"{what} ({Path(file).name}, line {line}: {code.strip()})"
+
+
+def unwritten(what: str, path: Path | str, error: OSError) -> Failure:
+    """The failure to write a file beside what a run measures, which is none of the latter."""
+    return Failure(
+        kind="unwritten",
+        sentence=f"{what} could not be written to {path} on {host()}: {error.strerror}.",
+        fix="Make room there, or name another place.",
+    )
 
 
 def _lacks_memory(error: BaseException) -> bool:

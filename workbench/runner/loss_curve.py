@@ -26,13 +26,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-import kernels
 from models import Model
 from models._initialise import keep_marks
-from workbench.runner import ties
+from workbench.runner import draws, ties
 from workbench.runner.arm import Arm
 from workbench.runner.ceilings import fp32_products
 from workbench.runner.data import Tensors
+from workbench.runner.plain import carry, plain_kernels, take_choices
 from workbench.runner.ties import Nudge, nudged
 from workbench.runner.training import Trainer, plain_optimizer
 
@@ -220,7 +220,6 @@ def _plain_course(
     nudge: Nudge = ties.NONE,
 ) -> Course:
     """Of a copy in ``dtype``, or in the arm's own precision and flags."""
-    plain = {name: "torch" for name, op in kernels.OPS.items() if "torch" in op.implementations}
     wrap: Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]
     with contextlib.ExitStack() as stack:
         if dtype is None:
@@ -230,7 +229,7 @@ def _plain_course(
         else:
             stack.enter_context(fp32_products(tf32=False))
             wrap = _as_it_is
-        stack.enter_context(kernels.using(**plain))
+        stack.enter_context(plain_kernels())
         model, trainer, copies = _copy(arm, dtype or arm.weights_dtype, nudge, fresh=fresh)
         if dtype is None:
             take_choices(model, arm.model)
@@ -288,6 +287,7 @@ def _copy(
     model: Model = arm.situation.family.share(arm.situation.config, weights)
     carry(model, arm.model)
     model.train()
+    draws.take_modes(model, arm.model)
     optimizer = plain_optimizer(copies.values())
     for parameter, state in arm.trainer.optimizer.state.items():
         if not fresh and id(parameter) in copies:
@@ -298,18 +298,6 @@ def _copy(
                 "exp_avg_sq": state["exp_avg_sq"].detach().to(copied.dtype, copy=True),
             }
     return model, Trainer(optimizer, None), copies
-
-
-def take_choices(model: Model, other: Model) -> None:
-    """Let a model that adapts go on from what another of its structure has chosen."""
-    for name, tensor in other.adapted().items():
-        model.adapted()[name].copy_(tensor)
-
-
-def carry(model: Model, other: Model) -> None:
-    """Let a model go on from what the calls of another of its structure have left."""
-    for name, tensor in other.carried().items():
-        model.carried()[name].copy_(tensor)
 
 
 @contextlib.contextmanager

@@ -32,6 +32,13 @@ _PRODUCTS = _CONVOLUTIONS | frozenset(
         *(torch.mm, torch.Tensor.mm, torch.bmm, torch.Tensor.bmm, torch.addmm, torch.baddbmm),
     )
 )
+_MATRIX_PRODUCTS = frozenset(
+    (
+        *("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear"),
+        *("_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "_int_mm", "_trilinear"),
+    )
+)
+_KINDS = {"convolution": "convolution", "_attention": "attention", "_rnn": "recurrent layer"}
 _CHECKED = 64  # rows and columns of a product, which are computed again in FP64
 
 
@@ -185,6 +192,35 @@ class _Errors(TorchDispatchMode):
             name = "convolution" if func is torch.ops.aten.convolution.default else "matrix product"
             self._errors.setdefault(name, []).append(float((got.double() - wanted).norm()) / size)
         return out
+
+
+class ProductDtypes(TorchDispatchMode):
+    """The number format that each product inside gives, below autocast, whoever asks for it.
+
+    ``seen`` counts them by kind and dtype. A product in a kernel that is no operator of torch is
+    not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[tuple[str, torch.dtype]] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        kind = _kind(func.overloadpacket.__name__)
+        first = out[0] if isinstance(out, tuple | list) and out else out
+        if kind and isinstance(first, Tensor):
+            self.seen[kind, first.dtype] += 1
+        return out
+
+
+def _kind(operator: str) -> str:
+    """What kind of product an operator of aten is; empty where it is none."""
+    if operator in _MATRIX_PRODUCTS:
+        return "matrix product"
+    return next((kind for part, kind in _KINDS.items() if part in operator), "")
 
 
 def _product(out: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,10 @@ at most ``SLACK`` times what independent roundings, one a layer, would add up to
 A model that chooses (experts, tokens) may go another way where two candidates lie within a rounding
 of each other: an arm that is too far off is red only if ``ties`` finds none that explain it.
 
-A model of one's own may draw random numbers: if two calls of the plain one differ, it is not
-checked. What its calls leave in buffers, every copy of it goes on from.
+A model of one's own may draw random numbers. If it draws in training and not in evaluation mode,
+all that is compared is so in evaluation mode, losses and weights over steps of training too; the
+check says so. If two calls of the plain one differ all the same, it is not checked. What its calls
+leave in buffers, every copy of it goes on from; generators and modes are left as they were.
 
 A model that adapts is judged in the state it is in, which checking leaves as it was: the plain one
 in the arm's precision makes the same choices, and the reference none. So what is allowed is twice
@@ -25,36 +27,28 @@ import contextlib
 import gc
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-import psutil
 import torch
 
-import kernels
-from models import Model
-from models._model import Promise
-from models._quantized import QuantizedLinear, expected_error, quantize_linears
+from models._quantized import QuantizedLinear, expected_error
 from sessions.model import Numerics
 from sessions.sizes import size_text
-from workbench.runner import loss_curve, ties
+from workbench.runner import draws, loss_curve
 from workbench.runner.arm import Arm
-from workbench.runner.ceilings import fp32_products
 from workbench.runner.compiles import eager
-from workbench.runner.failures import Mistake, explain, is_fatal
-from workbench.runner.loss_curve import Between, Curve, carry, go_on, take_choices
-from workbench.runner.outputs import measurable, tensors
-from workbench.runner.ties import Nudge, Nudges, nudged
+from workbench.runner.failures import explain, is_fatal
+from workbench.runner.loss_curve import Between, Curve, go_on
+from workbench.runner.outputs import tensors
+from workbench.runner.plain import Outputs, Plain, free_bytes
+from workbench.runner.ties import Nudge, Nudges
 from workbench.runner.toggles import Situation
 from workbench.runner.training import forget_graph
-from workbench.runner.weights import Parameters
-from workbench.runner.workloads import Compute
 
 ALIKE = 1e-5  # relative; atomic sums make two calls differ by less
 SLACK = 2.0  # times the error of the plain model in the same precision
 TIED = " where rounding decides between choices"
 _PIECE = 1 << 24  # outputs that are compared at a time
-_ROOM = 4  # times the reference's weights and outputs must be free for it
 
 
 class PutOff(Exception):  # noqa: N818 - a request, not an error
@@ -71,37 +65,6 @@ class Distance:
     cosine: float
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """What a model gives for the batch: outputs, and the loss where it is trained."""
-
-    values: torch.Tensor
-    loss: float | None
-    promise: Promise | None = None
-    several: tuple[torch.Tensor, ...] = ()  # where the model gives more than ``values``
-
-    @classmethod
-    def of(cls, output: Any, loss: float | None, promise: Promise | None = None) -> Outputs:
-        """Of whatever a model gives; raises ``Mistake`` where nothing of it can be compared."""
-        found = tuple(measurable(output))
-        if not found:
-            raise Mistake("the outputs hold no floating-point numbers, which could be compared")
-        return cls(found[0], loss, promise, found if len(found) > 1 else ())
-
-    @property
-    def all(self) -> tuple[torch.Tensor, ...]:
-        """Each output."""
-        return self.several or (self.values,)
-
-    def at(self, place: int) -> Outputs:
-        """The same with this output for ``values``."""
-        return replace(self, values=self.all[place])
-
-
-def _unwrapped(compute: Compute) -> Compute:
-    return compute
-
-
 def check(arm: Arm, situation: Situation, between: Between = go_on) -> Numerics:
     """Compare the arm with its reference, outside of all timing; never raises but fatally.
 
@@ -111,12 +74,16 @@ def check(arm: Arm, situation: Situation, between: Between = go_on) -> Numerics:
     """
     name = ""
     try:
-        with _plain_kernels():
-            weights = arm.plain_weights()
-            reference, name = _reference(arm, situation, weights)
-        between()
-        with _choices_kept(arm) as put_back:
-            return _judge(arm, situation, weights, reference, name, put_back, between)
+        with draws.put_back(arm.model, situation.device), contextlib.ExitStack() as modes:
+            plain = Plain(arm, situation, arm.plain_weights())
+            reference, name = plain.reference()
+            between()
+            how = Comparison("") if arm.model.repeats else _comparison(plain, modes)
+            if how.words:
+                reference, name = plain.reference()
+            between()
+            with _choices_kept(arm) as put_back:
+                return _judge(plain, reference, name, how, put_back, between)
     except PutOff:
         raise
     except Exception as error:
@@ -158,17 +125,70 @@ def distance(values: torch.Tensor, reference: torch.Tensor) -> Distance:
     )
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """``words`` begin what is told of a comparison; ``varies``: why it would mean nothing."""
+
+    words: str
+    varies: str = ""
+
+
+def _comparison(plain: Plain, modes: contextlib.ExitStack) -> Comparison:
+    """How a model that may draw can be compared: the arm is in that mode until ``modes`` ends."""
+    one = plain.outputs()
+    if not one.drew:
+        return Comparison("", _differs(plain, one))
+    if not plain.situation.workload.trains:
+        return Comparison("", "it draws random numbers in evaluation mode")
+    if plain.arm.divided is not None:  # whose steps the other ranks make in training mode
+        return Comparison("", "it draws random numbers in training, each rank others")
+    with contextlib.ExitStack() as mode:
+        mode.enter_context(draws.evaluating(plain.arm.model))
+        mode.enter_context(plain.arm.compiles.aside())
+        try:
+            still = plain.outputs()
+            why = "it draws random numbers there too" if still.drew else _differs(plain, still)
+        except Exception as error:
+            failure = explain(error)
+            if is_fatal(error) or failure.kind == "out-of-memory":
+                raise
+            why = failure.sentence
+        if why:
+            drawing = "it draws random numbers in training, and in evaluation mode"
+            return Comparison("", f"{drawing} nothing can be compared: {why}")
+        modes.push(mode.pop_all())
+    parts = ["it draws random numbers in training"]
+    parts += ["its buffers stay as they are"] if one.carries else []
+    if plain.situation.option("compile") != "off":
+        parts.append("it was compiled once more for that")
+    return Comparison(f"in evaluation mode ({'; '.join(parts)}): ")
+
+
+def _differs(plain: Plain, one: Outputs) -> str:
+    """Why nothing can be compared, where another equal call gives unequal outputs; else empty."""
+    other, arm = plain.outputs(), plain.arm
+    off = max(distance(y, x).relative_error for y, x in zip(one.all, other.all, strict=True))
+    loss = abs((one.loss or 0.0) - (other.loss or 0.0))
+    most = max(ALIKE, *(_rounding(arm, y) for y in one.all))
+    alike = off <= most and loss <= most * abs(one.loss or 0.0)
+    if alike or not (math.isfinite(off) and math.isfinite(loss)):
+        return ""
+    return (
+        f"two calls of the plain model on one batch differ by {off:.2g} (relative) in the outputs "
+        f"and {loss:.2g} in the loss; it draws random numbers, or overwrites its inputs"
+    )
+
+
 def _judge(
-    arm: Arm,
-    situation: Situation,
-    weights: Parameters,
+    model: Plain,
     reference: Outputs,
     name: str,
+    how: Comparison,
     put_back: Callable[[], None],
     between: Between,
 ) -> Numerics:
-    plain = _plain(arm, situation, weights)
-    varies = "" if arm.model.repeats else _varies(arm, plain, _plain(arm, situation, weights))
+    arm, situation = model.arm, model.situation
+    plain = model.outputs()
     between()
     with arm.entered():
         own = _own(arm, situation, put_back)
@@ -176,30 +196,30 @@ def _judge(
     own_shapes, shapes = ([tuple(y.shape) for y in one.all] for one in (own, reference))
     if own_shapes != shapes:
         told = [", ".join(map(str, each)) for each in (own_shapes, shapes)]
-        text = f"outputs of shape {told[0]}, and {told[1]} is expected"
+        text = f"{how.words}outputs of shape {told[0]}, and {told[1]} is expected"
         return Numerics(reference=name, ok=False, text=text)
-    if varies and all(bool(torch.isfinite(y).all()) for y in own.all):
-        return Numerics(reference="", ok=None, text=f"not checked: {varies}")
-    place, which = _worst(arm, own, plain, reference)
+    if how.varies and not _is_ruined(own, reference):
+        return Numerics(reference="", ok=None, text=f"not checked: {how.varies}")
+    errors, least = _distances(own, reference), _distances(plain, reference)
+    place, which = _worst(arm, own, errors, least)
     own, plain, at = own.at(place), plain.at(place), reference.at(place)
-    found = distance(own.values, at.values)
-    allowed = distance(plain.values, at.values)
+    found, allowed = errors[place], least[place]
     rounding = _rounding(arm, own.values)
     tolerance = SLACK * allowed.relative_error + rounding
-    nudges = _nudges(arm, situation, weights, reference, name, rounding, tolerance, place)
+    nudges = _nudges(model, reference, name, rounding, tolerance, place)
     if arm.quantization:
         tolerance = min(tolerance, _most(arm, rounding))
     promise = plain.promise
     moved = promise is not None and promise.relative_error > 0
     if promise is not None and moved:
-        still = _plain(arm, situation, weights, adapted=False).at(place)
+        still = model.outputs(adapted=False).at(place)
         unmoved = distance(still.values, at.values)
         most = SLACK * unmoved.relative_error + rounding + promise.relative_error
         tolerance = min(tolerance, most)
     difference, bound = None, 0.0
     if own.loss is not None and reference.loss is not None and plain.loss is not None:
         difference = own.loss - reference.loss
-        bound = _loss_bound(plain, reference)
+        bound = _loss_bound(plain, reference, least)
 
     def fits() -> bool:  # not what is not finite
         return found.relative_error <= tolerance and abs(difference or 0.0) <= bound
@@ -211,8 +231,8 @@ def _judge(
         tied = TIED if farther else ""
         tolerance, bound = tolerance + SLACK * farther, bound + SLACK * loss
     ok = fits()
-    text = f"relative error {found.relative_error:.2g}{which}, at most {tolerance:.2g} expected"
-    text += tied
+    text = f"{how.words}relative error {found.relative_error:.2g}{which}"
+    text += f", at most {tolerance:.2g} expected{tied}"
     if promise is not None and moved:
         text += f" of {promise.text}"
     if difference is not None:
@@ -232,7 +252,7 @@ def _judge(
             right = None
             text = f"not checked: the captured graph and the optimizer in it; outside of it {text}"
     if not math.isfinite(found.relative_error):
-        text = "some outputs are not finite"
+        text = f"{how.words}some outputs are not finite"
     return Numerics(
         reference=name,
         ok=right,
@@ -260,66 +280,57 @@ def _rounding(arm: Arm, values: torch.Tensor) -> float:
     return max(torch.finfo(values.dtype).eps, torch.finfo(arm.weights_dtype).eps)
 
 
-def _worst(arm: Arm, own: Outputs, plain: Outputs, reference: Outputs) -> tuple[int, str]:
-    """Which of several outputs is off by most of what it may be, and words for it."""
+def _distances(one: Outputs, reference: Outputs) -> list[Distance]:
+    """Of each output."""
+    return [distance(y, exact) for y, exact in zip(one.all, reference.all, strict=True)]
+
+
+def _worst(
+    arm: Arm, own: Outputs, errors: list[Distance], least: list[Distance]
+) -> tuple[int, str]:
+    """Which of several outputs is off by most of what it may be, and words for it.
+
+    ``least`` are the plain model's distances.
+    """
     if not own.several:
         return 0, ""
 
     def share(place: int) -> float:
-        found, allowed = (distance(one.all[place], reference.all[place]) for one in (own, plain))
-        tolerance = SLACK * allowed.relative_error + _rounding(arm, own.all[place])
-        part = found.relative_error / tolerance
+        tolerance = SLACK * least[place].relative_error + _rounding(arm, own.all[place])
+        part = errors[place].relative_error / tolerance
         return part if math.isfinite(part) else math.inf
 
     place = max(range(len(own.several)), key=share)
     return place, f" in output {place + 1} of {len(own.several)}"
 
 
-def _varies(arm: Arm, one: Outputs, other: Outputs) -> str:
-    """Why nothing can be compared, where equal inputs give unequal outputs; else empty."""
-    off = max(distance(y, x).relative_error for y, x in zip(one.all, other.all, strict=True))
-    loss = abs((one.loss or 0.0) - (other.loss or 0.0))
-    most = max(ALIKE, *(_rounding(arm, y) for y in one.all))
-    alike = off <= most and loss <= most * abs(one.loss or 0.0)
-    if alike or not (math.isfinite(off) and math.isfinite(loss)):
-        return ""
-    return (
-        f"two calls of the plain model on one batch differ by {off:.2g} (relative) in the outputs "
-        f"and {loss:.2g} in the loss; it draws random numbers (dropout), or overwrites its inputs"
+def _is_ruined(own: Outputs, reference: Outputs) -> bool:
+    """Whether an output is NaN, or infinite where none is: no draw of random numbers is why."""
+    return any(
+        bool(values.isnan().any()) or bool(values.isinf().any() and not exact.isinf().any())
+        for values, exact in zip(own.all, reference.all, strict=True)
     )
 
 
-def _loss_bound(plain: Outputs, reference: Outputs) -> float:
+def _loss_bound(plain: Outputs, reference: Outputs, least: list[Distance]) -> float:
     """How far the loss may be off: as the plain model's, and by the scatter that this one has.
 
     A loss is a mean, over whose rows errors of the outputs as large as the plain model's scatter.
     """
     assert plain.loss is not None and reference.loss is not None
-    scatter = 0.0
-    for values, exact in zip(plain.all, reference.all, strict=True):
-        rows = values.numel() // (values.shape[-1] if values.ndim else 1)
-        scatter = max(scatter, math.sqrt(distance(values, exact).mse / rows))
+    rows = [each.numel() // (each.shape[-1] if each.ndim else 1) for each in plain.all]
+    scatter = max(math.sqrt(each.mse / count) for each, count in zip(least, rows, strict=True))
     off = abs(plain.loss - reference.loss)
     return SLACK * off + loss_curve.SCATTER * scatter + loss_curve.rounding(reference.loss)
 
 
 def _nudges(
-    arm: Arm,
-    situation: Situation,
-    weights: Parameters,
-    reference: Outputs,
-    name: str,
-    rounding: float,
-    aim: float,
-    place: int,
+    plain: Plain, reference: Outputs, name: str, rounding: float, aim: float, place: int
 ) -> Nudges:
     """The reference, nudged by what an arm that is as far off as it may be rounds away."""
 
-    @fp32_products(tf32=False)
     def moved(nudge: Nudge) -> tuple[float, float]:
-        with _plain_kernels():
-            model = _model(situation, weights, getattr(torch, name), nudge)
-            outputs = _outputs(model, situation, arm)
+        outputs = plain.moved(getattr(torch, name), nudge)
         relative = distance(outputs.all[place], reference.all[place]).relative_error
         return relative, abs((outputs.loss or 0.0) - (reference.loss or 0.0))
 
@@ -332,7 +343,9 @@ def _curve(
     """The losses over some steps of an arm that trains; or why there are none, or nothing."""
     if not situation.workload.trains:
         return ""
-    room = _free_bytes(situation) / 2
+    if situation.option("cuda_graphs") != "off" and not arm.model.training:
+        return "the captured graph computes in training mode"
+    room = free_bytes(situation) / 2
     for dtype in dict.fromkeys((getattr(torch, name), torch.float32)):
         if (needed := loss_curve.bytes_needed(arm, dtype)) <= room:
             return loss_curve.check(arm, dtype, between, lambda: nudges.size)
@@ -340,34 +353,6 @@ def _curve(
         f"copies to compare with take {size_text(needed)}, and half of the free memory is "
         f"{size_text(room)}"
     )
-
-
-@fp32_products(tf32=False)
-def _reference(arm: Arm, situation: Situation, weights: Parameters) -> tuple[Outputs, str]:
-    """The plain model's outputs in the widest dtype that fits, and that dtype's name."""
-    if _fits(arm, situation, weights, torch.float64):
-        try:
-            outputs = _outputs(_model(situation, weights, torch.float64), situation, arm)
-            # An operator may compute in FP32 whatever it is given: say what really came out.
-            return outputs, str(outputs.values.dtype).removeprefix("torch.")
-        except Exception as error:  # a model of one's own may know FP32 alone
-            if is_fatal(error):
-                raise
-    return _outputs(_model(situation, weights, torch.float32), situation, arm), "float32"
-
-
-def _plain(arm: Arm, situation: Situation, weights: Parameters, adapted: bool = True) -> Outputs:
-    """The plain model in the arm's own precision and flags, and with its choices if ``adapted``."""
-    model = _model(situation, weights, None)
-    if adapted:
-        take_choices(model, arm.model)
-    if arm.quantization:
-        quantize_linears(model, arm.quantization)
-    with contextlib.ExitStack() as stack:
-        for flag in arm.flags:
-            stack.enter_context(flag())
-        with _plain_kernels():
-            return _outputs(model, situation, arm, arm.autocast)
 
 
 def _own(arm: Arm, situation: Situation, put_back: Callable[[], None]) -> Outputs:
@@ -398,31 +383,6 @@ def _own(arm: Arm, situation: Situation, put_back: Callable[[], None]) -> Output
                 return Outputs(arm.compute(*inputs).clone(), None)
 
 
-def _outputs(
-    model: Model,
-    situation: Situation,
-    arm: Arm,
-    wrap: Callable[[Compute], Compute] = _unwrapped,
-) -> Outputs:
-    """What a plain model gives for the batch of the arm's workload, without any cache."""
-    dtype = next(model.parameters()).dtype
-    inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in arm.batches.inputs)
-    workload = situation.workload
-    if workload.decodes:
-        (tokens,) = inputs
-        inputs = (torch.cat([tokens, tokens[:, -1:]], dim=1),)
-    with torch.no_grad():
-        carry(model, arm.model)
-        values = wrap(model)(*inputs)
-        loss = None
-        if workload.trains:
-            carry(model, arm.model)
-            loss = float(wrap(model.loss)(*inputs, *arm.batches.targets))
-    if workload.decodes or workload.name == "prefill":
-        values = values[:, -1:]
-    return Outputs.of(values, loss, None if workload.decodes else model.promise())
-
-
 @contextlib.contextmanager
 def _choices_kept(arm: Arm) -> Iterator[Callable[[], None]]:
     """Gives what puts back the choices that calls have changed; that is done at the end, too."""
@@ -437,43 +397,6 @@ def _choices_kept(arm: Arm) -> Iterator[Callable[[], None]]:
         yield put_back
     finally:
         put_back()
-
-
-def _model(
-    situation: Situation, weights: Parameters, dtype: torch.dtype | None, nudge: Nudge = ties.NONE
-) -> Model:
-    """The plain model around these weights, or around copies of them in another dtype."""
-    held = {
-        name: nudged(tensor.detach().to(dtype), nudge, place)
-        if dtype and tensor.is_floating_point()
-        else tensor
-        for place, (name, tensor) in enumerate(weights.items())
-    }
-    model: Model = situation.family.share(situation.config, held)
-    model.train(situation.workload.trains)
-    return model
-
-
-def _fits(arm: Arm, situation: Situation, weights: Parameters, dtype: torch.dtype) -> bool:
-    """Whether weights and outputs in ``dtype`` leave most of the memory free."""
-    numbers = sum({id(each): each.numel() for each in weights.values()}.values())
-    each = int(getattr(situation.config, "vocabulary", 1))  # outputs of a token
-    numbers += sum(x.numel() for x in arm.batches.inputs) * each
-    return _ROOM * numbers * dtype.itemsize < _free_bytes(situation)
-
-
-def _free_bytes(situation: Situation) -> int:
-    if situation.on_gpu:
-        return int(torch.cuda.mem_get_info(situation.device)[0])
-    return int(psutil.virtual_memory().available)
-
-
-@contextlib.contextmanager
-def _plain_kernels() -> Iterator[None]:
-    """Every operator in PyTorch that has an implementation there."""
-    plain = {name: "torch" for name, op in kernels.OPS.items() if "torch" in op.implementations}
-    with kernels.using(**plain):
-        yield
 
 
 def _finite(value: float) -> float | None:

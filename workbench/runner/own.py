@@ -8,8 +8,8 @@ returns ``(module, make_inputs)`` or ``(module, make_inputs, loss)``:
 * ``loss(output, *inputs)`` gives the mean loss, one number; only the training step needs it.
 
 The module may give one tensor, or several in a tuple, a list, a dict or a dataclass. Its numbers
-are checked if equal inputs give equal outputs: not with dropout, random draws, or inputs
-overwritten.
+are checked if equal inputs give equal outputs: not if it overwrites its inputs, or draws random
+numbers. One that draws in training alone (dropout) is checked in evaluation mode, and told so.
 
 The file is run in the runner, once for the weights and once for every configuration around them.
 """

@@ -28,7 +28,7 @@ from workbench.runner.alternation import Alternation
 from workbench.runner.arm import Arm, label
 from workbench.runner.blocks import Contender, TimedBlock
 from workbench.runner.environment import host
-from workbench.runner.failures import Mistake
+from workbench.runner.failures import Mistake, unwritten
 from workbench.runner.graph_pools import resident_bytes
 from workbench.runner.probes import recordings
 from workbench.runner.profiling import findings, marks, roles, sums, trace
@@ -111,7 +111,11 @@ class ProfileRun:
             rig.state("running", "Reading the trace")
             found = findings.read(path, arm)
             if file is not None:
-                findings.keep(path, file)
+                try:
+                    findings.keep(path, file)
+                except OSError as error:
+                    rig.wire.send(unwritten("The trace", file, error))
+                    file = None
             course = roles.course(found, held)
             if (beside := self._without_graphs(arm, path)) is not None:
                 plain = findings.read(path, arm)

@@ -16,11 +16,18 @@ import torch
 
 from sessions.model import Configuration, Evidence, Phase, Scalar
 from workbench import protocol
-from workbench.runner import cures
+from workbench.runner import cures, infinities
 from workbench.runner.arm import Arm, label
 from workbench.runner.blame import failed_options
 from workbench.runner.cures import cure
-from workbench.runner.failures import MEMORY_MAY_CURE, Cancelled, explain, is_fatal, trying_again
+from workbench.runner.failures import (
+    MEMORY_MAY_CURE,
+    Cancelled,
+    explain,
+    is_fatal,
+    trying_again,
+    unwritten,
+)
 from workbench.runner.finite import FiniteWatch
 from workbench.runner.memory import free_memory
 from workbench.runner.metrics import MetricReader
@@ -135,7 +142,7 @@ class Run:
         rig.memory.follow(arm)
         self._arm, self._situation, self._steady = arm, situation, 0
         self._metrics = MetricReader(wire, index, arm.model)
-        self._finite = FiniteWatch(rig.device)
+        self._finite = FiniteWatch(rig.device, self._infinities)
         self._text = TextReader(wire, index, arm)
         self._shown = False
         self._numbers.begin(situation)
@@ -222,7 +229,10 @@ class Run:
         self._entered.close()
         if last and self._start.save_state:
             self._rig.watchdog.active = False  # writing is no hang
-            self._rig.note("info", save_round(self._start.save_state, arm))
+            try:
+                self._rig.note("info", save_round(self._start.save_state, arm))
+            except OSError as error:
+                self._rig.wire.send(unwritten("The decode state", self._start.save_state, error))
         self._numbers.end(arm)
 
     def _check_numbers(self, arm: Arm) -> None:
@@ -288,7 +298,7 @@ class Run:
         if self._metrics is not None:
             self._metrics.poll()
         output, finite = self._output, self._finite
-        if finite is not None and output is not None and finite.poll(output):
+        if finite is not None and output is not None and finite.poll(output, arm.batches.place):
             self._not_finite()
         if self._text is not None:
             self._text.poll()
@@ -302,6 +312,20 @@ class Run:
             assert self._arm is not None
             self._shown = True
             self._tell_evidence(self._arm.find_evidence())
+
+    def _infinities(self, batch: int) -> infinities.Counts | None:
+        """Those that the outputs of one batch may hold; looked at in a pause between two steps."""
+        rig, arm = self._rig, self._arm
+        if arm is None or arm.trainer is not None or not arm.feeds or arm.rounds is not None:
+            return None  # a loss, or tokens
+        rig.watchdog.active = False
+        try:
+            return infinities.expected(arm, batch)
+        finally:
+            free_memory()
+            rig.phases.restart()
+            rig.watchdog.active = True
+            rig.watchdog.begin(rig.phases.phase)
 
     def _not_finite(self) -> None:
         """Tell, once a segment, that the numbers mean nothing any more."""

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench import remote
+from workbench import journal, remote
 from workbench.ui import display
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _ask_to_discard(window: MainWindow, path: Path, when: str) -> None:
         f"Delete the session of {when}? It is saved nowhere else.",
         "This cannot be undone.",
     )
-    banner.add("Delete", lambda: path.unlink(missing_ok=True))
+    banner.add("Delete", lambda: journal.discard(path))
     banner.add("Keep", lambda: None)
 
 

@@ -103,7 +103,7 @@ class Demo(QObject):
             try:
                 self._save()
             except (OSError, SessionError, ExportError) as error:
-                self._say(str(error))
+                self._failed(protocol.Failure(kind="unwritten", sentence=str(error)))
             self._end()
 
     def _build(self, catalogue: protocol.Catalogue) -> None:
@@ -138,7 +138,8 @@ class Demo(QObject):
         self._state.choose(act.choices, act.text)
 
     def _failed(self, failure: protocol.Failure) -> None:
-        self.outcome.failures.append(failure)
+        if failure.kind != protocol.JOURNAL:  # which ends no run
+            self.outcome.failures.append(failure)
         self._say(f"{failure.sentence} {failure.fix}".strip())
 
     def _save(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import os
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from PySide6.QtGui import QGuiApplication, QImage, QPageSize, QPainter, QPdfWrit
 from PySide6.QtSvg import QSvgGenerator
 from PySide6.QtWidgets import QApplication
 
+from sessions import whole
 from sessions.tables import Table
 from workbench.ui.plots import PLOTS, Plot, Run
 from workbench.ui.plots._canvas import Canvas, canvas_view
@@ -270,13 +270,8 @@ def _buffer() -> tuple[QByteArray, QBuffer]:
 
 def write_whole(target: Path, content: bytes) -> None:
     """Write and rename, so that no file is ever half overwritten; raises ``ExportError``."""
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     try:
-        try:
-            temporary.write_bytes(content)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ExportError(f"Cannot write {target}: {reason}; choose another place.") from error
+        whole.write(target, content)
+    except (OSError, ValueError, RuntimeError) as error:
+        sentence = f"Cannot write {target}: {whole.reason(error)}; choose another place."
+        raise ExportError(sentence) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,13 +55,17 @@ def describe(path: Path, title: str, notes: str) -> None:
 
 
 def recoverable() -> list[Path]:
-    """Journals that hold measurements nobody saved, newest first; empty ones are removed."""
+    """Journals that hold measurements nobody saved, newest first; empty ones are removed.
+
+    Those that cannot be read are left alone.
+    """
     found = []
     for path in journal.unfinished():
-        if _has_segment(path):
-            found.append(path)
-        else:
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            if _has_segment(path):
+                found.append(path)
+            else:
+                journal.discard(path)
     return found
 
 

@@ -35,7 +35,7 @@ from workbench.ui.undo import Change, Choices
 from workbench.ui.verdicts import Verdicts
 
 LOG_LINES, CHECK_DELAY_MS = 1000, 120  # after the last edit
-REMARKS = ("nan", "slower")  # failures that refused nothing: the run goes on
+REMARKS = ("nan", "slower", "unwritten", protocol.JOURNAL)  # refused nothing: the run goes on
 ACTIVE = ("building", "running", "paused", "stopping")
 
 Launch = Callable[[Journal | None], Client]

@@ -261,8 +261,7 @@ class Verdicts(QObject):
         except ValueError as error:
             state.write(protocol.Note(kind="warning", text=f"not calibrated: {error}"))
         except OSError as error:
-            text = f"{floors.path()} cannot be written: {error.strerror}"
-            state.write(protocol.Note(kind="warning", text=text))
+            state.write(protocol.Note(kind="warning", text=floors.unstored(error)))
         else:
             state.write(protocol.Note(kind="info", text=floors.describe(found)))
         self._read_floor()

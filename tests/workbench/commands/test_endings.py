@@ -69,6 +69,35 @@ def test_what_was_interrupted_is_130_and_still_answers(name, ran, sent, capsys):
     assert json.loads(capsys.readouterr().out)["reason"] == "cancelled"
 
 
+@each
+def test_a_journal_that_cannot_be_written_ends_no_run_and_is_told_once(
+    name, ran, sent, monkeypatch, capsys
+):
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")  # in which nobody can make a folder
+    sent(ran.catalogue, protocol.Finished(reason="cancelled", steps=0))
+    assert main([*COMMANDS[name], "--json"]) == 130
+    printed = capsys.readouterr()
+    said = " ".join(printed.err.split())
+    assert said.count("The journal /dev/null/workbench/") == 1
+    assert "Not a directory" in said and "set XDG_STATE_HOME to a folder" in said
+    told = json.loads(printed.out)
+    assert (told["reason"], told["failures"]) == ("cancelled", [])
+    assert len(told["warnings"]) == 1 and "a crash would lose" in told["warnings"][0]
+
+
+def test_a_trace_or_state_that_could_not_be_written_is_1_and_what_was_measured_is_saved(
+    ran, sent, tmp_path, capsys
+):
+    failed = protocol.Failure(kind="unwritten", sentence="The trace could not be written to /x.")
+    begun = next(each for each in ran.messages if isinstance(each, protocol.SegmentStarted))
+    sent(ran.catalogue, begun, failed, protocol.Finished(reason="done", steps=9))
+    output = tmp_path / "a.h5"
+    assert main(["run", "hydra", "--json", "-o", str(output)]) == 1
+    printed = capsys.readouterr()
+    assert "The trace could not be written to /x." in printed.err and output.exists()
+    assert json.loads(printed.out)["reason"] == "done"
+
+
 # Those that follow no single run: a plan of several, another process, files
 
 CLAIMS = ["reproduce", "moe", "--only", "torch.compile reduce-overhead", "--only"]
@@ -101,6 +130,17 @@ def test_claims_that_were_interrupted_are_130_and_still_answered(ran, sent, monk
     told = json.loads(capsys.readouterr().out)
     assert told["reason"] == "cancelled"
     assert any("interrupted" in one["reason"] for one in told["claims"])
+
+
+def test_claims_go_on_without_a_journal_which_is_no_reason_of_theirs(
+    ran, sent, monkeypatch, capsys
+):
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    sent(ran.catalogue, protocol.Finished(reason="done", steps=0))
+    main(CLAIMS)
+    told = json.loads(capsys.readouterr().out)
+    assert told["failures"] == [] and len(told["warnings"]) == 1
+    assert not any("journal" in str(one.get("reason")) for one in told["claims"])
 
 
 def failing(*_, **__):

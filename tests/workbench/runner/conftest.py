@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pytest
+import torch
 from runner_driver import FAULTY, Driver
 
 from sessions.model import Configuration
@@ -48,3 +50,12 @@ def small() -> Configuration:
         model={"dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "max_sequence": 256},
         settings={"batch": 1, "sequence": 16},
     )
+
+
+@pytest.fixture
+def eager_backend(monkeypatch):
+    """torch.compile without the seconds that generating code takes."""
+    compiled = functools.partial(torch.compile, backend="eager", dynamic=False)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled(function))
+    yield
+    torch._dynamo.reset()

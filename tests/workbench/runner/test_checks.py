@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import msgspec
 import pytest
 import torch
@@ -159,21 +157,12 @@ def test_a_wrong_kernel_fails_and_what_was_not_checked_does_not_pass(build, monk
     def no_memory(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr("workbench.runner.numerics._model", no_memory)
+    monkeypatch.setattr("workbench.runner.plain.Plain._model", no_memory)
     found = checks.right_numbers(arm)
     assert found.status == "not checked" and "Out of memory" in found.evidence
 
 
 # Fixed graph
-
-
-@pytest.fixture
-def eager_backend(monkeypatch):
-    """torch.compile without the seconds that generating code takes."""
-    compiled = functools.partial(torch.compile, backend="eager", dynamic=False)
-    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled(function))
-    yield
-    torch._dynamo.reset()
 
 
 def watch_graph(arm, phases, count=2):

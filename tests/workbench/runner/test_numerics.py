@@ -9,7 +9,7 @@ from built_arms import configuration, stepped
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.runner import loss_curve, numerics
+from workbench.runner import loss_curve, numerics, plain
 from workbench.runner.arm import Arms
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.resolve import resolve
@@ -89,7 +89,7 @@ def test_outputs_that_are_not_finite_are_red(build):
 
 
 def test_a_reference_that_does_not_fit_in_fp64_is_computed_in_fp32(build, monkeypatch):
-    monkeypatch.setattr(numerics, "_fits", lambda *_: False)
+    monkeypatch.setattr(plain.Plain, "_fits", lambda *_: False)
     found = numerics.check(*build())
     assert found.ok and found.reference == "float32"
 
@@ -126,14 +126,14 @@ def test_an_arm_that_lacks_memory_in_the_check_is_not_checked(build):
 
 
 def test_a_model_that_knows_no_fp64_is_checked_in_fp32(build, monkeypatch):
-    outputs = numerics._outputs
+    given = plain.Plain._given
 
-    def choosy(model, *more):
+    def choosy(self, model, *more):
         if next(model.parameters()).dtype == torch.float64:
             raise TypeError("FP64 is not known here")
-        return outputs(model, *more)
+        return given(self, model, *more)
 
-    monkeypatch.setattr(numerics, "_outputs", choosy)
+    monkeypatch.setattr(plain.Plain, "_given", choosy)
     found = numerics.check(*build())
     assert found.ok and found.reference == "float32"
 
@@ -142,7 +142,7 @@ def test_what_has_no_reference_is_not_checked(build, monkeypatch):
     def broken(*_):
         raise TypeError("no plain model")
 
-    monkeypatch.setattr(numerics, "_model", broken)
+    monkeypatch.setattr(plain.Plain, "_model", broken)
     found = numerics.check(*build())
     assert (found.ok, found.reference) == (None, "") and "no plain model" in found.text
 
@@ -151,7 +151,7 @@ def test_what_cannot_be_checked_says_why(build, monkeypatch):
     def no_memory(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr(numerics, "_model", no_memory)
+    monkeypatch.setattr(plain.Plain, "_model", no_memory)
     found = numerics.check(*build())
     assert found.ok is None and found.reference == ""
     assert found.text.startswith("not checked: Out of memory")
@@ -310,7 +310,7 @@ def test_a_wrong_update_is_red_with_moments_in_8_bits_too(build):
 def test_a_curve_that_is_not_checked_says_why(build, monkeypatch):
     found = numerics.check(*build())
     assert found.curve_steps is None and "curve" not in found.text
-    monkeypatch.setattr(numerics, "_free_bytes", lambda situation: 10**6)
+    monkeypatch.setattr(numerics, "free_bytes", lambda situation: 10**6)
     found = numerics.check(*build("train"))
     assert found.ok and found.curve_steps is None
     assert "loss curve not checked: copies to compare with take 1.68 MiB" in found.text
@@ -319,8 +319,8 @@ def test_a_curve_that_is_not_checked_says_why(build, monkeypatch):
 def test_a_curve_that_does_not_fit_in_fp64_is_followed_in_fp32(build, monkeypatch):
     arm, situation = build("train")
     room = 2 * loss_curve.bytes_needed(arm, torch.float32) + 2
-    monkeypatch.setattr(numerics, "_fits", lambda *_: True)
-    monkeypatch.setattr(numerics, "_free_bytes", lambda situation: room)
+    monkeypatch.setattr(plain.Plain, "_fits", lambda *_: True)
+    monkeypatch.setattr(numerics, "free_bytes", lambda situation: room)
     found = numerics.check(arm, situation)
     assert found.ok and (found.reference, found.curve_steps) == ("float64", loss_curve.STEPS)
 
@@ -332,7 +332,7 @@ def test_a_captured_step_counts_as_checked_only_with_its_optimizer(build, monkey
     monkeypatch.setattr(type(situation), "option", captured)
     found = numerics.check(arm, situation)
     assert found.ok and found.text.endswith("replays of the captured graph, with its optimizer")
-    monkeypatch.setattr(numerics, "_free_bytes", lambda situation: 10**6)
+    monkeypatch.setattr(numerics, "free_bytes", lambda situation: 10**6)
     found = numerics.check(arm, situation)
     assert found.ok is None
     assert found.text.startswith("not checked: the captured graph and the optimizer in it; ")

@@ -121,9 +121,8 @@ def test_nothing_but_infinities_is_no_agreement():
 
 
 @pytest.mark.parametrize("workload", ["forward", "train"])
-@pytest.mark.parametrize("before", ["x = x + torch.randn_like(x)", "x.add_(1)"])
-def test_what_two_equal_calls_disagree_in_is_not_checked(build, workload, before):
-    arm, situation = build(workload, before=before)
+def test_what_two_equal_calls_disagree_in_is_not_checked(build, workload):
+    arm, situation = build(workload, before="x.add_(1)")
     found = numerics.check(arm, situation)
     assert found.ok is None and "two calls of the plain model on one batch differ" in found.text
 
@@ -131,7 +130,7 @@ def test_what_two_equal_calls_disagree_in_is_not_checked(build, workload, before
 def test_a_loss_that_draws_is_not_checked(build):
     loss = "(output * torch.randn_like(output)).square().mean()"
     found = numerics.check(*build("train", loss=loss))
-    assert found.ok is None and "in the loss" in found.text
+    assert found.ok is None and "it draws random numbers there too" in found.text
 
 
 def test_what_draws_is_red_all_the_same_where_it_is_not_finite(build):
@@ -172,11 +171,3 @@ def test_any_output_that_is_not_finite_is_found(bad):
     assert not FiniteWatch(CPU).poll(output)
     (output["a"], output["b"][0])[bad][-1] = float("nan")
     assert FiniteWatch(CPU).poll(output)
-
-
-@pytest.mark.parametrize(("precision", "status"), [("bf16", "effective"), ("amp_bf16", "unknown")])
-def test_precision_without_linear_layers_is_not_said_to_have_done_nothing(build, precision, status):
-    before = "return x @ self.a.weight.to(x.dtype).t()"
-    arm, _ = build(before=before, precision=precision)
-    (found,) = [each for each in arm.find_evidence() if each.toggle == "precision"]
-    assert found.status == status and "no linear layer of torch.nn computed" in found.text

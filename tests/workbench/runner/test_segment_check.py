@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import msgspec
@@ -14,7 +15,7 @@ from test_saved_decode import same
 from sessions.model import Phase
 from workbench import protocol
 from workbench.recorder import Recorder
-from workbench.runner import numerics, run, segment_check
+from workbench.runner import numerics, plain, run, segment_check
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.resolve import resolve
 from workbench.runner.rig import Rig
@@ -133,6 +134,14 @@ def test_generation_is_in_the_same_state_with_a_look_between_two_rounds_as_witho
     assert same(tmp_path / "never", tmp_path / "steady")
 
 
+def test_a_state_that_cannot_be_written_is_told_and_the_run_is_done(tmp_path):
+    (tmp_path / f"state.part{os.getpid()}").symlink_to("/dev/full")
+    wire, _ = ran(asked("hydra", "generate", {}), steps=5, save_state=str(tmp_path / "state"))
+    (failure,) = wire.sent_of(protocol.Failure)
+    assert failure.kind == "unwritten" and f"{tmp_path}/state on " in failure.sentence
+    assert "No space left on device" in failure.sentence and not list(tmp_path.iterdir())
+
+
 def test_going_back_to_a_configuration_tells_its_numbers_at_once_and_does_not_look_again(
     small, at_once
 ):
@@ -209,7 +218,7 @@ def test_what_cannot_be_checked_is_unknown_with_its_reason(small, at_once, monke
     def lacks(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr(numerics, "_reference", lacks)
+    monkeypatch.setattr(plain.Plain, "reference", lacks)
     wire, _ = ran(small, protocol.Stop())
     (segment,) = wire.segments()
     assert "numbers_right" not in segment.ledger

@@ -2,14 +2,55 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QToolButton
+
+from workbench.ui.demo import Demo
 
 
 def click(qtbot, window, action):
     qtbot.mouseClick(
         window.toolbar.widgetForAction(window.actions_[action]), Qt.MouseButton.LeftButton
     )
+
+
+def test_a_journal_that_cannot_be_written_is_told_once_and_the_run_goes_on(
+    qtbot, window, monkeypatch
+):
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    state = window.state
+    state.start_runner()
+    qtbot.waitUntil(lambda: state.runner_state == "idle")
+    click(qtbot, window, "run")
+    qtbot.waitUntil(lambda: state.runner_state == "running")
+    state.set_toggle("triton", "on")
+    qtbot.waitUntil(lambda: len(state.session.segments) == 2)
+    state.add_note("still here")
+    click(qtbot, window, "stop")
+    qtbot.waitUntil(lambda: state.runner_state == "idle")
+    (failure,) = state.failures
+    assert failure.kind == "journal" and "a crash would lose what is not saved" in failure.sentence
+    assert state.session.segments[1].configuration.toggles["triton"] == "on"
+    assert not state.saved
+    window.state.new_session()
+
+
+def test_the_demo_goes_on_without_a_journal_and_fails_where_nothing_can_be_saved(
+    qtbot, state, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    said = []
+    demo = Demo(state, tmp_path / "out", said.append)
+    state.start_runner()
+    qtbot.waitUntil(lambda: state.runner_state == "idle")
+    assert len(said) == 1 and said[0].startswith("The journal /dev/null/workbench/")
+    assert demo.outcome.failures == []
+    demo._folder, demo._segments = Path("/dev/null/out"), 1
+    demo._look()
+    (failure,) = demo.outcome.failures
+    assert "Not a directory" in failure.sentence and said[-1] == failure.sentence
 
 
 def test_a_run_can_be_driven_with_clicks_from_start_to_stop(qtbot, ready):

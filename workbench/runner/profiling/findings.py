@@ -11,8 +11,6 @@ from sessions import breakdown
 from sessions.model import Scalar
 from workbench.runner.arm import Arm
 from workbench.runner.blocks import TimedBlock
-from workbench.runner.environment import host
-from workbench.runner.failures import Mistake
 from workbench.runner.probes import recordings
 from workbench.runner.profiling import provenance, trace
 from workbench.runner.profiling.compiled import name_compiled
@@ -114,15 +112,15 @@ def _estimate(situation: Situation) -> dict[str, float]:
 
 
 def keep(path: Path, file: Path) -> None:
-    """Put the trace where it was asked for, whole or not at all."""
+    """Put the trace where it was asked for, whole or not at all; raises ``OSError``."""
     partial = file.with_name(f".{file.name}.partial")
     try:
         with path.open("rb") as source, _opened(partial, file.suffix == ".gz") as target:
             shutil.copyfileobj(source, target)
         partial.replace(file)
-    except OSError as error:
+    except OSError:
         partial.unlink(missing_ok=True)
-        raise Mistake(f"{file} cannot be written on {host()}: {error.strerror}") from None
+        raise
 
 
 def _opened(path: Path, compressed: bool) -> gzip.GzipFile | BinaryIO:

@@ -87,6 +87,8 @@ def _evidence(option: str, arm: Arm) -> Finding:
     untuned = [choice for choice in choices if choice.note]
     if untuned:
         text += f"; {untuned[0].kernel}: {untuned[0].note}"
+    if unstored := next((choice.unstored for choice in choices if choice.unstored), ""):
+        text += f"; not stored: {unstored}"
     better = [choice for choice in choices if choice.tile != choice.heuristic]
     if not better:
         return no_effect(f"{text}; none is faster than the heuristic's")

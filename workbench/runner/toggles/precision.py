@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from workbench.protocol import Blocked
-from workbench.runner import marked
+from workbench.runner import draws, marked
 from workbench.runner.ceilings import fp32_products
-from workbench.runner.compiles import counted
+from workbench.runner.compiles import counted, eager
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
     Finding,
@@ -74,11 +74,35 @@ def _evidence(option: str, arm: Arm) -> Finding:
         where = "weights too" if option == "bf16" else f"weights stay {arm.weights_dtype}"
         return effective(f"every linear layer computed in {wanted}; {where}")
     if not arm.probe.linear_dtypes:
-        if option == "bf16" and arm.weights_dtype == wanted:
-            return effective(f"weights are {wanted}; no linear layer of torch.nn computed")
-        return unknown("no linear layer of torch.nn computed, whose output would have shown it")
+        return _products_finding(option, wanted, arm)
     seen = ", ".join(sorted(str(dtype) for dtype in arm.probe.linear_dtypes))
     return no_effect(f"linear layers computed in {seen}")
+
+
+def _products_finding(option: str, wanted: torch.dtype, arm: Arm) -> Finding:
+    """By the operators of a call on few inputs, where no layer of torch.nn tells."""
+    model = arm.model
+    found = marked.ProductDtypes()
+    with (
+        draws.put_back(model, arm.situation.device),
+        draws.evaluating(model),
+        eager(),
+        torch.no_grad(),
+        found,
+    ):
+        arm.autocast(model)(*arm.batches.few)
+    seen = {dtype for _, dtype in found.seen}
+    dtypes = sorted(seen, key=lambda dtype: (dtype != wanted, str(dtype)))
+    told = []
+    for dtype in dtypes:
+        counts = [counted(n, kind) for (kind, each), n in found.seen.items() if each == dtype]
+        told.append(f"{' and '.join(counts)} of torch computed in {dtype}")
+    if option == "bf16" and arm.weights_dtype == wanted:
+        return effective("; ".join([f"weights are {wanted}", *told]))
+    if not told:
+        return unknown("no product that is an operator of torch ran, which would have shown it")
+    text = f"{'; '.join(told)}; weights stay {arm.weights_dtype}"
+    return effective(text) if wanted in dtypes else no_effect(text)
 
 
 def _tf32_finding(arm: Arm) -> Finding:

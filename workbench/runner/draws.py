@@ -1,0 +1,85 @@
+"""Random numbers that a model draws: whether it does, and leaving no trace of having looked.
+
+Seen by the states of the generators that a model may draw from, before and after: torch's of the
+host and of the device, those that its modules hold, Python's, and numpy's where it is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def states(model: nn.Module, device: torch.device) -> list[Hashable]:
+    """Where the generators are; other states after what has drawn a number."""
+    found: list[Hashable] = [_bytes(each.get_state()) for each in _generators(model, device)]
+    found.append(random.getstate())
+    if numpy := _numpy():
+        name, keys, *rest = numpy.get_state()
+        found.append((name, keys.tobytes(), *rest))
+    return found
+
+
+@contextlib.contextmanager
+def put_back(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """What is drawn inside leaves the generators where they were."""
+    generators = _generators(model, device)
+    kept = [each.get_state() for each in generators]
+    python, numpy = random.getstate(), _numpy()
+    kept_numpy = numpy.get_state() if numpy else None
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, kept, strict=True):
+            generator.set_state(state)
+        random.setstate(python)
+        if numpy:
+            numpy.set_state(kept_numpy)
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode, and afterwards each in the one that it was in.
+
+    Set as flags: a ``train()`` that a person wrote may change weights.
+    """
+    modes = {module: module.training for module in model.modules()}
+    try:
+        for module in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def take_modes(model: nn.Module, other: nn.Module) -> None:
+    """Let every module be in the mode of its namesake in another of the same structure."""
+    modes = {name: module.training for name, module in other.named_modules()}
+    for name, module in model.named_modules():
+        module.training = modes.get(name, other.training)
+
+
+def _generators(model: nn.Module, device: torch.device) -> list[torch.Generator]:
+    found = [torch.default_generator]
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        found.append(torch.cuda.default_generators[index])
+    for module in model.modules():
+        found += [each for each in vars(module).values() if isinstance(each, torch.Generator)]
+    return found
+
+
+def _bytes(state: torch.Tensor) -> bytes:
+    return bytes(state.numpy())
+
+
+def _numpy() -> Any:
+    """Its module of random numbers, if anybody has loaded it."""
+    return sys.modules.get("numpy.random")

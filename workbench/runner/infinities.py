@@ -1,0 +1,51 @@
+"""Infinities that belong to a model: those of a mask, which its plain form has in the same places.
+
+What is infinite elsewhere, or is no number at all, is an error wherever it comes from.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from workbench.runner import draws
+from workbench.runner.arm import Arm
+from workbench.runner.failures import is_fatal
+from workbench.runner.outputs import measurable
+from workbench.runner.plain import Plain
+
+Counts = tuple[float, float, float]  # of outputs that are NaN, infinite, negatively infinite
+
+
+def count(outputs: list[torch.Tensor]) -> torch.Tensor:
+    """The ``Counts`` of all outputs together, on their device."""
+    kinds = ("isnan", "isposinf", "isneginf")
+    return torch.stack([sum(getattr(y, kind)().sum() for y in outputs) for kind in kinds]).double()
+
+
+def expected(arm: Arm, batch: int) -> Counts | None:
+    """What an arm, which is entered, rightly gives for the ring's ``batch``; None if it is wrong.
+
+    It makes a step for it, and the reference a pass; the arm's batch is the same afterwards.
+    """
+    batches, device = arm.batches, arm.situation.device
+    advances = batches.advances
+    try:
+        with draws.put_back(arm.model, device):
+            batches.go_to(batch + 1)
+            own = [y.clone() for y in measurable(arm.step())]
+            nan, positive, negative = count(own).tolist()
+            if nan:
+                return None
+            reference = Plain(arm, arm.situation, arm.plain_weights()).reference()[0].all
+    except Exception as error:
+        if is_fatal(error):
+            raise
+        return None
+    finally:
+        batches.go_to(advances)
+    if [y.shape for y in own] != [exact.shape for exact in reference]:
+        return None
+    for y, exact in zip(own, reference, strict=True):
+        if bool((~y.isfinite() & (y != exact)).any()):
+            return None
+    return nan, positive, negative
