@@ -28,7 +28,7 @@ def ended():
 @pytest.mark.parametrize("family", ["hydra", "mamba2", "adaattn", "mahia", "moe"])
 @pytest.mark.parametrize("toggles", [{}, BF16], ids=["fp32", "bf16"])
 def test_two_gpus_train_as_one_does(family, toggles):
-    settings = {"batch": 4, "sequence": 128}
+    settings = {"batch": 4, "sequence": 32}
     asked = Configuration(family=family, preset="tiny", settings=settings, workload="train")
     arm = stepped(asked, device="cuda", steps=4, arms=Arms(), data_parallel="2", **toggles)
     status, text = found(arm)["data_parallel"]
