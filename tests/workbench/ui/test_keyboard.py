@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from conftest import opened
 from fake_session import compared
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
@@ -19,6 +18,7 @@ from PySide6.QtWidgets import (
     QTextEdit,
     QWidget,
 )
+from shown_window import opened
 from test_bar import Shown
 from test_panels import panel, show
 from test_tab_order import pressed
@@ -138,6 +138,18 @@ def test_a_table_scrolls_to_what_has_the_focus_in_its_cells(qtbot, full):
     for box in boxes:
         tab_to(qtbot, box)
         assert box.visibleRegion().boundingRect() == box.rect()
+
+
+def test_a_comparison_that_is_worked_out_anew_leaves_the_keyboard_where_it_is(qtbot, full):
+    panel, box = full.compare, full.compare.sessions.cellWidget(1, 1)
+    tab_to(qtbot, box)
+    found = panel.found
+    full.state.comparedChanged.emit()
+    qtbot.waitUntil(lambda: panel.found is not found)
+    assert box.hasFocus() and panel.sessions.cellWidget(1, 1) is box
+    key(qtbot, Key.Key_Down)
+    qtbot.waitUntil(lambda: panel.found.runs[1].segments == (box.currentIndex(),))
+    assert box.hasFocus()
 
 
 def test_configuration_run_toggle_and_verdict_need_no_mouse(qtbot, ready, hold, monkeypatch):
