@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-import shiboken6
 from PySide6.QtCore import QEvent, QObject, QSize, Qt
 from PySide6.QtGui import QIcon, QKeyEvent, QPainter, QStandardItem, QStandardItemModel
 from PySide6.QtWidgets import (
@@ -161,8 +161,9 @@ class CommandPalette(QFrame):
 
     def _leave(self) -> None:
         """Give the keyboard back to what had it."""
-        if self._before is not None and shiboken6.isValid(self._before):
-            self._before.setFocus()
+        if self._before is not None:
+            with suppress(RuntimeError):  # it may have been deleted meanwhile
+                self._before.setFocus()
         self.hide()
 
 

@@ -11,12 +11,13 @@ from synthetic import gpu_session
 
 from sessions.columns import Columns
 from workbench.ui import export, svg
+from workbench.ui.panels._chart import Chart
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.plots._layers import Frame, Line, Look
 from workbench.ui.plots._tracks import Track
 from workbench.ui.plots._units import MILLISECONDS
 from workbench.ui.style import paper_style
-from workbench.ui.theme import PRINT
+from workbench.ui.theme import DARK, PRINT
 
 
 def track(t_s) -> Track:
@@ -73,3 +74,15 @@ def pixels(drawing: bytes) -> np.ndarray:
     painter.end()
     rows = np.frombuffer(image.constBits(), np.uint8).reshape(image.height(), -1)
     return rows[:, : image.width()].astype(float)
+
+
+@pytest.mark.parametrize("size", [(2, 2), (60, 40), (100, 30), (160, 60), (90, 400)])
+def test_a_chart_without_room_is_drawn_once_it_has_some(qtbot, qapp, size):
+    chart = Chart(PLOTS["attribution"], DARK)
+    qtbot.addWidget(chart)
+    chart.resize(*size)
+    chart.show()
+    chart.show_runs([Run(gpu_session())])
+    chart.resize(700, 400)
+    qtbot.waitUntil(lambda: chart.canvas.layers[0].frame is not None)
+    assert chart.canvas.layers[0].frame.width > 100

@@ -48,7 +48,10 @@ def reported(paths) -> None:
     assert "%3Csvg" in _page.page(runs, sections=["segments"])
 
 
-@pytest.mark.parametrize("read", [compared, told, reported])
+SLOW = [pytest.param(read, marks=pytest.mark.slow) for read in (told, reported)]
+
+
+@pytest.mark.parametrize("read", [compared, *SLOW])
 def test_more_segments_open_a_file_no_more_often(qapp, tmp_path, opened, read):
     counts = []
     for segments in (2, 8):

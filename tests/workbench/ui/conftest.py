@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QCoreApplication, QEvent
 from PySide6.QtWidgets import QWidget
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from shown_window import opened
+
 from workbench.client import Runner
-from workbench.ui.appearance import Appearance
 from workbench.ui.panels.toggles import TogglesPanel
 from workbench.ui.settings import Settings
 from workbench.ui.state import AppState
-from workbench.ui.window import MainWindow
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_runner.py"))
 
@@ -63,22 +60,6 @@ def window(qapp, qtbot, state, settings, monkeypatch):
     monkeypatch.setattr("workbench.ui.window._compare", lambda state: QWidget())
     with opened(qapp, qtbot, state, settings) as window:
         yield window
-
-
-@contextmanager
-def opened(qapp, qtbot, state, settings):
-    """A dark window that is shown, and gone afterwards."""
-    settings.theme = "dark"
-    window = MainWindow(state, settings, Appearance(qapp, state, settings))
-    window.resize(1280, 800)
-    window.show()
-    qtbot.waitExposed(window)
-    yield window
-    window.close()
-    gc.disable()  # until its widgets are gone too
-    window.deleteLater()
-    # At once: the next window's style sheet would dress the widgets of this one too, for a second.
-    QCoreApplication.sendPostedEvents(window, QEvent.Type.DeferredDelete)
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ _COLUMNS = (
 MARGIN = 0.01  # of the step time; less is not called a difference
 _NUMBERS = range(3, 7)
 _ROW_PX = ROW_HEIGHT + 4  # a row holds a box to choose from
-_VERDICT, _REMOVE = 2, 7  # columns
+_SEGMENT, _VERDICT, _REMOVE = 1, 2, 7  # columns
 _REMOVE_PX = 36
 _SHARING, _SHARING_PX = (0, 1), 112  # columns of texts, and each one's least width
 _SEEN = 3  # rows, at least: one scrolls to the others
@@ -57,6 +57,7 @@ class SessionsTable(CalmTable):
         super().__init__(parent)
         self._state = state
         self._runs: list[Run] = []
+        self._offered: list[object] = []  # what the boxes of each row are made from
         self.setColumnCount(len(_COLUMNS))
         self.setHorizontalHeaderLabels(list(_COLUMNS))
         self.verticalHeader().setDefaultSectionSize(_ROW_PX)
@@ -105,7 +106,7 @@ class SessionsTable(CalmTable):
                 bold = fonts.numbers()
                 bold.setBold(True)
                 title.setFont(bold)
-            self.setCellWidget(row, 1, self._segments(run, arm))
+            self._choices(row, run, arm)
             summary = arm.summary
             self.put(row, 5, f"{summary.n:,}", number=True)
             self.put(row, 3, number(summary.median, summary.error), number=True)
@@ -116,28 +117,36 @@ class SessionsTable(CalmTable):
                 how = arm.ratio.reason or f"95 % interval by {arm.ratio.method}"
                 cell.setToolTip(how)
             self.put(row, 6, size_text(arm.peak_bytes), number=True)
-            self.setCellWidget(row, _REMOVE, self._remove_button(run))
+        del self._offered[len(runs) :]
 
-    def _segments(self, run: Run, arm: Arm) -> QWidget:
-        box = CalmComboBox()
-        box.setFrame(False)
-        box.addItems(
-            [
-                self._state.titled(segment.label) or f"segment {segment.index}"
-                for segment in run.session.segments
-            ]
-        )
+    def _choices(self, row: int, run: Run, arm: Arm) -> None:
+        """The row's box and button; made anew only for others, who may have the keyboard."""
+        titled, others = self._state.titled, self._state.compared.sessions
+        titles = [titled(one.label) or f"segment {one.index}" for one in run.session.segments]
+        removable = any(session.id == run.session.id for session in others)
+        same = id(run.session) if removable else run.session.id  # a live one's is a copy each time
+        offered = (same, titles, self._state.theme.name)
+        if self._offered[row : row + 1] != [offered]:
+            self._offered[row : row + 1] = [offered]
+            self.setCellWidget(row, _SEGMENT, self._segments(run, titles))
+            self.setCellWidget(row, _REMOVE, self._remove_button(run, removable))
+        box = self.cellWidget(row, _SEGMENT)
+        assert isinstance(box, CalmComboBox)
         box.setCurrentIndex(run.session.segments.index(arm.segment))
         box.setToolTip(box.currentText())
+
+    def _segments(self, run: Run, titles: list[str]) -> QWidget:
+        box = CalmComboBox()
+        box.setFrame(False)
+        box.addItems(titles)
         box.activated.connect(lambda place: self.segmentChosen.emit(run.session, place))
         return box
 
-    def _remove_button(self, run: Run) -> QWidget:
+    def _remove_button(self, run: Run, removable: bool) -> QWidget:
         button = QToolButton()
         button.setAutoRaise(True)
         button.setIconSize(_parts.SMALL_ICON)
         button.setIcon(icon("close", self._state.theme, "muted"))
-        removable = any(session.id == run.session.id for session in self._state.compared.sessions)
         button.setEnabled(removable)
         button.setToolTip(
             "Take this session out of the comparison"

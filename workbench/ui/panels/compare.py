@@ -64,6 +64,7 @@ class ComparePanel(QWidget):
         self._chosen: dict[str, int] = {}  # segment by id of the session
         self._runs: dict[str, Run] = {}
         self._busy = self._stale = False
+        self._listed: list[tuple[str, str]] = []  # ids and titles in the box of the baseline
         self.found: Found | None = None
         self.charts = {
             name: Chart(PLOTS[name], state.theme) for name in ("aligned_timeline", "ecdf", "box")
@@ -227,9 +228,12 @@ class ComparePanel(QWidget):
             self._empty.say(*(failed if found.reason else NOTHING))
             return
         self._pages.setCurrentIndex(1)
-        self._base.clear()
-        for run in found.runs:
-            self._base.addItem(run.session.title, run)
+        listed = [(run.session.id, run.session.title) for run in found.runs]
+        if listed != self._listed:  # else it may be open
+            self._listed = listed
+            self._base.clear()
+            for run in found.runs:
+                self._base.addItem(run.session.title, run)
         self._base.setCurrentIndex(comparison.baseline)
         self.sessions.show_comparison(found.runs, comparison)
         self.differences.show_comparison(comparison)

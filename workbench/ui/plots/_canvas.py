@@ -149,7 +149,8 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
             self._busy = True
             self.layout.activate()
             self._busy = False
-            self._look()
+            if not self._look():  # axes and legend have taken all the room
+                return
             self._label_marks()
         self._settle()
 
