@@ -114,6 +114,7 @@ class Alternation:
         rig.arms.keep_numbers(contender.situation, found)
         rig.wire.send(protocol.Facts(segment=contender.segment, ledger=checked.facts(found)))
         free_memory()
+        rig.memory.new_phase()  # what the check took is no step's
         rig.state("running", f"Warming up {contender.name}")
         self.warm_up(contender)
         self.set_steps(contender)

@@ -240,6 +240,7 @@ class Run:
         self._flush(wait=True)
         self._entered.close()
         self._numbers.look(arm)
+        self._rig.memory.new_phase()  # what the look took is no step's
         self._entered.enter_context(arm.entered())
         if arm.rounds is not None:
             arm.restart()

@@ -16,6 +16,7 @@ from sessions.model import Phase
 from workbench import protocol
 from workbench.recorder import Recorder
 from workbench.runner import numerics, plain, run, segment_check
+from workbench.runner.memory import HostMemory
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.resolve import resolve
 from workbench.runner.rig import Rig
@@ -75,6 +76,20 @@ def ran(configuration, *script, check="steady", urgent=(), **limits):
 
 def with_(configuration, **changes):
     return msgspec.structs.replace(configuration, **changes)
+
+
+def test_what_a_look_allocates_is_no_peak_of_the_steps_after_it(small, at_once, monkeypatch):
+    happened = []
+
+    def told(name, function):
+        return lambda *given: (happened.append(name), function(*given))[1]
+
+    monkeypatch.setattr(HostMemory, "new_phase", told("new peak", HostMemory.new_phase))
+    monkeypatch.setattr(numerics, "check", told("look", numerics.check))
+    monkeypatch.setattr(Rig, "send_steps", told("steps", Rig.send_steps))
+    ran(small, steps=4)
+    after = happened[happened.index("look") + 1 :]
+    assert "new peak" in after[: after.index("steps")]
 
 
 def test_no_step_is_timed_while_the_numbers_are_looked_at_and_the_segment_warms_up_after(

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
+from workbench.runner.compiles import counted
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
@@ -111,7 +112,7 @@ def _evidence(option: str, arm: Arm) -> Finding:
     if divided.differing is None:
         return no_effect(f"{text}; no step was made by all ranks")
     if divided.differing:
-        return no_effect(f"{text}; but {divided.differing} parameters are no longer alike")
+        return no_effect(f"{text}; no longer alike: {counted(divided.differing, 'parameter')}")
     return effective(f"{text}; the weights of all ranks are alike to the last bit")
 
 
