@@ -24,11 +24,13 @@ class Compared:
         self._state.tasks.start(lambda: files.read(path), self.add, self._state.refuse)
 
     def add(self, session: Session) -> None:
-        """Add a session; one that is shown or here already is left out."""
-        if all(session.id != other.id for other in [self._state.session, *self.sessions]):
-            self.sessions.append(session)
-            self._state.retitle()
-            self._state.comparedChanged.emit()
+        """Add a session; that one is shown or here already is told."""
+        if any(session.id == other.id for other in [self._state.session, *self.sessions]):
+            self._state.fail(files.compared_already(session.title))
+            return
+        self.sessions.append(session)
+        self._state.retitle()
+        self._state.comparedChanged.emit()
 
     def remove(self, session: Session) -> None:
         """Take a session away."""

@@ -108,6 +108,12 @@ def not_read(error: Exception, detail: str) -> protocol.Failure:
     return protocol.Failure(kind="mistake", sentence=sentence, detail="" if expected else detail)
 
 
+def compared_already(title: str) -> protocol.Failure:
+    """What to tell of a session that is compared with itself."""
+    sentence = f"The session {title!r} is among those that are compared already."
+    return protocol.Failure(kind="mistake", sentence=sentence, fix="Choose another one.")
+
+
 def _has_segment(path: Path) -> bool:
     messages = journal.replay(path)
     return any(isinstance(message, protocol.SegmentStarted) for message in messages)

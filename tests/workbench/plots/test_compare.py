@@ -129,6 +129,14 @@ def test_a_different_driver_is_warned_of_and_listed(qtbot, panel, three, state):
     assert panel._tabs.tabText(1) == f"Differences ({len(names)})"
 
 
+def test_a_session_is_compared_once_and_that_it_is_there_already_is_told(panel, three, state):
+    count = len(state.compared.sessions)
+    for session in (state.session, state.compared.sessions[0]):
+        state.compared.add(session)
+        assert repr(session.title) in state.failures[-1].sentence
+    assert len(state.compared.sessions) == count and len(state.failures) == 2
+
+
 def test_gpu_and_cpu_times_are_not_given_a_ratio(qtbot, panel, three, state):
     state.compared.add(cpu_session(300))
     settle(qtbot, panel, 4)
