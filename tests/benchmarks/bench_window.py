@@ -22,13 +22,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workbench"))
 
 import numpy as np
 import psutil
-from PySide6.QtCore import QEventLoop, QObject, QTimer, Signal
+from PySide6.QtCore import QEventLoop, QTimer
 from PySide6.QtWidgets import QApplication
 from synthetic import GIB, gpu_session
 
 from sessions import hdf5
 from sessions.model import Phase, PhaseSpan, Session
 from workbench.ui.panels.live import SHOWN, WINDOWS, LivePanel
+from workbench.ui.state import AppState
 from workbench.ui.theme import DARK, LIGHT, Theme
 
 KEPT = 1_000_000
@@ -36,35 +37,17 @@ RATE = 10_000
 SIZE = (1104, 620)  # what the live panel has of a window of 1440 x 900
 
 
-class State(QObject):
-    """The part of the window's state that the live panel reads."""
-
-    dataArrived = Signal()
-    segmentsChanged = Signal()
-    eventsChanged = Signal()
-    sessionChanged = Signal()
-    selectionChanged = Signal()
-    followChanged = Signal()
-    focusRequested = Signal(float)
-    themeChanged = Signal()
-
-    def __init__(self, session: Session, theme: Theme) -> None:
-        super().__init__()
-        self.session = session
-        self.theme = theme
-        self.live = True
-        self.follow = True
-        self.selection: int | None = None
-
-    def set_follow(self, follow: bool) -> None:
-        self.follow = follow
-        self.followChanged.emit()
+def state_of(session: Session, theme: Theme) -> AppState:
+    """The window's state, whose recorder has recorded this session."""
+    state = AppState(theme)
+    state.recorder.session = state.session = session
+    return state
 
 
 class Source:
     """Appends samples at ``RATE``, in step with the clock."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: AppState) -> None:
         self._state = state
         self._segment = state.session.segments[-1]
         self._telemetry = state.session.telemetry["gpu0"]
@@ -109,8 +92,8 @@ def session_of(rows: int) -> Session:
 
 def live(window_s: float | None, seconds: float, theme: Theme) -> dict[str, float]:
     """Frames a second with four plots; the panel paints whenever new samples have come."""
-    state = State(session_of(KEPT), theme)
-    panel = LivePanel(state)  # type: ignore[arg-type]
+    state = state_of(session_of(KEPT), theme)
+    panel = LivePanel(state)
     panel.resize(*SIZE)
     panel.set_window(window_s)
     panel.show()
@@ -156,8 +139,8 @@ def live(window_s: float | None, seconds: float, theme: Theme) -> dict[str, floa
 
 def load(path: str, theme: Theme) -> dict[str, float]:
     """Time to open a saved session and to draw it, the panel being there; the process's memory."""
-    state = State(session_of(1), theme)
-    panel = LivePanel(state)  # type: ignore[arg-type]
+    state = state_of(session_of(1), theme)
+    panel = LivePanel(state)
     panel.resize(*SIZE)
     panel.show()
     _settle()
@@ -165,7 +148,6 @@ def load(path: str, theme: Theme) -> dict[str, float]:
     begun = time.perf_counter()
     session = hdf5.load(path)
     opened = time.perf_counter()
-    state.live = False
     state.session = session
     state.sessionChanged.emit()
     QApplication.sendPostedEvents()
