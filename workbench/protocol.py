@@ -297,7 +297,7 @@ class Failure(Message, tag="failure"):
     """
 
     # mistake, out-of-memory, cuda, model, compile, capture, nan, slower, hang, wire, died, journal,
-    # unwritten
+    # unwritten, ranks
     kind: str
     sentence: str
     fix: str = ""
