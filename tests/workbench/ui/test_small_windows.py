@@ -218,6 +218,18 @@ def test_the_value_of_the_topmost_box_is_not_cut_off(qapp):
     assert baseline - QFontMetricsF(style.font()).ascent() >= -1.0
 
 
+@pytest.mark.parametrize(("height", "told"), [(100.0, 1), (400.0, 5)])
+def test_the_value_of_a_box_lies_on_no_other_box(qapp, height, told):
+    pixmap = QPixmap(140, int(height))
+    painter = _Places(pixmap)
+    for row in range(5):
+        shown = Distribution(f"arm {row}", row, np.linspace(1.0, 9.0, 200))
+        frame = Frame((0.8, 9.2), (-4.6, 0.6), 140.0, height)
+        Box(shown, -float(row), Style(DARK)).draw(painter, frame)
+    painter.end()
+    assert len(painter.texts) == told
+
+
 class _Places(QPainter):
     """Paints, and notes at which heights and what it writes."""
 

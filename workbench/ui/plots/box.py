@@ -47,7 +47,7 @@ class Box(Layer):
         return float(self._marks[1]), float(self._marks[5])
 
     def draw(self, painter: QPainter, frame: Frame) -> None:
-        """Whiskers, box, median and its value."""
+        """Whiskers, box, median and, where there is room, its value."""
         style = self._style
         color = style.color(self._distribution.color)
         least, low, first, middle, third, high, most = frame.px(self._marks).tolist()
@@ -77,6 +77,8 @@ class Box(Layer):
         if place + width > frame.width:
             place = max(0.0, low) - 10 - width
         if place < 0:  # no room beside it
+            if self._height < 0 and row < 2 * half + metrics.height():
+                return  # nor above: it would lie on another box
             place = min(max(0.0, middle - width / 2), frame.width - width)
             y = max(metrics.height() / 2, y - half - metrics.height() / 2)  # none is cut off
         plate = QRectF(place - 3, y - metrics.height() / 2, width + 6, metrics.height())
