@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import msgspec
 import psutil
@@ -23,7 +25,8 @@ from workbench.runner.failures import explain
 from workbench.runner.ranks import group
 from workbench.runner.ranks.buckets import Buckets
 from workbench.runner.ranks.divided import Divided
-from workbench.runner.ranks.messages import Build
+from workbench.runner.ranks.messages import Build, Enter, Leave
+from workbench.runner.ranks.peer import Peer
 
 CPU = torch.device("cpu")
 needs_cores = pytest.mark.skipif(
@@ -152,6 +155,29 @@ def test_what_a_peer_cannot_build_is_said_by_rank_0(asked):
     with pytest.raises(group.RankError, match=r"rank 1: family: unknown 'absent'"):
         group.of(2, CPU).ask(Build(wrong))
     assert group.current() is not None  # and the peer goes on
+
+
+def test_a_peer_prepares_an_arm_once_as_rank_0_does():
+    happened = []
+
+    @contextlib.contextmanager
+    def entered():
+        happened.append("entered")
+        yield
+
+    arm = SimpleNamespace(
+        trainer=SimpleNamespace(scaler=None),
+        divided=Divided(2, CPU),
+        entered=entered,
+        prepare=lambda: happened.append("prepared"),
+    )
+    silent, kept_open = os.pipe()
+    peer = Peer(os.fdopen(silent, "rb"), kept_open)
+    peer._arm = arm
+    for _ in range(2):
+        peer._do(Enter())
+        peer._do(Leave())
+    assert happened == ["entered", "prepared", "entered"]
 
 
 @needs_cores

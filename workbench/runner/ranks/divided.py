@@ -29,7 +29,7 @@ class Divided:
     """The share of one rank, and how it goes together with the others'.
 
     ``differing`` is how many parameters were not the same on all ranks after the steps that were
-    compared; None before any were.
+    compared; None before any were. ``prepared``: a peer has done what comes before a first step.
     """
 
     def __init__(self, ranks: int, device: torch.device) -> None:
@@ -37,6 +37,7 @@ class Divided:
         self.rank = groups.rank()
         self.buckets: Buckets | None = None
         self.differing: int | None = None
+        self.prepared = False
         self._steps = 0  # since the weights were taken over
         self._group: groups.Group | None = None  # of rank 0, while the arm is entered
         self._depth = 0

@@ -8,7 +8,7 @@ import queue
 import sys
 import threading
 from datetime import timedelta
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 import msgspec
 import torch
@@ -67,10 +67,8 @@ class Peer:
             case Build():
                 self.answer(Ready(self._build(order)))
             case Enter():
-                assert self._arm is not None and self._arm.trainer is not None
-                if self._arm.trainer.scaler is not None:
-                    self._arm.trainer.scaler.load_state_dict(order.scale)
-                self._entered.enter_context(self._arm.entered())
+                assert self._arm is not None
+                self._enter(self._arm, order)
             case Step():
                 assert self._arm is not None
                 self._arm.batches.go_to(order.advances)
@@ -84,6 +82,16 @@ class Peer:
                 self._arm = None
                 self._arms.forget_all()
 
+    def _enter(self, arm: Arm, order: Enter) -> None:
+        """Be ready for steps; before the first, tune kernels where rank 0 tunes its own."""
+        assert arm.trainer is not None and arm.divided is not None
+        if arm.trainer.scaler is not None:
+            arm.trainer.scaler.load_state_dict(order.scale)
+        self._entered.enter_context(arm.entered())
+        if not arm.divided.prepared:
+            arm.divided.prepared = True
+            arm.prepare()
+
     def _build(self, order: Build) -> str:
         """What failed, in a sentence, or nothing."""
         try:
@@ -94,8 +102,8 @@ class Peer:
         return ""
 
 
-def main() -> int:
-    """Join the group and serve; 1 where that fails."""
+def main() -> NoReturn:
+    """Join the group and serve until rank 0 ends this process; a failure is told to it."""
     size, port = map(int, sys.argv[1:])
     answers = os.dup(1)
     os.dup2(2, 1)  # what libraries print must not reach rank 0
@@ -111,4 +119,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()
