@@ -23,6 +23,7 @@ from workbench.runner import loss_curve
 from workbench.runner.arm import Arms
 from workbench.runner.failures import explain
 from workbench.runner.ranks import group
+from workbench.runner.ranks import peer as peer_module
 from workbench.runner.ranks.buckets import Buckets
 from workbench.runner.ranks.divided import Divided
 from workbench.runner.ranks.messages import Build, Enter, Leave
@@ -157,7 +158,8 @@ def test_what_a_peer_cannot_build_is_said_by_rank_0(asked):
     assert group.current() is not None  # and the peer goes on
 
 
-def test_a_peer_prepares_an_arm_once_as_rank_0_does():
+def test_a_peer_prepares_an_arm_once_as_rank_0_does(monkeypatch):
+    monkeypatch.setattr(peer_module, "leave", lambda: None)  # it would end this process
     happened = []
 
     @contextlib.contextmanager
@@ -172,11 +174,14 @@ def test_a_peer_prepares_an_arm_once_as_rank_0_does():
         prepare=lambda: happened.append("prepared"),
     )
     silent, kept_open = os.pipe()
-    peer = Peer(os.fdopen(silent, "rb"), kept_open)
-    peer._arm = arm
-    for _ in range(2):
-        peer._do(Enter())
-        peer._do(Leave())
+    with os.fdopen(silent, "rb") as orders:
+        peer = Peer(orders, kept_open)
+        peer._arm = arm
+        for _ in range(2):
+            peer._do(Enter())
+            peer._do(Leave())
+        os.close(kept_open)
+        peer._listener.join()
     assert happened == ["entered", "prepared", "entered"]
 
 

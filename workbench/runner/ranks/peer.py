@@ -45,7 +45,8 @@ class Peer:
         self._entered = contextlib.ExitStack()
         self._arm: Arm | None = None
         self.device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-        threading.Thread(target=self._listen, args=(orders,), daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, args=(orders,), daemon=True)
+        self._listener.start()
 
     def answer(self, answer: Answer) -> None:
         """Say something to rank 0."""
