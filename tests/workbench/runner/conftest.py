@@ -26,6 +26,11 @@ def shared() -> Iterator[Driver]:
 @pytest.fixture
 def runner(shared) -> Iterator[Driver]:
     """The shared runner; whatever still runs at the end of the test is ended."""
+    # Its answer to a late command of the test before (a cancellation) comes before this one.
+    same = Configuration(family="hydra", preset="tiny")
+    shared.send(protocol.Predict(base=same, other=same))
+    shared.until(protocol.Predicted)
+    shared.until_state("idle")
     yield shared
     states = [message for message in shared.messages if isinstance(message, protocol.State)]
     if states[-1].state != "idle":
