@@ -1,8 +1,9 @@
 """What a kept launch calls, and what of that stays the same: by version of Triton.
 
-A compiled kernel's ``run`` is Triton's launcher, an object in Python: it looks whether the kernel
-wants scratch memory and calls a function in C with what it was given and what it knows. For kernels
-that want none, a kept launch calls that function itself, without what cannot differ under its key.
+A compiled kernel's ``run`` is Triton's launcher, an object in Python: it takes the scratch memory
+that the kernel wants, as for tensor descriptors, and calls a function in C with what it was given
+and what it knows. A kept launch calls that function itself, without what cannot differ under its
+key.
 How the function is called is known of the versions below (``third_party/nvidia/backend/driver.py``
 and ``driver.c``). With any other, a kept launch calls ``run``.
 """
@@ -12,10 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from kernels._triton import INSTALLED
 
 if INSTALLED:
     import triton
+
+Scratch = Callable[[int], Tensor]  # the memory that so many programs want
 
 
 class Form(NamedTuple):
@@ -32,7 +38,9 @@ class Form(NamedTuple):
     constants: str | None = None  # None: left out
 
 
-def _of_run(kernel: Any, compiled: Any) -> tuple[Any, ...]:
+def _of_run(kernel: Any, compiled: Any) -> tuple[Any, ...] | None:
+    if getattr(compiled.run, "global_scratch_size", 0):
+        return None  # it would ask an allocator that is not set
     return compiled.run, compiled.function, compiled.packed_metadata
 
 
@@ -61,7 +69,6 @@ def _plain(launcher: Any) -> bool:
     return (
         type(launcher) is CudaLauncher
         and launcher.launch.__name__ == "launch"  # and not what turns tensor descriptors into it
-        and not launcher.global_scratch_size
         and not launcher.profile_scratch_size
         and not getattr(launcher, "gsan_enabled", False)
     )
@@ -76,7 +83,21 @@ def _function(compiled: Any) -> tuple[Any, ...]:
         launcher.launch_cooperative_grid,
         launcher.launch_pdl,
         compiled.packed_metadata,
+        _scratch(launcher),
     )
+
+
+def scratch_memory(size: int, alignment: int = 0, stream: int | None = None) -> Tensor:
+    """What Triton asks an allocator for; torch's memory is aligned enough and of this stream."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
+def _scratch(launcher: Any) -> Scratch | None:
+    """The memory for so many programs; None if they want none."""
+    each = launcher.global_scratch_size * launcher.num_ctas
+    if not each:
+        return None
+    return lambda programs: scratch_memory(programs * each)
 
 
 RUN = Form(
@@ -87,16 +108,16 @@ RUN = Form(
 )
 _FORMS = {
     "3.6": Form(
-        "_run, _function, _grid_wide, _dependent, _metadata",
-        "_run(_x, _y, _z, _stream, _function, _grid_wide, _dependent, None, None, _metadata,"
-        " None, None, None, {values})",
+        "_run, _function, _grid_wide, _dependent, _metadata, _scratch",
+        "_run(_x, _y, _z, _stream, _function, _grid_wide, _dependent,"
+        " _scratch and _scratch(_x * _y * _z), None, _metadata, None, None, None, {values})",
         _of_3_6,
         "None",
     ),
     "3.9": Form(
-        "_run, _function, _grid_wide, _dependent, _metadata, _kinds, _types",
-        "_run(_x, _y, _z, _stream, _function, _grid_wide, _dependent, _metadata,"
-        " None, None, None, None, None, _kinds, _types, ({values},))",
+        "_run, _function, _grid_wide, _dependent, _metadata, _scratch, _kinds, _types",
+        "_run(_x, _y, _z, _stream, _function, _grid_wide, _dependent, _metadata, None, None, None,"
+        " _scratch and _scratch(_x * _y * _z), None, _kinds, _types, ({values},))",
         _of_3_9,
     ),
 }

@@ -17,6 +17,7 @@ on tensors without memory, and while hooks, debugging or instrumentation are swi
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import threading
 import time
@@ -26,12 +27,13 @@ from typing import Any
 import torch
 
 from kernels import hardware
-from kernels._bound_launch import Form, form
+from kernels._bound_launch import Form, form, scratch_memory
 from kernels._triton import INSTALLED
 
 MOST_KEPT = 4096  # keys of one kernel; more are sizes that change at every call
 
 if INSTALLED:
+    import triton
     from triton import knobs
     from triton.backends.compiler import BaseBackend
     from triton.compiler import CompiledKernel
@@ -128,12 +130,14 @@ def make(_kernel, _kept, _alike, _may_tell, _form):
       {call}
     return again
   def launch(_grid, {parameters}, num_warps=None, num_stages=None):
+    if torch.compiler.is_dynamo_compiling():
+      _kernel[_grid]({parameters}, **_options(num_warps, num_stages))
+      return
     if (
-      torch.compiler.is_dynamo_compiling()
-      or type({first}) not in _WITH_MEMORY
+      type({first}) not in _WITH_MEMORY
       or (_hooks or _runtime or _compilation or _enter or _leave) and _watched(_kernel)
     ):
-      _kernel[_grid]({parameters}, **_options(num_warps, num_stages))
+      _by_triton(_kernel, _grid, ({parameters},), num_warps, num_stages)
       if recorders: _untold()
       return
     {addresses}
@@ -150,7 +154,7 @@ def make(_kernel, _kept, _alike, _may_tell, _form):
       _like = (_device, _odd, {like}, num_warps, num_stages)
       _found = _alike.get(_like)
       if _found is None:
-        _compiled = _kernel[_grid]({parameters}, **_options(num_warps, num_stages))
+        _compiled = _by_triton(_kernel, _grid, ({parameters},), num_warps, num_stages)
         if not _of_tensors(_key):
           _keep(_alike, _like, _entry(_kernel, _compiled, _form))
         if recorders: _untold()
@@ -213,6 +217,22 @@ def _as_triton_tells_apart(parameter: Any) -> str:
         return name
     told = (not parameter.do_not_specialize, not parameter.do_not_specialize_on_alignment)
     return f"_told_apart({name}, False, {told[0]}, {told[1]})"
+
+
+def _by_triton(
+    kernel: Any,
+    grid: tuple[int, ...],
+    arguments: tuple[Any, ...],
+    num_warps: int | None,
+    num_stages: int | None,
+) -> Any:
+    options = _options(num_warps, num_stages)
+
+    def launch() -> Any:
+        triton.set_allocator(scratch_memory)
+        return kernel[grid](*arguments, **options)
+
+    return contextvars.copy_context().run(launch)  # whoever else launches has another allocator
 
 
 def _options(num_warps: int | None, num_stages: int | None) -> dict[str, int]:

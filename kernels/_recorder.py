@@ -162,16 +162,17 @@ class Recorder(TorchDispatchMode):
         """
         makes: list[Make] = []
         moved: dict[int, tuple[int, int]] = {}
+        used = {place for _, at in self._launches for place, _ in at} | set(returned)
         shared: dict[int, int] = {}
         end, device = 0, self._made[0][1].device if self._made else None
         for place, (_, made, temporary) in enumerate(self._made, len(self._given)):
-            if temporary and place not in returned and made.device == device:
+            if place in used and temporary and place not in returned and made.device == device:
                 shared[place] = end
                 end += -(-made.nbytes // ALIGNMENT) * ALIGNMENT
         if len(shared) < 2 or end > SHARED_BYTES:
             shared = {}
         for place, (make, _, _) in enumerate(self._made, len(self._given)):
-            if place not in shared:
+            if place not in shared and (place in used or not temporary):
                 moved[place] = (len(self._given) + len(makes), 0)
                 makes.append(make)
         if shared:

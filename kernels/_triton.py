@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from kernels import hardware
 from kernels._operator import traced_as_constant, unit_stride
@@ -23,6 +24,7 @@ __all__ = [
     "INTERPRETED",
     "MAX_GRID",
     "as_rows",
+    "describable",
     "dot_precision",
     "missing",
     "no_fp64",
@@ -152,6 +154,31 @@ def rows_of(x: Tensor) -> tuple[Tensor, int]:
         return x, x.shape[-1]  # whatever its shape: a view takes as long as an allocation
     rows = as_rows(x)
     return rows, rows.stride(0)
+
+
+def describable(*tensors: Tensor) -> bool:
+    """Whether kernels may read blocks of these by descriptors that they make (Hopper and later).
+
+    Those want rows that begin at multiples of 16 bytes. Not while Dynamo traces, when addresses are
+    not known, nor for tensors without memory.
+    """
+    if torch.compiler.is_compiling() or not _describes(tensors[0].get_device()):
+        return False
+    for x in tensors:
+        if type(x) not in (Tensor, Parameter) or x.stride(-1) != 1:
+            return False
+        steps = 0
+        for stride in x.stride()[:-1]:
+            steps |= stride
+        if (x.data_ptr() | steps * x.element_size()) & 15:
+            return False
+    return True
+
+
+def _describes(device: int) -> bool:
+    if not hasattr(tl, "make_tensor_descriptor"):  # as Triton has it from 3.4 on
+        return False
+    return INTERPRETED or (device >= 0 and hardware.of_gpu(device).capability >= (9, 0))
 
 
 def head_strides(*tensors: Tensor) -> list[int]:

@@ -19,7 +19,9 @@ from kernels._operator import Implementation, cdiv, unit_stride
 from kernels._replay import replayed
 from kernels._triton import (
     LARGE_BYTES,
+    describable,
     dot_precision,
+    has_large_memory,
     head_strides,
     missing,
     no_fp64,
@@ -85,6 +87,40 @@ def backward_tiles(device: int, dtype: torch.dtype, dim: int, *_: Any) -> list[T
     return _fitting([first, *others], dim, 2, dtype, shared_bytes(device))
 
 
+def _forward_tiles(
+    device: int, dtype: torch.dtype, dim: int, rows: int, causal: bool, window: bool,
+    described: bool, *_: Any,
+) -> list[Tile]:  # fmt: skip
+    """As ``forward_tiles``; with descriptors small tiles, which share a multiprocessor."""
+    tiles = forward_tiles(device, dtype, dim, rows)
+    if described:
+        first = (128, 64, 4, 3) if dim <= 64 else (128, 64, 4, 2)
+        tiles = [first, (128, 64, 4, 5 - first[3]), (64, 64, 4, 3), (128, 128, 8, 2), *tiles]
+    return list(dict.fromkeys(tiles))
+
+
+def _dkdv_tiles(
+    device: int, dtype: torch.dtype, dim: int, rows: int, causal: bool, window: bool,
+    described: bool, *_: Any,
+) -> list[Tile]:  # fmt: skip
+    """As ``backward_tiles``."""
+    tiles = backward_tiles(device, dtype, dim)
+    if described:
+        tiles = [(128, 64, 4, 2) if dim <= 64 else (32, 64, 4, 3), (64, 64, 4, 2), *tiles]
+    return list(dict.fromkeys(tiles))
+
+
+def _dq_tiles(
+    device: int, dtype: torch.dtype, dim: int, rows: int, causal: bool, window: bool,
+    described: bool, *_: Any,
+) -> list[Tile]:  # fmt: skip
+    """As ``backward_tiles``, with keys first."""
+    tiles = backward_tiles(device, dtype, dim)
+    if described:
+        tiles = [(64, 64, 4, 3) if dim <= 64 else (64, 128, 8, 3), (32, 128, 8, 3), *tiles]
+    return list(dict.fromkeys(tiles))
+
+
 def _fitting(
     tiles: Sequence[Tile], dim: int, operands: int, dtype: torch.dtype, shared: int
 ) -> list[Tile]:
@@ -105,15 +141,23 @@ def _backward_tile(dim: int, wide: bool, large: bool) -> tuple[int, int, int, in
     return (32, 64, 4, 1) if dim <= 128 else (32, 32, 4, 1)
 
 
-_FORWARD = Tunable("attention.forward", (attention_forward_kernel,), forward_tiles, dots=True)
-_DKDV = Tunable("attention.dkdv", (attention_dkdv_kernel,), backward_tiles, dots=True)
-_DQ = Tunable("attention.dq", (attention_dq_kernel,), backward_tiles, dots=True)
+_FORWARD = Tunable("attention.forward", (attention_forward_kernel,), _forward_tiles, dots=True)
+_DKDV = Tunable("attention.dkdv", (attention_dkdv_kernel,), _dkdv_tiles, dots=True)
+_DQ = Tunable("attention.dq", (attention_dq_kernel,), _dq_tiles, dots=True)
 
 
 def key_of(q: Tensor, rows: int, *others: Any) -> Key:
     """What attention's tiles depend on; few ``rows`` are those of decoding."""
     few = power_of_two(rows) if rows <= 64 else MANY_ROWS
     return q.get_device(), q.dtype, q.shape[3], few, *others
+
+
+def _described(rows: int, *tensors: Tensor) -> bool:
+    """Whether the kernels read these by descriptors: where that was measured to be faster."""
+    first = tensors[0]
+    if rows <= 64 or first.shape[3] > 128 or first.dtype.itemsize > 2:
+        return False
+    return has_large_memory(first) and describable(*tensors)
 
 
 def _splits(q: Tensor, k: Tensor, rows: int, m: int, n: int) -> int:
@@ -145,8 +189,9 @@ def _forward(
     batch, heads, length, dim = q.shape
     groups, keys = k.shape[1:3]
     rows = length * (heads // groups)
+    described = _described(rows, k, v)
     m, n, warps, stages = _FORWARD.tile(
-        key_of(q, rows, causal, window is not None),
+        key_of(q, rows, causal, window is not None, described),
         _forward, q, k, v, causal, window, scale, kv_length, keep,
     )  # fmt: skip
     splits = _splits(q, k, rows, m, n)
@@ -165,7 +210,7 @@ def _forward(
             q, k, v, target, target_lse, kv_length, length, keys, window or 0, splits,
             *head_strides(q, k, v), *strides,
             WINDOW=window is not None, LENGTHS=_lengths(kv_length), SPLIT=splits > 1,
-            KEEP=keep or splits > 1, M=m, N=n,
+            KEEP=keep or splits > 1, M=m, N=n, DESCRIBED=described,
             num_warps=warps, num_stages=stages, **constants(q, k, causal, scale, _block(dim)),
         )  # fmt: skip
         if splits > 1:
@@ -214,7 +259,10 @@ def _dkdv(
     options: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
     dk, dv = torch.empty_like(k), torch.empty_like(v)
-    key = key_of(q, MANY_ROWS, options["CAUSAL"], window is not None)
+    heads = options["R"]
+    # The heads of a query are read together, in blocks of 32 rows or more.
+    described = 32 % heads == 0 and _described(q.shape[2] * heads, q, dout)
+    key = key_of(q, MANY_ROWS, options["CAUSAL"], window is not None, described)
     m, n, warps, stages = _DKDV.tile(
         key, _dkdv, q, k, v, dout, lse, delta, kv_length, window, options
     )
@@ -222,7 +270,7 @@ def _dkdv(
     launch_dkdv((batch * groups * cdiv(keys, n),),
         q, k, v, dout, lse, delta, dk, dv, kv_length, q.shape[2], keys, window or 0,
         *head_strides(q, k, v, dout, dk, dv),
-        M=m, N=n, num_warps=warps, num_stages=stages, **options,
+        M=m, N=n, DESCRIBED=described, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
     return dk, dv
 
@@ -239,13 +287,14 @@ def _dq(
     options: dict[str, Any],
 ) -> Tensor:
     dq = torch.empty_like(q)
-    key = key_of(q, MANY_ROWS, options["CAUSAL"], window is not None)
-    m, n, warps, stages = _DQ.tile(key, _dq, q, k, v, dout, lse, delta, kv_length, window, options)
     (batch, groups, keys, _), length = k.shape, q.shape[2]
+    described = _described(length * options["R"], k, v)
+    key = key_of(q, MANY_ROWS, options["CAUSAL"], window is not None, described)
+    m, n, warps, stages = _DQ.tile(key, _dq, q, k, v, dout, lse, delta, kv_length, window, options)
     launch_dq((batch * groups * cdiv(length * options["R"], n),),
         q, k, v, dout, lse, delta, dq, kv_length, length, keys, window or 0,
         *head_strides(q, k, v, dout, dq),
-        M=n, N=m, num_warps=warps, num_stages=stages, **options,
+        M=n, N=m, DESCRIBED=described, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip
     return dq
 

@@ -7,6 +7,7 @@ at position ``shift + m // R``, shift = keys - S. Exponents are to base 2. ``_fl
 
 from kernels._launch import launcher
 from kernels._triton import tl, triton
+from kernels.attention._blocks import describe_rows, describe_tokens, row_block, token_block
 
 
 @triton.jit
@@ -35,37 +36,43 @@ def seen(o_p, o_k, end, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
 
 @triton.jit
 def attend(
-    b_acc, b_l, b_m, b_q, k_ptr, k_unit_ptr, v_ptr, k_token, v_token, o_p, o_c, o_d,
+    b_acc, b_l, b_m, b_q, k_at, k_unit_ptr, v_at, k_token, v_token, o_p, o_c, o_d,
     low, high, end, window, columns, scale,
     D: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
     UNITS: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+    POSITIVE: tl.constexpr = False, DESCRIBED: tl.constexpr = False,
 ):  # fmt: skip
     """Go on with the online softmax over the keys from ``low`` to ``high``.
 
     ``o_c`` are the columns of queries and keys, of which ``columns`` count; ``o_d`` those of
     values. ``UNITS``: a key is to be multiplied by its unit, and ``scale`` is one per row.
+    ``POSITIVE``: the scale is, so that it need not be applied to every score to find the largest.
     """
     for start in range(low, high, N):
         o_k = start + tl.arange(0, N)
-        m_k = o_k < end
-        p_k = k_ptr + o_k.to(tl.int64)[:, None] * k_token + o_c[None, :]
-        b_k = tl.load(p_k, mask=m_k[:, None] & (o_c < columns)[None, :], other=0.0)
+        b_k = token_block(k_at, k_token, start, o_c, columns, end, N, DESCRIBED)
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         if UNITS:
-            b_unit = tl.load(k_unit_ptr + o_k, mask=m_k, other=0.0)
+            b_unit = tl.load(k_unit_ptr + o_k, mask=o_k < end, other=0.0)
             b_s *= (scale * 1.4426950408889634)[:, None] * b_unit[None, :]
-        else:
+        elif not POSITIVE:
             b_s *= scale * 1.4426950408889634
         if MASKED:
             m_s = seen(o_p[:, None], o_k[None, :], end, window, CAUSAL, WINDOW)
             b_s = tl.where(m_s, b_s, float("-inf"))
-        b_top = tl.maximum(b_m, tl.max(b_s, axis=1))
-        # A row that has seen nothing yet must not subtract infinities.
-        b_safe = tl.where(b_top == float("-inf"), 0.0, b_top)
-        b_p = tl.exp2(b_s - b_safe[:, None])
+        b_high = tl.max(b_s, axis=1)
+        if POSITIVE:
+            b_high *= scale * 1.4426950408889634
+        b_top = tl.maximum(b_m, b_high)
+        b_safe = b_top
+        if MASKED:  # a row that has seen nothing yet must not subtract infinities
+            b_safe = tl.where(b_top == float("-inf"), 0.0, b_top)
+        if POSITIVE:
+            b_p = tl.exp2(b_s * (scale * 1.4426950408889634) - b_safe[:, None])
+        else:
+            b_p = tl.exp2(b_s - b_safe[:, None])
         b_shrink = tl.exp2(b_m - b_safe)
-        p_v = v_ptr + o_k.to(tl.int64)[:, None] * v_token + o_d[None, :]
-        b_v = tl.load(p_v, mask=m_k[:, None] & (o_d < D)[None, :], other=0.0)
+        b_v = token_block(v_at, v_token, start, o_d, D, end, N, DESCRIBED)
         b_acc = tl.dot(
             b_p.to(b_v.dtype), b_v, acc=b_acc * b_shrink[:, None], input_precision=PRECISION
         )
@@ -109,6 +116,7 @@ def attention_forward_kernel(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, LENGTHS: tl.constexpr, SPLIT: tl.constexpr,
     KEEP: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     # Program: the group fastest, the block of rows slowest and backwards, so that programs running
     # together share keys and the longest causal rows are not left to the end.
@@ -139,21 +147,28 @@ def attention_forward_kernel(
         low, high = low + i_split * share, tl.minimum(high, low + (i_split + 1) * share)
         full = tl.maximum(low, tl.minimum(full, high))
         edge = tl.maximum(full, tl.minimum(edge, high))
+    k_at, v_at = k_ptr, v_ptr
+    if DESCRIBED:
+        k_at = describe_tokens(k_ptr, end, k_token, D, N, BLOCK_D)
+        v_at = describe_tokens(v_ptr, end, v_token, D, N, BLOCK_D)
     b_acc = tl.zeros([M, BLOCK_D], dtype=tl.float32)
     b_l = tl.zeros([M], dtype=tl.float32)
     b_m = tl.full([M], float("-inf"), dtype=tl.float32)
     if WINDOW:
         b_acc, b_l, b_m = attend(
-            b_acc, b_l, b_m, b_q, k_ptr, k_ptr, v_ptr, k_token, v_token, o_p, o_d, o_d,
+            b_acc, b_l, b_m, b_q, k_at, k_ptr, v_at, k_token, v_token, o_p, o_d, o_d,
             low, full, end, window, D, SCALE, D, CAUSAL, WINDOW, True, False, N, PRECISION,
+            SCALE > 0, DESCRIBED,
         )  # fmt: skip
     b_acc, b_l, b_m = attend(
-        b_acc, b_l, b_m, b_q, k_ptr, k_ptr, v_ptr, k_token, v_token, o_p, o_d, o_d,
+        b_acc, b_l, b_m, b_q, k_at, k_ptr, v_at, k_token, v_token, o_p, o_d, o_d,
         full, edge, end, window, D, SCALE, D, CAUSAL, WINDOW, False, False, N, PRECISION,
+        SCALE > 0, DESCRIBED,
     )  # fmt: skip
     b_acc, b_l, b_m = attend(
-        b_acc, b_l, b_m, b_q, k_ptr, k_ptr, v_ptr, k_token, v_token, o_p, o_d, o_d,
+        b_acc, b_l, b_m, b_q, k_at, k_ptr, v_at, k_token, v_token, o_p, o_d, o_d,
         edge, high, end, window, D, SCALE, D, CAUSAL, WINDOW, True, False, N, PRECISION,
+        SCALE > 0, DESCRIBED,
     )  # fmt: skip
     b_some = b_l > 0
     b_acc = b_acc / tl.where(b_some, b_l, 1.0)[:, None]
@@ -224,11 +239,12 @@ launch_delta = launcher(attention_delta_kernel)
 
 @triton.jit
 def add_to_dkdv(
-    b_dk, b_dv, b_k, b_v, q_ptr, dout_ptr, lse_ptr, delta_ptr,
+    b_dk, b_dv, b_k, b_v, q_at, dout_at, lse_ptr, delta_ptr,
     q_head, q_token, dout_head, dout_token, o_k, o_c, o_d, low, high, length, shift, end, window,
     columns, scale,
     R: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     MASKED: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr,
+    DESCRIBED: tl.constexpr = False,
 ):  # fmt: skip
     """Add what the rows from ``low`` to ``high`` give to the keys and values ``o_k``."""
     for start in range(low, high, M):
@@ -236,16 +252,14 @@ def add_to_dkdv(
         o_s = o_m // R
         o_r = (o_m % R).to(tl.int64)
         m_m = o_s < length
-        p_q = q_ptr + o_r[:, None] * q_head + o_s.to(tl.int64)[:, None] * q_token + o_c[None, :]
-        b_q = tl.load(p_q, mask=m_m[:, None] & (o_c < columns)[None, :], other=0.0)
+        b_q = row_block(q_at, q_head, q_token, start, o_c, columns, length, R, M, DESCRIBED)
         b_lse = tl.load(lse_ptr + o_r * length + o_s, mask=m_m, other=float("inf"))
         b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION) * (scale * 1.4426950408889634)
         b_p = tl.exp2(b_s - b_lse[None, :])
         if MASKED:
             m_s = seen((shift + o_s)[None, :], o_k[:, None], end, window, CAUSAL, WINDOW)
             b_p = tl.where(m_s, b_p, 0.0)
-        p_do = dout_ptr + o_r[:, None] * dout_head + o_s.to(tl.int64)[:, None] * dout_token
-        b_do = tl.load(p_do + o_d[None, :], mask=m_m[:, None] & (o_d < D)[None, :], other=0.0)
+        b_do = row_block(dout_at, dout_head, dout_token, start, o_d, D, length, R, M, DESCRIBED)
         b_dv = tl.dot(b_p.to(b_do.dtype), b_do, acc=b_dv, input_precision=PRECISION)
         b_dp = tl.dot(b_v, tl.trans(b_do), input_precision=PRECISION)
         b_delta = tl.load(delta_ptr + o_r * length + o_s, mask=m_m, other=0.0)
@@ -287,6 +301,7 @@ def attention_dkdv_kernel(
     GROUPS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, SCALE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, LENGTHS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of keys and values, over all rows that see it."""
     n_blocks = tl.cdiv(keys, N)
@@ -317,24 +332,28 @@ def attention_dkdv_kernel(
     high = tl.maximum(high, low)
     full = tl.minimum(full, high)
     edge = tl.minimum(tl.maximum(edge, full), high)
+    q_at, dout_at = q_ptr, dout_ptr
+    if DESCRIBED:
+        q_at = describe_rows(q_ptr, length, q_token, q_head, R, D, M, BLOCK_D)
+        dout_at = describe_rows(dout_ptr, length, dout_token, dout_head, R, D, M, BLOCK_D)
     b_dk = tl.zeros([N, BLOCK_D], dtype=tl.float32)
     b_dv = tl.zeros([N, BLOCK_D], dtype=tl.float32)
     if CAUSAL or WINDOW:
         b_dk, b_dv = add_to_dkdv(
-            b_dk, b_dv, b_k, b_v, q_ptr, dout_ptr, lse_ptr, delta_ptr, q_head, q_token,
+            b_dk, b_dv, b_k, b_v, q_at, dout_at, lse_ptr, delta_ptr, q_head, q_token,
             dout_head, dout_token, o_k, o_d, o_d, low, full, length, shift, end, window,
-            D, SCALE, R, D, CAUSAL, WINDOW, True, M, PRECISION,
+            D, SCALE, R, D, CAUSAL, WINDOW, True, M, PRECISION, DESCRIBED,
         )  # fmt: skip
     b_dk, b_dv = add_to_dkdv(
-        b_dk, b_dv, b_k, b_v, q_ptr, dout_ptr, lse_ptr, delta_ptr, q_head, q_token,
+        b_dk, b_dv, b_k, b_v, q_at, dout_at, lse_ptr, delta_ptr, q_head, q_token,
         dout_head, dout_token, o_k, o_d, o_d, full, edge, length, shift, end, window,
-        D, SCALE, R, D, CAUSAL, WINDOW, False, M, PRECISION,
+        D, SCALE, R, D, CAUSAL, WINDOW, False, M, PRECISION, DESCRIBED,
     )  # fmt: skip
     if WINDOW:
         b_dk, b_dv = add_to_dkdv(
-            b_dk, b_dv, b_k, b_v, q_ptr, dout_ptr, lse_ptr, delta_ptr, q_head, q_token,
+            b_dk, b_dv, b_k, b_v, q_at, dout_at, lse_ptr, delta_ptr, q_head, q_token,
             dout_head, dout_token, o_k, o_d, o_d, edge, high, length, shift, end, window,
-            D, SCALE, R, D, CAUSAL, WINDOW, True, M, PRECISION,
+            D, SCALE, R, D, CAUSAL, WINDOW, True, M, PRECISION, DESCRIBED,
         )  # fmt: skip
     b_dk = tl.where((o_k < end)[:, None], b_dk * SCALE, 0.0)
     b_dv = tl.where((o_k < end)[:, None], b_dv, 0.0)
@@ -350,20 +369,16 @@ launch_dkdv = launcher(attention_dkdv_kernel)
 
 @triton.jit
 def add_to_dq(
-    b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, k_token, v_token, o_p, o_c, o_d, low, high, end,
+    b_dq, b_q, b_do, b_lse, b_delta, k_at, v_at, k_token, v_token, o_p, o_c, o_d, low, high, end,
     window, columns, scale,
     D: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
-    N: tl.constexpr, PRECISION: tl.constexpr,
+    N: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr = False,
 ):  # fmt: skip
     """Add what the keys from ``low`` to ``high`` give to the rows at ``o_p``."""
     for start in range(low, high, N):
         o_k = start + tl.arange(0, N)
-        m_k = (o_k < end)[:, None]
-        o_kt = o_k.to(tl.int64)[:, None]
-        m_kc = m_k & (o_c < columns)[None, :]
-        b_k = tl.load(k_ptr + o_kt * k_token + o_c[None, :], mask=m_kc, other=0.0)
-        m_kd = m_k & (o_d < D)[None, :]
-        b_v = tl.load(v_ptr + o_kt * v_token + o_d[None, :], mask=m_kd, other=0.0)
+        b_k = token_block(k_at, k_token, start, o_c, columns, end, N, DESCRIBED)
+        b_v = token_block(v_at, v_token, start, o_d, D, end, N, DESCRIBED)
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * (scale * 1.4426950408889634)
         b_p = tl.exp2(b_s - b_lse[:, None])
         if MASKED:
@@ -384,6 +399,7 @@ def attention_dq_kernel(
     GROUPS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, SCALE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, LENGTHS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     n_blocks = tl.cdiv(length * R, M)
     n_groups = tl.num_programs(0) // n_blocks
@@ -413,19 +429,23 @@ def attention_dq_kernel(
     first = shift + (i_m * M) // R
     last = shift + tl.minimum((i_m * M + M - 1) // R, length - 1)
     low, full, edge, high = key_range(first, last, end, window, CAUSAL, WINDOW, N)
+    k_at, v_at = k_ptr, v_ptr
+    if DESCRIBED:
+        k_at = describe_tokens(k_ptr, end, k_token, D, N, BLOCK_D)
+        v_at = describe_tokens(v_ptr, end, v_token, D, N, BLOCK_D)
     b_dq = tl.zeros([M, BLOCK_D], dtype=tl.float32)
     if WINDOW:
         b_dq = add_to_dq(
-            b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, k_token, v_token, o_p, o_d, o_d,
-            low, full, end, window, D, SCALE, D, CAUSAL, WINDOW, True, N, PRECISION,
+            b_dq, b_q, b_do, b_lse, b_delta, k_at, v_at, k_token, v_token, o_p, o_d, o_d,
+            low, full, end, window, D, SCALE, D, CAUSAL, WINDOW, True, N, PRECISION, DESCRIBED,
         )  # fmt: skip
     b_dq = add_to_dq(
-        b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, k_token, v_token, o_p, o_d, o_d,
-        full, edge, end, window, D, SCALE, D, CAUSAL, WINDOW, False, N, PRECISION,
+        b_dq, b_q, b_do, b_lse, b_delta, k_at, v_at, k_token, v_token, o_p, o_d, o_d,
+        full, edge, end, window, D, SCALE, D, CAUSAL, WINDOW, False, N, PRECISION, DESCRIBED,
     )  # fmt: skip
     b_dq = add_to_dq(
-        b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, k_token, v_token, o_p, o_d, o_d, edge, high,
-        end, window, D, SCALE, D, CAUSAL, WINDOW, True, N, PRECISION,
+        b_dq, b_q, b_do, b_lse, b_delta, k_at, v_at, k_token, v_token, o_p, o_d, o_d, edge, high,
+        end, window, D, SCALE, D, CAUSAL, WINDOW, True, N, PRECISION, DESCRIBED,
     )  # fmt: skip
     p_dq = dq_ptr + i_b * dq_batch + o_h[:, None] * dq_head + o_st[:, None] * dq_token
     tl.store(p_dq + o_d[None, :], b_dq * SCALE, mask=m_md)

@@ -189,15 +189,15 @@ def _forward(
             BLOCK_K=power_of_two(k), PRECISION=precision, num_warps=warps, num_stages=stages,
         )  # fmt: skip
         launch_statistics(
-            (cdiv(n_experts, 32),),
+            (cdiv(n_experts, 8),),
             share,
             mean,
             total,
             programs,
             n_rows,
             E=n_experts,
-            ROWS=64,
-            BLOCK=32,
+            ROWS=256,
+            BLOCK=8,
         )
     return weight, index, total, mean, p_NE
 

@@ -25,6 +25,7 @@ class Driver:
         self.device = self.stream = 0
         self.launches: list[tuple[Any, ...]] = []
         self.keeps = True  # what is launched; off while time is taken
+        self.scratch = 0  # bytes that each program of a kernel wants
 
     def launched(self, x, y, z, stream, function, metadata, told, types, arguments):
         """Keep a launch: grid and stream, kernel, what is told to whom, and what it reads."""
@@ -62,7 +63,8 @@ def _launcher_3_6(types: list[str]) -> Any:
     ):  # fmt: skip
         stub = active[-1]
         if stub.keeps:
-            assert (wide, dependent, scratch, profile) == (False, True, None, None)
+            assert (wide, dependent, profile) == (False, True, None)
+            assert (0 if scratch is None else scratch.nbytes) == stub.scratch * x * y * z
             told = (told, enter, leave)
             stub.launched(x, y, z, stream, function, metadata, told, types, arguments)
 
@@ -76,7 +78,8 @@ def _launcher_3_9(types: list[str]) -> Any:
     ):  # fmt: skip
         stub = active[-1]
         if stub.keeps:
-            assert (wide, dependent, scratch, profile) == (False, True, None, None)
+            assert (wide, dependent, profile) == (False, True, None)
+            assert (0 if scratch is None else scratch.nbytes) == stub.scratch * x * y * z
             assert read == own.kernel_signature
             pairs = zip(kinds, arguments, strict=True)
             given = [value for kind, value in pairs if kind.type != "constexpr"]
@@ -94,7 +97,7 @@ def _around(launch: Any) -> Any:
 
     own = driver.CudaLauncher.__new__(driver.CudaLauncher)
     own.launch, own.num_ctas, own.gsan_enabled = launch, 1, False
-    own.global_scratch_size = own.profile_scratch_size = 0
+    own.global_scratch_size, own.profile_scratch_size = active[-1].scratch, 0
     own.global_scratch_align = own.profile_scratch_align = 1
     own.launch_cooperative_grid, own.launch_pdl = False, True
     return own

@@ -20,11 +20,15 @@ SIZES = (1, 15, 16, 63, 64, (1 << 31) - 1, 1 << 31, (1 << 31) + 16)
 
 
 class LauncherOf36:
-    """Triton 3.6's, as far as it calls its function."""
+    """Triton 3.6's, as far as it asks for memory and calls its function."""
 
     def __call__(self, x, y, z, stream, function, *arguments):
+        scratch = None
+        if size := self.global_scratch_size:
+            allocator = _triton.triton.runtime._allocation._allocator.get()
+            scratch = allocator(x * y * z * size, self.global_scratch_align, stream)
         self.launch(
-            x, y, z, stream, function, self.launch_cooperative_grid, self.launch_pdl, None, None,
+            x, y, z, stream, function, self.launch_cooperative_grid, self.launch_pdl, scratch, None,
             *arguments,
         )  # fmt: skip
 
@@ -142,15 +146,48 @@ def test_integers_that_triton_does_not_tell_apart_are_launched_without_it(
 
 
 @with_each_launcher
-@pytest.mark.parametrize("size", ["global_scratch_size", "profile_scratch_size"])
-def test_kernels_that_want_scratch_memory_are_left_to_triton(driver, launch, monkeypatch, size):
+def test_kernels_that_want_memory_for_their_profile_are_left_to_triton(driver, launch, monkeypatch):
     launch((3,), torch.empty(64), None, 5, 6, D=64, EPS=0.5)
     ((*_, compiled),) = _launch._KEPT[-2].values()
     form = _bound_launch.form()
     assert form.bound(plain(), compiled) is not None
     if form is not _bound_launch.RUN:  # which is Triton's launcher as a whole
-        monkeypatch.setattr(compiled.run, size, 128)
+        monkeypatch.setattr(compiled.run, "profile_scratch_size", 128)
         assert form.bound(plain(), compiled) is None
+
+
+@pytest.mark.parametrize("driver", ["installed", "3.6.0"], indirect=True)
+def test_what_wants_scratch_memory_is_given_it_anew_at_each_launch(driver, launch, monkeypatch):
+    given = []
+
+    def memory(size, alignment=0, stream=None):
+        given.append(torch.empty(size, dtype=torch.int8))
+        return given[-1]
+
+    for module in (_bound_launch, _launch):
+        monkeypatch.setattr(module, "scratch_memory", memory)
+    driver.scratch = 128
+
+    def function(x, n):
+        launch((3, 2), x, None, n, 6, D=64, EPS=0.5)
+
+    x, replayed = torch.empty(64), _replay.replayed(function)
+    with torch.no_grad():
+        for _ in range(_replay.BEFORE + 4):
+            replayed(x, 5)
+    assert len(driver.launches) == len(given) == _replay.BEFORE + 4
+    assert {each.nbytes for each in given} == {3 * 2 * 128}
+    (recording,) = _replay._KEPT[-1].values()
+    assert not recording.makes, "each launch makes its own"
+
+
+@pytest.mark.parametrize("driver", ["0.0.0"], indirect=True)
+def test_an_unknown_launcher_that_asks_for_memory_is_left_to_triton(driver, launch):
+    launch((3,), torch.empty(64), None, 5, 6, D=64, EPS=0.5)
+    ((*_, compiled),) = _launch._KEPT[-2].values()
+    assert _bound_launch.RUN.bound(plain(), compiled) is not None
+    compiled.run.global_scratch_size = 128
+    assert _bound_launch.RUN.bound(plain(), compiled) is None
 
 
 @with_each_launcher
