@@ -15,6 +15,7 @@ from statistics import median
 from sessions.model import Phase
 from sessions.statistics import MIN_BLOCK_MS, MIN_BLOCK_STEPS
 from workbench.runner.arm import Arm
+from workbench.runner.clocks import moved
 from workbench.runner.contention import BUSY, VOID
 from workbench.runner.rig import Rig
 from workbench.runner.telemetry import Sample
@@ -23,7 +24,7 @@ from workbench.runner.toggles import Situation
 
 SETTLING_STEPS = 2
 LEAST_STEPS = 5  # of a block, where the budget would not hold enough longer ones
-CLOCK_RANGE = 0.05  # by which the SM clock may change within a block
+CLOCK_RANGE = 0.05  # by which the SM clock may move within a block
 # Of NVML's reasons for a lower clock: hardware slowdown, thermal (software, hardware), power brake.
 # A power cap is none of them: under load it is the usual state, and cycles tell its effect.
 THROTTLED = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
@@ -82,10 +83,12 @@ def run_block(rig: Rig, contender: Contender, number: int) -> TimedBlock | None:
     with arm.entered():
         _run(rig, arm, SETTLING_STEPS)
         rig.send_steps(_marked(rig.clock.drain(wait=True), Phase.WARM_UP))
+        mark = rig.clocks.mark()
         events, reserved = rig.phases.events, rig.memory.sample().reserved
         start_ns = time.perf_counter_ns()
         done = _run(rig, arm, contender.steps, MIN_BLOCK_MS if number else 0.0)
         laps = rig.clock.drain(wait=True)
+        clock_mhz = rig.clocks.mean_mhz(mark, rig.clocks.mark())
         stop_ns = time.perf_counter_ns()
     if done < contender.steps:
         rig.send_steps(_marked(laps, Phase.WARM_UP))
@@ -104,7 +107,9 @@ def run_block(rig: Rig, contender: Contender, number: int) -> TimedBlock | None:
         phase = Phase.WARM_UP if void else phase
     rig.send_steps(_marked(laps, phase), block=number)
     times = [lap.wall_ms if lap.gpu_ms is None else lap.gpu_ms for lap in laps]
-    return TimedBlock(median(times), rig.sm_clock_mhz(start_ns, stop_ns), void, len(laps))
+    if clock_mhz is None:
+        clock_mhz = rig.sm_clock_mhz(start_ns, stop_ns)
+    return TimedBlock(median(times), clock_mhz, void, len(laps))
 
 
 def throttled(samples: list[Sample]) -> str:
@@ -116,7 +121,7 @@ def throttled(samples: list[Sample]) -> str:
     if reasons:
         return f"the GPU's clock was throttled ({', '.join(reasons)})"
     clocks = [sample["sm_clock"] for sample in samples if sample.get("sm_clock")]
-    if clocks and max(clocks) > (1 + CLOCK_RANGE) * min(clocks):
+    if moved(clocks, CLOCK_RANGE):
         return f"the SM clock moved by more than {100 * CLOCK_RANGE:g} % in it"
     return ""
 

@@ -1,19 +1,19 @@
 """Tells phases apart: what was a step spent on, and when do steps become comparable?
 
 A step is steady when nothing was compiled or captured in it and for a while before, the allocator
-holds what it held, and the GPU's clock is within 2 % of its running median.
+holds what it held, and the GPU's clock has not moved by more than 2 % within the last second.
 """
 
 from __future__ import annotations
 
 import contextlib
-import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
 from sessions.model import Phase
 from workbench.runner import autotuning
+from workbench.runner.clocks import moved
 
 QUIET_STEPS = 3  # steps without an event before steps count as steady
 QUIET_S = 0.1  # and this long
@@ -122,12 +122,11 @@ class PhaseTracker:
         self._reserved = reserved
 
     def clock_mhz(self, clock: float) -> None:
-        """The SM clock, at any moment; leaving its running median voids steadiness."""
+        """The SM clock, at any moment; that it moves voids steadiness."""
         with self._clocks_lock:
             self._clocks.append(clock)
             recent = list(self._clocks)
-        median = statistics.median(recent)
-        if median and abs(clock / median - 1) > CLOCK_TOLERANCE:
+        if moved(recent, CLOCK_TOLERANCE):
             self._restart_warm_up()
 
     def _restart_warm_up(self) -> None:

@@ -17,6 +17,7 @@ from sessions.model import Phase, Scalar
 from workbench import protocol
 from workbench.runner.arm import Arm, Arms
 from workbench.runner.ceilings import Roof, matrix_dtype
+from workbench.runner.clocks import ClockMeter
 from workbench.runner.contention import BUSY, CPU_BUSY, Alarm
 from workbench.runner.memory import GpuMemory, HostMemory, Memory, make_memory
 from workbench.runner.phases import PhaseTracker
@@ -43,6 +44,7 @@ class Rig:
     studies: int = 0
     samples: deque[tuple[int, Sample]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     clock: HostClock | GpuClock = field(init=False)
+    clocks: ClockMeter = field(init=False)  # how fast the GPU ran
     memory: GpuMemory | HostMemory = field(init=False)
     phases: PhaseTracker = field(init=False)
     watchdog: Watchdog = field(init=False)
@@ -51,6 +53,7 @@ class Rig:
 
     def __post_init__(self) -> None:
         self.clock = make_clock(self.device)
+        self.clocks = ClockMeter(self.device, self._no_cycles)
         self.memory = make_memory(self.device, self.arms.others_bytes)
         self.phases = PhaseTracker(self._phase_changed)
         self.watchdog = Watchdog(self.wire)
@@ -103,12 +106,12 @@ class Rig:
         return f"{who} used {share:.0f} % of the {'GPU' if on_gpu else 'CPU'}"
 
     def sm_clock_mhz(self, start_ns: int, stop_ns: int) -> float | None:
-        """The GPU's median SM clock in a stretch of time; None where it is not known."""
+        """The GPU's mean SM clock in a stretch of time, by readings; None where it is not known."""
         if self.device.type != "cuda":
             return None
         found = [sample["sm_clock"] for sample in self.telemetry_between(start_ns, stop_ns)
                  if sample.get("sm_clock")]  # fmt: skip
-        return statistics.median(found) if found else None
+        return statistics.fmean(found) if found else None
 
     def synchronize(self) -> None:
         """Wait until the device has done all that was queued."""
@@ -176,6 +179,9 @@ class Rig:
         """Say what the roofline makes of two configurations."""
         made = self.predictor.of(asked.base, asked.other)
         self.wire.send(protocol.Predicted(base=asked.base, other=asked.other, prediction=made))
+
+    def _no_cycles(self, why: str) -> None:
+        self.note("warning", f"the clock of a block is the mean of its readings: {why}")
 
     def _phase_changed(self, phase: Phase) -> None:
         self.watchdog.begin(phase)

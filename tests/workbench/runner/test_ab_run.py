@@ -405,6 +405,7 @@ def test_a_block_planned_from_slower_steps_goes_on_until_it_is_as_long_as_asked(
             [{"sm_clock": 1980.0}, {"sm_clock": 1500.0}],
             "the SM clock moved by more than 5 % in it",
         ),
+        ([{"sm_clock": 1785.0}, {"sm_clock": 1965.0}] * 10, ""),  # as under a power limit
     ],
 )
 def test_a_throttled_clock_voids_a_block(samples, said):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import threading
 
@@ -16,15 +17,37 @@ from workbench.runner.telemetry import HostSampler, Telemetry
 
 def test_a_segment_that_begins_while_a_clock_is_judged_takes_nothing_from_under_it(monkeypatch):
     tracker = PhaseTracker(lambda phase: None)
-    median = statistics.median
+    mean = statistics.fmean
 
     def while_a_segment_begins(values):
         tracker.restart()
-        return median(values)
+        return mean(values)
 
-    monkeypatch.setattr(statistics, "median", while_a_segment_begins)
+    monkeypatch.setattr(statistics, "fmean", while_a_segment_begins)
+    tracker.clock_mhz(1980.0)
     tracker.clock_mhz(1980.0)
     assert tracker.phase is Phase.WARM_UP
+
+
+def steady_share(clocks):
+    """Of steps of 210 ms, with a clock read every 50 ms, the share that is steady."""
+    tracker, steady = PhaseTracker(lambda phase: None), 0
+    for number, clock in enumerate(clocks):
+        tracker.clock_mhz(clock)
+        if number % 4 == 0:
+            steady += tracker.step_phase(number * 50_000_000) is Phase.STEADY
+    return steady / (len(clocks) / 4)
+
+
+def test_steps_are_steady_while_a_power_limit_lets_the_clock_jump():
+    jumping = [1785.0, 1965.0] * 100
+    assert steady_share(jumping) > 0.9
+    random.Random(0).shuffle(jumping)
+    assert steady_share(jumping) > 0.8
+
+
+def test_no_step_is_steady_while_the_clock_sinks():
+    assert steady_share([1980.0 * 0.995**n for n in range(200)]) < 0.05
 
 
 @pytest.mark.parametrize(

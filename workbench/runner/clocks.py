@@ -1,0 +1,63 @@
+"""How fast a GPU ran, and whether its clock moved: readings jump where power limits it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from kernels import _sm_clock
+
+FEW = 4  # readings of a half, which do not show how far they jump
+JUMPS = 0.12  # so far, then: a little more than an H200's do at its power limit
+
+
+def moved(readings: Sequence[float], tolerance: float) -> bool:
+    """Whether the later half is off the earlier one by more than ``tolerance``, a share of it.
+
+    That is beyond what the jumps from one reading to the next explain: twice the standard error of
+    the halves' means.
+    """
+    half = len(readings) // 2
+    if not half:
+        return False
+    earlier, later = readings[-2 * half : -half], readings[-half:]
+    means = statistics.fmean(earlier), statistics.fmean(later)
+    if min(means) <= 0:
+        return True
+    jumps = JUMPS
+    if half >= FEW:
+        spread = math.hypot(
+            statistics.stdev(earlier) / means[0], statistics.stdev(later) / means[1]
+        )
+        jumps = 2 * spread / math.sqrt(half)
+    return abs(math.log(means[1] / means[0])) > tolerance + jumps
+
+
+class ClockMeter:
+    """The mean SM clock of a stretch, by counters on the device; unknown where they are not read.
+
+    ``tell``, once, why they cannot be.
+    """
+
+    def __init__(self, device: torch.device, tell: Callable[[str], None]) -> None:
+        self._device, self._tell = device, tell
+        self._broken = False
+
+    def mark(self) -> Tensor | None:
+        """A reading after all that was queued; nothing is waited for."""
+        if self._broken:
+            return None
+        try:
+            return _sm_clock.read(self._device)
+        except Exception as error:  # noqa: BLE001 - whatever Triton and its compiler raise
+            self._broken = True
+            self._tell(f"cycles cannot be counted: {str(error) or type(error).__name__}")
+        return None
+
+    def mean_mhz(self, first: Tensor | None, last: Tensor | None) -> float | None:
+        """Between two marks; waits for the second."""
+        return None if first is None or last is None else _sm_clock.mean_mhz(first, last)
