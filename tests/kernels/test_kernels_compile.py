@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, unset_fak
 from kernels import OPS, Case, Operator, _dispatch, _triton, _tuning
 from kernels._check import as_tuple
 from kernels._operator import Inputs
+from kernels.attention import _flash
 
 pytestmark = [
     pytest.mark.skipif(not _triton.INSTALLED, reason="Triton is not installed"),
@@ -78,7 +79,9 @@ def compiled(monkeypatch):
             launches[kernel.hash] = (self.__name__, kernel.metadata.shared, stack)
         return kernel
 
-    def compile_for(capability, op: Operator, case: Case, dtype):
+    def compile_for(capability, op: Operator, case: Case, dtype, describable=True):
+        describable = describable and capability >= HOPPER
+        monkeypatch.setattr(_flash, "describable", lambda *_: describable)
         launches.clear()
         driver.set_active(NoDriver(capability))
         monkeypatch.setattr(JITFunction, "run", compile_only)
@@ -178,6 +181,12 @@ def test_the_kernels_of_an_operator_compile_for_hopper(compiled, name, dtype):
 def test_attention_s_tiles_fit_every_head_dimension(compiled, capability, dim, dtype):
     case = Case(f"D{dim}", HEADS | {"dim": dim})
     assert_fit(compiled(capability, OPS["attention"], case, dtype), capability)
+
+
+def test_attention_s_tiles_fit_where_blocks_cannot_be_described(compiled):
+    case = Case("D128", HEADS | {"dim": 128})
+    launches = compiled(HOPPER, OPS["attention"], case, torch.bfloat16, describable=False)
+    assert_fit(launches, HOPPER)
 
 
 @pytest.mark.parametrize("capability", [HOPPER, ADA])

@@ -1,0 +1,55 @@
+"""Which tensors kernels may read by descriptors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from kernels import _triton
+
+
+@pytest.fixture(autouse=True)
+def on_hopper(monkeypatch):
+    monkeypatch.setattr(_triton, "_describes", lambda device: True)
+
+
+def heads(tokens=6, heads=4, dim=8, dtype=torch.float16):
+    return torch.empty(2, tokens, heads, dim, dtype=dtype).transpose(1, 2)
+
+
+def test_rows_that_begin_at_multiples_of_16_bytes_are_describable():
+    assert _triton.describable(heads(), heads(dim=16))
+    assert _triton.describable(torch.nn.Parameter(heads()))
+    assert _triton.describable(heads(dim=4, dtype=torch.float32))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        heads(dim=12),
+        heads()[..., 1:],
+        torch.empty(200, dtype=torch.float16)[1:193].view(2, 4, 3, 8),
+        heads().transpose(2, 3),
+    ],
+    ids=["rows of 24 bytes", "2 bytes behind", "memory 2 bytes behind", "columns apart"],
+)
+def test_others_are_not(x):
+    assert not _triton.describable(x)
+    assert not _triton.describable(heads(), x)
+
+
+def test_tensors_without_memory_are_not():
+    with FakeTensorMode():
+        assert not _triton.describable(heads())
+
+
+def test_nothing_is_while_dynamo_traces():
+    seen = []
+
+    def traced(x):
+        seen.append(_triton.describable(x))
+        return x + 1
+
+    torch.compile(traced, backend="eager", fullgraph=False)(heads())
+    assert seen and not any(seen)
