@@ -19,12 +19,13 @@ of a head's row, C = I + 2 G N convolved channels, W width of the convolution.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor, nn
 
 import kernels
+from models._division import WHOLE, Cut, Division, Region
 from models._layers import Linear
 
 STEP_MIN, STEP_MAX, STEP_FLOOR = 1e-3, 1e-1, 1e-4
@@ -115,6 +116,31 @@ class SSM(nn.Module):
             parameter.no_weight_decay = True  # type: ignore[attr-defined]
         self.norm_weight = nn.Parameter(torch.empty(inner))
         self.out_proj = Linear(inner, sizes.dim, 1 / math.sqrt(3 * inner * n_residuals))
+        self.region: Region = WHOLE
+
+    def division(self) -> Division | str:
+        """By groups of heads, each with its B and C and its own mean in the norm."""
+        size = self.sizes
+        if size.n_groups == 1:
+            return "a mixer of one group normalises over all of its heads, which share B and C"
+        inner, heads, states = size.inner, size.n_heads, size.n_groups * size.d_state
+        convolved = (inner, states, states)
+        cuts = {
+            "in_proj.weight": Cut(0, (inner, *convolved, heads)),
+            "conv_weight": Cut(0, convolved),
+            "conv_bias": Cut(0, convolved),
+            "dt_bias": Cut(0, (heads,)),
+            "A_log": Cut(0, (heads,)),
+            "D": Cut(0, (heads,)),
+            "norm_weight": Cut(0, (inner,)),
+            "out_proj.weight": Cut(1, (inner,)),
+        }
+        saved = size.projected + size.convolved + 2 * inner
+        return Division("groups of a mixer's heads", size.n_groups, cuts, saved, self._narrow)
+
+    def _narrow(self, ranks: int) -> None:
+        inner, groups = self.sizes.inner // ranks, self.sizes.n_groups // ranks
+        self.sizes = replace(self.sizes, inner=inner, n_groups=groups)
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
         """The starting value of parameter ``name``, in FP32 on the CPU."""
@@ -150,7 +176,7 @@ class SSM(nn.Module):
         """
         size = self.sizes
         going_on = state is not None and position is not None
-        z_BSI, xbc_BSC, dt_BSH = self.in_proj(u_BSE).split(
+        z_BSI, xbc_BSC, dt_BSH = self.in_proj(self.region.enter(u_BSE)).split(
             (size.inner, size.convolved, size.n_heads), dim=-1
         )
         xbc_BSC, conv_BCW = kernels.causal_conv1d(
@@ -195,4 +221,4 @@ class SSM(nn.Module):
         y_BSI = kernels.gated_rms_norm(
             y_BSI, z_BSI, self.norm_weight, group_size=size.inner // size.n_groups, eps=self.eps
         )
-        return self.out_proj(y_BSI)
+        return self.region.leave(self.out_proj(y_BSI))
