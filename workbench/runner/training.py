@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ class Trainer:
         self.optimizer = optimizer
         self.scaler = scaler
         self.buckets: Buckets | None = None  # of an arm whose gradients are averaged over ranks
+        # Of an arm whose gradients are divided among ranks: which updates all of them skip.
+        self.agree: Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None] | None = None
 
     def update(self, loss: torch.Tensor) -> None:
         """Backward pass and optimizer step; gradients and the graph of the loss are freed."""
@@ -36,6 +38,8 @@ class Trainer:
         if self.scaler is None:
             self.optimizer.step()
         else:
+            if self.agree is not None:
+                self.agree(self.scaler, self.optimizer)
             self.scaler.step(self.optimizer)
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
