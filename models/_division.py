@@ -39,6 +39,14 @@ class Region:
         """The sum of what each rank has of ``y`` in a divided layer."""
         return y
 
+    def split(self, x: Tensor) -> Tensor:
+        """This rank's tokens of a stream (B, S, E) that is divided between the layers."""
+        return x
+
+    def join(self, x: Tensor) -> Tensor:
+        """The tokens of all ranks again."""
+        return x
+
 
 WHOLE = Region()
 
@@ -98,6 +106,7 @@ class Divisible:
     whole: tuple[str, ...]  # why other layers that are wide stay whole, each reason once
     numbers: int  # of all parameters
     cut: int  # of those that are cut
+    together: str  # why the stream between these layers cannot be divided too; empty where it can
 
     def uneven(self, ranks: int) -> str:
         """What so many ranks do not divide evenly, as a clause; empty where they do."""
@@ -131,7 +140,18 @@ def divisible(family: Family, config: Any) -> Divisible:
     parameters = dict(model.named_parameters())
     cut = sum(parameters[name].numel() for name in _cuts(layers))
     numbers = sum(each.numel() for each in parameters.values())
-    return Divisible(layers, tuple(reasons), numbers, cut)
+    return Divisible(layers, tuple(reasons), numbers, cut, _together(model, tuple(reasons)))
+
+
+def _together(model: nn.Module, whole: tuple[str, ...]) -> str:
+    """Why every rank needs the whole sequence between the layers that are divided."""
+    if whole:
+        return whole[0]
+    blocks = getattr(model, "blocks", None)
+    if blocks is None or not hasattr(model, "stream"):
+        return "the model is no stack of blocks around one stream"
+    kinds = [type(block).__name__ for block in blocks if not getattr(block, "by_token", False)]
+    return f"{kinds[0]} looks at the whole sequence between its layers" if kinds else ""
 
 
 def divide(model: nn.Module, ranks: int, region: Region) -> dict[str, Cut]:

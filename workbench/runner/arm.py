@@ -68,6 +68,7 @@ class Build:
     compiles_blocks: bool = False  # each block by itself, and not the whole computation
     ranks: int = 1  # that a batch is divided among
     tensor_ranks: int = 1  # that layers are divided among
+    along_sequence: bool = False  # and the stream between them
     model: Model | None = None  # once it is built
     flags: list[Callable[[], AbstractContextManager[Any]]] = field(
         default_factory=lambda: [functools.partial(fp32_products, tf32=False)]
@@ -327,7 +328,7 @@ class Arms:
             build.flags.append(held.current)
         elif build.tensor_ranks > 1:
             shares = sets.shares(situation, dtype, build.tensor_ranks)
-            held, model = shares.own, shares.model(situation)
+            held, model = shares.own, shares.model(situation, build.along_sequence)
         else:
             held = sets.plain(situation, dtype)
             # Each arm has modules of its own over the same parameters: structure differs only.

@@ -25,6 +25,7 @@ class Trainer:
         self.optimizer = optimizer
         self.scaler = scaler
         self.buckets: Buckets | None = None  # of an arm whose gradients are averaged over ranks
+        self.after_backward: Callable[[], None] | None = None  # where ranks have parts of gradients
         # Of an arm whose gradients are divided among ranks: which updates all of them skip.
         self.agree: Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None] | None = None
 
@@ -35,6 +36,8 @@ class Trainer:
             scaled.backward()
         else:
             self.buckets.backward(scaled)
+        if self.after_backward is not None:
+            self.after_backward()
         if self.scaler is None:
             self.optimizer.step()
         else:

@@ -162,6 +162,60 @@ def test_what_every_rank_has_and_no_longer_is_alike_is_no_effect(asked, monkeypa
     assert status == "no effect" and "no longer alike of what each has" in text
 
 
+SEQUENCE = {"tensor_parallel": "2", "sequence_parallel": "on"}
+
+
+@needs_cores
+def test_each_rank_has_its_tokens_of_the_stream_between_divided_layers(asked, arms):
+    arm = stepped(asked, steps=3, arms=arms, **SEQUENCE)
+    status, text = found(arm)["sequence_parallel"]
+    assert status == "effective", text
+    assert "this rank has 8 of 16 tokens" in text
+    # Each of 4 layers and the ends of the stream, both ways; and once the gradients of the norms.
+    assert "10 gathers, 8 scattered sums, 1 sum over the ranks a step" in text
+    assert found(arm)["tensor_parallel"][0] == "effective"
+    checked = numerics.check(arm, arm.situation)
+    assert checked.ok, checked.text
+
+
+@needs_cores
+def test_gradients_of_norms_that_are_not_summed_are_seen(asked, monkeypatch):
+    arm = stepped(asked, steps=2, arms=Arms(), **SEQUENCE)
+    summed = region.sum_over_ranks
+
+    def own_part(x):
+        summed(x)
+        return x
+
+    monkeypatch.setattr(tensor, "sum_over_ranks", own_part)
+    with arm.entered():
+        arm.step()
+    status, text = found(arm)["tensor_parallel"]
+    assert status == "no effect" and "no longer alike of what each has: 4 parameters" in text
+
+
+@needs_cores
+def test_tokens_in_another_order_are_seen(asked, arms, monkeypatch):
+    arm = stepped(asked, steps=2, arms=arms, **SEQUENCE)
+    backward = region._Join.backward
+    monkeypatch.setattr(
+        region._Join, "backward", staticmethod(lambda ctx, y: backward(ctx, y.flip(1)))
+    )
+    checked = numerics.check(arm, arm.situation)
+    assert checked.ok is False, checked.text
+
+
+def test_what_one_rank_computes_alone_has_the_shapes_of_all():
+    along = region.AlongSequence(2)
+    x = torch.randn(2, 6, 3, requires_grad=True)
+    own = along.split(x)
+    assert own.shape == (2, 3, 3)
+    for back in (along.enter(own), along.join(own)):
+        assert back.shape == x.shape
+    along.leave(x).sum().backward()
+    assert x.grad.shape == x.shape
+
+
 @needs_cores
 def test_ranks_that_tell_each_other_nothing_are_no_effect(divided, monkeypatch):
     monkeypatch.setattr(divided.divided, "traffic", region.Traffic())
@@ -230,11 +284,13 @@ def test_every_family_trains_right_divided(asked, family, model):
         {"precision": "bf16"},
         {"adamw": "fused"},
         {"fused_loss": "chunked"},
-        {"window": "32"},
         {"mixture_of_depths": "on"},
         {"compile": "default"},
         {"compile": "default", "compile_scope": "blocks"},
         {"compile": "default", "checkpointing": "full"},
+        {"compile": "default", "sequence_parallel": "on"},
+        {"checkpointing": "full", "sequence_parallel": "on"},
+        {"precision": "amp_bf16", "sequence_parallel": "on"},
     ],
     ids=str,
 )
@@ -243,6 +299,24 @@ def test_other_options_go_with_it(asked, toggles):
     status = {name: one for name, (one, _) in found(arm).items() if name in toggles}
     assert set(status.values()) <= {"effective"}
     assert found(arm)["tensor_parallel"][0] == "effective"
+    checked = numerics.check(arm, arm.situation)
+    assert checked.ok, checked.text
+
+
+@pytest.mark.slow
+@needs_cores
+@pytest.mark.parametrize(
+    ("family", "model", "toggles"),
+    [
+        ("mamba2", {"n_groups": 2}, {"fused_add_norm": "torch"}),
+        ("mamba2", {"n_groups": 2}, {}),
+        ("hydra", {"ccgqa": True, "n_kv_heads": 4}, {}),
+    ],
+)
+def test_every_stream_that_can_be_divided_trains_right(asked, family, model, toggles):
+    one = msgspec.structs.replace(asked, family=family, model=model)
+    arm = stepped(one, steps=2, arms=Arms(), **SEQUENCE, **toggles)
+    assert found(arm)["sequence_parallel"][0] == "effective"
     checked = numerics.check(arm, arm.situation)
     assert checked.ok, checked.text
 
@@ -299,3 +373,28 @@ def test_models_that_cannot_be_divided_say_why(asked, family, model, ranks, reas
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     wanted = msgspec.structs.replace(asked, family=family, model=model)
     assert reason in blocked(wanted)["tensor_parallel"][ranks].reason
+
+
+@pytest.mark.parametrize(
+    ("family", "model", "toggles", "reason"),
+    [
+        ("hydra", {}, {"tensor_parallel": "off"}, "layers that ranks divide, and none are"),
+        ("hydra", {"mixture_of_depths": True}, {}, "MixtureOfDepths looks at the whole sequence"),
+        ("moe", {}, {}, "Block looks at the whole sequence"),
+        ("mamba2", {}, {}, "a mixer of one group"),
+        ("mahia", {}, {}, "attention with Fourier gates"),
+    ],
+)
+def test_streams_that_stay_whole_say_why(asked, family, model, toggles, reason, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    wanted = msgspec.structs.replace(asked, family=family, model=model)
+    told = blocked(wanted, **{"tensor_parallel": "2", **toggles})["sequence_parallel"]["on"]
+    assert reason in told.reason and told.fix
+    assert (told.set == {"tensor_parallel": "2"}) is ("tensor_parallel" in toggles)
+
+
+def test_a_sequence_that_ranks_do_not_divide_says_so(asked, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    wanted = msgspec.structs.replace(asked, settings={"batch": 1, "sequence": 15})
+    told = blocked(wanted, tensor_parallel="2")["sequence_parallel"]["on"]
+    assert told.reason == "a sequence of 15 cannot be divided among 2 ranks"

@@ -1,19 +1,22 @@
-"""Where ranks that divide layers meet: sums over all of them, of activations and of gradients.
+"""Where ranks that divide layers meet: operators over all of them, and their gradients.
 
-Shoeybi et al., "Megatron-LM" (arXiv 1909.08053), section 3, call them f and g: a layer's input is
-passed on as it is, and the parts of its gradient are summed; the parts of its result are summed,
-and the gradient is passed on. Ranks meet within steps that all of them make, and nowhere else: what
-one of them computes by itself (a probe, a trace, a tuning) takes its own part for the sum.
+Shoeybi et al., "Megatron-LM" (arXiv 1909.08053), section 3: a layer's input is passed on as it is,
+and the parts of its gradient are summed; the parts of its result are summed, and the gradient is
+passed on. Korthikanti et al. (arXiv 2205.05198), section 4.2, divide the stream between the layers
+along the sequence too: a layer's input is gathered, and of the sums of its result each rank takes
+its own tokens; for the gradients the other way round.
 
-The sum is an operator of torch's own kind, which a compiler calls as it is: so it is counted when
-it happens, and neither when nor whether it was traced.
+Ranks meet within steps that all of them make, and nowhere else: what one of them computes by itself
+(a probe, a trace, a tuning) takes its own part for the others'. Operators are of torch's own kind,
+which a compiler calls as they are: so they are counted when they run, however they were traced.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,14 +24,26 @@ import torch.distributed as dist
 from torch import Tensor
 
 from models._division import Region
+from workbench.runner.ranks.group import rank
+
+SUM, GATHER, SCATTERED = "sum", "gather", "scattered sum"
 
 
 @dataclass
 class Traffic:
-    """What ranks have told each other: sums, and the bytes that each of them brought."""
+    """What ranks have told each other: how often, and the bytes of the whole that each time took.
 
-    sums: int = 0
+    ``tokens``: of a sequence, those that this rank has between the layers; 0: all.
+    """
+
+    calls: Counter[str] = field(default_factory=Counter)
     bytes: int = 0
+    tokens: int = 0
+
+    def add(self, kind: str, whole: Tensor) -> None:
+        """Count one call."""
+        self.calls[kind] += 1
+        self.bytes += whole.nbytes
 
 
 _traffic: Traffic | None = None
@@ -36,7 +51,7 @@ _traffic: Traffic | None = None
 
 @contextlib.contextmanager
 def meeting() -> Iterator[Traffic]:
-    """Sum over all ranks, each of which is to be within here and to compute the same."""
+    """Meet in all of it, as every rank does that computes the same."""
     global _traffic
     before, _traffic = _traffic, Traffic()
     try:
@@ -45,24 +60,68 @@ def meeting() -> Iterator[Traffic]:
         _traffic = before
 
 
-def _sum(x: Tensor) -> Tensor:
+def sum_over_ranks(x: Tensor) -> Tensor:
+    """The sum of all ranks' ``x``, in a tensor of its own."""
     total = x.clone(memory_format=torch.contiguous_format)
     if _traffic is not None:
         dist.all_reduce(total)
-        _traffic.sums += 1
-        _traffic.bytes += total.nbytes
+        _traffic.add(SUM, total)
     return total
+
+
+def gather_tokens(x: Tensor, ranks: int) -> Tensor:
+    """The tokens of all ranks, in their order: (B, S / ranks, E) -> (B, S, E)."""
+    if _traffic is None:
+        return torch.cat([x] * ranks, 1)
+    found = x.new_empty((ranks * x.shape[0], *x.shape[1:]))  # one rank's after the other
+    dist.all_gather_into_tensor(found, x.contiguous())
+    _traffic.add(GATHER, found)
+    return found.unflatten(0, (ranks, -1)).transpose(0, 1).flatten(1, 2)
+
+
+def scatter_sum(x: Tensor, ranks: int) -> Tensor:
+    """This rank's tokens of the sum of all ranks' ``x``: (B, S, E) -> (B, S / ranks, E)."""
+    if _traffic is None:
+        return own_tokens(x, ranks)
+    parts = x.unflatten(1, (ranks, -1)).transpose(0, 1).flatten(0, 1).contiguous()
+    found = parts.new_empty((x.shape[0], *parts.shape[1:]))
+    dist.reduce_scatter_tensor(found, parts)
+    _traffic.add(SCATTERED, parts)
+    return found
+
+
+def own_tokens(x: Tensor, ranks: int) -> Tensor:
+    """This rank's tokens: (B, S, E) -> (B, S / ranks, E)."""
+    found = x.chunk(ranks, 1)[rank()].clone(memory_format=torch.contiguous_format)
+    if _traffic is not None:
+        _traffic.tokens = found.shape[1]
+    return found
 
 
 def _like(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def _more(x: Tensor, ranks: int) -> Tensor:
+    return x.new_empty(x.shape[0], x.shape[1] * ranks, *x.shape[2:])
+
+
+def _fewer(x: Tensor, ranks: int) -> Tensor:
+    return x.new_empty(x.shape[0], x.shape[1] // ranks, *x.shape[2:])
+
+
 # ``torch.library.custom_op`` would import Dynamo at the first call: seconds.
 _LIBRARY = torch.library.Library("workbench", "FRAGMENT")
-_LIBRARY.define("sum_over_ranks(Tensor x) -> Tensor")
-_LIBRARY.impl("sum_over_ranks", _sum, "CompositeExplicitAutograd")
-torch.library.register_fake("workbench::sum_over_ranks", _like, lib=_LIBRARY)
+for _schema, _operator, _fake in (
+    ("sum_over_ranks(Tensor x) -> Tensor", sum_over_ranks, _like),
+    ("gather_tokens(Tensor x, int ranks) -> Tensor", gather_tokens, _more),
+    ("scatter_sum(Tensor x, int ranks) -> Tensor", scatter_sum, _fewer),
+    ("own_tokens(Tensor x, int ranks) -> Tensor", own_tokens, _fewer),
+):
+    _LIBRARY.define(_schema)
+    _LIBRARY.impl(_operator.__name__, _operator, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"workbench::{_operator.__name__}", _fake, lib=_LIBRARY)
+_OPS = torch.ops.workbench
 
 
 class _Enter(torch.autograd.Function):
@@ -72,17 +131,61 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return torch.ops.workbench.sum_over_ranks(gradient)
+        return _OPS.sum_over_ranks(gradient)
 
 
 class _Leave(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor) -> Tensor:
-        return torch.ops.workbench.sum_over_ranks(y)
+        return _OPS.sum_over_ranks(y)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient
+
+
+class _EnterTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: int) -> Tensor:
+        ctx.ranks = ranks
+        return _OPS.gather_tokens(x, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _OPS.scatter_sum(gradient, ctx.ranks), None
+
+
+class _LeaveTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, ranks: int) -> Tensor:
+        ctx.ranks = ranks
+        return _OPS.scatter_sum(y, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _OPS.gather_tokens(gradient, ctx.ranks), None
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: int) -> Tensor:
+        ctx.ranks = ranks
+        return _OPS.own_tokens(x, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _OPS.gather_tokens(gradient, ctx.ranks), None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: int) -> Tensor:
+        ctx.ranks = ranks
+        return _OPS.gather_tokens(x, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _OPS.own_tokens(gradient, ctx.ranks), None
 
 
 class AcrossRanks(Region):
@@ -97,4 +200,24 @@ class AcrossRanks(Region):
         return _Leave.apply(y)  # type: ignore[no-any-return]
 
 
-ACROSS = AcrossRanks()
+class AlongSequence(Region):
+    """The same, where each rank has a part of the sequence between the layers."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+
+    def enter(self, x: Tensor) -> Tensor:
+        """All ranks' tokens."""
+        return _EnterTokens.apply(x, self._ranks)  # type: ignore[no-any-return]
+
+    def leave(self, y: Tensor) -> Tensor:
+        """This rank's tokens of the sum of all ranks' ``y``."""
+        return _LeaveTokens.apply(y, self._ranks)  # type: ignore[no-any-return]
+
+    def split(self, x: Tensor) -> Tensor:
+        """This rank's tokens of what every rank has."""
+        return _Split.apply(x, self._ranks)  # type: ignore[no-any-return]
+
+    def join(self, x: Tensor) -> Tensor:
+        """All ranks' tokens, of whose gradient every rank has the whole."""
+        return _Join.apply(x, self._ranks)  # type: ignore[no-any-return]

@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 from models import Model
 from models._division import WHOLE, Cut, divide
 from models._initialise import keep_marks
-from workbench.runner.ranks.region import ACROSS
+from models._language_model import LanguageModel
+from workbench.runner.ranks.region import AcrossRanks, AlongSequence
 from workbench.runner.toggles import Situation
 from workbench.runner.training import Weights
 
@@ -36,10 +37,20 @@ class Shares:
         self.cuts = divide(structure, ranks, WHOLE)
         self.own = Weights(_zeros(structure.weights(), situation.device))
 
-    def model(self, situation: Situation) -> Model:
-        """A model around them."""
-        family = situation.family
-        return family.share_divided(situation.config, self.own.parameters, self.ranks, ACROSS)
+    def model(self, situation: Situation, along_sequence: bool) -> Model:
+        """A model around them; ``along_sequence``: its stream is divided too."""
+        family, named = situation.family, self.own.parameters
+        region = AlongSequence(self.ranks) if along_sequence else AcrossRanks()
+        model = family.share_divided(situation.config, named, self.ranks, region)
+        if along_sequence:
+            assert isinstance(model, LanguageModel)
+            model.stream = region
+        return model
+
+    def between(self) -> list[nn.Parameter]:
+        """Of the blocks, what every rank has: norms and gates between the divided layers."""
+        named = self.own.parameters.items()
+        return [one for name, one in named if name.startswith("blocks.") and name not in self.cuts]
 
     @torch.no_grad()
     def take(self, own: Optimizer | None, whole: Optimizer | None) -> None:

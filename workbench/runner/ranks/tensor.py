@@ -16,7 +16,7 @@ from torch import Tensor
 
 from workbench.runner.ranks.divided import Divided, digest
 from workbench.runner.ranks.messages import Compare, Evaluate, Leave, Order, Step
-from workbench.runner.ranks.region import Traffic, meeting
+from workbench.runner.ranks.region import Traffic, meeting, sum_over_ranks
 
 if TYPE_CHECKING:
     from workbench.runner.arm import Arm, Build
@@ -36,6 +36,7 @@ class TensorDivided(Divided):
     def __init__(self, build: Build, shares: Shares) -> None:
         super().__init__(build.tensor_ranks, build.situation.device)
         self.shares, self.parts = shares, 1
+        self._along_sequence = build.along_sequence
         self.traffic = Traffic()
         if (whole := shares.whole) is not None:
             self.whole = whole.parameters
@@ -57,6 +58,8 @@ class TensorDivided(Divided):
         if self.keeper is not None:
             trainer.scaler = self.keeper.scaler
         trainer.agree = _agree
+        if self._along_sequence:
+            trainer.after_backward = self._sum_between
 
     def together(self, step: ArmStep, batches: Batches) -> ArmStep:
         """The step of all ranks."""
@@ -111,6 +114,15 @@ class TensorDivided(Divided):
         kept = [digest(each) for name, each in named.items() if name not in self.shares.cuts]
         sums = torch.stack(kept).to(self._device)
         self._count_differing(sums)
+
+    @torch.no_grad()
+    def _sum_between(self) -> None:
+        """The gradients that each rank has of its own tokens become those of all."""
+        gradients = [each.grad for each in self.shares.between() if each.grad is not None]
+        total = sum_over_ranks(torch.cat([each.flatten() for each in gradients]))
+        parts = total.split([each.numel() for each in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
 
     @contextlib.contextmanager
     def _all(self, order: Order) -> Iterator[Traffic]:

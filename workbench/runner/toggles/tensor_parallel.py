@@ -22,6 +22,7 @@ from models._division import divisible, of_share
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.compiles import counted
+from workbench.runner.ranks.region import Traffic
 from workbench.runner.ranks.tensor import TensorDivided
 from workbench.runner.toggles._ranks import OPTIONS, RANKS, captured, eight_bit, too_few
 from workbench.runner.toggles._toggle import (
@@ -106,6 +107,12 @@ def share_of(whole: Footprint, situation: Situation, element: int) -> Footprint:
     return of_share(whole, found, ranks, tokens=tokens, element=element)
 
 
+def traffic_text(traffic: Traffic) -> str:
+    """What ranks tell each other in a step, in words."""
+    calls = ", ".join(counted(count, kind) for kind, count in traffic.calls.items()) or "nothing"
+    return f"{calls} over the ranks a step, {size_text(traffic.bytes)} in all"
+
+
 def _evidence(option: str, arm: Arm) -> Finding:
     divided = arm.divided
     if not isinstance(divided, TensorDivided):
@@ -118,11 +125,11 @@ def _evidence(option: str, arm: Arm) -> Finding:
     text = (
         f"{counted(len(found.layers), 'layer')} divided among {divided.ranks} ranks: this one has "
         f"{size_text(shares.own.bytes)} of {size_text(shares.whole.bytes)} of weights; "
-        f"{counted(traffic.sums, 'sum')} over the ranks a step, {size_text(traffic.bytes)} in all"
+        f"{traffic_text(traffic)}"
     )
     if found.whole:
         text += f"; whole on each: {'; '.join(found.whole)}"
-    if shares.own.bytes >= shares.whole.bytes or not traffic.sums:
+    if shares.own.bytes >= shares.whole.bytes or not traffic.bytes:
         return no_effect(text)
     if divided.differing is None:
         return no_effect(f"{text}; no step was made by all ranks")
