@@ -238,7 +238,7 @@ class Attention(nn.Module):
         """
         queries_only = shared is not None and shared.keys is not None
         q_BHSD, k_BGSD, v_BGSD = self.heads(
-            self.region.enter(x_BSE),
+            self.region.enter(x_BSE, product=True),
             position,
             rows,
             queries_only=queries_only,

@@ -140,7 +140,7 @@ class CCGQA(nn.Module):
         shared: SharedKV | None = None,
     ) -> Tensor:
         """Attend to the past; the arguments are those of ``models._attention.Attention``."""
-        x_BSE = self.region.enter(x_BSE)
+        x_BSE = self.region.enter(x_BSE, product=True)
         began = state if position is not None else None
         qk_BSM = self.qk(x_BSE)
         halo_BLM = self._before(qk_BSM, 2 * (self.conv_width - 1), began and began.halo)

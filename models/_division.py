@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 class Region:
     """Where a layer is entered and left: of a layer that one rank has whole, nothing happens."""
 
-    def enter(self, x: Tensor) -> Tensor:
-        """``x``, of whose gradient each rank has a part in a divided layer."""
+    def enter(self, x: Tensor, product: bool = False) -> Tensor:
+        """``x``, of whose gradient each rank has a part in a divided layer.
+
+        ``product``: it goes into linears alone, so that it may be narrowed as autocast does there.
+        """
         return x
 
     def leave(self, y: Tensor) -> Tensor:

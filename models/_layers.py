@@ -103,7 +103,7 @@ class SwiGLUMLP(nn.Module):
 
     def forward(self, x_BSE: Tensor) -> Tensor:
         """(B, S, E) -> (B, S, E)."""
-        hidden = kernels.swiglu(self.gate_up(self.region.enter(x_BSE)))
+        hidden = kernels.swiglu(self.gate_up(self.region.enter(x_BSE, product=True)))
         return self.region.leave(self.down(hidden))
 
 

@@ -176,7 +176,8 @@ class SSM(nn.Module):
         """
         size = self.sizes
         going_on = state is not None and position is not None
-        z_BSI, xbc_BSC, dt_BSH = self.in_proj(self.region.enter(u_BSE)).split(
+        u_BSE = self.region.enter(u_BSE, product=True)
+        z_BSI, xbc_BSC, dt_BSH = self.in_proj(u_BSE).split(
             (size.inner, size.convolved, size.n_heads), dim=-1
         )
         xbc_BSC, conv_BCW = kernels.causal_conv1d(

@@ -59,7 +59,7 @@ class Sums(Region):
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.rank, self._meeting = rank, meeting
 
-    def enter(self, x: Tensor) -> Tensor:
+    def enter(self, x: Tensor, product: bool = False) -> Tensor:
         return _Enter.apply(x, functools.partial(self._meeting.sum, self.rank))
 
     def leave(self, y: Tensor) -> Tensor:
@@ -186,7 +186,7 @@ class NoSumForward(Sums):
 class NoSumBackward(Sums):
     """Each rank goes on with its own part of the gradient."""
 
-    def enter(self, x: Tensor) -> Tensor:
+    def enter(self, x: Tensor, product: bool = False) -> Tensor:
         return x
 
 

@@ -23,7 +23,7 @@ from workbench.runner.ranks import group, region, tensor
 from workbench.runner.ranks.shares import Shares
 from workbench.runner.training import Trainer, plain_optimizer
 
-CPU = torch.device("cpu")
+SEQUENCE = {"tensor_parallel": "2", "sequence_parallel": "on"}
 needs_cores = pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2, reason="two ranks need two CPU cores"
 )
@@ -94,6 +94,18 @@ def test_two_ranks_have_half_of_what_is_divided_and_say_so(asked, divided):
 
 
 @needs_cores
+def test_under_autocast_ranks_tell_each_other_half_of_the_bytes(asked, arms):
+    for more, text in (({}, "8 sums over"), (SEQUENCE, "10 gathers, 8 scattered sums, 1 sum over")):
+        toggles = {"precision": "amp_bf16", "tensor_parallel": "2", **more}
+        arm = stepped(asked, steps=2, arms=arms, **toggles)
+        status, told = found(arm)["tensor_parallel"]
+        assert status == "effective" and text in told
+        # Of 2 x 16 x 32 in BF16 each; the ends of the stream and the norms' gradients in FP32.
+        ends = 2 * 4096 + 4 * 32 * 4 if more else 0
+        assert arm.divided.traffic.bytes == (16 if more else 8) * 2048 + ends
+
+
+@needs_cores
 def test_the_forward_pass_is_divided_too(asked, arms):
     arm = stepped(asked, "forward", steps=2, arms=arms, tensor_parallel="2")
     status, text = found(arm)["tensor_parallel"]
@@ -160,9 +172,6 @@ def test_what_every_rank_has_and_no_longer_is_alike_is_no_effect(asked, monkeypa
             arm.step()
     status, text = found(arm)["tensor_parallel"]
     assert status == "no effect" and "no longer alike of what each has" in text
-
-
-SEQUENCE = {"tensor_parallel": "2", "sequence_parallel": "on"}
 
 
 @needs_cores

@@ -188,12 +188,20 @@ class _Join(torch.autograd.Function):
         return _OPS.own_tokens(gradient, ctx.ranks), None
 
 
+def _narrowed(x: Tensor) -> Tensor:
+    """In what autocast multiplies, where it is on: half of the bytes to tell."""
+    device = x.device.type
+    if x.dtype is not torch.float32 or not torch.is_autocast_enabled(device):
+        return x
+    return x.to(torch.get_autocast_dtype(device))
+
+
 class AcrossRanks(Region):
     """The region of layers whose shares lie on the ranks of the process group."""
 
-    def enter(self, x: Tensor) -> Tensor:
+    def enter(self, x: Tensor, product: bool = False) -> Tensor:
         """``x``; its gradient is the sum of what the ranks have of it."""
-        return _Enter.apply(x)  # type: ignore[no-any-return]
+        return _Enter.apply(_narrowed(x) if product else x)  # type: ignore[no-any-return]
 
     def leave(self, y: Tensor) -> Tensor:
         """The sum of all ranks' ``y``."""
@@ -206,9 +214,9 @@ class AlongSequence(Region):
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
 
-    def enter(self, x: Tensor) -> Tensor:
+    def enter(self, x: Tensor, product: bool = False) -> Tensor:
         """All ranks' tokens."""
-        return _EnterTokens.apply(x, self._ranks)  # type: ignore[no-any-return]
+        return _EnterTokens.apply(_narrowed(x) if product else x, self._ranks)  # type: ignore[no-any-return]
 
     def leave(self, y: Tensor) -> Tensor:
         """This rank's tokens of the sum of all ranks' ``y``."""

@@ -5,8 +5,9 @@ layers. Here each has its own tokens of it (Korthikanti et al., arXiv 2205.05198
 its input and gives each rank its tokens of the sum, which together move as many bytes as one sum of
 all. Saves memory and time of norms, additions and the inputs that checkpointed blocks keep. What a
 layer has gathered stays until its backward pass, unlike in the paper, which gathers it once more.
-Embedding, last norm and head are of the whole sequence. A family's live metrics are of the first
-rank's tokens.
+Counted for HYDRA base training (8 x 1,024 tokens, two ranks): 512 tokens of each sequence between
+the layers, and 50 gathers and 48 scattered sums a step in place of 48 sums. Embedding, last norm
+and head are of the whole sequence. A family's live metrics are of the first rank's tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from models._division import divisible
 from workbench.protocol import Blocked
 from workbench.runner.ranks.region import GATHER, SCATTERED
 from workbench.runner.ranks.tensor import TensorDivided
+from workbench.runner.toggles._ranks import too_few
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
@@ -41,6 +43,8 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             "Switch tensor parallelism on.",
             {"tensor_parallel": "2"},
         )
+    if few := too_few(ranks, situation):
+        return few
     if why := divisible(situation.family, situation.config).together:
         return Blocked(why, "Choose another model, or leave the stream whole.")
     sequence = int(situation.configuration.settings["sequence"])
