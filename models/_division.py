@@ -42,6 +42,16 @@ class Region:
         """The sum of what each rank has of ``y`` in a divided layer."""
         return y
 
+    def common(self, x: Tensor) -> Tensor:
+        """``x``, which is alike on all ranks within a divided layer, where each has a part of its
+        gradient.
+        """
+        return x
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum of what each rank has of ``x``, for each of them to go on with within a layer."""
+        return x
+
     def split(self, x: Tensor) -> Tensor:
         """This rank's tokens of a stream (B, S, E) that is divided between the layers."""
         return x
@@ -55,10 +65,24 @@ WHOLE = Region()
 
 
 class Cut(NamedTuple):
-    """A parameter consists of ``sections`` along ``axis``, each of which is divided evenly."""
+    """A parameter consists of ``sections`` along ``axis``, each of which is divided evenly.
+
+    Those that ``kept`` numbers, from 0, every rank has whole.
+    """
 
     axis: int
     sections: tuple[int, ...]
+    kept: tuple[int, ...] = ()
+
+    def numbers(self, whole: Tensor) -> int:
+        """How many of the parameter's numbers are divided."""
+        divided = [size for place, size in enumerate(self.sections) if place not in self.kept]
+        return whole.numel() // sum(self.sections) * sum(divided)
+
+    def common(self, share: Tensor, ranks: int) -> list[Tensor]:
+        """What every rank has of a share."""
+        parts = share.split(self._sizes(ranks), self.axis)
+        return [parts[place] for place in self.kept]
 
     def take(self, whole: Tensor, rank: int, ranks: int) -> Tensor:
         """One rank's share, as a tensor of its own."""
@@ -66,14 +90,23 @@ class Cut(NamedTuple):
 
     def put(self, share: Tensor, whole: Tensor, rank: int, ranks: int) -> None:
         """Write one rank's share to where it was taken from."""
-        sizes = [size // ranks for size in self.sections]
         parts = self._parts(whole, rank, ranks)
-        for part, own in zip(parts, share.split(sizes, self.axis), strict=True):
+        for part, own in zip(parts, share.split(self._sizes(ranks), self.axis), strict=True):
             part.copy_(own)
+
+    def _sizes(self, ranks: int) -> list[int]:
+        """Of each section in a share."""
+        return [
+            size if place in self.kept else size // ranks
+            for place, size in enumerate(self.sections)
+        ]
 
     def _parts(self, whole: Tensor, rank: int, ranks: int) -> list[Tensor]:
         sections = whole.split(self.sections, self.axis)
-        return [section.chunk(ranks, self.axis)[rank] for section in sections]
+        return [
+            section if place in self.kept else section.chunk(ranks, self.axis)[rank]
+            for place, section in enumerate(sections)
+        ]
 
 
 @dataclass(frozen=True)
@@ -108,7 +141,7 @@ class Divisible:
     layers: Mapping[str, Division]  # by name
     whole: tuple[str, ...]  # why other layers that are wide stay whole, each reason once
     numbers: int  # of all parameters
-    cut: int  # of those that are cut
+    cut: int  # of those that are divided
     together: str  # why the stream between these layers cannot be divided too; empty where it can
 
     def uneven(self, ranks: int) -> str:
@@ -141,7 +174,7 @@ def divisible(family: Family, config: Any) -> Divisible:
     layers = {name: each for name, each in found.items() if not isinstance(each, str)}
     reasons = dict.fromkeys(each for each in found.values() if isinstance(each, str))
     parameters = dict(model.named_parameters())
-    cut = sum(parameters[name].numel() for name in _cuts(layers))
+    cut = sum(each.numbers(parameters[name]) for name, each in _cuts(layers).items())
     numbers = sum(each.numel() for each in parameters.values())
     return Divisible(layers, tuple(reasons), numbers, cut, _together(model, tuple(reasons)))
 

@@ -46,7 +46,7 @@ class ExpertMLP(nn.Module):
         y_BSE = kernels.moe_experts(
             self.region.enter(x_BSE),
             expert,
-            self.region.enter(weight),
+            self.region.common(weight),
             self.gate_up,
             None,
             self.down,

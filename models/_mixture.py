@@ -130,7 +130,7 @@ class MixtureOfExperts(nn.Module):
         y_BSD = kernels.moe_experts(
             self.region.enter(x_BSD),
             index_BSK,
-            self.region.enter(weight_BSK),
+            self.region.common(weight_BSK),
             self.gate_up,
             None,
             self.down,

@@ -188,6 +188,24 @@ def test_each_rank_has_its_tokens_of_the_stream_between_divided_layers(asked, ar
 
 
 @needs_cores
+def test_roundings_of_layers_that_stay_whole_do_not_make_the_ranks_part(asked, monkeypatch):
+    one = msgspec.structs.replace(asked, family="adaattn", model={})
+    arm = stepped(one, arms=Arms(), tensor_parallel="2")
+    finish = arm.trainer.after_backward
+
+    def rounded() -> None:
+        for each in arm.model.parameters():
+            each.grad.mul_(1 + 1e-6)  # on rank 0 alone
+        finish()
+
+    monkeypatch.setattr(arm.trainer, "after_backward", rounded)
+    with arm.entered():
+        arm.step()
+    status, text = found(arm)["tensor_parallel"]
+    assert status == "effective" and "1 broadcast over the ranks a step" in text, text
+
+
+@needs_cores
 def test_gradients_of_norms_that_are_not_summed_are_seen(asked, monkeypatch):
     arm = stepped(asked, steps=2, arms=Arms(), **SEQUENCE)
     summed = region.sum_over_ranks
@@ -269,6 +287,7 @@ def test_a_step_that_fails_on_rank_0_does_not_leave_the_others_waiting(asked, mo
     [
         ("moe", {"num_shared_experts": 1}),
         ("mamba2", {"n_groups": 2}),
+        ("mamba2", {}),
         ("adaattn", {}),
         ("mahia", {"use_moe": True}),
         ("hydra", {"ccgqa": True, "n_kv_heads": 4, "mixture_of_recursions": True}),
@@ -317,8 +336,9 @@ def test_other_options_go_with_it(asked, toggles):
 @pytest.mark.parametrize(
     ("family", "model", "toggles"),
     [
-        ("mamba2", {"n_groups": 2}, {"fused_add_norm": "torch"}),
         ("mamba2", {"n_groups": 2}, {}),
+        ("mamba2", {}, {"fused_add_norm": "torch"}),
+        ("mamba2", {}, {"precision": "amp_bf16"}),
         ("hydra", {"ccgqa": True, "n_kv_heads": 4}, {}),
     ],
 )
@@ -360,6 +380,8 @@ def test_the_runner_divides_layers_when_the_toggle_is_switched_while_it_runs(ask
         ("train", {"adamw": "8bit_torchao"}, "moments in 8 bits", {"adamw": "fused"}),
         ("train", {"compile": "reduce-overhead"}, "captures CUDA graphs", {"compile": "default"}),
         ("train", {"cuda_graphs": "on"}, "a group of ranks", {"cuda_graphs": "off"}),
+        ("train", {"compile": "max-autotune"}, "timings of its own", {"compile": "default"}),
+        ("train", {"kernel_tuning": "on"}, "timings of its own", {"kernel_tuning": "cached"}),
         ("forward", {"quantization": "int8_weight_only"}, "codes are", {"quantization": "none"}),
     ],
 )
@@ -373,8 +395,8 @@ def test_what_does_not_go_together_says_why(asked, workload, toggles, reason, ch
     ("family", "model", "ranks", "reason"),
     [
         ("hydra", {}, "4", "2 key/value heads do not divide among 4 ranks"),
-        ("mamba2", {"attention_every": 0}, "2", "no layer can be divided: a mixer of one group"),
         ("mamba2", {"n_groups": 2}, "4", "2 groups of a mixer's heads do not divide among 4"),
+        ("mamba2", {"head_dim": 128}, "4", "2 heads of a mixer do not divide among 4 ranks"),
         ("moe", {"gating": "noisy_topk"}, "2", "other noise"),
     ],
 )
@@ -390,7 +412,7 @@ def test_models_that_cannot_be_divided_say_why(asked, family, model, ranks, reas
         ("hydra", {}, {"tensor_parallel": "off"}, "layers that ranks divide, and none are"),
         ("hydra", {"mixture_of_depths": True}, {}, "MixtureOfDepths looks at the whole sequence"),
         ("moe", {}, {}, "Block looks at the whole sequence"),
-        ("mamba2", {}, {}, "a mixer of one group"),
+        ("adaattn", {}, {}, "heads that adapt are chosen for"),
         ("mahia", {}, {}, "attention with Fourier gates"),
     ],
 )

@@ -26,7 +26,8 @@ from torch import Tensor
 from models._division import Region
 from workbench.runner.ranks.group import rank
 
-SUM, GATHER, SCATTERED = "sum", "gather", "scattered sum"
+SUM, GATHER, SCATTERED, SENT = "sum", "gather", "scattered sum", "broadcast"
+_MANY_BYTES = 1 << 20  # of a tensor that is sent by itself
 
 
 @dataclass
@@ -96,6 +97,22 @@ def own_tokens(x: Tensor, ranks: int) -> Tensor:
     if _traffic is not None:
         _traffic.tokens = found.shape[1]
     return found
+
+
+def send_all(tensors: list[Tensor]) -> None:
+    """Make them rank 0's, in place; small ones travel together. All are of one dtype."""
+    small = [each for each in tensors if each.nbytes < _MANY_BYTES]
+    packed = torch.cat([each.flatten() for each in small]) if small else None
+    sent = [each.contiguous() for each in tensors if each.nbytes >= _MANY_BYTES]
+    for one in [*sent, *([] if packed is None else [packed])]:
+        dist.broadcast(one, src=0)
+        if _traffic is not None:
+            _traffic.add(SENT, one)
+    arrived = [] if packed is None else list(packed.split([each.numel() for each in small]))
+    large = [each for each in tensors if each.nbytes >= _MANY_BYTES]
+    for tensor, one in zip([*large, *small], [*sent, *arrived], strict=True):
+        if tensor.data_ptr() != one.data_ptr():
+            tensor.copy_(one.view_as(tensor))
 
 
 def _like(x: Tensor) -> Tensor:
@@ -207,8 +224,16 @@ class AcrossRanks(Region):
         """The sum of all ranks' ``y``."""
         return _Leave.apply(y)  # type: ignore[no-any-return]
 
+    def common(self, x: Tensor) -> Tensor:
+        """``x``; its gradient is the sum of what the ranks have of it."""
+        return _Enter.apply(x)  # type: ignore[no-any-return]
 
-class AlongSequence(Region):
+    def total(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' ``x``, and so of its gradient."""
+        return _Enter.apply(_Leave.apply(x))  # type: ignore[no-any-return]
+
+
+class AlongSequence(AcrossRanks):
     """The same, where each rank has a part of the sequence between the layers."""
 
     def __init__(self, ranks: int) -> None:

@@ -52,6 +52,18 @@ class Shares:
         named = self.own.parameters.items()
         return [one for name, one in named if name.startswith("blocks.") and name not in self.cuts]
 
+    def common(self, *, gradients: bool = False) -> list[Tensor]:
+        """What every rank has: whole parameters, and parts of such as are cut; or their gradients,
+        where there are.
+        """
+        found: list[Tensor] = []
+        for name, parameter in self.own.parameters.items():
+            tensor = parameter.grad if gradients else parameter.detach()
+            cut = self.cuts.get(name)
+            if tensor is not None:
+                found += [tensor] if cut is None else cut.common(tensor, self.ranks)
+        return found
+
     @torch.no_grad()
     def take(self, own: Optimizer | None, whole: Optimizer | None) -> None:
         """Cut every rank's share, and that of the moments; all ranks at a time.

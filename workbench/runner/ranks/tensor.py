@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from models._division import divisible
 from workbench.runner.ranks.divided import Divided, digest
 from workbench.runner.ranks.messages import Compare, Evaluate, Leave, Order, Step
-from workbench.runner.ranks.region import Traffic, meeting, sum_over_ranks
+from workbench.runner.ranks.region import Traffic, meeting, send_all, sum_over_ranks
 
 if TYPE_CHECKING:
     from workbench.runner.arm import Arm, Build
@@ -37,6 +38,11 @@ class TensorDivided(Divided):
         super().__init__(build.tensor_ranks, build.situation.device)
         self.shares, self.parts = shares, 1
         self._along_sequence = build.along_sequence
+        # Compilers choose kernels in each process, and the backward passes of layers that stay
+        # whole may add in any order: what all ranks compute alike would part by roundings.
+        situation = build.situation
+        whole_layers = divisible(situation.family, situation.config).whole
+        self._may_part = situation.option("compile") != "off" or bool(whole_layers)
         self.traffic = Traffic()
         if (whole := shares.whole) is not None:
             self.whole = whole.parameters
@@ -58,8 +64,7 @@ class TensorDivided(Divided):
         if self.keeper is not None:
             trainer.scaler = self.keeper.scaler
         trainer.agree = _agree
-        if self._along_sequence:
-            trainer.after_backward = self._sum_between
+        trainer.after_backward = self._finish_gradients
 
     def together(self, step: ArmStep, batches: Batches) -> ArmStep:
         """The step of all ranks."""
@@ -110,12 +115,18 @@ class TensorDivided(Divided):
             return
         if self._group is not None:
             self._group.tell(Compare())
-        named = arm.model.weights()
-        kept = [digest(each) for name, each in named.items() if name not in self.shares.cuts]
+        kept = [digest(each) for each in self.shares.common()]
         sums = torch.stack(kept).to(self._device)
         self._count_differing(sums)
 
     @torch.no_grad()
+    def _finish_gradients(self) -> None:
+        """Of what every rank has: all tokens', and alike to the last bit."""
+        if self._along_sequence:
+            self._sum_between()
+        if self._may_part:
+            send_all(self.shares.common(gradients=True))
+
     def _sum_between(self) -> None:
         """The gradients that each rank has of its own tokens become those of all."""
         gradients = [each.grad for each in self.shares.between() if each.grad is not None]

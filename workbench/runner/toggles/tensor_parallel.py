@@ -1,16 +1,16 @@
 """Divide wide layers among several GPUs: each sees the whole batch and has a share of every layer.
 
 As in Megatron-LM (Shoeybi et al., arXiv 1909.08053): attention by its key/value heads, feed-forward
-layers and experts by their columns, a state-space mixer by its groups, where it has several. What a
-layer gives is summed over the ranks, and in training the gradient of what it took; embedding, head,
-norms and routers are on every rank. Saves the memory of what is divided, weights, gradients,
-moments and what a layer keeps for its backward pass, and costs a sum of the stream a layer each
-way, for which every rank waits: pays where a model does not fit one GPU, or its products are large
-beside the stream. Counted for HYDRA base training (8 x 1,024 tokens, AMP BF16): each of two ranks
-has 0.67 of weights, gradients and moments, and they sum 48 times 12 MiB a step. The first GPU also
-keeps the whole weights and moments, which other configurations go on from. The ranks are processes,
-as with data parallelism; without a GPU they share the CPU, which shows that it is right and not how
-fast it is.
+layers and experts by their columns, a state-space mixer by its heads, or groups of them (the norm
+over a single group, which then spans the ranks, runs as steps of PyTorch). What a layer gives is
+summed over the ranks, and in training the gradient of what it took; embedding, head, norms and
+routers are on every rank. Saves the memory of what is divided, weights, gradients, moments and what
+a layer keeps for its backward pass, and costs a sum of the stream a layer each way, for which every
+rank waits: pays where a model does not fit one GPU, or its products are large beside the stream.
+Counted for HYDRA base training (8 x 1,024 tokens, AMP BF16): each of two ranks has 0.67 of weights,
+gradients and moments, and they sum 48 times 12 MiB a step. The first GPU also keeps the whole
+weights and moments, which other configurations go on from. The ranks are processes, as with data
+parallelism; without a GPU they share the CPU, which shows that it is right and not how fast it is.
 """
 
 from __future__ import annotations
@@ -81,7 +81,17 @@ def _other_options(situation: Situation) -> Blocked | None:
         return Blocked(
             "each rank would draw other noise for its router", "Choose gating without noise."
         )
-    return captured(situation) or eight_bit(situation)
+    return _own_timings(situation) or captured(situation) or eight_bit(situation)
+
+
+def _own_timings(situation: Situation) -> Blocked | None:
+    """Why ranks would compute alike no more."""
+    why = "each rank would choose kernels by timings of its own, and what all compute alike part"
+    if situation.option("compile").startswith("max-autotune"):
+        return Blocked(why, "Compile without tuning.", {"compile": "default"})
+    if situation.option("kernel_tuning") == "on":
+        return Blocked(why, "Take the tiles that are stored.", {"kernel_tuning": "cached"})
+    return None
 
 
 def _apply(option: str, build: Build) -> None:
