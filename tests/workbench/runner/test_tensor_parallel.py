@@ -224,10 +224,12 @@ def test_gradients_of_norms_that_are_not_summed_are_seen(asked, monkeypatch):
 @needs_cores
 def test_tokens_in_another_order_are_seen(asked, arms, monkeypatch):
     arm = stepped(asked, steps=2, arms=arms, **SEQUENCE)
-    backward = region._Join.backward
-    monkeypatch.setattr(
-        region._Join, "backward", staticmethod(lambda ctx, y: backward(ctx, y.flip(1)))
-    )
+    backward = region._Tokens.backward
+
+    def turned(ctx, gradient):
+        return backward(ctx, gradient.flip(1) if ctx.back == "own_tokens" else gradient)
+
+    monkeypatch.setattr(region._Tokens, "backward", staticmethod(turned))
     checked = numerics.check(arm, arm.situation)
     assert checked.ok is False, checked.text
 

@@ -161,48 +161,17 @@ class _Leave(torch.autograd.Function):
         return gradient
 
 
-class _EnterTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: int) -> Tensor:
-        ctx.ranks = ranks
-        return _OPS.gather_tokens(x, ranks)
+class _Tokens(torch.autograd.Function):
+    """One of the operators on tokens by its name, and another for its gradient."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _OPS.scatter_sum(gradient, ctx.ranks), None
-
-
-class _LeaveTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, ranks: int) -> Tensor:
-        ctx.ranks = ranks
-        return _OPS.scatter_sum(y, ranks)
+    def forward(ctx: Any, x: Tensor, ranks: int, forth: str, back: str) -> Tensor:
+        ctx.ranks, ctx.back = ranks, back
+        return getattr(_OPS, forth)(x, ranks)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _OPS.gather_tokens(gradient, ctx.ranks), None
-
-
-class _Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: int) -> Tensor:
-        ctx.ranks = ranks
-        return _OPS.own_tokens(x, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _OPS.gather_tokens(gradient, ctx.ranks), None
-
-
-class _Join(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: int) -> Tensor:
-        ctx.ranks = ranks
-        return _OPS.gather_tokens(x, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _OPS.own_tokens(gradient, ctx.ranks), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return getattr(_OPS, ctx.back)(gradient, ctx.ranks), None, None, None
 
 
 def _narrowed(x: Tensor) -> Tensor:
@@ -241,16 +210,19 @@ class AlongSequence(AcrossRanks):
 
     def enter(self, x: Tensor, product: bool = False) -> Tensor:
         """All ranks' tokens."""
-        return _EnterTokens.apply(_narrowed(x) if product else x, self._ranks)  # type: ignore[no-any-return]
+        return self._moved(_narrowed(x) if product else x, "gather_tokens", "scatter_sum")
 
     def leave(self, y: Tensor) -> Tensor:
         """This rank's tokens of the sum of all ranks' ``y``."""
-        return _LeaveTokens.apply(y, self._ranks)  # type: ignore[no-any-return]
+        return self._moved(y, "scatter_sum", "gather_tokens")
 
     def split(self, x: Tensor) -> Tensor:
         """This rank's tokens of what every rank has."""
-        return _Split.apply(x, self._ranks)  # type: ignore[no-any-return]
+        return self._moved(x, "own_tokens", "gather_tokens")
 
     def join(self, x: Tensor) -> Tensor:
         """All ranks' tokens, of whose gradient every rank has the whole."""
-        return _Join.apply(x, self._ranks)  # type: ignore[no-any-return]
+        return self._moved(x, "gather_tokens", "own_tokens")
+
+    def _moved(self, x: Tensor, forth: str, back: str) -> Tensor:
+        return _Tokens.apply(x, self._ranks, forth, back)  # type: ignore[no-any-return]
