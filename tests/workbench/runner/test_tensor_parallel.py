@@ -408,6 +408,17 @@ def test_models_that_cannot_be_divided_say_why(asked, family, model, ranks, reas
     assert reason in blocked(wanted)["tensor_parallel"][ranks].reason
 
 
+@pytest.mark.parametrize("toggles", [{"checkpointing": "full"}, {"mixture_of_depths": "on"}])
+def test_activations_that_are_not_known_by_layer_are_estimated_as_whole(asked, toggles):
+    found = []
+    for ranks in ("off", "2"):
+        options = {**toggles, "tensor_parallel": ranks}
+        one = msgspec.structs.replace(asked, workload="train", toggles=options)
+        found.append(resolve.footprint(resolve.resolve(one, torch.device("cpu"))))
+    whole, share = found
+    assert share.activations == whole.activations and share.weights < whole.weights
+
+
 @pytest.mark.parametrize(
     ("family", "model", "toggles", "reason"),
     [

@@ -113,8 +113,11 @@ def share_of(whole: Footprint, situation: Situation, element: int) -> Footprint:
     if found is None or found.uneven(ranks):
         return whole
     settings = situation.configuration.settings
-    # What blocks that compute again keep is their input, which every rank has.
+    costs = situation.family.costs(situation.config)
+    # What blocks that compute again keep is their input, which every rank has; how much layers of
+    # routed tokens keep is not told layer by layer.
     keeps = situation.workload.trains and situation.option("checkpointing") == "none"
+    keeps = keeps and not (costs.routed or costs.block_passes)
     tokens = int(settings["batch"]) * int(settings["sequence"]) if keeps else 0
     return of_share(whole, found, ranks, tokens=tokens, element=element)
 
