@@ -393,6 +393,13 @@ def test_what_does_not_go_together_says_why(asked, workload, toggles, reason, ch
     assert reason in told.reason and told.fix and told.set == change
 
 
+def test_each_way_to_divide_a_step_names_the_other(asked, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    wanted = msgspec.structs.replace(asked, settings={"batch": 2, "sequence": 16})
+    told = blocked(wanted, tensor_parallel="2")["data_parallel"]["2"]
+    assert "do not go together yet" in told.reason and told.set == {"tensor_parallel": "off"}
+
+
 @pytest.mark.parametrize(
     ("family", "model", "ranks", "reason"),
     [

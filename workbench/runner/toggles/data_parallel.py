@@ -49,6 +49,12 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return Blocked("this torch was built without torch.distributed", "Install another build.")
     if why := too_few(ranks, situation):
         return why
+    if situation.option("tensor_parallel") != "off":
+        return Blocked(
+            "tensor parallelism takes the ranks, and the two do not go together yet",
+            "Switch tensor parallelism off.",
+            {"tensor_parallel": "off"},
+        )
     if why := captured(situation) or eight_bit(situation):
         return why
     batch = int(situation.configuration.settings["batch"])

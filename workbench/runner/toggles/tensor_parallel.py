@@ -55,13 +55,15 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
     if not dist.is_available():
         return Blocked("this torch was built without torch.distributed", "Install another build.")
     found = divisible(situation.family, situation.config)
+    if few := too_few(ranks, situation):
+        return few
     if not found.layers:
         return Blocked(
             f"no layer can be divided: {'; '.join(found.whole)}", "Choose another model."
         )
     if why := found.uneven(ranks):
         return Blocked(why, "Choose fewer ranks, or another model.")
-    return too_few(ranks, situation) or _other_options(situation)
+    return _other_options(situation)
 
 
 def _other_options(situation: Situation) -> Blocked | None:
@@ -117,7 +119,7 @@ def share_of(whole: Footprint, situation: Situation, element: int) -> Footprint:
     # What blocks that compute again keep is their input, which every rank has; how much layers of
     # routed tokens keep is not told layer by layer.
     keeps = situation.workload.trains and situation.option("checkpointing") == "none"
-    keeps = keeps and not (costs.routed or costs.block_passes)
+    keeps = keeps and not costs.routed and all(one == (1.0,) for one in costs.block_passes)
     tokens = int(settings["batch"]) * int(settings["sequence"]) if keeps else 0
     return of_share(whole, found, ranks, tokens=tokens, element=element)
 
