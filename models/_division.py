@@ -4,11 +4,13 @@ As in Shoeybi et al., "Megatron-LM" (arXiv 1909.08053), section 3: every rank se
 holds the same part of each wide layer. A layer's first linears are cut by their outputs and the
 last by its inputs, so that in between each rank computes heads or columns of its own; the parts of
 the result are summed over the ranks where the layer is left, and the gradients of what went in
-where it is entered. That is all ranks say to each other, and a ``Region`` says it: one that whoever
-runs the ranks installs, for no model knows of processes. What no layer cuts, every rank has.
+where it is entered. What no layer cuts, every rank has; or, as in Korthikanti et al. (arXiv
+2205.05198), its tokens of what lies between the layers.
 
-A layer that can be divided has ``division()``, and computes between ``region.enter`` and
-``region.leave``.
+Whatever ranks tell each other goes through a ``Region``, which whoever runs the ranks installs: no
+model knows of processes. A layer that can be divided has ``division()``, and computes between
+``region.enter`` and ``region.leave``; one that every rank needs whole has a ``division()`` that
+says why.
 """
 
 from __future__ import annotations
