@@ -55,6 +55,10 @@ class AdaptiveHeads(nn.Module):
         self.q_norm = None if norm_eps is None else RMSNorm(self.head_dim, norm_eps)
         self.k_norm = None if norm_eps is None else RMSNorm(self.head_dim, norm_eps)
 
+    def division(self) -> str:
+        """Why every rank has all of it."""
+        return "heads that adapt are chosen for, and measured, all together"
+
     def new_state(
         self, batch: int, length: int, device: torch.device, dtype: torch.dtype
     ) -> KVState:

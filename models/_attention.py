@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import kernels
 from kernels.rope import table
+from models._division import WHOLE, Cut, Division, Region
 from models._layers import INIT_STD, Linear
 from models._routing import Rows
 
@@ -202,6 +203,17 @@ class Attention(nn.Module):
         self.qkv = Linear(dim, (n_heads + 2 * n_kv_heads) * self.head_dim)
         self.out = Linear(n_heads * self.head_dim, dim, std_out)
         self.rotary = rotary
+        self.region: Region = WHOLE
+
+    def division(self) -> Division:
+        """By key/value heads, each with the query heads that share it."""
+        queries, keys = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        cuts = {"qkv.weight": Cut(0, (queries, keys, keys)), "out.weight": Cut(1, (queries,))}
+        saved = 2 * (queries + keys)  # as rotated, and the output
+        return Division("key/value heads", self.n_kv_heads, cuts, saved, self._narrow)
+
+    def _narrow(self, ranks: int) -> None:
+        self.n_heads, self.n_kv_heads = self.n_heads // ranks, self.n_kv_heads // ranks
 
     def new_state(
         self, batch: int, length: int, device: torch.device, dtype: torch.dtype
@@ -226,10 +238,14 @@ class Attention(nn.Module):
         """
         queries_only = shared is not None and shared.keys is not None
         q_BHSD, k_BGSD, v_BGSD = self.heads(
-            x_BSE, position, rows, queries_only=queries_only, lasting=shared is not None
+            self.region.enter(x_BSE, product=True),
+            position,
+            rows,
+            queries_only=queries_only,
+            lasting=shared is not None,
         )
         y_BHSD = attend(q_BHSD, k_BGSD, v_BGSD, state, position, rows, shared, self.window)
-        return self.out(y_BHSD.transpose(1, 2).flatten(2))
+        return self.region.leave(self.out(y_BHSD.transpose(1, 2).flatten(2)))
 
     def heads(
         self,

@@ -32,6 +32,7 @@ from torch import Generator, Tensor, nn
 
 import kernels
 from models._attention import KVState, RotaryCache, SharedKV, attend, turned
+from models._division import WHOLE, Cut, Division, Region
 from models._layers import INIT_STD, Linear
 from models._routing import Rows
 
@@ -82,6 +83,7 @@ class CCGQA(nn.Module):
         self.head_bias = nn.Parameter(torch.empty(n_all, head_dim))
         self.temperature = nn.Parameter(torch.empty(n_kv_heads))
         self.temperature.no_weight_decay = True  # type: ignore[attr-defined]
+        self.region: Region = WHOLE
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
         """The starting value of parameter ``name``, in FP32 on the CPU.
@@ -93,6 +95,28 @@ class CCGQA(nn.Module):
         summed = self.conv_width * (self.head_dim if "head" in name.rpartition(".")[2] else 1)
         bound = 1 / math.sqrt(summed)
         return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+
+    def division(self) -> Division:
+        """By pairs of key/value heads, one whose value is late and one whose is not."""
+        heads, groups, width = self.n_heads, self.n_kv_heads, self.head_dim
+        halves = (heads // 2, heads // 2, groups // 2, groups // 2)
+        columns = tuple(half * width for half in halves)
+        cuts = {
+            "qk.weight": Cut(0, columns),
+            "v.weight": Cut(0, columns[2:]),
+            "out.weight": Cut(1, columns[:2]),
+            "column_weight": Cut(0, columns),
+            "column_bias": Cut(0, columns),
+            "head_weight": Cut(0, halves),
+            "head_bias": Cut(0, halves),
+            "temperature": Cut(0, halves[2:]),
+        }
+        saved = sum(columns) * (2 + self.conv_width) + sum(columns[1:])
+        what = "pairs of key/value heads"
+        return Division(what, groups // 2, cuts, saved, self._narrow)
+
+    def _narrow(self, ranks: int) -> None:
+        self.n_heads, self.n_kv_heads = self.n_heads // ranks, self.n_kv_heads // ranks
 
     def new_state(
         self, batch: int, length: int, device: torch.device, dtype: torch.dtype
@@ -116,6 +140,7 @@ class CCGQA(nn.Module):
         shared: SharedKV | None = None,
     ) -> Tensor:
         """Attend to the past; the arguments are those of ``models._attention.Attention``."""
+        x_BSE = self.region.enter(x_BSE, product=True)
         began = state if position is not None else None
         qk_BSM = self.qk(x_BSE)
         halo_BLM = self._before(qk_BSM, 2 * (self.conv_width - 1), began and began.halo)
@@ -135,7 +160,7 @@ class CCGQA(nn.Module):
         kv = None if state is None else state.kv
         v_BGSD = v_BSGD.transpose(1, 2)
         y_BHSD = attend(q_BHSD, k_BGSD, v_BGSD, kv, position, rows, shared, self.window)
-        return self.out(y_BHSD.transpose(1, 2).flatten(2))
+        return self.region.leave(self.out(y_BHSD.transpose(1, 2).flatten(2)))
 
     def _before(self, x_BSC: Tensor, n_rows: int, kept: Tensor | None) -> Tensor:
         """The rows before the first: what the state kept, or zeros."""

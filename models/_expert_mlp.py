@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 import kernels
+from models._division import WHOLE, Division, Region, experts_division
 from models._layers import INIT_STD, Router, usable
 
 
@@ -27,6 +28,11 @@ class ExpertMLP(nn.Module):
         self.down = nn.Parameter(torch.empty(n_experts, dim, hidden))
         # Where inference computes, if it is set; overwritten by each layer that has the same.
         self.workspace: kernels.Workspace | None = None
+        self.region: Region = WHOLE
+
+    def division(self) -> Division:
+        """By columns of each expert; the router is every rank's."""
+        return experts_division(self.down, self.top_k)
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
         """The starting value of parameter ``name``, in FP32 on the CPU."""
@@ -38,12 +44,12 @@ class ExpertMLP(nn.Module):
         weight, expert, count_X, mean_X = kernels.moe_gating(x_BSE, self.router.weight, self.top_k)
         share_X = count_X.to(mean_X.dtype) / expert.numel()
         y_BSE = kernels.moe_experts(
-            x_BSE,
+            self.region.enter(x_BSE),
             expert,
-            weight,
+            self.region.common(weight),
             self.gate_up,
             None,
             self.down,
             workspace=usable(self.workspace),
         )
-        return y_BSE, len(share_X) * (share_X * mean_X).sum(), share_X
+        return self.region.leave(y_BSE), len(share_X) * (share_X * mean_X).sum(), share_X

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from models._costs import Costs, flops
+from models._division import Region, divide
 from models._footprint import Footprint, footprint
 from models._initialise import Take, initialise, keep_marks
 from models._mistake import ConfigurationError
@@ -295,6 +296,18 @@ class Family:
     def share(self, config: Any, weights: Mapping[str, nn.Parameter]) -> Model:
         """Another model around the very ``weights`` of one: ``model.weights()`` of the first."""
         model = self.build(config)
+        model.load_state_dict(weights, assign=True)
+        return _with_buffers(model)
+
+    def share_divided(
+        self, config: Any, weights: Mapping[str, nn.Parameter], ranks: int, region: Region
+    ) -> Model:
+        """A model of what one rank has, as ``models._division`` cuts, around these ``weights``.
+
+        Its divided layers meet the other ranks' in ``region``.
+        """
+        model = self.build(config)
+        divide(model, ranks, region)
         model.load_state_dict(weights, assign=True)
         return _with_buffers(model)
 

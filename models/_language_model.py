@@ -19,6 +19,7 @@ from torch.nn import functional
 import kernels
 from models import _cache_file
 from models._cache_file import SavedState
+from models._division import WHOLE, Region
 from models._layers import Embedding, Linear, RMSNorm
 from models._mistake import ConfigurationError
 from models._model import Model
@@ -132,6 +133,8 @@ class LanguageModel(Model):
     One that needs random numbers has ``draw(x_BSE)``, which makes the tensors that ``forward``
     takes after ``position``: outside of the checkpoint, so that what is computed again is the same.
 
+    One that is ``by_token`` computes each token by itself outside of layers that ranks may divide.
+
     A block that is no more than ``x + branch(norm(x))`` may also have these two, an ``RMSNorm`` and
     ``branch(u_BSE, state, position) -> y_BSE | BlockOutput``. If all have, one kernel can add and
     normalise between two blocks: see ``set_fused_add_norm``.
@@ -152,6 +155,7 @@ class LanguageModel(Model):
         self.fused_add_norm = False
         self.fused_additions = 0
         self.fused_loss = False
+        self.stream: Region = WHOLE  # between the divided layers of its blocks
         self.embedding = Embedding(rows, dim)
         self.blocks = nn.ModuleList(blocks)
         self.norm = RMSNorm(dim, norm_eps)
@@ -285,6 +289,7 @@ class LanguageModel(Model):
         total: Tensor | None = None
         normed_BSE: Tensor | None = None  # the next block's norm, where the addition made it
         measured: dict[int, Mapping[str, Tensor]] = {}
+        x_BSE = self.stream.split(x_BSE)
         given = self.given(cache, position)
         for index, block in enumerate(self.blocks):
             state = None if cache is None else cache.layers[index]
@@ -313,7 +318,7 @@ class LanguageModel(Model):
             if found.measured:
                 measured[index] = found.measured
         self.observe(measured)
-        return x_BSE, total
+        return self.stream.join(x_BSE), total
 
     def _check_length(
         self, tokens_BS: Tensor, cache: Cache | None, position: Tensor | None

@@ -15,6 +15,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 import kernels
+from models._division import WHOLE, Cut, Division, Region
 
 INIT_STD = 0.02  # GPT-2 (Radford et al. 2019), section 2.3 and its published code
 
@@ -92,10 +93,18 @@ class SwiGLUMLP(nn.Module):
         super().__init__()
         self.gate_up = Linear(dim, 2 * hidden)
         self.down = Linear(hidden, dim, std_out)
+        self.region: Region = WHOLE
+
+    def division(self) -> Division:
+        """By columns of the feed-forward width."""
+        hidden = self.down.in_features
+        cuts = {"gate_up.weight": Cut(0, (hidden, hidden)), "down.weight": Cut(1, (hidden,))}
+        return Division("columns of a feed-forward layer", hidden, cuts, 3 * hidden)
 
     def forward(self, x_BSE: Tensor) -> Tensor:
         """(B, S, E) -> (B, S, E)."""
-        return self.down(kernels.swiglu(self.gate_up(x_BSE)))
+        hidden = kernels.swiglu(self.gate_up(self.region.enter(x_BSE, product=True)))
+        return self.region.leave(self.down(hidden))
 
 
 def usable(workspace: kernels.Workspace | None) -> kernels.Workspace | None:

@@ -68,6 +68,10 @@ class MetaAttentionKernel(nn.Module):
         self.gate = Linear(dim, n_heads, bias=True) if use_fourier else None
         started(self)
 
+    def division(self) -> str:
+        """Why every rank has all of it."""
+        return "attention with Fourier gates tells the gates of all heads together"
+
     def forward(self, x_BSE: Tensor) -> Tensor | tuple[Tensor, AttentionStatistics]:
         """(B, S, E) -> (B, S, E), and the statistics while distilling."""
         if x_BSE.dim() != 3 or x_BSE.shape[-1] != self.dim:

@@ -28,6 +28,7 @@ from torch.nn import functional
 
 import kernels
 from models._attention import Attention, KVState, RotaryCache
+from models._division import WHOLE, Division, Region, experts_division
 from models._initialise import started
 from models._language_model import BlockOutput
 from models._layers import INIT_STD, RMSNorm, SwiGLUMLP, residual_std, usable
@@ -104,7 +105,12 @@ class MixtureOfExperts(nn.Module):
         }
         # Where inference computes, if it is set; overwritten by each layer that has the same.
         self.workspace: kernels.Workspace | None = None
+        self.region: Region = WHOLE
         started(self)
+
+    def division(self) -> Division:
+        """By columns of each expert; the router is every rank's."""
+        return experts_division(self.down, self.router.k)
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
         """As the linears of a dense feed-forward network start."""
@@ -122,14 +128,15 @@ class MixtureOfExperts(nn.Module):
             index_BSK = within_capacity(index_BSK, len(share_E), self.capacity_factor)
             measured["dropped_share"] = (index_BSK < 0).float().mean()[None]
         y_BSD = kernels.moe_experts(
-            x_BSD,
+            self.region.enter(x_BSD),
             index_BSK,
-            weight_BSK,
+            self.region.common(weight_BSK),
             self.gate_up,
             None,
             self.down,
             workspace=usable(self.workspace),
         )
+        y_BSD = self.region.leave(y_BSD)
         if self.shared is not None:
             y_BSD = y_BSD + self.shared(x_BSD)
         loss = self.balance_weight * balance if self.balance_weight else None

@@ -19,12 +19,14 @@ of a head's row, C = I + 2 G N convolved channels, W width of the convolution.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn import functional
 
 import kernels
+from models._division import WHOLE, Cut, Division, Region
 from models._layers import Linear
 
 STEP_MIN, STEP_MAX, STEP_FLOOR = 1e-3, 1e-1, 1e-4
@@ -115,6 +117,39 @@ class SSM(nn.Module):
             parameter.no_weight_decay = True  # type: ignore[attr-defined]
         self.norm_weight = nn.Parameter(torch.empty(inner))
         self.out_proj = Linear(inner, sizes.dim, 1 / math.sqrt(3 * inner * n_residuals))
+        self.region: Region = WHOLE
+        self.normed_over = 0  # channels of all ranks, where these share one group; 0: they do not
+
+    def division(self) -> Division:
+        """By groups of heads, each with its B and C and its own mean in the norm.
+
+        The heads of a single group are divided too: each rank computes B and C, and the mean is
+        over all ranks.
+        """
+        size = self.sizes
+        inner, heads, states = size.inner, size.n_heads, size.n_groups * size.d_state
+        convolved, one = (inner, states, states), size.n_groups == 1
+        cuts = {
+            "in_proj.weight": Cut(0, (inner, *convolved, heads), (2, 3) if one else ()),
+            "conv_weight": Cut(0, convolved, (1, 2) if one else ()),
+            "conv_bias": Cut(0, convolved, (1, 2) if one else ()),
+            "dt_bias": Cut(0, (heads,)),
+            "A_log": Cut(0, (heads,)),
+            "D": Cut(0, (heads,)),
+            "norm_weight": Cut(0, (inner,)),
+            "out_proj.weight": Cut(1, (inner,)),
+        }
+        saved = size.projected + size.convolved + 2 * inner
+        if one:
+            return Division("heads of a mixer", heads, cuts, saved, self._narrow)
+        return Division("groups of a mixer's heads", size.n_groups, cuts, saved, self._narrow)
+
+    def _narrow(self, ranks: int) -> None:
+        size = self.sizes
+        if size.n_groups == 1:
+            self.normed_over = size.inner
+        groups = max(1, size.n_groups // ranks)
+        self.sizes = replace(size, inner=size.inner // ranks, n_groups=groups)
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
         """The starting value of parameter ``name``, in FP32 on the CPU."""
@@ -150,9 +185,7 @@ class SSM(nn.Module):
         """
         size = self.sizes
         going_on = state is not None and position is not None
-        z_BSI, xbc_BSC, dt_BSH = self.in_proj(u_BSE).split(
-            (size.inner, size.convolved, size.n_heads), dim=-1
-        )
+        z_BSI, xbc_BSC, dt_BSH = self._projected(u_BSE)
         xbc_BSC, conv_BCW = kernels.causal_conv1d(
             xbc_BSC,
             self.conv_weight,
@@ -161,7 +194,10 @@ class SSM(nn.Module):
             activation="silu",
         )
         states = size.n_groups * size.d_state
-        x_BSI, b_BSK, c_BSK = xbc_BSC.split((size.inner, states, states), dim=-1)
+        x_BSI, bc_BSK = xbc_BSC.split((size.inner, 2 * states), dim=-1)
+        if self.normed_over:
+            bc_BSK = self.region.common(bc_BSK)
+        b_BSK, c_BSK = bc_BSK.split(states, dim=-1)
         x_BSHP = x_BSI.unflatten(-1, (size.n_heads, size.head_dim))
         b_BSGN, c_BSGN = (t.unflatten(-1, (size.n_groups, size.d_state)) for t in (b_BSK, c_BSK))
         a_H = -torch.exp(self.A_log.to(torch.promote_types(self.A_log.dtype, torch.float32)))
@@ -192,7 +228,34 @@ class SSM(nn.Module):
             y_BSI = y_BSHP.flatten(2)
         if state is not None:
             state.write(conv_BCW, ssm_BHPN)
-        y_BSI = kernels.gated_rms_norm(
-            y_BSI, z_BSI, self.norm_weight, group_size=size.inner // size.n_groups, eps=self.eps
-        )
-        return self.out_proj(y_BSI)
+        if self.normed_over:
+            y_BSI = self._normed(y_BSI, z_BSI)
+        else:
+            y_BSI = kernels.gated_rms_norm(
+                y_BSI, z_BSI, self.norm_weight, group_size=size.inner // size.n_groups, eps=self.eps
+            )
+        return self.region.leave(self.out_proj(y_BSI))
+
+    def _projected(self, u_BSE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """z, the channels to convolve, and dt."""
+        size = self.sizes
+        entered_BSE = self.region.enter(u_BSE, product=True)
+        if not self.normed_over:
+            z_BSI, xbc_BSC, dt_BSH = self.in_proj(entered_BSE).split(
+                (size.inner, size.convolved, size.n_heads), dim=-1
+            )
+            return z_BSI, xbc_BSC, dt_BSH
+        # Of B and C every rank has the whole gradient, and of the rest a part: two ways to u.
+        begin, end = 2 * size.inner, size.inner + size.convolved
+        z_BSI, x_BSI = self.in_proj.part(entered_BSE, 0, begin).split(size.inner, dim=-1)
+        bc_BSK = self.in_proj.part(self.region.join(u_BSE), begin, end)
+        dt_BSH = self.in_proj.part(entered_BSE, end, size.projected)
+        return z_BSI, torch.cat((x_BSI, bc_BSK), -1), dt_BSH
+
+    def _normed(self, y_BSI: Tensor, z_BSI: Tensor) -> Tensor:
+        """As ``kernels.gated_rms_norm``, the mean over the channels of all ranks."""
+        wide = torch.promote_types(y_BSI.dtype, torch.float32)
+        h_BSI = y_BSI.to(wide) * functional.silu(z_BSI.to(wide))
+        mean_BS1 = self.region.total(h_BSI.pow(2).sum(-1, keepdim=True)) / self.normed_over
+        normed_BSI = h_BSI * torch.rsqrt(mean_BS1 + self.eps) * self.norm_weight.to(wide)
+        return normed_BSI.to(y_BSI.dtype)

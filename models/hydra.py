@@ -154,6 +154,8 @@ class HydraConfig(_fields.RoundedVocabulary):
 class Block(nn.Module):
     """``x += attention(norm(x)); x += mlp(norm(x))``."""
 
+    by_token = True
+
     def __init__(self, config: HydraConfig, rotary: RotaryCache) -> None:
         super().__init__()
         std_out = residual_std(config.applied_layers)

@@ -142,6 +142,8 @@ class Gate(nn.Module):
 class Block(nn.Module):
     """``x += mixer(norm(x))``, or with attention ``x += g mixer(u) + (1 - g) attention(u)``."""
 
+    by_token = True
+
     def __init__(self, config: Mamba2Config, rotary: RotaryCache | None) -> None:
         super().__init__()
         self.norm = RMSNorm(config.dim, config.norm_eps)

@@ -23,8 +23,8 @@ from sessions.model import Configuration, Evidence, Numerics, Scalar
 from workbench.runner.attention_facts import attention_facts
 from workbench.runner.ceilings import fp32_products
 from workbench.runner.compiles import Compiles
-from workbench.runner.data import Batches, Tensors, make_batches
-from workbench.runner.failures import Mistake, explain, is_fatal
+from workbench.runner.data import Batches, Tensors, of_build
+from workbench.runner.failures import explain, is_fatal
 from workbench.runner.flops import counting_flops, model_flops
 from workbench.runner.footprints import others_bytes
 from workbench.runner.memory import free_memory
@@ -32,6 +32,7 @@ from workbench.runner.phases import PhaseTracker
 from workbench.runner.probe import Probe, probe
 from workbench.runner.ranks import group
 from workbench.runner.ranks.divided import Divided
+from workbench.runner.ranks.tensor import TensorDivided
 from workbench.runner.rounds import Rounds
 from workbench.runner.toggles import Situation, Stage, Toggle, all_toggles, unknown
 from workbench.runner.training import Trainer, Weights
@@ -65,7 +66,9 @@ class Build:
         default_factory=lambda: {"dynamic": False, "fullgraph": False}
     )
     compiles_blocks: bool = False  # each block by itself, and not the whole computation
-    ranks: int = 1  # that a step is divided among
+    ranks: int = 1  # that a batch is divided among
+    tensor_ranks: int = 1  # that layers are divided among
+    along_sequence: bool = False  # and the stream between them
     model: Model | None = None  # once it is built
     flags: list[Callable[[], AbstractContextManager[Any]]] = field(
         default_factory=lambda: [functools.partial(fp32_products, tf32=False)]
@@ -142,14 +145,23 @@ class Arm:
             self.batches.advance()
         return False
 
+    @property
+    def keeper(self) -> Trainer | None:
+        """Its trainer; where ranks have shares, that of the whole, which other arms go on from."""
+        return self.trainer if self.divided is None else self.divided.keeper or self.trainer
+
     def shares(self) -> list[Tensors]:
-        """Inputs and targets of each rank, in the buffers that ``batches`` advances."""
-        ranks = 1 if self.divided is None else self.divided.ranks
-        parts = (self.whole.part(rank, ranks) for rank in range(ranks))
+        """Inputs and targets of each part of the batch, in the buffers that ``batches`` has."""
+        count = 1 if self.divided is None else self.divided.parts
+        parts = (self.whole.part(place, count) for place in range(count))
         return [part.inputs + part.targets for part in parts]
 
     def plain_weights(self) -> Parameters:
-        """What the model would be around without quantization; may have to be drawn for that."""
+        """What the model would be around without quantization, which may have to be drawn for that,
+        and undivided; outside of ``entered()`` these are current.
+        """
+        if self.divided is not None and self.divided.whole is not None:
+            return self.divided.whole
         if not self.quantization:
             return self.model.weights()
         return self.sets.for_a_while(self.situation, self.weights_dtype)
@@ -314,6 +326,9 @@ class Arms:
             held = sets.quantized(situation, dtype, build.quantization)
             model = held.model(situation)
             build.flags.append(held.current)
+        elif build.tensor_ranks > 1:
+            shares = sets.shares(situation, dtype, build.tensor_ranks)
+            held, model = shares.own, shares.model(situation, build.along_sequence)
         else:
             held = sets.plain(situation, dtype)
             # Each arm has modules of its own over the same parameters: structure differs only.
@@ -325,8 +340,12 @@ class Arms:
             transform(model)
         build.model = model
         model.train(workload.trains)
-        whole = make_step_batches(build)
-        divided = Divided(build.ranks, situation.device) if build.ranks > 1 else None
+        whole = of_build(build)
+        divided: Divided | None = None
+        if build.tensor_ranks > 1:
+            divided = TensorDivided(build, shares)
+        elif build.ranks > 1:
+            divided = Divided(build.ranks, situation.device)
         batches = whole
         if divided is not None:
             divided.gather(configuration)
@@ -339,6 +358,7 @@ class Arms:
             found = probe(model, batches.few, autocast)
             made = assemble(build, model, held, batches, divided)
         bench, compute = made.bench, made.compute
+        named = held.parameters if divided is None else divided.whole or held.parameters
         return Arm(
             configuration=configuration,
             situation=situation,
@@ -364,7 +384,7 @@ class Arms:
             preparations=build.preparations,
             probe=found,
             ledger={
-                "parameters": sum({id(p): p.numel() for p in held.parameters.values()}.values()),
+                "parameters": sum({id(p): p.numel() for p in named.values()}.values()),
                 "weights_bytes": held.bytes,
                 "tokens_per_step": workload.tokens(configuration.settings),
                 **model_flops(situation),
@@ -455,25 +475,6 @@ def _arm_key(situation: Situation, copy: int) -> bytes:
 def _numbers_key(situation: Situation) -> bytes:
     # The structure too: a file with a model of one's own may have changed under its name.
     return structure_key(situation) + _arm_key(situation, 0)
-
-
-def make_step_batches(build: Build) -> Batches:
-    """The batches that the steps read; raises ``Mistake`` for a source that cannot serve."""
-    situation = build.situation
-    configuration = situation.configuration
-    try:
-        return make_batches(
-            configuration.data,
-            family=situation.family,
-            config=situation.config,
-            batch=int(configuration.settings["batch"]),
-            sequence=int(configuration.settings["sequence"]),
-            seed=configuration.seed,
-            device=situation.device,
-            dtype=build.weights_dtype,
-        )
-    except ValueError as error:
-        raise Mistake(str(error)) from None
 
 
 def _autocast(build: Build) -> Callable[[Compute], Compute]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from models import Family
 from workbench.runner.environment import host
+from workbench.runner.failures import Mistake
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Build
 
 SYNTHETIC = "synthetic"
 RING = 16  # batches kept on the device, in turn, so that no step waits for the host
@@ -106,6 +110,25 @@ def make_batches(
     current = tuple(buffers[: len(inputs)])
     few = tuple(buffer[:1] for buffer in current)
     return Batches(current, tuple(buffers[len(inputs) :]), few, zip(buffers, rings, strict=True))
+
+
+def of_build(build: Build) -> Batches:
+    """The batches that an arm's steps read; raises ``Mistake`` for a source that cannot serve."""
+    situation = build.situation
+    configuration = situation.configuration
+    try:
+        return make_batches(
+            configuration.data,
+            family=situation.family,
+            config=situation.config,
+            batch=int(configuration.settings["batch"]),
+            sequence=int(configuration.settings["sequence"]),
+            seed=configuration.seed,
+            device=situation.device,
+            dtype=build.weights_dtype,
+        )
+    except ValueError as error:
+        raise Mistake(str(error)) from None
 
 
 def _rings(batches: Iterable[Tensors]) -> list[Tensor]:

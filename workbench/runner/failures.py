@@ -70,7 +70,7 @@ def explain(error: BaseException) -> Failure:
     if isinstance(error, RankError):
         return Failure(
             kind="ranks",
-            sentence=f"Data parallel: {first}",
+            sentence=f"Divided step: {first}",
             fix="Run again, which starts the other ranks anew; the log has what they printed.",
             detail=detail,
         )

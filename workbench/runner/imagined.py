@@ -15,7 +15,8 @@ from torch import nn
 import kernels
 from models import Model
 from models._quantized import quantize_linears
-from workbench.runner.arm import Build, apply_toggles, assemble, make_step_batches
+from workbench.runner.arm import Build, apply_toggles, assemble
+from workbench.runner.data import of_build
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.tally import Tally
 from workbench.runner.toggles import Situation, Stage
@@ -44,7 +45,7 @@ def count(situation: Situation) -> Tally:
         for flag in build.flags:
             stack.enter_context(flag())
         stack.enter_context(kernels.using(**build.kernel_choices))
-        weights, batches = Weights(model.weights()), make_step_batches(build)
+        weights, batches = Weights(model.weights()), of_build(build)
         made = assemble(build, model, weights, batches)
         trainer = made.bench.trainer
         with tally.counting(None if trainer is None else trainer.optimizer):

@@ -154,25 +154,30 @@ def bytes_needed(arm: Arm, dtype: torch.dtype) -> int:
 
     And how far either moved, in FP32.
     """
-    numbers = sum(parameter.numel() for parameter in arm.model.parameters())
+    numbers = sum(parameter.numel() for parameter in _parameters(arm))
     return numbers * (4 * (dtype.itemsize + 2 * arm.weights_dtype.itemsize) + 8)
+
+
+def _parameters(arm: Arm) -> list[nn.Parameter]:
+    """Each once; whole, where ranks divide them."""
+    return list({id(each): each for each in arm.plain_weights().values()}.values())
 
 
 def _is_plain(arm: Arm) -> bool:
     """Whether a plain AdamW can go on from the optimizer's moments."""
-    return arm.trainer is not None and type(arm.trainer.optimizer) is torch.optim.AdamW
+    return arm.keeper is not None and type(arm.keeper.optimizer) is torch.optim.AdamW
 
 
 def _ways(arm: Arm, own: Steps, plain: Steps, reference: Steps) -> list[Way]:
     """Of each of the optimizer's groups, and of every tensor that stands still."""
-    assert arm.trainer is not None
-    groups = [[id(each) for each in one["params"]] for one in arm.trainer.optimizer.param_groups]
+    assert arm.keeper is not None
+    groups = [[id(each) for each in one["params"]] for one in arm.keeper.optimizer.param_groups]
     found = []
     for number, group in enumerate(groups, 1):
         what = "the weights" if len(groups) == 1 else f"the weights of group {number}"
         expected = abs(_share(plain, reference, group) - 1)
         found.append(Way(what, _share(own, reference, group), expected + SHORT))
-    for name, parameter in arm.model.weights().items():
+    for name, parameter in arm.plain_weights().items():
         each = id(parameter)
         if each not in plain or parameter.numel() < _LEAST or bool(own[each].any()):
             continue
@@ -196,7 +201,7 @@ def _moved(arm: Arm, before: Mapping[int, Tensor]) -> Steps:
     """From where each of the arm's parameters was to where it is."""
     return {
         id(each): each.detach().float() - before[id(each)].float()
-        for each in arm.model.weights().values()
+        for each in arm.plain_weights().values()
     }
 
 
@@ -244,7 +249,7 @@ def _plain_course(
             between()
         steps = {
             id(each): copies[id(each)].detach().float() - each.detach().float()
-            for each in arm.model.weights().values()
+            for each in arm.plain_weights().values()
         }
     return Course([float(loss) for loss in losses], steps)
 
@@ -255,10 +260,10 @@ def _cast(batch: Tensors, dtype: torch.dtype | None) -> list[Tensor]:
 
 def _scaler(arm: Arm) -> torch.amp.GradScaler | None:
     """One at the scale of the arm's own."""
-    assert arm.trainer is not None
-    if arm.trainer.scaler is None:
+    assert arm.keeper is not None
+    if arm.keeper.scaler is None:
         return None
-    scale = arm.trainer.scaler.get_scale()
+    scale = arm.keeper.scaler.get_scale()
     return torch.amp.GradScaler(arm.situation.device.type, init_scale=scale)
 
 
@@ -273,10 +278,10 @@ def _copy(
 
     The latter's are those of a first step where they are ``fresh``. The copies go by address.
     """
-    assert arm.trainer is not None
+    assert arm.keeper is not None
     copies: dict[int, nn.Parameter] = {}
     weights = {}
-    for name, parameter in arm.model.weights().items():
+    for name, parameter in arm.plain_weights().items():
         if id(parameter) not in copies:
             kind = dtype if parameter.is_floating_point() else parameter.dtype
             held = nudged(parameter.detach().to(kind, copy=True), nudge, len(copies))
@@ -289,7 +294,7 @@ def _copy(
     model.train()
     draws.take_modes(model, arm.model)
     optimizer = plain_optimizer(copies.values())
-    for parameter, state in arm.trainer.optimizer.state.items():
+    for parameter, state in arm.keeper.optimizer.state.items():
         if not fresh and id(parameter) in copies:
             copied = copies[id(parameter)]
             optimizer.state[copied] = {
@@ -306,13 +311,13 @@ def _put_back(arm: Arm) -> Iterator[dict[int, Tensor]]:
 
     Gives what the weights were, by address.
     """
-    assert arm.trainer is not None
-    parameters = list(arm.model.parameters())
+    assert arm.keeper is not None
+    parameters = _parameters(arm)
     tensors = [*parameters, *arm.model.buffers()]
     if _is_plain(arm):
-        for state in arm.trainer.optimizer.state.values():
+        for state in arm.keeper.optimizer.state.values():
             tensors += state.values()
-    scaler = arm.trainer.scaler
+    scaler = arm.keeper.scaler
     scale = None if scaler is None else scaler.state_dict()
     kept = [tensor.detach().clone() for tensor in tensors]
     try:
@@ -328,8 +333,8 @@ def _put_back(arm: Arm) -> Iterator[dict[int, Tensor]]:
 @contextlib.contextmanager
 def _fresh_moments(arm: Arm) -> Iterator[None]:
     """Let the optimizer begin anew, and go on afterwards from what it had."""
-    assert arm.trainer is not None
-    optimizer = arm.trainer.optimizer
+    assert arm.keeper is not None
+    optimizer = arm.keeper.optimizer
     kept, optimizer.state = optimizer.state, collections.defaultdict(dict)
     try:
         yield

@@ -34,9 +34,8 @@ import torch
 from models._quantized import QuantizedLinear, expected_error
 from sessions.model import Numerics
 from sessions.sizes import size_text
-from workbench.runner import draws, loss_curve
+from workbench.runner import draws, evaluation, loss_curve
 from workbench.runner.arm import Arm
-from workbench.runner.compiles import eager
 from workbench.runner.failures import explain, is_fatal
 from workbench.runner.loss_curve import Between, Curve, go_on
 from workbench.runner.outputs import tensors
@@ -361,11 +360,10 @@ def _own(arm: Arm, situation: Situation, put_back: Callable[[], None]) -> Output
     put_back()
     match situation.workload.name:
         case "train":
-            with eager(), torch.no_grad():
-                values = arm.autocast(arm.model)(*inputs)
+            values = evaluation.outputs(arm)
             put_back()
             # With gradients, as in training: without them it would be compiled once more.
-            loss = arm.compute(*inputs, *arm.batches.targets)
+            loss = evaluation.loss(arm)
             forget_graph(loss)
             return Outputs.of(values, float(loss.detach()))
         case "forward":

@@ -20,6 +20,7 @@ from workbench.runner.toggles import Situation
 # Options, other than the first, of which no least time of a step can be told, and why.
 _UNKNOWN = {
     "compile": "what torch.compile fuses is known once it has compiled",
+    "tensor_parallel": "how long ranks wait for one another is known once they have run",
     "activation_offload": "it moves activations to the host, and the rate of that is not measured",
 }
 # Toggles whose effect the roofline cannot see: no prediction where the two differ in one.

@@ -11,6 +11,7 @@ import torch
 
 import models
 from kernels import hardware
+from models._footprint import PRECISIONS
 from sessions.model import Configuration, Scalar
 from workbench import protocol
 from workbench.offered import expected
@@ -19,6 +20,7 @@ from workbench.runner import own
 from workbench.runner.failures import Mistake
 from workbench.runner.toggles import Situation, Toggle, all_toggles
 from workbench.runner.toggles.data_parallel import ranks_of
+from workbench.runner.toggles.tensor_parallel import share_of
 from workbench.runner.wire import Wire
 from workbench.runner.workloads import Workload, all_workloads
 
@@ -90,7 +92,8 @@ def footprint(situation: Situation) -> models.Footprint | None:
         device_type=situation.device.type,
         **_sizes(situation),
     )
-    return found if found.total else None
+    element = PRECISIONS[_SIZES[situation.option("precision")]].compute
+    return share_of(found, situation, element) if found.total else None
 
 
 def _fused(situation: Situation) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +25,9 @@ class Trainer:
         self.optimizer = optimizer
         self.scaler = scaler
         self.buckets: Buckets | None = None  # of an arm whose gradients are averaged over ranks
+        self.after_backward: Callable[[], None] | None = None  # where ranks have parts of gradients
+        # Of an arm whose gradients are divided among ranks: which updates all of them skip.
+        self.agree: Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None] | None = None
 
     def update(self, loss: torch.Tensor) -> None:
         """Backward pass and optimizer step; gradients and the graph of the loss are freed."""
@@ -33,9 +36,13 @@ class Trainer:
             scaled.backward()
         else:
             self.buckets.backward(scaled)
+        if self.after_backward is not None:
+            self.after_backward()
         if self.scaler is None:
             self.optimizer.step()
         else:
+            if self.agree is not None:
+                self.agree(self.scaler, self.optimizer)
             self.scaler.step(self.optimizer)
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)

@@ -21,7 +21,10 @@ from models import Model
 from models._quantized import Codes, quantizable, quantize_linears
 from workbench.runner import own
 from workbench.runner.failures import Mistake
+from workbench.runner.ranks.group import rank
+from workbench.runner.ranks.shares import Shares
 from workbench.runner.toggles import Situation
+from workbench.runner.toggles.tensor_parallel import tensor_ranks_of
 from workbench.runner.training import Weights
 
 Parameters = Mapping[str, nn.Parameter]
@@ -117,6 +120,7 @@ class WeightSets:
     def __init__(self) -> None:
         self._plain: dict[bytes, Weights] = {}
         self._coded: dict[bytes, dict[str, Quantized]] = {}
+        self._shares: dict[tuple[bytes, int], Shares] = {}  # by ranks that divide them
 
     def __len__(self) -> int:
         return len(self._plain) + sum(map(len, self._coded.values()))
@@ -145,6 +149,14 @@ class WeightSets:
             coded[scheme] = made
         return coded[scheme]
 
+    def shares(self, situation: Situation, dtype: torch.dtype, ranks: int) -> Shares:
+        """This rank's shares of them, made now if they are not there; rank 0 has the whole too."""
+        key = (_key(situation, dtype), ranks)
+        if key not in self._shares:
+            whole = None if rank() else self.plain(situation, dtype)
+            self._shares[key] = Shares(situation, dtype, ranks, whole)
+        return self._shares[key]
+
     def for_a_while(self, situation: Situation, dtype: torch.dtype) -> Parameters:
         """The plain weights, for whoever compares with them: drawn if need be, and not kept."""
         held = self._plain.get(_key(situation, dtype))
@@ -161,7 +173,10 @@ class WeightSets:
         """Free codes that nobody uses; and plain weights, where there are codes of them and nobody
         uses or has changed them.
         """
+        used = list(used)
         kept = {(_key(situation, dtype), scheme) for situation, dtype, scheme in used}
+        cut = {(_key(situation, dtype), tensor_ranks_of(situation)) for situation, dtype, _ in used}
+        self._shares = {key: shares for key, shares in self._shares.items() if key in cut}
         for key in list(self._coded):
             held = self._coded[key] = {
                 scheme: codes for scheme, codes in self._coded[key].items() if (key, scheme) in kept
@@ -180,11 +195,15 @@ class WeightSets:
         for coded in self._coded.values():
             for codes in coded.values():
                 yield from codes.tensors()
+        for shares in self._shares.values():
+            yield from shares.own.tensors()
+            yield from shares.own.states()
 
     def forget(self) -> None:
         """Free all sets."""
         self._plain.clear()
         self._coded.clear()
+        self._shares.clear()
 
     def keep_structures(self, situations: Iterable[Situation]) -> None:
         """Free the sets of every structure that is none of these."""
@@ -192,6 +211,8 @@ class WeightSets:
         for sets in (self._plain, self._coded):
             for key in [key for key in sets if not key.startswith(used)]:
                 del sets[key]
+        held = self._shares.items()
+        self._shares = {key: shares for key, shares in held if key[0].startswith(used)}
 
     def are_of(self, situations: Iterable[Situation]) -> bool:
         """Whether every set is of the model and the seed of one of these."""
@@ -200,7 +221,8 @@ class WeightSets:
 
     def drop_gradients(self) -> None:
         """Forget all gradients: a step that failed half-way must not leak into the next."""
-        for weights in self._plain.values():
+        shares = (each.own for each in self._shares.values())
+        for weights in (*self._plain.values(), *shares):
             weights.drop_gradients()
 
     def _drawn(

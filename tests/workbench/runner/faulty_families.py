@@ -105,8 +105,9 @@ class FaultyConfig(hydra.HydraConfig):
 def _construct(config: FaultyConfig) -> LanguageModel:
     model = hydra.construct(config)
     _constructed[config] += 1
-    number = _constructed[config]  # the first is for the weights, the second around them
-    wrong = {"later": number > 2, "tight": number == 3}.get(config.fault, True)
+    # The first shows what ranks can divide, the second is for the weights, the third around them.
+    number = _constructed[config]
+    wrong = {"later": number > 3, "tight": number == 4}.get(config.fault, True)
     calls = 0
 
     def misbehave(*_: object) -> None:

@@ -207,8 +207,8 @@ def test_what_draws_in_evaluation_mode_too_is_not_checked(build, workload):
 
 def test_ranks_that_each_draw_others_are_not_checked(build):
     arm, situation = build()
-    entered = lambda arm: contextlib.nullcontext()  # noqa: E731
-    arm.divided = SimpleNamespace(ranks=1, entered=entered)
+    alone = lambda *_: contextlib.nullcontext()  # noqa: E731
+    arm.divided = SimpleNamespace(ranks=1, entered=alone, evaluating=alone, whole=None)
     found = numerics.check(arm, situation)
     assert found.ok is None and found.text.endswith("in training, each rank others")
 

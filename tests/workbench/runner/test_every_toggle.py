@@ -22,6 +22,7 @@ KERNELS = IMAGES.with_name("own_kernels.py")
 PLACES = WHERE | {
     **dict.fromkeys(("activation_offload", "adamw", "checkpointing"), ("hydra", "train")),
     **dict.fromkeys(("data_parallel", "fused_loss"), ("hydra", "train")),
+    **dict.fromkeys(("tensor_parallel", "sequence_parallel"), ("hydra", "forward")),
     "adaptive_precision": ("adaattn", "forward"),
     "adaptive_rank": ("adaattn", "forward"),
     "attention_every": ("mamba2", "forward"),
@@ -38,7 +39,7 @@ PLACES = WHERE | {
 TRAINING = {"activation_offload", "adamw", "checkpointing", "data_parallel", "fused_loss",
             "triton_token_router"}  # fmt: skip
 # What some need of the others to be usable at all.
-BESIDE = {"sdp_flash": {"attention": "sdpa"}}
+BESIDE = {"sdp_flash": {"attention": "sdpa"}, "sequence_parallel": {"tensor_parallel": "2"}}
 # Compiled code is looked at in test_compile_toggles.py. Forbidding torch's last resort on a CPU
 # leaves nothing: test_engine_toggles.py and test_engine_toggles_gpu.py.
 ELSEWHERE = {"compile", "compile_scope", "compile_shapes", "sdp_math"}

@@ -144,7 +144,7 @@ def test_a_peer_that_is_killed_ends_the_step_with_a_sentence_and_the_next_start_
         peer.process.wait()
         for _ in range(3):  # the first may still be taken
             arm.step()
-    assert explain(ended.value).sentence == "Data parallel: rank 1 ended unasked"
+    assert explain(ended.value).sentence == "Divided step: rank 1 ended unasked"
     assert group.current() is None
     again = stepped(asked, arms=arms, steps=2, data_parallel="2")
     assert found(again)["data_parallel"][0] == "effective"

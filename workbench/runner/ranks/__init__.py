@@ -1,7 +1,9 @@
-"""Data parallelism: one step on several devices, a process each, this one being rank 0.
+"""One step on several devices, a process each, this one being rank 0.
 
-Every rank builds the same arm from the same seed and takes its share of each batch; gradients are
-averaged over the ranks, so that all of them make the update that one device would have made of the
-whole batch (of the mean of the shares' losses, where a loss is not a mean itself). Rank 0 measures,
-checks and tells; the others, its peers, do what it says.
+Data parallelism: every rank builds the same arm from the same seed and takes its share of each
+batch; gradients are averaged over the ranks, so that all of them make the update that one device
+would have made of the whole batch (of the mean of the shares' losses, where a loss is not a mean
+itself). Tensor parallelism: every rank takes the whole batch and has its share of each layer that
+can be divided, cut from rank 0's weights. Rank 0 measures, checks and tells; the others, its peers,
+do what it says.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from workbench.runner.arm import Arm
     from workbench.runner.data import Batches
     from workbench.runner.training import Trainer
+    from workbench.runner.weights import Parameters
     from workbench.runner.workloads import Compute
     from workbench.runner.workloads import Step as ArmStep
 
@@ -38,6 +40,10 @@ class Divided:
         self.buckets: Buckets | None = None
         self.differing: int | None = None
         self.prepared = False
+        self.parts = ranks  # of a batch
+        # Of layers that are divided, what all other arms go on from; on rank 0.
+        self.whole: Parameters | None = None
+        self.keeper: Trainer | None = None
         self._steps = 0  # since the weights were taken over
         self._group: groups.Group | None = None  # of rank 0, while the arm is entered
         self._depth = 0
@@ -101,13 +107,20 @@ class Divided:
             self._depth, self._group = 0, None
             self.buckets.detach()
 
+    def evaluating(self, what: str, arm: Arm) -> AbstractContextManager[None]:
+        """What rank 0 evaluates beside the steps, it does alone."""
+        return contextlib.nullcontext()
+
     def compare(self, arm: Arm) -> None:
         """Count the parameters that differ between the ranks, if steps were made; when entered."""
         if not self._steps:
             return
         if self._group is not None:
             self._group.tell(Compare())
-        sums = torch.stack([_digest(each) for each in arm.model.parameters()]).to(self._device)
+        sums = torch.stack([digest(each) for each in arm.model.parameters()]).to(self._device)
+        self._count_differing(sums)
+
+    def _count_differing(self, sums: Tensor) -> None:
         least, most = sums.clone(), sums.clone()
         dist.all_reduce(least, dist.ReduceOp.MIN)
         dist.all_reduce(most, dist.ReduceOp.MAX)
@@ -116,8 +129,7 @@ class Divided:
     def _assembled(self, arm: Arm) -> groups.Group:
         self.gather(arm.configuration)  # they may have ended, or have built another since
         group = groups.of(self.ranks, self._device)
-        assert arm.trainer is not None
-        scaler = arm.trainer.scaler
+        scaler = None if arm.trainer is None else arm.trainer.scaler
         group.tell(Enter({} if scaler is None else scaler.state_dict()))
         return group
 
@@ -128,7 +140,7 @@ class Divided:
             group.check()  # what failed here, failed for what had happened there
 
 
-def _digest(tensor: Tensor) -> Tensor:
+def digest(tensor: Tensor) -> Tensor:
     """A sum of the bits of all numbers, which differs where a number does."""
     return tensor.detach().contiguous().view(_WORDS[tensor.element_size()]).sum(dtype=torch.int64)
 

@@ -25,6 +25,13 @@ class Step(msgspec.Struct, tag="step"):
     advances: int
 
 
+class Evaluate(msgspec.Struct, tag="evaluate"):
+    """Evaluate, beside its steps, what ``workbench.runner.evaluation`` names so."""
+
+    what: str
+    advances: int
+
+
 class Compare(msgspec.Struct, tag="compare"):
     """Say whether the arm's weights are rank 0's."""
 
@@ -49,5 +56,5 @@ class Failed(msgspec.Struct, tag="failed"):
     sentence: str
 
 
-Order = Build | Enter | Step | Compare | Leave | Forget
+Order = Build | Enter | Step | Evaluate | Compare | Leave | Forget
 Answer = Ready | Failed

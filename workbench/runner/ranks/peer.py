@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from workbench.runner.arm import Arm, Arms
+from workbench.runner.evaluation import evaluate
 from workbench.runner.failures import explain
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.ranks.group import HOST, START_S, join
@@ -23,6 +24,7 @@ from workbench.runner.ranks.messages import (
     Build,
     Compare,
     Enter,
+    Evaluate,
     Failed,
     Forget,
     Leave,
@@ -74,6 +76,10 @@ class Peer:
                 assert self._arm is not None
                 self._arm.batches.go_to(order.advances)
                 self._arm.step()
+            case Evaluate():
+                assert self._arm is not None
+                self._arm.batches.go_to(order.advances)
+                evaluate(order.what, self._arm)
             case Compare():
                 assert self._arm is not None and self._arm.divided is not None
                 self._arm.divided.compare(self._arm)
@@ -85,8 +91,8 @@ class Peer:
 
     def _enter(self, arm: Arm, order: Enter) -> None:
         """Be ready for steps; before the first, tune kernels where rank 0 tunes its own."""
-        assert arm.trainer is not None and arm.divided is not None
-        if arm.trainer.scaler is not None:
+        assert arm.divided is not None
+        if arm.trainer is not None and arm.trainer.scaler is not None:
             arm.trainer.scaler.load_state_dict(order.scale)
         self._entered.enter_context(arm.entered())
         if not arm.divided.prepared:

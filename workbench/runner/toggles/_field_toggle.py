@@ -18,6 +18,7 @@ from torch import nn
 import models
 from models import ConfigurationError, Model
 from models._attention import RotaryCache
+from models._division import WHOLE, divide
 from models._quantized import QuantizedLinear
 from sessions.model import Scalar
 from workbench.protocol import Blocked
@@ -29,6 +30,7 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
+from workbench.runner.toggles.tensor_parallel import tensor_ranks_of
 
 if TYPE_CHECKING:
     from workbench.runner.arm import Arm, Build
@@ -95,6 +97,8 @@ def field_toggle(
             if said == wanted:
                 return effective(f"the model has {field} = {said}, which its other fields need")
             return Finding("unknown", f"there is no model of {field} = {other} beside it: {error}")
+        if (ranks := tensor_ranks_of(situation)) > 1:
+            divide(without, ranks, WHOLE)
         differs = _differences(arm.model, without, field, held or field)
         if not differs:
             return no_effect(f"the model is built as with {field} = {other}{note}")

@@ -12,15 +12,14 @@ processes that share the CPU, which shows that it is right and not how fast it i
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
 
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.compiles import counted
+from workbench.runner.toggles._ranks import OPTIONS, RANKS, captured, eight_bit, too_few
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
@@ -30,12 +29,9 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
-from workbench.runner.toggles.compile import WITH_GRAPHS
 
 if TYPE_CHECKING:
     from workbench.runner.arm import Arm, Build
-
-RANKS = {"off": 1, "2": 2, "4": 4, "8": 8}
 
 
 def ranks_of(situation: Situation) -> int:
@@ -51,26 +47,16 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return NEEDS_TRAINING
     if not dist.is_available():
         return Blocked("this torch was built without torch.distributed", "Install another build.")
-    if why := _too_few(ranks, situation):
+    if why := too_few(ranks, situation):
         return why
-    if situation.option("cuda_graphs") == "on":
+    if situation.option("tensor_parallel") != "off":
         return Blocked(
-            "a captured step would go on using a group of ranks that may have ended",
-            "Switch CUDA graphs off.",
-            {"cuda_graphs": "off"},
+            "tensor parallelism takes the ranks, and the two do not go together yet",
+            "Switch tensor parallelism off.",
+            {"tensor_parallel": "off"},
         )
-    if (mode := situation.option("compile")) in WITH_GRAPHS:
-        return Blocked(
-            f"torch.compile {mode} captures CUDA graphs, whose gradients lie where the graph is",
-            "Compile without them.",
-            {"compile": "max-autotune-no-cudagraphs" if mode == "max-autotune" else "default"},
-        )
-    if situation.option("adamw").startswith("8bit"):
-        return Blocked(
-            "moments in 8 bits cannot be taken over by other ranks",
-            "Use AdamW with whole moments.",
-            {"adamw": "fused"},
-        )
+    if why := captured(situation) or eight_bit(situation):
+        return why
     batch = int(situation.configuration.settings["batch"])
     if batch % ranks:
         return Blocked(
@@ -78,20 +64,6 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             f"Choose a batch that is a multiple of {ranks}.",
         )
     return None
-
-
-def _too_few(ranks: int, situation: Situation) -> Blocked | None:
-    if situation.on_gpu:
-        count, what = torch.cuda.device_count(), "GPU"
-    else:
-        count, what = len(os.sched_getaffinity(0)), "CPU core"
-    if ranks <= count:
-        return None
-    here = f"{count} {what}{'s' if count > 1 else ''}"
-    return Blocked(
-        f"needs {ranks} {what}s, and this machine has {here}",
-        f"Run it on a machine with {ranks} {what}s.",
-    )
 
 
 def _apply(option: str, build: Build) -> None:
@@ -122,7 +94,7 @@ TOGGLE = Toggle(
     help=__doc__,
     group="Devices",
     stage=Stage.GRAPHS,
-    options={"off": "Off", "2": "2 ranks", "4": "4 ranks", "8": "8 ranks"},
+    options=OPTIONS,
     apply=_apply,
     evidence=_evidence,
     blocked=_blocked,

@@ -1,0 +1,286 @@
+"""Layers that ranks divide: the shares, put together, are the layer, whatever the family.
+
+The ranks of these tests are threads of one process, which meet in a region that adds up what each
+brings; so nothing here depends on ``torch.distributed``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from models import FAMILIES
+from models._division import Cut, Region, divide, divisible
+from models._model import Model
+
+RANKS = 2
+# Small, and with every layer that is cut: by family, the preset's fields that are others.
+SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+    "attention and SwiGLU": ("hydra", {"dim": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2}),
+    "compressed attention, depths and recursions": (
+        "hydra",
+        {
+            **{"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 4},
+            **{"ccgqa": True, "mixture_of_depths": True, "mixture_of_recursions": True},
+            **{"recursions": 2, "recursion_kv": "recursion"},
+        },
+    ),
+    "shared keys of recursions": (
+        "hydra",
+        {
+            **{"dim": 32, "n_layers": 1, "n_heads": 4, "n_kv_heads": 2, "recursions": 2},
+            **{"mixture_of_recursions": True, "recursion_kv": "share"},
+        },
+    ),
+    "experts": ("moe", {"n_layers": 2, "num_shared_experts": 1}),
+    "mixer and attention": (
+        "mamba2",
+        {
+            **{"dim": 32, "n_layers": 2, "attention_every": 2, "n_heads": 4, "n_kv_heads": 2},
+            **{"head_dim": 8, "n_groups": 2, "d_state": 8},
+        },
+    ),
+    "a mixer of one group": (
+        "mamba2",
+        {"dim": 32, "n_layers": 2, "attention_every": 0, "head_dim": 8, "d_state": 8},
+    ),
+    "adaptive": ("adaattn", {"dim": 32, "n_layers": 2, "n_heads": 4}),
+    "classifier": ("mahia", {"use_moe": True, "n_layers": 1}),
+}
+
+
+class Sums(Region):
+    """Adds up what the ranks bring, in their order; as ``torch.distributed`` would."""
+
+    def __init__(self, rank: int, meeting: Meeting) -> None:
+        self.rank, self._meeting = rank, meeting
+
+    def enter(self, x: Tensor, product: bool = False) -> Tensor:
+        return _Enter.apply(x, functools.partial(self._meeting.sum, self.rank))
+
+    def leave(self, y: Tensor) -> Tensor:
+        return _Leave.apply(y, functools.partial(self._meeting.sum, self.rank))
+
+    def common(self, x: Tensor) -> Tensor:
+        return _Enter.apply(x, functools.partial(self._meeting.sum, self.rank))
+
+    def total(self, x: Tensor) -> Tensor:
+        return self.common(self.leave(x))
+
+
+class Meeting:
+    """Where the threads wait for each other."""
+
+    def __init__(self) -> None:
+        self._barrier = threading.Barrier(RANKS, timeout=30)
+        self._brought: list[Tensor | None] = [None] * RANKS
+
+    def sum(self, rank: int, x: Tensor) -> Tensor:
+        self._brought[rank] = x
+        self._barrier.wait()
+        total = functools.reduce(torch.add, self._brought)
+        self._barrier.wait()
+        return total
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.add = add
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.add(gradient), None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor:
+        return add(y)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+@dataclasses.dataclass
+class Trained:
+    """A loss in FP64, and the gradients that it gives, by name."""
+
+    loss: float
+    gradients: dict[str, Tensor]
+
+
+def trained(model: Model, batch: tuple[Tensor, ...]) -> Trained:
+    loss = model.train().loss(*batch)
+    named = model.weights()
+    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    gradients = [
+        torch.zeros_like(one) if gradient is None else gradient
+        for one, gradient in zip(named.values(), found, strict=True)
+    ]
+    return Trained(float(loss.detach()), dict(zip(named, gradients, strict=True)))
+
+
+def both(
+    name: str, region: Callable[[int, Meeting], Region] = Sums
+) -> tuple[Trained, list[Trained], dict[str, Cut]]:
+    """What the whole model gives, what each of the ranks does, and where these are cut."""
+    family_name, fields = SMALL[name]
+    family = FAMILIES[family_name]
+    config = family.configure("tiny", fields)
+    whole = family.materialise(config, dtype=torch.float64)
+    cuts = divide(family.build(config), RANKS, Region())
+    generator = torch.Generator().manual_seed(1)
+    if family.draw is None:
+        tokens = torch.randint(config.vocabulary, (2, 13), generator=generator)
+        batch = tokens[:, :-1], tokens[:, 1:]
+    else:
+        inputs, targets = family.draw(config, 2, 12, generator)
+        batch = (*inputs, *targets)
+    batch = tuple(one.double() if one.is_floating_point() else one for one in batch)
+    meeting = Meeting()
+
+    def of_rank(rank: int) -> Trained:
+        taken = {
+            each: torch.nn.Parameter(cuts[each].take(weight.detach(), rank, RANKS))
+            if each in cuts
+            else weight
+            for each, weight in whole.weights().items()
+        }
+        return trained(family.share_divided(config, taken, RANKS, region(rank, meeting)), batch)
+
+    with ThreadPoolExecutor(RANKS) as pool:
+        shares = list(pool.map(of_rank, range(RANKS)))
+    return trained(whole, batch), shares, cuts
+
+
+def farthest(whole: Trained, shares: list[Trained], cuts: dict[str, Cut]) -> float:
+    """The largest difference of losses and gradients, in the largest of a gradient's numbers."""
+    found = [abs(share.loss - whole.loss) for share in shares]
+    for rank, share in enumerate(shares):
+        for name, gradient in share.gradients.items():
+            expected = whole.gradients[name]
+            if name in cuts:
+                expected = cuts[name].take(expected, rank, RANKS)
+            largest = float(whole.gradients[name].abs().max()) or 1.0
+            found.append(float((gradient - expected).abs().max()) / largest)
+    return max(found)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_ranks_have_the_loss_and_the_gradients_of_the_whole_model(name):
+    whole, shares, cuts = both(name)
+    assert cuts and farthest(whole, shares, cuts) < 1e-10
+    kept = [each for each in whole.gradients if each not in cuts]
+    for each in kept:  # what every rank has stays alike to the last bit
+        assert torch.equal(shares[0].gradients[each], shares[1].gradients[each]), each
+
+
+class NoSumForward(Sums):
+    """Each rank goes on with its own part of a layer's result."""
+
+    def leave(self, y: Tensor) -> Tensor:
+        return y
+
+
+class NoSumBackward(Sums):
+    """Each rank goes on with its own part of the gradient."""
+
+    def enter(self, x: Tensor, product: bool = False) -> Tensor:
+        return x
+
+
+class NoSumCommon(Sums):
+    """Of what all ranks compute within a layer, each goes on with its own part of the gradient."""
+
+    def common(self, x: Tensor) -> Tensor:
+        return x
+
+
+class NoTotal(Sums):
+    """Each rank normalises by its own channels."""
+
+    def total(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("name", "region"),
+    [
+        ("attention and SwiGLU", NoSumForward),
+        ("attention and SwiGLU", NoSumBackward),
+        ("experts", NoSumForward),
+        ("experts", NoSumCommon),
+        ("a mixer of one group", NoSumCommon),
+        ("a mixer of one group", NoTotal),
+    ],
+)
+def test_a_missing_sum_is_seen(name, region):
+    assert farthest(*both(name, region)) > 1e-3
+
+
+def test_a_share_of_other_columns_is_seen(monkeypatch):
+    taken = Cut.take
+    # The halves of gate and up as they follow each other, and not of each.
+    monkeypatch.setattr(
+        Cut,
+        "take",
+        lambda self, whole, rank, ranks: taken(
+            Cut(self.axis, (sum(self.sections),)), whole, rank, ranks
+        ),
+    )
+    whole, shares, _cuts = both("attention and SwiGLU")
+    assert abs(shares[0].loss - whole.loss) > 1e-5
+
+
+@pytest.mark.parametrize(
+    "cut", [Cut(0, (4, 2, 2)), Cut(1, (6,)), Cut(2, (2, 8)), Cut(1, (4, 3, 2), (1,))]
+)
+def test_shares_put_back_are_the_whole(cut):
+    shape = [3, 3, 3]
+    shape[cut.axis] = sum(cut.sections)
+    whole = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    made = torch.full_like(whole, torch.nan)
+    shares = [cut.take(whole, rank, RANKS) for rank in range(RANKS)]
+    for rank, share in enumerate(shares):
+        cut.put(share, made, rank, RANKS)
+    assert torch.equal(made, whole)
+    assert sum(share.numel() for share in shares) == 2 * whole.numel() - cut.numbers(whole)
+    for place, part in zip(cut.kept, cut.common(shares[1], RANKS), strict=True):
+        assert torch.equal(part, whole.split(cut.sections, cut.axis)[place])
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_share_is_smaller_by_what_is_cut(name):
+    family_name, fields = SMALL[name]
+    family = FAMILIES[family_name]
+    config = family.configure("tiny", fields)
+    found = divisible(family, config)
+    model = family.build(config)
+    divide(model, RANKS, Region())
+    assert sum(each.numel() for each in model.parameters()) == found.numbers - found.cut // RANKS
+    assert found.cut > 0 and found.numbers == family.parameter_count(config)
+
+
+def test_what_does_not_divide_evenly_is_refused_with_the_layer():
+    family = FAMILIES["hydra"]
+    config = family.presets["tiny"]
+    assert divisible(family, config).uneven(4) == "2 key/value heads do not divide among 4 ranks"
+    with pytest.raises(ValueError, match=r"blocks.0.attention has 2 key/value heads"):
+        divide(family.build(config), 4, Region())
+
+
+def test_what_stays_whole_says_why():
+    families = FAMILIES["adaattn"], FAMILIES["mahia"]
+    told = [divisible(family, family.presets["tiny"]).whole for family in families]
+    assert all(len(reasons) == 1 for reasons in told)

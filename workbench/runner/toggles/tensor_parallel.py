@@ -1,0 +1,171 @@
+"""Divide wide layers among several GPUs: each sees the whole batch and has a share of every layer.
+
+As in Megatron-LM (Shoeybi et al., arXiv 1909.08053): attention by its key/value heads, feed-forward
+layers and experts by their columns, a state-space mixer by its heads, or groups of them (the norm
+over a single group, which then spans the ranks, runs as steps of PyTorch). What a layer gives is
+summed over the ranks, and in training the gradient of what it took; embedding, head, norms and
+routers are on every rank. Saves the memory of what is divided, weights, gradients, moments and what
+a layer keeps for its backward pass, and costs a sum of the stream a layer each way, for which every
+rank waits: pays where a model does not fit one GPU, or its products are large beside the stream.
+Counted for HYDRA base training (8 x 1,024 tokens, AMP BF16): each of two ranks has 0.67 of weights,
+gradients and moments, and they sum 48 times 12 MiB a step. The first GPU also keeps the whole
+weights and moments, which other configurations go on from. The ranks are processes, as with data
+parallelism; without a GPU they share the CPU, which shows that it is right and not how fast it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from models import Footprint
+from models._division import divisible, of_share
+from sessions.sizes import size_text
+from workbench.protocol import Blocked
+from workbench.runner.compiles import counted
+from workbench.runner.ranks.region import Traffic
+from workbench.runner.ranks.tensor import TensorDivided
+from workbench.runner.toggles._ranks import OPTIONS, RANKS, captured, eight_bit, too_few
+from workbench.runner.toggles._toggle import (
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    effective,
+    no_effect,
+)
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm, Build
+
+WORKLOADS = ("train", "forward")
+
+
+def _blocked(option: str, situation: Situation) -> Blocked | None:
+    ranks = RANKS[option]
+    if ranks == 1:
+        return None
+    if situation.workload.name not in WORKLOADS:
+        return Blocked(
+            "keys, values and states of a cache are not divided",
+            "Choose the training step or the forward pass.",
+            {"workload": "train"},
+        )
+    if not dist.is_available():
+        return Blocked("this torch was built without torch.distributed", "Install another build.")
+    found = divisible(situation.family, situation.config)
+    if few := too_few(ranks, situation):
+        return few
+    if not found.layers:
+        return Blocked(
+            f"no layer can be divided: {'; '.join(found.whole)}", "Choose another model."
+        )
+    if why := found.uneven(ranks):
+        return Blocked(why, "Choose fewer ranks, or another model.")
+    return _other_options(situation)
+
+
+def _other_options(situation: Situation) -> Blocked | None:
+    if situation.option("data_parallel") != "off":
+        return Blocked(
+            "data parallelism takes the ranks, and the two do not go together yet",
+            "Switch data parallelism off.",
+            {"data_parallel": "off"},
+        )
+    if situation.option("quantization") != "none":
+        return Blocked(
+            "codes are those of whole layers",
+            "Compute with plain weights.",
+            {"quantization": "none"},
+        )
+    if getattr(situation.config, "gating", "") == "noisy_topk":
+        return Blocked(
+            "each rank would draw other noise for its router", "Choose gating without noise."
+        )
+    return _own_timings(situation) or captured(situation) or eight_bit(situation)
+
+
+def _own_timings(situation: Situation) -> Blocked | None:
+    """Why ranks would compute alike no more."""
+    why = "each rank would choose kernels by timings of its own, and what all compute alike part"
+    if situation.option("compile").startswith("max-autotune"):
+        return Blocked(why, "Compile without tuning.", {"compile": "default"})
+    if situation.option("kernel_tuning") == "on":
+        return Blocked(why, "Take the tiles that are stored.", {"kernel_tuning": "cached"})
+    return None
+
+
+def _apply(option: str, build: Build) -> None:
+    build.tensor_ranks = RANKS[option]
+
+
+def tensor_ranks_of(situation: Situation) -> int:
+    """Among how many ranks the layers of the situation's model are divided."""
+    return RANKS[situation.option(TOGGLE.name)]
+
+
+def share_of(whole: Footprint, situation: Situation, element: int) -> Footprint:
+    """The footprint of one rank, from that of a model that is not divided.
+
+    ``element``: bytes a number that linears compute.
+    """
+    ranks = tensor_ranks_of(situation)
+    found = divisible(situation.family, situation.config) if ranks > 1 else None
+    if found is None or found.uneven(ranks):
+        return whole
+    settings = situation.configuration.settings
+    costs = situation.family.costs(situation.config)
+    # What blocks that compute again keep is their input, which every rank has; how much layers of
+    # routed tokens keep is not told layer by layer.
+    keeps = situation.workload.trains and situation.option("checkpointing") == "none"
+    keeps = keeps and not costs.routed and all(one == (1.0,) for one in costs.block_passes)
+    tokens = int(settings["batch"]) * int(settings["sequence"]) if keeps else 0
+    return of_share(whole, found, ranks, tokens=tokens, element=element)
+
+
+def traffic_text(traffic: Traffic) -> str:
+    """What ranks tell each other in a step, in words."""
+    calls = ", ".join(counted(count, kind) for kind, count in traffic.calls.items()) or "nothing"
+    return f"{calls} over the ranks a step, {size_text(traffic.bytes)} in all"
+
+
+def _evidence(option: str, arm: Arm) -> Finding:
+    divided = arm.divided
+    if not isinstance(divided, TensorDivided):
+        return no_effect("the layers were not divided")
+    with arm.entered():
+        divided.compare(arm)
+    shares, traffic = divided.shares, divided.traffic
+    assert shares.whole is not None
+    found = divisible(arm.situation.family, arm.situation.config)
+    text = (
+        f"{counted(len(found.layers), 'layer')} divided among {divided.ranks} ranks: this one has "
+        f"{size_text(shares.own.bytes)} of {size_text(shares.whole.bytes)} of weights; "
+        f"{traffic_text(traffic)}"
+    )
+    if found.whole:
+        text += f"; whole on each: {'; '.join(found.whole)}"
+    if shares.own.bytes >= shares.whole.bytes or not traffic.bytes:
+        return no_effect(text)
+    if divided.differing is None:
+        return no_effect(f"{text}; no step was made by all ranks")
+    if divided.differing:
+        return no_effect(
+            f"{text}; no longer alike of what each has: {counted(divided.differing, 'parameter')}"
+        )
+    return effective(f"{text}; what each has is alike on all to the last bit")
+
+
+TOGGLE = Toggle(
+    name="tensor_parallel",
+    title="Tensor parallel",
+    help=__doc__,
+    group="Devices",
+    stage=Stage.GRAPHS,
+    options=OPTIONS,
+    apply=_apply,
+    evidence=_evidence,
+    blocked=_blocked,
+    bundled="divides layers of the bundled families, which a model of yours is not known to have",
+)
