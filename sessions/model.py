@@ -262,7 +262,7 @@ class Session:
     environment: dict[str, str] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)  # what the window calls toggles and fields
     segments: list[Segment] = field(default_factory=list)
-    telemetry: dict[str, Mapping[str, NDArray]] = field(default_factory=dict)  # "gpu0", "cpu"
+    telemetry: dict[str, Mapping[str, NDArray]] = field(default_factory=dict)  # "gpu0", "gpu1"
     events: list[Event] = field(default_factory=list)
     comparisons: list[PairedComparison] = field(default_factory=list)
     studies: list[Study] = field(default_factory=list)

@@ -189,7 +189,7 @@ class Generated(Message, tag="text"):
 class TelemetrySamples(Message, tag="telemetry"):
     """A batch of device samples: columns as in ``TELEMETRY_COLUMNS``; None is NaN."""
 
-    device: str  # "gpu0", "cpu"
+    device: str  # "gpu0", "cpu"; of other ranks "gpu1", "cpu1" ...
     columns: dict[str, list[float | None]]
 
 
