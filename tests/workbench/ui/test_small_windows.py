@@ -14,6 +14,7 @@ from PySide6.QtWidgets import (
     QListWidget,
     QListWidgetItem,
     QScrollArea,
+    QStackedWidget,
     QVBoxLayout,
     QWidget,
 )
@@ -54,6 +55,18 @@ def judged(state):
     kept = state.session.comparisons
     kept += [msgspec.structs.replace(kept[0]) for _ in range(3 - len(kept))]
     return state.session
+
+
+def test_no_panel_needs_more_width_than_a_small_window_has_for_it(qtbot, ready):
+    ready.resize(1024, 700)
+    ready.desk.proportion()
+    for name, dock in ready.desk.docks.items():
+        ready.desk.bring(name)
+        qtbot.waitUntil(dock.widget().isVisible)
+        panels = [dock.widget(), *dock.widget().findChildren(QStackedWidget)]
+        needed = max(one.minimumSizeHint().width() for one in panels)
+        assert needed <= dock.widget().width(), name
+        assert dock.mapTo(ready, dock.rect().topRight()).x() < ready.width(), name
 
 
 def test_a_form_whose_fields_were_changed_is_as_wide_as_its_room(qtbot, ready):
