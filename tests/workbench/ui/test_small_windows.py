@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from fake_session import compared, messages
 from PySide6.QtCore import QRectF, Qt
-from PySide6.QtGui import QBrush, QFontMetrics, QFontMetricsF, QPainter, QPen, QPixmap
+from PySide6.QtGui import QBrush, QFontMetrics, QFontMetricsF, QImage, QPainter, QPen, QPixmap
 from PySide6.QtWidgets import (
     QLabel,
+    QLineEdit,
     QListWidget,
     QListWidgetItem,
     QScrollArea,
     QStackedWidget,
+    QTableView,
     QVBoxLayout,
     QWidget,
 )
@@ -180,6 +182,61 @@ def test_a_long_reason_without_an_interval_leaves_the_names_their_room(qtbot, st
     least = 12 * QFontMetrics(panel.table.font()).averageCharWidth()
     qtbot.waitUntil(lambda: panel.table.viewport().width() <= 420)
     assert panel.table.columnWidth(1) >= least
+
+
+def test_sessions_that_are_compared_can_be_told_apart_by_the_ends_of_their_titles(qtbot, state):
+    first, *others = compared()
+    state.session = first
+    compare = ComparePanel(state)
+    qtbot.addWidget(compare)
+    for one in others:
+        state.compared.add(one)
+    compare.resize(BESIDE_PX, 500)
+    compare.show()
+    qtbot.waitUntil(lambda: compare.found is not None, timeout=10_000)
+    table = compare.sessions
+    titles = [one.title for one in (first, *others)]
+    assert max(map(len, titles)) > 20
+    qtbot.waitUntil(lambda: table.columnWidth(0) >= table.sizeHintForColumn(0))
+    long = "a title that would push all numbers out of the table " * 3
+    table.item(0, 0).setText(long)
+    table._share()
+    assert table.columnWidth(0) < BESIDE_PX / 2 < table.sizeHintForColumn(0)
+
+
+def test_a_heading_that_does_not_fit_ends_in_an_ellipsis(ready):
+    headers = [table.horizontalHeader() for table in ready.findChildren(QTableView)]
+    named = [header for header in headers if not header.isHidden()]
+    assert len(named) > 5
+    assert all(header.textElideMode() == Qt.TextElideMode.ElideRight for header in named)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+@pytest.mark.parametrize(("enabled", "least"), [(True, 4.5), (False, 2.0)])
+def test_what_a_field_asks_for_can_be_read_before_it_is_filled(qtbot, ready, theme, enabled, least):
+    ready.set_theme(theme.name)
+    alone = QLineEdit()
+    qtbot.addWidget(alone)
+    alone.setPlaceholderText("values between commas")
+    alone.setFixedSize(240, 26)
+    alone.setEnabled(enabled)
+    alone.show()
+    levels = luminances(alone.grab().toImage())
+    ground = float(np.median(levels))
+    ink = max(levels.min(), levels.max(), key=lambda level: abs(level - ground))
+    low, high = sorted((ground, ink))
+    assert (high + 0.05) / (low + 0.05) >= least
+
+
+def luminances(image: QImage) -> np.ndarray:
+    """The relative luminance of the inner pixels, as WCAG defines it."""
+    inner = image.copy(image.rect().adjusted(4, 4, -4, -4)).convertToFormat(
+        QImage.Format.Format_RGB32
+    )
+    rows = np.frombuffer(inner.constBits(), np.uint8).reshape(inner.height(), -1, 4)
+    share = rows[..., 2::-1] / 255.0
+    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+    return linear @ np.array([0.2126, 0.7152, 0.0722])
 
 
 def test_the_tables_of_a_comparison_and_an_attribution_stay_in_reach(qtbot, state):

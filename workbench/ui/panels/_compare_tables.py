@@ -43,6 +43,7 @@ _ROW_PX = ROW_HEIGHT + 4  # a row holds a box to choose from
 _SEGMENT, _VERDICT, _REMOVE = 1, 2, 7  # columns
 _REMOVE_PX = 36
 _SHARING, _SHARING_PX = (0, 1), 112  # columns of texts, and each one's least width
+_TITLE_PX = 200  # that a title may take where it needs it: its end is often what tells it apart
 _SEEN = 3  # rows, at least: one scrolls to the others
 
 
@@ -90,8 +91,11 @@ class SessionsTable(CalmTable):
             header = self.horizontalHeader()
             others = (header.sectionSize(at) for at in range(len(_COLUMNS)) if at not in _SHARING)
             room = (self.viewport().width() - sum(others)) // len(_SHARING)
-            for at in _SHARING:
-                self.setColumnWidth(at, max(_SHARING_PX, room))
+            title_px = min(self.sizeHintForColumn(0), _TITLE_PX)
+            for at, least_px in zip(
+                _SHARING, (max(title_px, _SHARING_PX), _SHARING_PX), strict=True
+            ):
+                self.setColumnWidth(at, max(least_px, room))
 
     def show_comparison(self, runs: list[Run], comparison: Comparison) -> None:
         """Fill the rows."""
@@ -118,6 +122,7 @@ class SessionsTable(CalmTable):
                 cell.setToolTip(how)
             self.put(row, 6, size_text(arm.peak_bytes), number=True)
         del self._offered[len(runs) :]
+        self._share()
 
     def _choices(self, row: int, run: Run, arm: Arm) -> None:
         """The row's box and button; made anew only for others, who may have the keyboard."""
