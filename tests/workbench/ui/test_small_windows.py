@@ -9,6 +9,7 @@ import pytest
 from fake_session import compared, messages
 from PySide6.QtCore import QRectF, Qt
 from PySide6.QtGui import QBrush, QFontMetrics, QFontMetricsF, QImage, QPainter, QPen, QPixmap
+from PySide6.QtTest import QTest
 from PySide6.QtWidgets import (
     QLabel,
     QLineEdit,
@@ -28,6 +29,7 @@ from workbench.titles import Titles
 from workbench.ui import draft, stylesheet
 from workbench.ui.panels import _parts
 from workbench.ui.panels._bar import Bar
+from workbench.ui.panels._compare_tables import _SHARING_PX
 from workbench.ui.panels._segment_model import INTERVAL, condensed
 from workbench.ui.panels._verdicts_table import VerdictsTable
 from workbench.ui.panels.attribution import AttributionPanel
@@ -195,13 +197,23 @@ def test_sessions_that_are_compared_can_be_told_apart_by_the_ends_of_their_title
     compare.show()
     qtbot.waitUntil(lambda: compare.found is not None, timeout=10_000)
     table = compare.sessions
-    titles = [one.title for one in (first, *others)]
-    assert max(map(len, titles)) > 20
-    qtbot.waitUntil(lambda: table.columnWidth(0) >= table.sizeHintForColumn(0))
-    long = "a title that would push all numbers out of the table " * 3
-    table.item(0, 0).setText(long)
+    assert table.textElideMode() == Qt.TextElideMode.ElideMiddle
+    assert max(len(one.title) for one in (first, *others)) > 20
+    header = table.horizontalHeader()
+    needed_px, uneven = table.sizeHintForColumn(0), 0
+    for width in range(1100, 800, -20):
+        compare.resize(width, 500)
+        QTest.qWait(10)
+        title_px, segment_px = table.columnWidth(0), table.columnWidth(1)
+        uneven += title_px > segment_px
+        assert title_px >= min(needed_px, title_px + segment_px - _SHARING_PX), width
+    assert uneven, "the title has what it needs before the other has more"
+    compare.resize(1100, 500)
+    qtbot.waitUntil(lambda: header.length() <= table.viewport().width(), timeout=5000)
+    table.item(0, 0).setText("a title that would push all numbers out of the table " * 3)
     table._share()
-    assert table.columnWidth(0) < BESIDE_PX / 2 < table.sizeHintForColumn(0)
+    assert header.length() <= table.viewport().width()
+    assert table.columnWidth(1) >= _SHARING_PX
 
 
 def test_a_heading_that_does_not_fit_ends_in_an_ellipsis(ready):

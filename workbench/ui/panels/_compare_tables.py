@@ -43,7 +43,6 @@ _ROW_PX = ROW_HEIGHT + 4  # a row holds a box to choose from
 _SEGMENT, _VERDICT, _REMOVE = 1, 2, 7  # columns
 _REMOVE_PX = 36
 _SHARING, _SHARING_PX = (0, 1), 112  # columns of texts, and each one's least width
-_TITLE_PX = 200  # that a title may take where it needs it: its end is often what tells it apart
 _SEEN = 3  # rows, at least: one scrolls to the others
 
 
@@ -62,6 +61,7 @@ class SessionsTable(CalmTable):
         self.setColumnCount(len(_COLUMNS))
         self.setHorizontalHeaderLabels(list(_COLUMNS))
         self.verticalHeader().setDefaultSectionSize(_ROW_PX)
+        self.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # titles often differ at their ends
         header = self.horizontalHeader()
         header.setMinimumSectionSize(_REMOVE_PX)
         for column in _SHARING:
@@ -86,16 +86,16 @@ class SessionsTable(CalmTable):
         self._share()
 
     def _share(self, column: int = -1) -> None:
-        """Titles and segments share what the numbers leave, and stay legible."""
+        """Titles and segments share what the numbers leave, and stay legible; titles, by which
+        sessions are told apart, have what they need first.
+        """
         if column not in _SHARING:
             header = self.horizontalHeader()
             others = (header.sectionSize(at) for at in range(len(_COLUMNS)) if at not in _SHARING)
-            room = (self.viewport().width() - sum(others)) // len(_SHARING)
-            title_px = min(self.sizeHintForColumn(0), _TITLE_PX)
-            for at, least_px in zip(
-                _SHARING, (max(title_px, _SHARING_PX), _SHARING_PX), strict=True
-            ):
-                self.setColumnWidth(at, max(least_px, room))
+            room = max(self.viewport().width() - sum(others), len(_SHARING) * _SHARING_PX)
+            title_px = max(room // 2, min(self.sizeHintForColumn(0), room - _SHARING_PX))
+            for at, width in zip(_SHARING, (title_px, room - title_px), strict=True):
+                self.setColumnWidth(at, width)
 
     def show_comparison(self, runs: list[Run], comparison: Comparison) -> None:
         """Fill the rows."""
