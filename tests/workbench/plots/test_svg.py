@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PySide6.QtCore import QByteArray
-from PySide6.QtGui import QImage, QPainter
-from PySide6.QtSvg import QSvgRenderer
 from synthetic import gpu_session
+from test_many_segments import pixels
 
 from workbench.report import _page
 from workbench.ui import export, svg
@@ -98,15 +96,9 @@ def test_groups_that_say_the_same_become_one_and_others_stay():
     assert svg.compact(b"".join(apart)) == b"".join(apart)
 
 
-def pixels(drawing: bytes) -> np.ndarray:
+def ink_of(drawing: bytes) -> np.ndarray:
     """Whether each pixel of the drawing at its own size is no paper: (height, width)."""
-    image = QImage(*export.SIZE, QImage.Format.Format_Grayscale8)
-    image.fill(255)
-    painter = QPainter(image)
-    QSvgRenderer(QByteArray(drawing)).render(painter)
-    painter.end()
-    rows = np.frombuffer(image.constBits(), np.uint8).reshape(image.height(), -1)
-    return rows[:, : image.width()] < 190
+    return pixels(drawing) < 190
 
 
 def around(ink: np.ndarray) -> np.ndarray:
@@ -131,7 +123,7 @@ def test_a_chart_of_a_report_is_a_few_times_shorter_and_has_the_same_ink(
         fine = export.plot_svg(PLOTS[name], runs)
     short = export.plot_svg(PLOTS[name], runs, least_px=_page._LEAST_PX)
     assert len(short) < len(fine) / 3 and len(short) < 65_000
-    before, after = pixels(fine), pixels(short)
+    before, after = ink_of(fine), ink_of(short)
     assert before.sum() > 3000
     lost, gained = before & ~around(after), after & ~around(before)
     allowed = moved * before.sum()

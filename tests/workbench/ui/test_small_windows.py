@@ -186,19 +186,25 @@ def test_a_long_reason_without_an_interval_leaves_the_names_their_room(qtbot, st
     assert panel.table.columnWidth(1) >= least
 
 
-def test_sessions_that_are_compared_can_be_told_apart_by_the_ends_of_their_titles(qtbot, state):
+def comparing(qtbot, state, height: int) -> ComparePanel:
+    """The panel with a session and two beside it, as wide as a small window lets it be."""
     first, *others = compared()
     state.session = first
-    compare = ComparePanel(state)
-    qtbot.addWidget(compare)
+    panel = ComparePanel(state)
+    qtbot.addWidget(panel)
     for one in others:
         state.compared.add(one)
-    compare.resize(BESIDE_PX, 500)
-    compare.show()
-    qtbot.waitUntil(lambda: compare.found is not None, timeout=10_000)
+    panel.resize(BESIDE_PX, height)
+    panel.show()
+    qtbot.waitUntil(lambda: panel.found is not None, timeout=10_000)
+    return panel
+
+
+def test_sessions_that_are_compared_can_be_told_apart_by_the_ends_of_their_titles(qtbot, state):
+    compare = comparing(qtbot, state, 500)
     table = compare.sessions
     assert table.textElideMode() == Qt.TextElideMode.ElideMiddle
-    assert max(len(one.title) for one in (first, *others)) > 20
+    assert max(len(one.title) for one in compared()) > 20
     header = table.horizontalHeader()
     needed_px, uneven = table.sizeHintForColumn(0), 0
     for width in range(1100, 800, -20):
@@ -252,15 +258,7 @@ def luminances(image: QImage) -> np.ndarray:
 
 
 def test_the_tables_of_a_comparison_and_an_attribution_stay_in_reach(qtbot, state):
-    first, *others = compared()
-    state.session = first
-    compare = ComparePanel(state)
-    qtbot.addWidget(compare)
-    for one in others:
-        state.compared.add(one)
-    compare.resize(BESIDE_PX, 300)
-    compare.show()
-    qtbot.waitUntil(lambda: compare.found is not None, timeout=10_000)
+    compare = comparing(qtbot, state, 300)
     row = compare.sessions.rowHeight(0)
     assert row > 0
     qtbot.waitUntil(lambda: compare.sessions.viewport().height() >= 1.5 * row)
