@@ -21,6 +21,7 @@ from sessions.model import (
     Event,
     Evidence,
     MetricSeries,
+    Order,
     PairedComparison,
     PhaseSpan,
     Segment,
@@ -57,6 +58,7 @@ def read(source: Source, sealed: bool) -> Session:
             events=_events(file),
             comparisons=[_comparison(group) for group in _children(file, "comparisons")],
             studies=_studies(file, source),
+            orders=_orders(file),
         )
 
 
@@ -167,6 +169,21 @@ def _studies(file: h5py.File, source: Source) -> list[Study]:
         )
         for group in _children(file, "studies")
     ]
+
+
+def _orders(file: h5py.File) -> list[Order]:
+    if "orders" not in file:  # of before they were kept, or nothing was asked for
+        return []
+    columns = _short(file, "orders", schema.ORDERS)
+    found = []
+    for t_s, command, *counts, claims in zip(
+        *(columns[name].tolist() for name in schema.ORDERS), strict=True
+    ):
+        before = dict(zip(("segments", "comparisons", "studies"), counts, strict=True))
+        asked = _converted(command, "/orders/command", dict[str, Any])
+        place = None if claims < 0 else claims
+        found.append(Order(start_s=t_s, command=asked, **before, claims=place))
+    return found
 
 
 def _named(file: h5py.File, name: str, known: Mapping[str, ColumnInfo]) -> dict[str, str]:
@@ -302,9 +319,12 @@ def _attribute(group: h5py.Group, name: str, kind: type[_Value]) -> _Value:
 
 def _json(group: h5py.Group, name: str, kind: type[_Value]) -> _Value:
     written = _attribute(group, name, str)
+    return _converted(written, f"attribute {name} of {group.name}", kind)
+
+
+def _converted(written: str, where: str, kind: type[_Value]) -> _Value:
+    """The value that is written as JSON."""
     try:
         return msgspec.convert(json.loads(written), kind)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
-        raise SessionError(
-            f"the JSON in its attribute {name} of {group.name} is malformed ({error})"
-        ) from error
+        raise SessionError(f"the JSON in its {where} is malformed ({error})") from error

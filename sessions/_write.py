@@ -107,6 +107,22 @@ def _write(file: h5py.File, session: Session) -> None:
         studies = _group(file, "studies", "Questions that took many configurations, or own steps")
         for number, study in enumerate(list(session.studies)):
             _study(studies, f"{number:04d}", study)
+    if orders := list(session.orders):
+        counts = ("segments", "comparisons", "studies")
+        columns = {name: np.array([getattr(one, name) for one in orders], "i8") for name in counts}
+        claims = [-1 if order.claims is None else order.claims for order in orders]
+        _columns(
+            file,
+            "orders",
+            "What the runner was asked for, by time",
+            {
+                "t_s": np.array([order.start_s for order in orders], "f8"),
+                "command": _texts(_json(order.command, "an order") for order in orders),
+                **columns,
+                "claims": np.array(claims, "i8"),
+            },
+            schema.ORDERS,
+        )
 
 
 def _segment(parent: h5py.Group, name: str, segment: Segment) -> None:

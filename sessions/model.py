@@ -236,6 +236,21 @@ class Study:
     tables: dict[str, Mapping[str, NDArray]] = field(default_factory=dict)
 
 
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What the runner was asked for; what the session gained until the next order came of it.
+
+    ``command``: the fields of the command as it stood on the wire, its ``type`` among them.
+    ``claims``: the place of the study of claims that asked for it; None where a person did.
+    """
+
+    start_s: float
+    command: dict[str, Any]
+    segments: int = 0  # how many there were before, as of all that follows
+    comparisons: int = 0
+    studies: int = 0
+    claims: int | None = None
+
+
 @dataclass
 class Session:
     """One sitting, live or loaded from a file."""
@@ -247,7 +262,8 @@ class Session:
     environment: dict[str, str] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)  # what the window calls toggles and fields
     segments: list[Segment] = field(default_factory=list)
-    telemetry: dict[str, Mapping[str, NDArray]] = field(default_factory=dict)  # "gpu0", "cpu"
+    telemetry: dict[str, Mapping[str, NDArray]] = field(default_factory=dict)  # "gpu0", "gpu1"
     events: list[Event] = field(default_factory=list)
     comparisons: list[PairedComparison] = field(default_factory=list)
     studies: list[Study] = field(default_factory=list)
+    orders: list[Order] = field(default_factory=list)  # files of before have none

@@ -1,18 +1,31 @@
-"""A segment as the command, or the Python, that runs it again."""
+"""A segment, or a session, as the commands, or the Python, that run it again."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from sessions import _arguments, claims
+from sessions._arguments import Untold
 from sessions.columns import row_count
 from sessions.errors import SessionError
-from sessions.model import KERNELS, Configuration, PairedComparison, Scalar, Segment, Session
+from sessions.model import (
+    KERNELS,
+    Configuration,
+    Order,
+    PairedComparison,
+    Segment,
+    Session,
+    Study,
+)
 
-_DEFAULT_DATA = "synthetic"
+Call = list[str] | str  # the words after ``workbench``, or a line that says why there are none
+Part = tuple[str, Callable[[str], list[str]]]  # of a session: its title, its call by its output
 
 
 def arguments(
@@ -23,34 +36,11 @@ def arguments(
     """The arguments after ``workbench`` that run this configuration."""
     if configuration.family == KERNELS:
         found = ["bench", configuration.preset, "--every-case"]
-        found += _option("--dtype", str(configuration.settings["dtype"]))
-        return found + (_option("-o", os.fspath(output)) if output is not None else [])
-    length = [] if steps is None else _option("--steps", str(steps))
-    return ["run", *_configured(configuration, configuration.toggles, length, output)]
-
-
-def _configured(
-    configuration: Configuration,
-    toggles: Mapping[str, str],
-    asked: Sequence[str],
-    output: str | os.PathLike[str] | None,
-) -> list[str]:
-    """What names a configuration with these toggles; ``asked`` comes before its seed."""
-    found = [configuration.family]
-    found += _option("--preset", configuration.preset)
-    found += _option("--workload", configuration.workload)
-    for group in (configuration.model, configuration.settings):
-        for name, value in sorted(group.items()):
-            found += _option("--set", f"{name}={_written(value)}")
-    for name, option in sorted(toggles.items()):
-        found += _option("--toggle", f"{name}={option}")
-    if configuration.data != _DEFAULT_DATA:
-        found += _option("--data", configuration.data)
-    found += asked
-    found += _option("--seed", str(configuration.seed))
-    if output is not None:
-        found += _option("-o", os.fspath(output))
-    return found
+        found += _arguments.option("--dtype", str(configuration.settings["dtype"]))
+        return found + _arguments.saved_to(output)
+    length = [] if steps is None else _arguments.option("--steps", str(steps))
+    toggles = configuration.toggles
+    return ["run", *_arguments.of_configuration(configuration, toggles, length, output)]
 
 
 def _arms(comparison: PairedComparison, session: Session) -> tuple[Segment, ...]:
@@ -66,24 +56,6 @@ def _arms(comparison: PairedComparison, session: Session) -> tuple[Segment, ...]
     toggles = [arm.configuration.toggles.keys() for arm in arms]
     alike = len(arms) == 2 and rest[0] == rest[1] and toggles[0] == toggles[1]
     return arms if alike else ()
-
-
-def _ab(
-    comparison: PairedComparison,
-    arms: tuple[Segment, ...],
-    output: str | os.PathLike[str],
-) -> list[str]:
-    """The arguments after ``workbench`` that reach such a verdict again."""
-    a, b = (arm.configuration.toggles for arm in arms)
-    facts, asked = comparison.facts, []
-    differing = sorted(name for name in a if a[name] != b[name])
-    for side, toggles in (("--a", a), ("--b", b)) if differing else ():
-        asked += _option(side, ",".join(f"{name}={toggles[name]}" for name in differing))
-    asked += ["--budget", f"{facts['budget_s']:g}", "--region", f"{100 * facts['region']:g}"]
-    if order := facts.get("order"):
-        asked += _option("--order", str(order))
-    shared = {name: option for name, option in a.items() if name not in differing}
-    return ["ab", *_configured(arms[0].configuration, shared, asked, output)]
 
 
 def command(
@@ -109,15 +81,22 @@ def segment_command(segment: Segment, output: str | os.PathLike[str] | None = No
     return command(segment.configuration, row_count(segment.steps) or None, output)
 
 
-def session_commands(session: Session, stem: str = "again") -> str:
-    """A shell script that runs every segment again, each into a file of its own.
+def repeatable(session: Session) -> bool:
+    """Whether anything was asked for that ``session_commands`` could tell of."""
+    return bool(session.segments or session.orders or session.studies)
 
-    Two segments that were compared are compared again. How a study (attribution, sweep, profile,
-    checklist, claims) was asked for is not told: of those, the segments run. Raises
-    ``SessionError`` for a session without segments.
+
+def session_commands(session: Session, stem: str = "again") -> str:
+    """A shell script that does again what the session did, each part into a file of its own.
+
+    Studies (attribution, sweep, profile, checklist, claims), comparisons, calibrations and
+    benchmarks are asked for as they were; what else ran is run for as many steps. Files of before
+    orders were kept tell of comparisons and claims; of other studies the segments run. What no
+    command asks for is a comment that says so. Raises ``SessionError`` where nothing was asked for.
     """
     lines = ["#!/bin/sh", "set -e"]
-    lines += [shlex.join(["workbench", *call]) for call in _calls(session, stem)]
+    for call in _calls(session, stem):
+        lines.append(f"# {call}" if isinstance(call, str) else shlex.join(["workbench", *call]))
     return "\n".join(lines) + "\n"
 
 
@@ -126,44 +105,114 @@ def session_python(session: Session, stem: str = "again") -> str:
     return _script(_calls(session, stem))
 
 
-def _calls(session: Session, stem: str) -> list[list[str]]:
-    if not session.segments:
+def _calls(session: Session, stem: str) -> list[Call]:
+    if not repeatable(session):
         raise SessionError(f"{session.title!r} has no segments, so there is nothing to run again.")
-    calls: list[list[str]] = []
+    made: list[Call] = []
+    for title, call in _parts(session):
+        number = sum(isinstance(one, list) for one in made)
+        try:
+            words = call(f"{stem}-{number:04d}.h5")
+        except Untold as why:
+            made.append(" ".join(f"{title} is not repeated: {why}".split()))
+            continue
+        # One call times all contenders of an operator, each of which is a segment.
+        if session.orders or words[0] != "bench" or all(words[:-1] != one[:-1] for one in made):
+            made.append(words)
+    return made
+
+
+def _parts(session: Session) -> Iterator[Part]:
+    """What the session did, part by part, each of which one command does again."""
+    end = Order(
+        start_s=0.0,
+        command={},
+        segments=len(session.segments),
+        comparisons=len(session.comparisons),
+        studies=len(session.studies),
+    )
+    edges = [*session.orders, end]
+    yield from _before_orders(session, edges[0])
+    told = set()
+    for order, after in itertools.pairwise(edges):
+        if order.claims is None:
+            yield from _ordered(session, order, after)
+        elif order.claims not in told:
+            told.add(order.claims)
+            yield _claims(session.studies[order.claims])
+
+
+def _before_orders(session: Session, end: Order) -> Iterator[Part]:
+    """What came before orders were kept: of a study's own order only claims tell enough."""
+    yield from _runs(session, session.segments[: end.segments])
+    for study in session.studies[: end.studies]:
+        known = any(study is session.studies[order.claims] for order in session.orders
+                    if order.claims is not None)  # fmt: skip
+        if study.kind == claims.KIND and not known:
+            yield _claims(study)
+        elif not known:
+            yield _title(study), _untold
+
+
+def _ordered(session: Session, order: Order, after: Order) -> Iterator[Part]:
+    """What came of one order, until the next; nothing where nothing did."""
+    segments = session.segments[order.segments : after.segments]
+    match order.command.get("type"):
+        case "start":
+            yield from _runs(session, segments)
+        case "compare" if after.comparisons > order.comparisons:
+            yield "A comparison", functools.partial(_arguments.of_order, order.command)
+        case "bench" if segments:
+            yield "A benchmark", functools.partial(_arguments.of_order, order.command)
+        case _ if after.studies > order.studies:
+            title = _title(session.studies[order.studies])
+            yield title, functools.partial(_arguments.of_order, order.command)
+
+
+def _runs(session: Session, segments: Sequence[Segment]) -> Iterator[Part]:
+    """The segments, those two by two that were compared."""
     compared: dict[int, tuple[PairedComparison, tuple[Segment, ...]]] = {}
     for comparison in session.comparisons:
         for arm in (arms := _arms(comparison, session)):
             compared[id(arm)] = comparison, arms
-    for segment in session.segments:
-        if id(segment) in compared:
-            comparison, arms = compared[id(segment)]
-            if segment is arms[0]:
-                calls.append(_ab(comparison, arms, f"{stem}-{len(calls):04d}.h5"))
+    for segment in segments:
+        if id(segment) not in compared:
+            yield segment.title, functools.partial(_run, segment)
             continue
-        steps = row_count(segment.steps) or None
-        call = arguments(segment.configuration, steps, f"{stem}-{len(calls):04d}.h5")
-        # One call times all contenders of an operator, each of which is a segment.
-        if segment.configuration.family != KERNELS or all(call[:-1] != c[:-1] for c in calls):
-            calls.append(call)
-    return calls
+        comparison, arms = compared[id(segment)]
+        if segment is arms[0]:
+            yield "A comparison", functools.partial(_ab, comparison, arms)
 
 
-def _script(calls: Sequence[Sequence[str]]) -> str:
+def _ab(comparison: PairedComparison, arms: tuple[Segment, ...], output: str) -> list[str]:
+    base, other = (arm.configuration for arm in arms)
+    return _arguments.of_comparison(base, other, comparison.facts, output)
+
+
+def _run(segment: Segment, output: str) -> list[str]:
+    return arguments(segment.configuration, row_count(segment.steps) or None, output)
+
+
+def _claims(study: Study) -> Part:
+    return _title(study), lambda output: _arguments.of_claims(study.asked, output)
+
+
+def _title(study: Study) -> str:
+    return f"The {study.kind} {study.title!r}"
+
+
+def _untold(_: str) -> list[str]:
+    raise Untold("this file does not tell how it was asked for")
+
+
+def _script(calls: Sequence[Call]) -> str:
     lines = ["import sys", "", "from workbench.cli import main", ""]
-    for call in calls[:-1]:
-        lines.append(f"if status := main({list(call)!r}):\n    sys.exit(status)")
-    lines.append(f"sys.exit(main({list(calls[-1])!r}))")
+    last = max((at for at, call in enumerate(calls) if isinstance(call, list)), default=None)
+    for place, call in enumerate(calls):
+        if isinstance(call, str):
+            lines.append(f"# {call}")
+        elif place == last:
+            lines.append(f"sys.exit(main({call!r}))")
+        else:
+            lines.append(f"if status := main({call!r}):\n    sys.exit(status)")
     return "\n".join(lines) + "\n"
-
-
-def _option(name: str, value: str) -> list[str]:
-    """Two words, or one where the value would be taken for an option itself."""
-    if value.startswith("-"):
-        return [f"{name}={value}"] if name.startswith("--") else [f"{name}{value}"]
-    return [name, value]
-
-
-def _written(value: Scalar) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)

@@ -81,6 +81,15 @@ EVENTS = {
     "text": ColumnInfo("str", "", "what happened"),
 }
 
+ORDERS = {
+    "t_s": ColumnInfo("f8", "s", "time of the order, since the session began"),
+    "command": ColumnInfo("str", "", "what was asked for, as JSON"),
+    "segments": ColumnInfo("i8", "", "segments that there were before"),
+    "comparisons": ColumnInfo("i8", "", "comparisons that there were before"),
+    "studies": ColumnInfo("i8", "", "studies that there were before"),
+    "claims": ColumnInfo("i8", "", "the study of claims that asked for it, -1: a person did"),
+}
+
 ENVIRONMENT = {
     "name": ColumnInfo("str", "", "what was looked up, e.g. GPU or torch"),
     "value": ColumnInfo("str", "", "what was found"),

@@ -49,10 +49,15 @@ from workbench.preferences import OR as OR
 from workbench.preferences import LeftOut as LeftOut
 from workbench.preferences import TogglePreset as TogglePreset
 
-VERSION = 3
+VERSION = 4
 # The index of a study that is written beside the runner, which counts its own from 0.
 OWN_STUDY = -1
 JOURNAL = "journal"  # the kind of the failure to write the journal, which ends no run
+
+
+RunCommand = (  # run by themselves
+    Start | Bench | Compare | Attribute | Validate | Profile | Sweep | MeasureCeilings
+)
 
 
 class Message(msgspec.Struct, kw_only=True, tag_field="type"):
@@ -128,6 +133,12 @@ class Progress(Message, tag="progress"):
     text: str = ""
 
 
+class Ordered(Message, tag="ordered"):
+    """The runner takes up this command; all that follows, until the next one, comes of it."""
+
+    command: RunCommand
+
+
 class SegmentStarted(Message, tag="segment"):
     """Every step from here on belongs to this segment."""
 
@@ -178,7 +189,7 @@ class Generated(Message, tag="text"):
 class TelemetrySamples(Message, tag="telemetry"):
     """A batch of device samples: columns as in ``TELEMETRY_COLUMNS``; None is NaN."""
 
-    device: str  # "gpu0", "cpu"
+    device: str  # "gpu0", "cpu"; of other ranks "gpu1", "cpu1" ...
     columns: dict[str, list[float | None]]
 
 
@@ -313,9 +324,6 @@ class Finished(Message, tag="finished"):
     steps: int
 
 
-RunCommand = (  # run by themselves
-    Start | Bench | Compare | Attribute | Validate | Profile | Sweep | MeasureCeilings
-)
 AnyCommand = RunCommand | Predict | Apply | Check | Pause | Resume | Stop | Cancel | Quit
 AnyMessage = (
     Catalogue
@@ -324,6 +332,7 @@ AnyMessage = (
     | Predicted
     | State
     | Progress
+    | Ordered
     | SegmentStarted
     | PhaseChanged
     | Steps

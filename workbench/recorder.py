@@ -19,6 +19,7 @@ from sessions.model import (
     TELEMETRY_COLUMNS,
     Event,
     MetricSeries,
+    Order,
     PairedComparison,
     Phase,
     PhaseSpan,
@@ -66,6 +67,8 @@ class Recorder:
                     kept = message.source == "kept"
                     source = "kept from an earlier run" if kept else "measured in this one"
                     session.environment["ceilings"] = f"{describe(message.ceilings)} ({source})"
+            case protocol.Ordered():
+                session.orders.append(self._order(message))
             case protocol.SegmentStarted():
                 return self._begin_segment(message)
             case protocol.PhaseChanged():
@@ -155,6 +158,22 @@ class Recorder:
         }
         session.environment = dict(catalogue.environment)
         session.titles = {**session.titles, **titles.offered(catalogue)}
+
+    def _order(self, message: protocol.Ordered) -> Order:
+        """What was asked for; the blocks that a comparison goes on from are the session's own."""
+        session = self.session
+        claims = self._studies.get(protocol.OWN_STUDY)
+        if claims is not None and session.studies[claims].facts.get("final"):
+            claims = None
+        command = msgspec.to_builtins(message.command)
+        return Order(
+            start_s=message.t_s + self._offset_s,
+            command={name: value for name, value in command.items() if name != "before"},
+            segments=len(session.segments),
+            comparisons=len(session.comparisons),
+            studies=len(session.studies),
+            claims=claims,
+        )
 
     def _begin_segment(self, message: protocol.SegmentStarted) -> Segment:
         if self.session.segments:

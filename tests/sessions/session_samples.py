@@ -15,6 +15,7 @@ from sessions.model import (
     Event,
     Evidence,
     MetricSeries,
+    Order,
     PairedComparison,
     Phase,
     PhaseSpan,
@@ -235,6 +236,16 @@ def studies(draw: st.DrawFn) -> Study:
     )
 
 
+places = st.integers(0, 9)
+orders = st.builds(
+    Order,
+    start_s=floats,
+    command=st.dictionaries(texts, json_values, max_size=2),
+    segments=places,
+    comparisons=places,
+    studies=places,
+    claims=st.none() | places,
+)
 sessions = st.builds(
     Session,
     title=texts,
@@ -248,6 +259,7 @@ sessions = st.builds(
     events=st.lists(st.builds(Event, floats, texts, texts), max_size=3),
     comparisons=st.lists(comparisons(), max_size=2),
     studies=st.lists(studies(), max_size=2),
+    orders=st.lists(orders, max_size=2),
 )
 
 

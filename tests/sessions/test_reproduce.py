@@ -108,7 +108,7 @@ def test_session_runs_every_segment_into_a_file_of_its_own():
     session = samples.session(n=17, segments=3)
     lines = reproduce.session_commands(session, "again it").splitlines()
     assert lines[:2] == ["#!/bin/sh", "set -e"]
-    assert [shlex.split(line)[-1] for line in lines[2:]] == [
+    assert [shlex.split(line)[-1] for line in lines if line.startswith("workbench")] == [
         "again it-0000.h5",
         "again it-0001.h5",
         "again it-0002.h5",
@@ -131,6 +131,25 @@ def test_session_script_stops_at_the_first_failure(failing, monkeypatch):
     assert len(calls) == (3 if failing is None else failing + 1)
 
 
+def test_a_study_of_a_file_without_orders_is_said_not_to_be_repeated_in_shell_and_in_python():
+    session = samples.session(n=17)
+    session.studies[0].title = "a title\nrm -rf of two lines"
+    told = "# The sweep 'a title\\nrm -rf of two lines' is not repeated: this file does not tell"
+    assert told in reproduce.session_commands(session)
+    script = reproduce.session_python(session)
+    assert told in script
+    ast.parse(script)
+    assert all(
+        line.startswith(("#", "set -e", "workbench run"))
+        for line in reproduce.session_commands(session).splitlines()
+    )
+
+
+def calls_of(session: Session) -> list[list[str]]:
+    """The calls, without what is said of parts that have none."""
+    return [call for call in reproduce._calls(session, "again") if isinstance(call, list)]
+
+
 def compared(base: dict, other: dict, segments=(0, 1), **changes) -> Session:
     """A session of three segments, two of which were compared."""
     session = samples.session(n=17, segments=3)
@@ -150,7 +169,7 @@ def compared(base: dict, other: dict, segments=(0, 1), **changes) -> Session:
 
 def test_a_comparison_is_made_again_and_its_segments_are_not_run_by_themselves():
     session = compared({"x": "1", "y": "on", "z": "no"}, {"x": "2", "y": "on", "z": "yes"})
-    first, second = reproduce._calls(session, "again")
+    first, second = calls_of(session)
     base = session.segments[0].configuration
     assert first[:2] == ["ab", base.family] and second[0] == "run"
     after = first.index("--a")
@@ -163,7 +182,7 @@ def test_a_comparison_is_made_again_and_its_segments_are_not_run_by_themselves()
 
 
 def test_identical_arms_are_compared_without_options_of_their_own():
-    first, _ = reproduce._calls(compared({"x": "1"}, {"x": "1"}), "again")
+    first, _ = calls_of(compared({"x": "1"}, {"x": "1"}))
     assert first[0] == "ab" and "--a" not in first and "x=1" in first
 
 
@@ -171,7 +190,7 @@ def test_identical_arms_are_compared_without_options_of_their_own():
     "changes", [{"segments": (0, 9)}, {"segments": ()}, {"budget_s": None}, {"segments": (0,)}]
 )
 def test_a_comparison_that_says_too_little_has_its_segments_run(changes):
-    calls = reproduce._calls(compared({"x": "1"}, {"x": "2"}, **changes), "again")
+    calls = calls_of(compared({"x": "1"}, {"x": "2"}, **changes))
     assert [call[0] for call in calls] == ["run"] * 3
 
 
@@ -179,7 +198,7 @@ def test_arms_that_differ_in_more_than_toggles_are_run_each():
     session = compared({"x": "1"}, {"x": "2"})
     other = session.segments[1]
     other.configuration = msgspec.structs.replace(other.configuration, settings={"batch": 77})
-    assert [call[0] for call in reproduce._calls(session, "again")] == ["run"] * 3
+    assert [call[0] for call in calls_of(session)] == ["run"] * 3
 
 
 def test_session_without_segments_cannot_be_run_again():

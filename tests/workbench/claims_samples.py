@@ -45,7 +45,13 @@ def rows(upto: int | None = None) -> list[Row]:
 def messages(now: float, upto: int | None = None) -> Iterator[protocol.AnyMessage]:
     """The study of the rows as it is written beside a runner."""
     own = protocol.OWN_STUDY
-    yield protocol.StudyStarted(t_s=now, index=own, kind=claims.KIND, title="claims", asked={})
+    asked = {
+        "documents": [*documents()],
+        "experiments": [one.name for made in documents().values() for one in made.experiments],
+        "budget_s": 3.0,
+        "limit_s": 0.0,
+    }
+    yield protocol.StudyStarted(t_s=now, index=own, kind=claims.KIND, title="claims", asked=asked)
     columns = claims.columns(rows(upto))
     yield protocol.StudyRows(t_s=now, study=own, table=claims.TABLE, columns=columns, replace=True)
     if upto is None:

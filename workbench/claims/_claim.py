@@ -55,18 +55,38 @@ class Reading:
 
 @dataclass(frozen=True)
 class Found:
-    """What one experiment left in the session: ``studies`` one for each command, if it made one."""
+    """What one experiment left in the session.
+
+    ``studies``: one for each command, None where it made none. ``left_out``: for each command the
+    clauses that say what was not measured and why; a clause stands once.
+    """
 
     session: Session
     segments: Sequence[Segment]
     studies: Sequence[Study | None]
-    failures: Sequence[str]  # sentences
+    left_out: Sequence[Sequence[str]] = ()
+
+    def of(self, place: int) -> Found:
+        """What one command left, alone."""
+        studies, left_out = self.studies[place : place + 1], self.left_out[place : place + 1]
+        return Found(self.session, self.segments, studies, left_out)
+
+    @property
+    def reasons(self) -> list[str]:
+        """What was left out and why, by command where there are several."""
+        count = len(self.left_out)
+        return [
+            f"{number} of {count}: {clause}" if count > 1 else clause
+            for number, clauses in enumerate(self.left_out, 1)
+            for clause in dict.fromkeys(clauses)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """One number of a document. ``read`` raises ``Unmeasured``.
 
+    ``study``: the place of the command that it is read from, None where that is all of them.
     ``least`` and ``most`` are the bounds; at least one is given. ``needs_gpu`` says why it cannot
     be measured on the CPU, where that is so.
     """
@@ -79,6 +99,7 @@ class Claim:
     least: float = -math.inf
     most: float = math.inf
     needs_gpu: str = ""
+    study: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,10 +150,12 @@ def judge(experiment: Experiment, claim: Claim, device: str, found: Found | None
         return Outcome(experiment, claim, NOT_HERE, reason=reason)
     if found is None:
         return Outcome(experiment, claim, NOT_MEASURED, reason="the experiment was not run")
+    if claim.study is not None:
+        found = found.of(claim.study)
     try:
         reading = claim.read(found)
     except Unmeasured as error:
-        reason = "; ".join([str(error), *dict.fromkeys(found.failures)])
+        reason = "; ".join([str(error), *found.reasons])
         return Outcome(experiment, claim, NOT_MEASURED, reason=reason)
     if not math.isfinite(reading.value):
         return Outcome(experiment, claim, NOT_MEASURED, reason="no number came of it")
@@ -140,7 +163,8 @@ def judge(experiment: Experiment, claim: Claim, device: str, found: Found | None
         reason = f"{reading.wrong} computed wrong numbers"
         return Outcome(experiment, claim, FAILS, reading, reason)
     verdict, why = _by_bounds(claim, reading)
-    reason = "; ".join(filter(None, (why, reading.note)))
+    left_out = found.reasons if verdict == UNDECIDED else []
+    reason = "; ".join(filter(None, (why, reading.note, *left_out)))
     return Outcome(experiment, claim, verdict, reading, reason)
 
 

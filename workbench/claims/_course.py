@@ -4,10 +4,12 @@ Whoever owns the runner, the command line or the window, asks for ``next``, hand
 once it is recorded, and records what comes back: the claims as a study of the session, at every
 moment as they are known by then. A command that takes longer than it may is cut off, and what it
 left unmeasured says so; the experiments after it go on, with another runner where it took that.
+Where a limit for all is set, no command may use up what those after it need (``_share_s``).
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +22,21 @@ from workbench.claims._claim import Document, Experiment, Found, Outcome, judge,
 
 SLACK_S = 30.0  # beyond what a command may build and measure: starting, checking numbers, ending
 CPU_TIMES = 4.0  # as long as on a GPU may building take on a CPU, which runs what it compiles too
-LEFT_SHARE = 0.6  # of what is left of the limit, for building; so that something is measured
+BUILD_SHARE = 0.6  # of a command's share of the limit, for building; so that something is measured
+LEAST_S = 15.0  # in less than that next to nothing is built and measured
 _COMPILING = (Phase.COMPILE, Phase.AUTOTUNE)
 
 Chosen = tuple[Document, Experiment]
+
+
+@dataclass
+class _Part:
+    """One command of an experiment, and what came of it; None where no claim needs it here."""
+
+    command: protocol.Command | None
+    study: int | None = None  # its place in the session, if it made one
+    left_out: list[str] = field(default_factory=list)  # clauses
+    compiling_s: float = 0.0
 
 
 @dataclass
@@ -31,13 +44,14 @@ class _Now:
     """The experiment that is being measured."""
 
     place: int  # in what was chosen
-    commands: list[protocol.Command]  # that are still to be sent
+    parts: list[_Part]
     first_segment: int
-    studies: list[int | None] = field(
-        default_factory=list
-    )  # places of the commands' in the session
-    failures: list[str] = field(default_factory=list)
-    compiling_s: float = 0.0
+    sent: _Part | None = None  # the latest
+
+    @property
+    def waiting(self) -> list[_Part]:
+        """Whose commands are still to be sent."""
+        return [part for part in self.parts if part.command is not None]
 
 
 class Course:
@@ -68,6 +82,8 @@ class Course:
         self._command: protocol.Command | None = None  # in flight
         self._sent_at = 0.0
         self._allowed_s = 0.0
+        self._share = ""  # that the limit allows less than the command in flight would take
+        self._counts: list[int] = []  # of commands, by experiment
         self.was_cut = False
         self._compiling: tuple[float, float] | None = (
             None  # since when: the runner's time, and ours
@@ -111,8 +127,8 @@ class Course:
         """The next command for an idle runner; None where all is done."""
         self._end_command()
         while not self._out_of_time() and not self.over:
-            if self._now is not None and self._now.commands:
-                return self._send(catalogue, self._now.commands.pop(0))
+            if self._now is not None and self._now.waiting:
+                return self._send(catalogue, self._now, self._now.waiting[0])
             else:
                 self._conclude()
                 self.over = not self._take_up(catalogue)
@@ -121,21 +137,21 @@ class Course:
     def lost(self) -> bool:
         """The runner is gone, and with it the command in flight: whether another one is needed."""
         self._end_command()
-        more = self._now is not None and bool(self._now.commands)
+        more = self._now is not None and bool(self._now.waiting)
         return not self._out_of_time() and (more or self._next < len(self._chosen))
 
     def heed(self, message: protocol.AnyMessage) -> Iterator[protocol.AnyMessage]:
         """Take a message that was recorded; what to record after it."""
         now = self._now
-        if now is None or self._command is None:
+        if now is None or now.sent is None or self._command is None:
             return
         match message:
             case protocol.PhaseChanged():
                 self._follow(message)
             case protocol.StudyStarted() if message.index != protocol.OWN_STUDY:
-                now.studies[-1] = len(self._session.studies) - 1
+                now.sent.study = len(self._session.studies) - 1
             case protocol.Failure() if not self.was_cut and message.kind != protocol.JOURNAL:
-                now.failures.append(message.sentence)
+                now.sent.left_out.append(message.sentence)
             case protocol.StudyRows() if message.table == "effects":
                 yield from self._look()
             case protocol.Finished():
@@ -156,10 +172,10 @@ class Course:
 
     def finish(self, why: str = "") -> Iterator[protocol.AnyMessage]:
         """End, early where ``why`` says so: what was not measured by now is not measured."""
-        if self._now is not None and why:
-            self._now.failures.append(why)
+        if self._now is not None and self._now.sent is not None and why:
+            self._now.sent.left_out.append(why)
         self._command, self.over, self.ended = None, True, why
-        self._conclude()
+        self._conclude(why)
         self._give_up(why or "no runner was there to measure it")
         if not self.begun:
             return
@@ -208,8 +224,8 @@ class Course:
             _, experiment = self._chosen[place]
             if all(why_not(experiment, claim, self._device) for claim in experiment.claims):
                 continue
-            commands = experiment.commands(catalogue, self._budget_s)
-            self._now = _Now(place, list(commands), len(self._session.segments))
+            parts = self._parts(experiment, catalogue)
+            self._now = _Now(place, parts, len(self._session.segments))
             self._outcomes[place] = [
                 Outcome(one.experiment, one.claim, MEASURING) if one.verdict == WAITING else one
                 for one in self._outcomes[place]
@@ -217,67 +233,104 @@ class Course:
             return True
         return False
 
-    def _send(self, catalogue: protocol.Catalogue, command: protocol.Command) -> protocol.Command:
-        now = self._now
-        assert now is not None
+    def _parts(self, experiment: Experiment, catalogue: protocol.Catalogue) -> list[_Part]:
+        """Its commands, of which those are sent that a claim is read from on this device."""
+        claims_here = [c for c in experiment.claims if not why_not(experiment, c, self._device)]
+        places = {claim.study for claim in claims_here}
+        return [
+            _Part(command if place in places or None in places else None)
+            for place, command in enumerate(experiment.commands(catalogue, self._budget_s))
+        ]
+
+    def _send(
+        self, catalogue: protocol.Catalogue, now: _Now, part: _Part
+    ) -> protocol.Command | None:
+        command = part.command
         building_s, measuring_s = self._chosen[now.place][1].build_s, 0.0
         building_s *= 1.0 if self._device == "cuda" else CPU_TIMES
-        left_s = self._left_s()
+        share_s = self._share_s(catalogue, now)
         if isinstance(command, protocol.Attribute):
             self._respect(catalogue, command)
-            command.build_s = min(building_s, max(1.0, LEFT_SHARE * left_s))
+            command.build_s = min(building_s, max(1.0, BUILD_SHARE * share_s))
             measuring_s = command.budget_s
         elif isinstance(command, protocol.Start):
             measuring_s = command.seconds or 0.0
         elif isinstance(command, protocol.Bench):
             measuring_s = command.budget_s or 0.0
-        now.studies.append(None)
+        now.sent, part.command = part, None
         self._command, self.was_cut = command, False
         self._sent_at = self._clock()
-        self._allowed_s = min(building_s + measuring_s + SLACK_S, left_s)
+        wanted_s = building_s + measuring_s + SLACK_S
+        self._allowed_s = min(wanted_s, share_s)
+        self._share = ""
+        if share_s < wanted_s:
+            self._share = f"its share of the limit of {self._limit_s:g} s"
         return command
+
+    def _share_s(self, catalogue: protocol.Catalogue, now: _Now) -> float:
+        """Seconds that the next command may take of what is left of the limit.
+
+        The commands of an experiment have equal shares, and what one does not need is shared anew.
+        Before that, ``LEAST_S`` is kept for each command of the experiments after it, as far as
+        these here have as much.
+        """
+        left_s = self._left_s()
+        if not self._counts:
+            self._counts = [
+                sum(part.command is not None for part in self._parts(experiment, catalogue))
+                for _, experiment in self._chosen
+            ]
+        own, later = len(now.waiting), sum(self._counts[now.place + 1 :])
+        if math.isinf(left_s):
+            return left_s
+        kept_s = min(later * LEAST_S, max(0.0, left_s - own * LEAST_S))
+        return (left_s - kept_s) / own
 
     def _end_command(self) -> None:
         """What is to be told of the command that was in flight, if it was cut off."""
         now = self._now
-        if self._command is None or now is None:
+        if self._command is None or now is None or now.sent is None:
             return
         self._command = None
+        sent = now.sent
         if self._compiling is not None:  # it never came to its end
-            now.compiling_s += self._clock() - self._compiling[1]
+            sent.compiling_s += self._clock() - self._compiling[1]
             self._compiling = None
+        took_s = self._clock() - self._sent_at
         if self.was_cut:
-            took_s = self._clock() - self._sent_at
-            short = " that the limit for all had left" if self._left_s() <= 0 else ""
-            now.failures.append(f"cut off after {took_s:.0f} s, of {self._allowed_s:.0f} s{short}")
+            share = f", {self._share}" if self._share else ""
+            sent.left_out.append(f"cut off after {took_s:.0f} s, of {self._allowed_s:.0f} s{share}")
+        elif self._share and took_s >= BUILD_SHARE * self._allowed_s:  # building may have been cut
+            sent.left_out.append(f"{self._share} was {self._allowed_s:.0f} s")
 
     def _left_s(self) -> float:
         """Seconds that are left of the limit."""
-        return (self._limit_s or float("inf")) - (self._clock() - self._began)
+        return (self._limit_s or math.inf) - (self._clock() - self._began)
 
     def _out_of_time(self) -> bool:
         """Whether the limit for all is reached; then it is over."""
         if self._left_s() > 0:
             return False
-        self._conclude()
-        self._give_up(f"the limit of {self._limit_s:g} s for all was reached before it")
+        why = f"the limit of {self._limit_s:g} s for all was reached before it"
+        self._conclude(why)
+        self._give_up(why)
         self.over = True
         return True
 
     def _follow(self, message: protocol.PhaseChanged) -> None:
         """Add up how long the runner compiles."""
         now = self._now
-        assert now is not None
+        assert now is not None and now.sent is not None
         if self._compiling is not None:
-            now.compiling_s += message.t_s - self._compiling[0]
+            now.sent.compiling_s += message.t_s - self._compiling[0]
         compiles = message.phase in _COMPILING
         self._compiling = (message.t_s, self._clock()) if compiles else None
 
-    def _conclude(self) -> None:
-        """Judge the experiment that has ended, for good."""
+    def _conclude(self, unsent: str = "") -> None:
+        """Judge the experiment that has ended, for good; ``unsent``: why commands are left."""
         if (now := self._now) is None:
             return
-        experiment, found = self._chosen[now.place][1], self._found(now)
+        experiment, found = self._chosen[now.place][1], self._found(now, unsent)
         self._outcomes[now.place] = [
             judge(experiment, claim, self._device, found) for claim in experiment.claims
         ]
@@ -297,13 +350,14 @@ class Course:
                 )
         yield from self.tell()
 
-    def _found(self, now: _Now) -> Found:
-        failures = list(now.failures)
-        if now.compiling_s >= 1:
-            failures.append(f"compiling took {now.compiling_s:.0f} s")
+    def _found(self, now: _Now, unsent: str = "") -> Found:
         made = self._session.studies
-        studies = [None if place is None else made[place] for place in now.studies]
-        return Found(self._session, self._session.segments[now.first_segment :], studies, failures)
+        studies = [None if part.study is None else made[part.study] for part in now.parts]
+        left_out = [
+            [*part.left_out, *_compiling_clause(part), *([unsent] * bool(unsent and part.command))]
+            for part in now.parts
+        ]
+        return Found(self._session, self._session.segments[now.first_segment :], studies, left_out)
 
     def _give_up(self, why: str) -> None:
         """What was not begun is not measured."""
@@ -311,6 +365,10 @@ class Course:
             for place, one in enumerate(outcomes):
                 if one.verdict in (WAITING, MEASURING):
                     outcomes[place] = Outcome(one.experiment, one.claim, NOT_MEASURED, reason=why)
+
+
+def _compiling_clause(part: _Part) -> list[str]:
+    return [f"compiling took {part.compiling_s:.0f} s"] if part.compiling_s >= 1 else []
 
 
 def _row(document: Document, one: Outcome) -> Row:

@@ -20,45 +20,45 @@ LEAST_STEPS = 5  # of a size, so that one step that was held up does not make it
 LEAST_SIZES = 4  # for an exponent: with three, one degree of freedom is left
 
 
-def speed_up(toggle: str = "", study: int = 0) -> Read:
+def speed_up(toggle: str = "") -> Read:
     """How many times faster than the base: the ladder up to the rung ``toggle``, or all of it."""
 
     def read(found: Found) -> Reading:
-        row = _arm(found, study, toggle)
-        return _faster(found, study, row, row)
+        row = _arm(found, toggle)
+        return _faster(found, row, row)
 
     return read
 
 
-def slow_down(toggle: str = "", study: int = 0) -> Read:
+def slow_down(toggle: str = "") -> Read:
     """Step time over the base's."""
 
     def read(found: Found) -> Reading:
-        faster = speed_up(toggle, study)(found)
+        faster = speed_up(toggle)(found)
         low, high = faster.ends
         return replace(faster, value=1 / faster.value, low=1 / high, high=1 / low)
 
     return read
 
 
-def step_speed_up(toggle: str, study: int = 0) -> Read:
+def step_speed_up(toggle: str) -> Read:
     """How many times faster a rung is than the one before."""
 
     def read(found: Found) -> Reading:
-        row = _arm(found, study, toggle)
-        for effect in rows(_study(found, study), "effects"):
+        row = _arm(found, toggle)
+        for effect in rows(_study(found), "effects"):
             if effect["quantity"] == "time" and effect["name"].startswith(f"{toggle}="):
-                return _faster(found, study, row, effect)
+                return _faster(found, row, effect)
         raise Unmeasured(f"the effect of {toggle} alone is not known")
 
     return read
 
 
-def arms_right(study: int = 0) -> Read:
+def arms_right() -> Read:
     """Share of the configurations asked for that ran, and with right numbers."""
 
     def read(found: Found) -> Reading:
-        made = _study(found, study)
+        made = _study(found)
         arms, blocked = rows(made, "arms"), rows(made, "blocked")
         for row in arms:  # what was not looked at is neither right nor wrong
             if row["state"] == "not built" or (
@@ -87,25 +87,25 @@ def ledger_ratio(numerator: str, denominator: str) -> Read:
     return read
 
 
-def memory_share(toggle: str = "", study: int = 0) -> Read:
+def memory_share(toggle: str = "") -> Read:
     """Peak memory over the base's: the ladder up to the rung ``toggle``, or all of it."""
 
     def read(found: Found) -> Reading:
-        row, base = _rung(found, study, toggle), _arm(found, study, None)
+        row, base = _rung(found, toggle), _arm(found, None)
         share = float(row["peak_bytes"]) / float(base["peak_bytes"])  # known before any round
         if not math.isfinite(share):
-            _arm(found, study, toggle)  # says why, if it was not measured at all
+            _arm(found, toggle)  # says why, if it was not measured at all
             raise Unmeasured("the peak memory of an arm is not known")
         return Reading(share, wrong=_wrong(row), note=_note(row))
 
     return read
 
 
-def error(column: str, toggle: str = "", study: int = 0) -> Read:
+def error(column: str, toggle: str = "") -> Read:
     """``mse`` or ``max_error`` of an arm's outputs against the reference."""
 
     def read(found: Found) -> Reading:
-        value = float(_arm(found, study, toggle)[column])
+        value = float(_arm(found, toggle)[column])
         if not math.isfinite(value):
             raise Unmeasured("the outputs were not compared with a reference")
         return Reading(value)
@@ -169,13 +169,13 @@ def exponent(setting: str) -> Read:
     return read
 
 
-def _faster(found: Found, study: int, arm: Mapping[str, Any], row: Mapping[str, Any]) -> Reading:
+def _faster(found: Found, arm: Mapping[str, Any], row: Mapping[str, Any]) -> Reading:
     """How many times faster, of a row whose ratio is that of step times."""
     ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
     rounds = int(row["rounds"])
     if not math.isfinite(ratio):
         raise Unmeasured("no round was measured")
-    seconds = float(_study(found, study).facts.get("seconds", math.nan))
+    seconds = float(_study(found).facts.get("seconds", math.nan))
     return Reading(1 / ratio, 1 / high, 1 / low, rounds, seconds, _wrong(arm), _note(arm))
 
 
@@ -195,17 +195,17 @@ def _timing_s(found: Found, segment: Segment) -> float:
     return float(max(ends) - min(ends)) * len({case(one) for one in there})
 
 
-def _arm(found: Found, study: int, toggle: str | None) -> Mapping[str, Any]:
+def _arm(found: Found, toggle: str | None) -> Mapping[str, Any]:
     """The arm that ``_rung`` finds, if it was measured."""
-    row = _rung(found, study, toggle)
+    row = _rung(found, toggle)
     if row["state"] != "measured":
         raise Unmeasured(f"{row['title']}: {row['state']}: {row['reason']}")
     return row
 
 
-def _rung(found: Found, study: int, toggle: str | None) -> Mapping[str, Any]:
+def _rung(found: Found, toggle: str | None) -> Mapping[str, Any]:
     """The ladder's arm whose rung is ``toggle``; the last where empty, the base where None."""
-    made = _study(found, study)
+    made = _study(found)
     arms = rows(made, "arms")
     if not arms:
         raise Unmeasured("no arm was looked at")
@@ -224,8 +224,8 @@ def _rung(found: Found, study: int, toggle: str | None) -> Mapping[str, Any]:
     return row
 
 
-def _study(found: Found, number: int) -> Study:
-    made = found.studies[number] if number < len(found.studies) else None
+def _study(found: Found) -> Study:
+    made = found.studies[0] if found.studies else None
     if made is None:
         raise Unmeasured("the attribution did not begin")
     return made

@@ -33,7 +33,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="the same as JSON")
     form.add_argument(
-        "--command", dest="shell", action="store_true", help="a shell script that runs it again"
+        "--command",
+        dest="shell",
+        action="store_true",
+        help="a shell script that runs all of it again, studies as they were asked for",
     )
     form.add_argument("--python", action="store_true", help="the same in Python")
 

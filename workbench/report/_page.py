@@ -20,6 +20,7 @@ from workbench.ui.plots import Run
 from workbench.ui.theme import PRINT, Theme
 
 SUFFIX = ".html"
+_LEAST_PX = 1.2  # two thirds of a line: finer is seen on a poster, and a page is none
 _COLORS = ("window", "surface", "raised", "line", "text", "muted", "accent", GOOD, WARNING, BAD)
 # What stands out in a table, wherever it stands.
 _TONES = {
@@ -113,7 +114,8 @@ def _chart(chart: Chart, theme: Theme) -> Mapping[str, Any]:
     reason = plot.can_show(chart.runs)
     if reason is not None:
         return {"kind": "words", "lines": [f"{plot.title}: {reason}"], "tone": "muted"}
-    picture = export.plot_svg(plot, chart.runs, theme=theme, options=chart.options)
+    options = chart.options
+    picture = export.plot_svg(plot, chart.runs, theme=theme, options=options, least_px=_LEAST_PX)
     return {"kind": "chart", "title": plot.title, "help": plot.help, "picture": _inline(picture)}
 
 

@@ -1,10 +1,10 @@
-"""The exact commands that run every segment again."""
+"""The exact commands that run every segment and study again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions.reproduce import session_commands
+from sessions.reproduce import repeatable, session_commands
 from workbench.report._section import Parts, Script, Section
 from workbench.ui.plots import Run
 
@@ -21,6 +21,6 @@ SECTION = Section(
     help=__doc__ or "",
     place=130,
     parts=parts,
-    has=lambda session: bool(session.segments),
+    has=repeatable,
     nothing="Nothing ran.",
 )

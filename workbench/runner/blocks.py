@@ -79,7 +79,7 @@ def run_block(rig: Rig, contender: Contender, number: int) -> TimedBlock | None:
     arm = contender.arm
     assert arm is not None
     rig.segment = contender.segment
-    rig.memory.follow(arm)
+    rig.follow(arm)
     with arm.entered():
         _run(rig, arm, SETTLING_STEPS)
         rig.send_steps(_marked(rig.clock.drain(wait=True), Phase.WARM_UP))

@@ -94,6 +94,8 @@ class Engine:
         self, command: protocol.Command
     ) -> tuple[protocol.Failure | None, protocol.Command | None]:
         """One run to its end: what failed, if anything, and the command that ended it."""
+        assert isinstance(command, protocol.RunCommand)
+        self._wire.send(protocol.Ordered(command=command))
         run = RUNS[type(command)](self._rig, command)
         failure: protocol.Failure | None = None
         passed_on: protocol.Command | None = None

@@ -7,6 +7,7 @@ import contextlib
 import math
 import statistics
 import time
+import weakref
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from workbench import protocol
 from workbench.runner.arm import Arm, Arms
 from workbench.runner.ceilings import Roof, matrix_dtype
 from workbench.runner.clocks import ClockMeter
+from workbench.runner.companions import Companions
 from workbench.runner.contention import BUSY, CPU_BUSY, Alarm
 from workbench.runner.memory import GpuMemory, HostMemory, Memory, make_memory
 from workbench.runner.phases import PhaseTracker
@@ -60,6 +62,8 @@ class Rig:
         self.roof = Roof(self.wire, self.device, self.disturbance)
         self.predictor = Predictor(self.roof)
         self._alarm = Alarm()
+        self._companions = Companions(self.wire, self.device)
+        self._arm: weakref.ref[Arm] | None = None  # that steps
         self._sampler: Sampler | None = None
         self._own_peaks: dict[int, float] = {}  # by segment
 
@@ -68,6 +72,12 @@ class Rig:
         self.watchdog.start()
         self._sampler = make_sampler(self.device)
         Telemetry(self.wire, self._sampler, self._telemetry_seen).start()
+
+    def follow(self, arm: Arm | None) -> None:
+        """Another arm steps than before, or none: watch its memory, and the devices it uses."""
+        self.memory.follow(arm)
+        self._arm = None if arm is None else weakref.ref(arm)
+        self._companions.follow()
 
     def begin_segment(self) -> int:
         """The number of a new segment, to which steps and phases belong from here on.
@@ -151,7 +161,11 @@ class Rig:
 
     def _tell_own(self, memory: Memory) -> None:
         """Tell the segment's highest peak without what was held for other configurations."""
-        own = memory.peak - memory.others
+        arm = None if self._arm is None else self._arm()
+        peaks = [memory.peak]
+        if self.device.type == "cuda" and arm is not None and arm.divided is not None:
+            peaks += arm.divided.peaks[1:]  # of the rank that needs most
+        own = max(peaks) - memory.others
         if not own > self._own_peaks.get(self.segment, 0.0):
             return
         self._own_peaks[self.segment] = own
@@ -190,11 +204,14 @@ class Rig:
             self.wire.send(protocol.PhaseChanged(segment=self.segment, phase=int(phase)))
 
     def _telemetry_seen(self, sample: Sample) -> None:
+        who = "" if self._sampler is None else self._sampler.others.who
+        share, other = self._companions.busiest_others()
+        if share > sample.get("others", 0.0):  # it disturbs the step on whichever device
+            sample, who = {**sample, "others": share}, other
         self.samples.append((time.perf_counter_ns(), sample))
         if self.device.type != "cuda":
             return
         if "sm_clock" in sample:
             self.phases.clock_mhz(sample["sm_clock"])
-        who = "" if self._sampler is None else self._sampler.others.who
         if told := self._alarm.told(sample.get("others"), who, time.perf_counter()):
             self.wire.send(protocol.Note(kind="warning", text=told))

@@ -139,7 +139,7 @@ class Run:
             self._rig.note("info", f"freed what was built before ({count}); {trying_again(arm)}")
             arm = self._enter(situation, reused, again=True)
             assert isinstance(arm, Arm)
-        rig.memory.follow(arm)
+        rig.follow(arm)
         self._arm, self._situation, self._steady = arm, situation, 0
         self._metrics = MetricReader(wire, index, arm.model)
         self._finite = FiniteWatch(rig.device, self._infinities)
@@ -223,7 +223,7 @@ class Run:
             self._metrics.finish()
         if self._text is not None and self._output is not None:
             self._text.finish()
-        self._rig.memory.follow(None)
+        self._rig.follow(None)
         arm = self._arm
         self._arm, self._metrics, self._text, self._output = None, None, None, None
         self._entered.close()

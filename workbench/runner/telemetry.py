@@ -255,10 +255,16 @@ def _others(others: GpuOthers | CpuOthers) -> Sample:
 
 
 class Telemetry:
-    """Runs a sampler's two lanes and sends what they read; ``seen`` gets every fast sample."""
+    """Runs a sampler's two lanes and sends what they read; ``seen`` gets every fast sample.
 
-    def __init__(self, wire: Wire, sampler: Sampler, seen: Callable[[Sample], None]) -> None:
+    How things are sampled is told of the ``main`` device; the others are sampled alike.
+    """
+
+    def __init__(
+        self, wire: Wire, sampler: Sampler, seen: Callable[[Sample], None], main: bool = True
+    ) -> None:
         self._wire = wire
+        self._main = main
         self._sampler = sampler
         self._seen = seen
         self._slow_sample: Sample = {}
@@ -289,7 +295,8 @@ class Telemetry:
             lane()
         except Exception as error:  # noqa: BLE001 - whatever it was, the thread is over
             if not self._stopped.is_set():
-                text = f"{what} are not recorded any more: {type(error).__name__}: {error}"
+                of = "" if self._main else f"{self._sampler.device.upper()}: "
+                text = f"{of}{what} are not recorded any more: {type(error).__name__}: {error}"
                 self._wire.send(protocol.Note(kind="warning", text=text))
 
     def _fast_lane(self) -> None:
@@ -308,7 +315,10 @@ class Telemetry:
         """Tell how things are sampled, and of each measure that was lost, or is back."""
         if how == self._told:
             return
-        self._wire.send(protocol.Sampling(device=self._sampler.device, how=how))
+        device = self._sampler.device
+        if self._main:
+            self._wire.send(protocol.Sampling(device=device, how=how))
+        of = "" if self._main else f"{device.upper()} "
         for name, text in how.items():
             lost = text.startswith(ABSENT)
             if name in self._told and lost != self._told[name].startswith(ABSENT):
@@ -318,7 +328,7 @@ class Telemetry:
                     else "measured again"
                 )
                 kind = "warning" if lost else "info"
-                self._wire.send(protocol.Note(kind=kind, text=f"telemetry: {name} is {said}"))
+                self._wire.send(protocol.Note(kind=kind, text=f"telemetry: {of}{name} is {said}"))
         self._told = how
 
     def _slow_lane(self) -> None:

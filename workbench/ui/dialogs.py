@@ -23,12 +23,14 @@ from PySide6.QtWidgets import (
 
 from workbench.ui import draft, files, fonts, runner_files
 from workbench.ui.panels import _parts
+from workbench.ui.panels._plot_keys import PLOT_KEYS
 from workbench.ui.state import AppState
 
 if TYPE_CHECKING:
     from workbench.ui.window import MainWindow
 
 _KEYS = 16  # letters of the column of shortcuts
+_PLOT_KEYS = 24
 
 
 def open_session(window: MainWindow) -> None:
@@ -138,7 +140,7 @@ def log(window: MainWindow) -> None:
 
 
 def shortcuts(window: MainWindow) -> None:
-    """Show what each key does, menu by menu."""
+    """Show what each key does, menu by menu, and in a plot."""
     lines: list[str] = []
     for name, menu in window.actions_.menus.items():
         keyed = [action for action in menu.actions() if not action.shortcut().isEmpty()]
@@ -147,6 +149,8 @@ def shortcuts(window: MainWindow) -> None:
         for action in keyed:
             keys = action.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
             lines.append(f"  {keys:<{_KEYS}}{action.text().removesuffix(' …')}")
+    lines += ["", "In a plot, once it is clicked or Tab has come to its menu"]
+    lines += [f"  {', '.join(key.keys):<{_PLOT_KEYS}}{key.text}" for key in PLOT_KEYS]
     _report(window, "Keyboard shortcuts", "\n".join(lines))
 
 

@@ -7,6 +7,7 @@ where there is none.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -186,9 +187,10 @@ def _paint(
     size: tuple[int, int],
     theme: Theme,
     options: Mapping[str, str],
+    least_px: float = 0.0,
 ) -> None:
     """Draw the plot and paint its scene into ``target``."""
-    style = paper_style(theme)
+    style = dataclasses.replace(paper_style(theme), least_px=least_px)
     view = canvas_view()
     canvas = Canvas(style)
     view.setCentralItem(canvas)
@@ -220,8 +222,9 @@ def plot_svg(
     size: tuple[int, int] = SIZE,
     theme: Theme = PRINT,
     options: Mapping[str, str] | None = None,
+    least_px: float = 0.0,
 ) -> bytes:
-    """The plot as a vector drawing, its text as text."""
+    """The plot as a vector drawing, its text as text; ``least_px`` as a style has it."""
     content, buffer = _buffer()
     generator = QSvgGenerator()
     generator.setOutputDevice(buffer)
@@ -231,7 +234,7 @@ def plot_svg(
     generator.setTitle(plot.title)
     generator.setDescription(", ".join(run.title for run in runs))
     painter = QPainter(generator)
-    _paint(painter, QRectF(0, 0, *size), plot, runs, size, theme, options or {})
+    _paint(painter, QRectF(0, 0, *size), plot, runs, size, theme, options or {}, least_px)
     painter.end()
     return compact(bytes(content.data()))
 

@@ -87,6 +87,7 @@ def snapshot(session: Session) -> Session:
         events=list(session.events),
         comparisons=list(session.comparisons),
         studies=list(session.studies),
+        orders=list(session.orders),
         environment=dict(session.environment),
     )
 

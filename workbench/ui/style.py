@@ -36,6 +36,7 @@ class Style:
     font_px: int = 12
     line_px: float = 1.5
     density: float = 1.0  # columns of decimated data per logical pixel
+    least_px: float = 0.0  # between two columns of a line on paper; 0: all there are
 
     def color(self, index: int, alpha: float = 1.0) -> QColor:
         """Colour of a series; ``alpha`` from 0 to 1."""

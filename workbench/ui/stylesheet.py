@@ -91,6 +91,8 @@ QToolButton[segment]:focus { border-color: $accent; }
 QLineEdit, QSpinBox, QDoubleSpinBox, QComboBox, QPlainTextEdit {
     background: $field; border: 1px solid $line; border-radius: 4px; padding: 2px 6px;
     min-height: 20px; selection-background-color: $accent; selection-color: $on_accent; }
+QLineEdit, QComboBox, QPlainTextEdit { placeholder-text-color: $muted; }
+QLineEdit:disabled, QComboBox:disabled { placeholder-text-color: $faint; }
 QLineEdit:hover, QSpinBox:hover, QDoubleSpinBox:hover, QComboBox:hover { border-color: $muted; }
 QLineEdit:focus, QSpinBox:focus, QDoubleSpinBox:focus, QComboBox:focus, QPlainTextEdit:focus {
     border-color: $accent; }

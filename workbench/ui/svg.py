@@ -2,33 +2,124 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 
-DIGITS = 1  # of a pixel: at ten times the size still no more than one
+_TENTHS = 10  # of a pixel: at ten times the size still no more than one
+APART = 0.15  # pixels, a twelfth of a line's width
+_APART = APART * _TENTHS
 _EMPTY = re.compile(rb"<g [^>]*>\s*</g>\s*")
 _GROUP = re.compile(rb"<g [^>]*>")
 _SAID = re.compile(  # of a group: each text has its own font, and the rest are SVG's defaults
     rb'\s+(?:font-[a-z]+="[^"]*"|(?:fill|stroke)-opacity="1"|stroke-dashoffset="0")'
 )
 _EFFECT = b' vector-effect="none"'
-_POINTS = re.compile(rb'(?<=points=")[^"]*')
-_NUMBER = re.compile(rb"-?\d+\.\d+(?:e-?\d+)?")
+_MOVED = re.compile(rb"matrix\(1,0,0,1,([^)]*)\)")
+_TAG = re.compile(rb"(<g [^>]*>|</g>)")
+_CORNERS = re.compile(rb'<poly(line|gon)\b([^>]*?) points="([^"]*)"([^>]*)>')
+_Point = tuple[int, int]  # in tenths of a pixel
 
 
 def compact(drawing: bytes) -> bytes:
-    """The same drawing with every corner of a line or an area at a tenth of a pixel.
+    """The same drawing, every line and area as a path of steps in tenths of a pixel.
 
-    Qt writes six digits for each coordinate and a group for each change of pen.
+    Qt writes six digits for each coordinate and a group for each change of pen. A corner is left
+    out where the line without it passes within ``APART`` of it.
     """
     shown = _EMPTY.sub(b"", drawing.replace(_EFFECT, b""))
-    return _POINTS.sub(_round_points, _GROUP.sub(lambda group: _SAID.sub(b"", group[0]), shown))
+    shown = _GROUP.sub(lambda group: _MOVED.sub(rb"translate(\1)", _SAID.sub(b"", group[0])), shown)
+    return _CORNERS.sub(_path, _merged(shown))
 
 
-def _round_points(points: re.Match[bytes]) -> bytes:
-    pairs = _NUMBER.sub(_round, points[0]).split()
-    kept = [pair for pair, before in zip(pairs, [b"", *pairs], strict=False) if pair != before]
-    return b" ".join(kept if len(kept) > 1 else pairs)
+def _merged(drawing: bytes) -> bytes:
+    """Groups that follow one another and say the same become one."""
+    tokens = _TAG.split(drawing)  # text, tag, text, tag ... text
+    kept: list[bytes] = []
+    closed = b""  # how the group began that has just ended
+    opened: list[bytes] = []
+    for place, token in enumerate(tokens):
+        if place % 2 == 0:
+            if token.strip():
+                closed = b""
+            kept.append(token)
+        elif token == b"</g>":
+            closed = opened.pop()
+            kept.append(token)
+        else:
+            opened.append(token)
+            if token == closed:
+                while kept.pop() != b"</g>":
+                    pass
+            else:
+                kept.append(token)
+            closed = b""
+    return b"".join(kept)
 
 
-def _round(number: re.Match[bytes]) -> bytes:
-    return b"%g" % round(float(number[0]), DIGITS)
+def _path(found: re.Match[bytes]) -> bytes:
+    kind, before, points, after = found.groups()
+    numbers = [round(float(number) * _TENTHS) for number in points.replace(b",", b" ").split()]
+    corners = _straightened(list(zip(numbers[0::2], numbers[1::2], strict=True)))
+    steps = [b"m" + _pair(corners[0])]
+    command = b""  # that the numbers before belong to: another step of its kind needs no letter
+    for (x, y), (right, down) in itertools.pairwise(corners):
+        step = right - x, down - y
+        if not step[1]:
+            command, words = b"h", b"h" + _tenths(step[0])
+        elif not step[0]:
+            command, words = b"v", b"v" + _tenths(step[1])
+        else:
+            words = _pair(step)
+            apart = b"" if words.startswith(b"-") else b" "
+            words, command = (apart if command == b"l" else b"l") + words, b"l"
+        steps.append(words)
+    steps += [b"h0"] * (len(corners) == 1) + [b"z"] * (kind == b"gon")
+    return b'<path%s d="%s"%s>' % (before, b"".join(steps), after)
+
+
+def _straightened(points: list[_Point]) -> list[_Point]:
+    """The points without those that a straight line passes near: one pass, by the cone of
+    directions in which a line from the last corner passes near all points since.
+    """
+    kept = points[:1]
+    low, high, passed = -math.pi, math.pi, points[0] if points else (0, 0)
+    towards: float | None = None  # the middle of the cone
+    farthest = 0.0
+    for point in points[1:]:
+        x, y = point[0] - kept[-1][0], point[1] - kept[-1][1]
+        far = math.hypot(x, y)
+        angle = math.atan2(y, x)
+        if towards is not None:
+            turn = math.remainder(angle - towards, math.tau)
+            if far < farthest - _APART or not low <= turn <= high:
+                kept.append(passed)
+                x, y = point[0] - passed[0], point[1] - passed[1]
+                far, towards, farthest = math.hypot(x, y), None, 0.0
+                angle = math.atan2(y, x)
+        passed = point
+        if far <= _APART:
+            continue
+        half, turn = math.asin(_APART / far), 0.0
+        if towards is None:
+            towards, low, high = angle, -half, half
+        else:
+            turn = math.remainder(angle - towards, math.tau)
+            low, high = max(low, turn - half), min(high, turn + half)
+        farthest = max(farthest, far)
+    return [*kept, *points[-1:]] if len(points) > 1 else kept
+
+
+def _pair(point: _Point) -> bytes:
+    """Two numbers, a space between them where a minus does not tell them apart."""
+    first, second = map(_tenths, point)
+    return first + (b"" if second.startswith(b"-") else b" ") + second
+
+
+def _tenths(count: int) -> bytes:
+    """A number of tenths as SVG reads it, no digit more than it needs: -3, .5, 12.1."""
+    whole, tenth = divmod(abs(count), _TENTHS)
+    sign = b"-" if count < 0 else b""
+    if not tenth:
+        return b"%s%d" % (sign, whole)
+    return b"%s%s.%d" % (sign, b"%d" % whole if whole else b"", tenth)

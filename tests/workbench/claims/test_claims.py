@@ -109,7 +109,7 @@ def test_the_kernels_that_are_claimed_are_timed_at_the_sizes_that_are_claimed():
 
 @pytest.mark.parametrize(("document", "experiment"), EXPERIMENTS, ids=NAMES)
 def test_a_claim_has_a_bound_and_nothing_holds_that_was_not_measured(document, experiment):
-    empty = Found(Session(), [], [], ["Out of memory: 3 GiB more was needed."])
+    empty = Found(Session(), [], [], [["Out of memory: 3 GiB more was needed."]])
     for claim in experiment.claims:
         assert math.isfinite(claim.least) != math.isfinite(claim.most)
         assert claim.says and claim.unit and claim.row[0] in "MAHSE"

@@ -13,7 +13,7 @@ from sessions import claims
 from sessions.model import Phase
 from workbench import protocol
 from workbench.claims import documents
-from workbench.claims._course import SLACK_S, Course
+from workbench.claims._course import LEAST_S, SLACK_S, Course
 from workbench.recorder import Recorder
 
 GPU = msgspec.structs.replace(wire_samples.catalogue(), device="cuda")
@@ -139,7 +139,7 @@ def test_compiling_is_counted_where_an_arm_was_not_built_for_it():
 def test_the_limit_for_all_leaves_the_rest_not_measured():
     drive = Drive(limit_s=50.0)
     command = drive.next()
-    assert drive.course.allowed_s == 50.0 and command.build_s == pytest.approx(30.0)
+    assert drive.course.allowed_s == LEAST_S and command.build_s == pytest.approx(9.0)
     drive.measure(command)
     drive.hear(DONE, after_s=60)
     assert drive.next() is None and drive.course.over
@@ -193,3 +193,96 @@ def test_without_any_runner_nothing_is_measured_and_nothing_written():
     course = Course([(documents()["moe"], documents()["moe"].experiments[0])], 3.0)
     assert not list(course.tell()) and not list(course.finish())
     assert {row.result for row in course.rows} == {claims.NOT_MEASURED}
+
+
+def test_studies_of_one_experiment_share_what_the_limit_leaves_and_what_one_saves_is_shared_anew():
+    drive = Drive("each alone", limit_s=40.0)
+    first = drive.next()
+    assert drive.course.allowed_s == 20.0 and first.build_s == pytest.approx(12.0)
+    drive.measure(first)
+    drive.hear(DONE, after_s=3.5)
+    left_s = 40.0 - drive.now
+    second = drive.next()
+    assert drive.course.allowed_s == left_s > 30.0 and second.build_s == pytest.approx(0.6 * left_s)
+
+
+def test_a_study_that_uses_up_its_share_costs_no_other_and_each_says_what_was_left_out():
+    drive = Drive("each alone", limit_s=40.0)
+    first = drive.next()
+    drive.hear(*wire_samples.begin(0.5, 0))
+    drive.hear(protocol.PhaseChanged(t_s=2.0, segment=0, phase=Phase.COMPILE))
+    drive.now += 18.0
+    assert drive.course.cut(first)
+    drive.hear(protocol.Finished(reason="cancelled", steps=0), after_s=0.0)
+    second = drive.next()
+    assert list(second.toggles) == ["checkpointing"] and drive.course.allowed_s == 20.0
+    drive.measure(second)
+    drive.hear(DONE)
+    assert drive.next() is None
+    kept = drive.kept()
+    for unit in ("x faster than FP32", "memory of the baseline"):
+        reason = kept[f"AMP, {unit}"].reason
+        assert "cut off after 20 s, of 20 s, its share of the limit of 40 s" in reason
+        assert "compiling took 18 s" in reason
+    other = kept["checkpointing, of the step time without"]
+    assert other.result == claims.HOLDS and "limit" not in other.reason
+
+
+def test_a_study_of_several_that_the_limit_leaves_no_time_says_so_alone():
+    drive = Drive("each alone", limit_s=40.0)
+    drive.measure(drive.next())
+    drive.hear(DONE, after_s=45.0)  # it did not hear that it was to end
+    assert drive.next() is None
+    kept = drive.kept()
+    assert kept["AMP, x faster than FP32"].result == claims.FAILS
+    late = kept["checkpointing, of the step time without"]
+    assert late.result == claims.NOT_MEASURED
+    assert "the limit of 40 s for all was reached before it" in late.reason
+    assert "limit" not in kept["AMP, x faster than FP32"].reason
+
+
+def test_an_undecided_study_says_that_its_share_of_the_limit_was_too_short():
+    drive = Drive("each alone", limit_s=40.0)
+    first = drive.next()
+    told = attribution_samples.messages(1.0, first.toggles, rounds=5)
+    drive.hear(*told, after_s=19.0)
+    assert drive.course.cut(first)
+    drive.hear(protocol.Finished(reason="cancelled", steps=0))
+    drive.measure(drive.next())
+    drive.hear(DONE)
+    assert drive.next() is None
+    row = drive.kept()["AMP, x faster than FP32"]
+    assert row.result == claims.UNDECIDED
+    assert "cut off after 20 s, of 20 s, its share of the limit of 40 s" in row.reason
+
+
+def test_experiments_leave_time_for_those_after_them_and_an_endless_limit_shares_nothing():
+    drive = Drive("training ladder", "each alone", limit_s=100.0)
+    assert drive.next() and drive.course.allowed_s == 100.0 - 2 * LEAST_S
+    endless = Drive("each alone")
+    assert endless.next() and endless.course.allowed_s == 60.0 + 3.0 + SLACK_S
+    on_cpu = Drive("training ladder", "torch.compile max-autotune", limit_s=100.0, device="cpu")
+    on_cpu.next()
+    assert on_cpu.course.allowed_s == 100.0, "what needs a GPU takes no time here"
+
+
+def test_a_claim_of_all_commands_names_those_that_were_cut_off():
+    drive = Drive("length, hybrid", document="mamba2", limit_s=30.0)
+    for _ in range(5):
+        assert drive.course.cut(drive.next())
+        drive.hear(protocol.Finished(reason="cancelled", steps=0), after_s=6.0)
+    assert drive.next() is None
+    (row,) = drive.kept().values()
+    assert "1 of 5: cut off after 6 s, of 6 s" in row.reason and "5 of 5: cut off" in row.reason
+
+
+def test_a_study_that_only_tells_of_a_gpu_takes_no_time_on_a_cpu():
+    drive = Drive("each alone", device="cpu", limit_s=30.0)
+    only = drive.next()
+    assert list(only.toggles) == ["checkpointing"] and drive.course.allowed_s == 30.0
+    drive.measure(only, memory=False)
+    drive.hear(DONE)
+    assert drive.next() is None
+    kept = drive.kept()
+    assert kept["checkpointing, of the step time without"].result == claims.HOLDS
+    assert kept["AMP, x faster than FP32"].result == claims.NOT_HERE

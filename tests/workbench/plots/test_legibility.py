@@ -84,6 +84,18 @@ def test_the_label_of_an_effect_is_never_on_its_interval(high):
     assert right < start or left > stop
 
 
+def test_the_label_of_all_together_lies_on_no_axis_where_there_is_room_on_its_bar():
+    bar = Bar(1, "time", 0.0, 170.0, low=105.0, high=280.0, whole=True, change=70.0)
+    layer = Bars("time", [bar], -1, STYLES["dark"])
+    frame = Frame((-30.0, 290.0), (-2.0, 0.0), 200.0, 100.0)
+    pixmap = QPixmap(200, 100)
+    painter = Noting(pixmap)
+    layer.draw(painter, frame)
+    painter.end()
+    ((left, right),) = painter.texts
+    assert frame.px(0.0) < left < right < frame.px(bar.low)
+
+
 @pytest.mark.parametrize("name", ["ecdf", "box"])
 def test_very_many_configurations_leave_the_plot_its_room_and_what_is_left_out_is_told(name):
     session = gpu_session(3 * MOST, 30)

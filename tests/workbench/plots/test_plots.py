@@ -10,6 +10,7 @@ from PySide6.QtCore import QRectF
 from PySide6.QtGui import QImage, QPainter
 from PySide6.QtWidgets import QGraphicsScene
 from synthetic import (
+    GIB,
     cpu_session,
     empty_session,
     gpu_session,
@@ -33,6 +34,7 @@ from workbench.ui import export
 from workbench.ui.plots import PLOTS, Plot, Run
 from workbench.ui.plots._canvas import Canvas, canvas_view
 from workbench.ui.plots._layers import Line
+from workbench.ui.plots._telemetry import devices
 from workbench.ui.style import paper_style, screen_style
 from workbench.ui.theme import DARK, LIGHT, PRINT
 
@@ -127,6 +129,59 @@ def test_a_cpu_session_shows_what_it_has_and_says_what_it_lacks():
     assert [entry.name for entry in canvas.entries()][:2] == ["peak", "resident set"]
     _, canvas = painted(PLOTS["utilization"], runs, STYLES["dark"])
     assert canvas.entries()[0].name == "CPU busy"
+
+
+def several_gpus(count: int) -> Session:
+    """A session whose ranks used so many GPUs, each 10 % and 1 GiB above the one before."""
+    session = gpu_session(1, 50)
+    first = session.telemetry["gpu0"]
+    for number in range(1, count):
+        own = {name: np.array(values) for name, values in first.items()}
+        own["busy"][:], own["memory_used"][:] = 10.0 * number, (number + 1.0) * GIB
+        session.telemetry[f"gpu{number}"] = own
+    return session
+
+
+def test_every_gpu_of_the_ranks_has_lines_of_its_own_and_all_columns_in_the_table():
+    runs = [Run(several_gpus(3))]
+    _, canvas = painted(PLOTS["utilization"], runs, STYLES["light"])
+    names = [entry.name for entry in canvas.entries()]
+    for number in range(3):
+        assert {f"GPU{number} busy", f"GPU{number} SM active"} <= set(names)
+    assert "GPU0 tensor cores" in names and "GPU1 tensor cores" not in names
+    found = PLOTS["utilization"].table(runs)
+    for number in (1, 2):
+        own = found["device"] == f"gpu{number}"
+        assert set(found["busy"][own]) == {10.0 * number}
+        assert set(found["memory_used"][own]) == {(number + 1.0) * GIB}
+        assert np.isfinite(found["tensor_active"][own]).any()
+    _, canvas = painted(PLOTS["memory"], runs, STYLES["light"])
+    names = [entry.name for entry in canvas.entries()]
+    assert [name for name in names if "GPU" in name] == [f"GPU{n} in use" for n in range(3)]
+    _, canvas = painted(PLOTS["memory"], [Run(several_gpus(1))], STYLES["light"])
+    assert not [entry.name for entry in canvas.entries() if "in use" in entry.name]
+
+
+def test_ten_gpus_are_in_the_order_of_their_numbers_and_a_new_one_is_drawn_at_once():
+    session = several_gpus(11)
+    session.telemetry["cpu"] = session.telemetry.pop("gpu3")
+    assert devices(Run(session))[-3:] == ["gpu9", "gpu10", "cpu"]
+    for name in ("utilization", "memory", "power"):
+        plot, run = PLOTS[name], Run(several_gpus(1))
+        before = plot.key([run])
+        run.session.telemetry["gpu1"] = run.session.telemetry["gpu0"]
+        assert plot.key([run]) != before
+
+
+def test_ranks_that_share_a_cpu_have_a_line_of_memory_each_and_one_of_the_host():
+    session = cpu_session()
+    session.telemetry["cpu1"] = {
+        name: np.array(values) for name, values in session.telemetry["cpu"].items()
+    }
+    _, canvas = painted(PLOTS["utilization"], [Run(session)], STYLES["light"])
+    assert [entry.name for entry in canvas.entries()].count("CPU busy") == 1
+    _, canvas = painted(PLOTS["memory"], [Run(session)], STYLES["light"])
+    assert "CPU1 resident set" in [entry.name for entry in canvas.entries()]
 
 
 @pytest.mark.parametrize("theme", STYLES)

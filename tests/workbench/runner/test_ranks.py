@@ -216,6 +216,14 @@ def test_the_runner_divides_its_steps_when_the_toggle_is_switched_while_it_runs(
     )
     (of_ranks,) = [one for one in told.evidence if one.toggle == "data_parallel"]
     assert of_ranks.status == "effective", of_ranks.text
+    assert "; resident set " in of_ranks.text and ", the most of all; " in of_ranks.text
+    resident = [
+        value
+        for one in runner.messages[begin:]
+        if isinstance(one, protocol.TelemetrySamples) and one.device == "cpu1"
+        for value in one.columns.get("memory_used", [])
+    ]
+    assert resident and all(50e6 < value < 20e9 for value in resident), "of the other rank"
     runner.send(protocol.Apply(toggles={"data_parallel": "off"}))
     runner.until(protocol.SegmentStarted)
     runner.finish(protocol.Stop())

@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QDialog, QPlainTextEdit
 from workbench import protocol
 from workbench.ui import dialogs
 from workbench.ui.actions import ACTIONS
+from workbench.ui.panels._plot_keys import PLOT_KEYS
 
 
 def opened(window) -> QDialog:
@@ -33,6 +34,9 @@ def test_every_shortcut_is_listed_beside_what_it_does(window):
                 action.id
             )
     assert "File" in lines and not any("&" in line for line in lines)
+    for key in PLOT_KEYS:
+        (line,) = [line for line in lines if line.startswith(f"  {', '.join(key.keys)} ")]
+        assert line.endswith(f" {key.text}")
 
 
 def test_the_doctor_ends_each_sentence(state):

@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 from fake_session import compared, messages
 from PySide6.QtCore import QRectF, Qt
-from PySide6.QtGui import QBrush, QFontMetrics, QFontMetricsF, QPainter, QPen, QPixmap
+from PySide6.QtGui import QBrush, QFontMetrics, QFontMetricsF, QImage, QPainter, QPen, QPixmap
+from PySide6.QtTest import QTest
 from PySide6.QtWidgets import (
     QLabel,
+    QLineEdit,
     QListWidget,
     QListWidgetItem,
     QScrollArea,
+    QStackedWidget,
+    QTableView,
     QVBoxLayout,
     QWidget,
 )
@@ -25,6 +29,7 @@ from workbench.titles import Titles
 from workbench.ui import draft, stylesheet
 from workbench.ui.panels import _parts
 from workbench.ui.panels._bar import Bar
+from workbench.ui.panels._compare_tables import _SHARING_PX
 from workbench.ui.panels._segment_model import INTERVAL, condensed
 from workbench.ui.panels._verdicts_table import VerdictsTable
 from workbench.ui.panels.attribution import AttributionPanel
@@ -54,6 +59,18 @@ def judged(state):
     kept = state.session.comparisons
     kept += [msgspec.structs.replace(kept[0]) for _ in range(3 - len(kept))]
     return state.session
+
+
+def test_no_panel_needs_more_width_than_a_small_window_has_for_it(qtbot, ready):
+    ready.resize(1024, 700)
+    ready.desk.proportion()
+    for name, dock in ready.desk.docks.items():
+        ready.desk.bring(name)
+        qtbot.waitUntil(dock.widget().isVisible)
+        panels = [dock.widget(), *dock.widget().findChildren(QStackedWidget)]
+        needed = max(one.minimumSizeHint().width() for one in panels)
+        assert needed <= dock.widget().width(), name
+        assert dock.mapTo(ready, dock.rect().topRight()).x() < ready.width(), name
 
 
 def test_a_form_whose_fields_were_changed_is_as_wide_as_its_room(qtbot, ready):
@@ -169,16 +186,79 @@ def test_a_long_reason_without_an_interval_leaves_the_names_their_room(qtbot, st
     assert panel.table.columnWidth(1) >= least
 
 
-def test_the_tables_of_a_comparison_and_an_attribution_stay_in_reach(qtbot, state):
+def comparing(qtbot, state, height: int) -> ComparePanel:
+    """The panel with a session and two beside it, as wide as a small window lets it be."""
     first, *others = compared()
     state.session = first
-    compare = ComparePanel(state)
-    qtbot.addWidget(compare)
+    panel = ComparePanel(state)
+    qtbot.addWidget(panel)
     for one in others:
         state.compared.add(one)
-    compare.resize(BESIDE_PX, 300)
-    compare.show()
-    qtbot.waitUntil(lambda: compare.found is not None, timeout=10_000)
+    panel.resize(BESIDE_PX, height)
+    panel.show()
+    qtbot.waitUntil(lambda: panel.found is not None, timeout=10_000)
+    return panel
+
+
+def test_sessions_that_are_compared_can_be_told_apart_by_the_ends_of_their_titles(qtbot, state):
+    compare = comparing(qtbot, state, 500)
+    table = compare.sessions
+    assert table.textElideMode() == Qt.TextElideMode.ElideMiddle
+    assert max(len(one.title) for one in compared()) > 20
+    header = table.horizontalHeader()
+    needed_px, uneven = table.sizeHintForColumn(0), 0
+    for width in range(1100, 800, -20):
+        compare.resize(width, 500)
+        QTest.qWait(10)
+        title_px, segment_px = table.columnWidth(0), table.columnWidth(1)
+        uneven += title_px > segment_px
+        assert title_px >= min(needed_px, title_px + segment_px - _SHARING_PX), width
+    assert uneven, "the title has what it needs before the other has more"
+    compare.resize(1100, 500)
+    qtbot.waitUntil(lambda: header.length() <= table.viewport().width(), timeout=5000)
+    table.item(0, 0).setText("a title that would push all numbers out of the table " * 3)
+    table._share()
+    assert header.length() <= table.viewport().width()
+    assert table.columnWidth(1) >= _SHARING_PX
+
+
+def test_a_heading_that_does_not_fit_ends_in_an_ellipsis(ready):
+    headers = [table.horizontalHeader() for table in ready.findChildren(QTableView)]
+    named = [header for header in headers if not header.isHidden()]
+    assert len(named) > 5
+    assert all(header.textElideMode() == Qt.TextElideMode.ElideRight for header in named)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+@pytest.mark.parametrize(("enabled", "least"), [(True, 4.5), (False, 2.0)])
+def test_what_a_field_asks_for_can_be_read_before_it_is_filled(qtbot, ready, theme, enabled, least):
+    ready.set_theme(theme.name)
+    alone = QLineEdit()
+    qtbot.addWidget(alone)
+    alone.setPlaceholderText("values between commas")
+    alone.setFixedSize(240, 26)
+    alone.setEnabled(enabled)
+    alone.show()
+    levels = luminances(alone.grab().toImage())
+    ground = float(np.median(levels))
+    ink = max(levels.min(), levels.max(), key=lambda level: abs(level - ground))
+    low, high = sorted((ground, ink))
+    assert (high + 0.05) / (low + 0.05) >= least
+
+
+def luminances(image: QImage) -> np.ndarray:
+    """The relative luminance of the inner pixels, as WCAG defines it."""
+    inner = image.copy(image.rect().adjusted(4, 4, -4, -4)).convertToFormat(
+        QImage.Format.Format_RGB32
+    )
+    rows = np.frombuffer(inner.constBits(), np.uint8).reshape(inner.height(), -1, 4)
+    share = rows[..., 2::-1] / 255.0
+    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+    return linear @ np.array([0.2126, 0.7152, 0.0722])
+
+
+def test_the_tables_of_a_comparison_and_an_attribution_stay_in_reach(qtbot, state):
+    compare = comparing(qtbot, state, 300)
     row = compare.sessions.rowHeight(0)
     assert row > 0
     qtbot.waitUntil(lambda: compare.sessions.viewport().height() >= 1.5 * row)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -32,6 +33,8 @@ class Divided:
 
     ``differing`` is how many parameters were not the same on all ranks after the steps that were
     compared; None before any were. ``prepared``: a peer has done what comes before a first step.
+    ``peaks``: highest bytes that each rank allocated, as told when they were compared; on the CPU
+    resident bytes.
     """
 
     def __init__(self, ranks: int, device: torch.device) -> None:
@@ -44,6 +47,7 @@ class Divided:
         # Of layers that are divided, what all other arms go on from; on rank 0.
         self.whole: Parameters | None = None
         self.keeper: Trainer | None = None
+        self.peaks: list[int] = []
         self._steps = 0  # since the weights were taken over
         self._group: groups.Group | None = None  # of rank 0, while the arm is entered
         self._depth = 0
@@ -96,6 +100,8 @@ class Divided:
         assert self.buckets is not None
         group = None if self.rank else self._assembled(arm)
         _take_over(arm, self._device)
+        if self.rank and self._device.type == "cuda":  # rank 0's are told phase by phase
+            torch.cuda.reset_peak_memory_stats(self._device)
         self.buckets.attach()
         self._group, self._depth, self._steps = group, 1, 0
         try:
@@ -125,6 +131,10 @@ class Divided:
         dist.all_reduce(least, dist.ReduceOp.MIN)
         dist.all_reduce(most, dist.ReduceOp.MAX)
         self.differing = max(int((least != most).sum()), self.differing or 0)
+        peaks = torch.zeros(self.ranks, dtype=torch.int64, device=self._device)
+        peaks[self.rank] = _peak(self._device)
+        dist.all_reduce(peaks)
+        self.peaks = peaks.tolist()
 
     def _assembled(self, arm: Arm) -> groups.Group:
         self.gather(arm.configuration)  # they may have ended, or have built another since
@@ -138,6 +148,12 @@ class Divided:
         if (group := self._group) is not None:
             group.close()
             group.check()  # what failed here, failed for what had happened there
+
+
+def _peak(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return int(psutil.Process().memory_info().rss)
 
 
 def digest(tensor: Tensor) -> Tensor:

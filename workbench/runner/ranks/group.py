@@ -116,6 +116,11 @@ class Group:
         """Whether all ranks are there."""
         return not self.failure and not self._closed
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the ranks from 1 on."""
+        return [peer.process.pid for peer in self._peers]
+
     def tell(self, order: Order) -> None:
         """Send an order to every peer."""
         self.check()

@@ -5,8 +5,9 @@ that all ranks make the update that one device would make of the whole batch; on
 of the batch as a whole (the balance of experts) is then of each share. Pays where a share still
 fills a GPU and the sums hide behind the backward pass. On two H200s, HYDRA base training (16 x
 1,024 tokens, AMP BF16, Triton kernels) takes 0.80 of the step, beside a host that needs more than
-half of it to launch the kernels, and 9.0 instead of 15.6 GiB a GPU. Memory and utilization are
-shown of the first GPU, the families' live metrics of its share. Without a GPU the ranks are
+half of it to launch the kernels, and 9.0 instead of 15.6 GiB a GPU. Utilization and memory are
+sampled of every GPU; the memory of a step is the first one's, its peak that of the rank that needs
+most, and the families' live metrics are of the first one's share. Without a GPU the ranks are
 processes that share the CPU, which shows that it is right and not how fast it is.
 """
 
@@ -81,6 +82,10 @@ def _evidence(option: str, arm: Arm) -> Finding:
         f"{divided.ranks} ranks of {rows} sequences each; {size_text(buckets.bytes)} of gradients "
         f"a step in {buckets.count} sums, {buckets.early} of them begun within the backward pass"
     )
+    if any(divided.peaks):
+        most = max(divided.peaks)
+        what = "peak memory" if arm.situation.on_gpu else "resident set"
+        text += f"; {what} {size_text(most)} on rank {divided.peaks.index(most)}, the most of all"
     if divided.differing is None:
         return no_effect(f"{text}; no step was made by all ranks")
     if divided.differing:

@@ -20,12 +20,15 @@ from PySide6.QtWidgets import (
 )
 
 from workbench.ui import export
+from workbench.ui.panels import _plot_keys
 from workbench.ui.plots import Plot, Run
 from workbench.ui.plots._canvas import Canvas, canvas_view
 from workbench.ui.style import screen_style, shade
 from workbench.ui.theme import Theme
 
 _MENU_PX = 28
+_LEAST_RANGE = 1e-9  # of the place: closer together FP64 numbers lie on a grid that one sees
+_MOST_SPANS = 4.0  # of the data: from farther away it is a dot
 EMPTY_CHECK_S = 0.5  # between two looks whether a plot without data has some by now
 _FILTERS = {
     ".png": "Image (*.png)",
@@ -82,6 +85,8 @@ class Chart(QWidget):
         self.more.clicked.connect(
             lambda: self._show_menu(self._view.mapFromGlobal(self._button_corner()))
         )
+        self._view.setFocusProxy(self.more)  # a click gives the plot the keyboard, and it is seen
+        self.keys = _plot_keys.actions(self)
         self.canvas = self._new_canvas()
         self._dress()
 
@@ -112,6 +117,8 @@ class Chart(QWidget):
         self._key = self.plot.key(self.runs)
         self.canvas.clear_layers()
         self._reason = self.plot.can_show(self.runs)
+        for action in self.keys.values():
+            action.setEnabled(self._reason is None)
         self._looked_at = time.monotonic()
         if self._reason is not None:
             apart = "&nbsp;&nbsp; " if self.brief else "<br><br>"
@@ -183,7 +190,9 @@ class Chart(QWidget):
             action.setCheckable(True)
             action.setChecked(self.zero)
             action.toggled.connect(self.set_zero)
-        menu.addAction("Show everything", self.reset)
+            menu.addSeparator()
+        for action in self.keys.values():
+            menu.addAction(action)
         menu.addSeparator()
         menu.addAction("Copy as image", self.copy_image)
         menu.addAction("Copy as data", self.copy_data)
@@ -195,6 +204,36 @@ class Chart(QWidget):
             for action in menu.actions():
                 action.setEnabled(False)
         return menu
+
+    def zoom(self, factor: float) -> None:
+        """Make the range of x so many times as wide, about the crosshair or else the middle."""
+        start, stop = self.canvas.vb.viewRange()[0]
+        place = self.canvas.cursor
+        if place is None or not start <= place <= stop:
+            place = (start + stop) / 2
+        least = _LEAST_RANGE * max(abs(start), abs(stop))
+        span = self.canvas.x_span()
+        most = _MOST_SPANS * (span[1] - span[0]) if span is not None else 0.0
+        factor = max(factor, least / (stop - start))
+        if most > 0:
+            factor = min(factor, max(1.0, most / (stop - start)))
+        self._pick(place + (start - place) * factor, place + (stop - place) * factor)
+
+    def pan(self, share: float) -> None:
+        """Move the range of x by a share of its width, as long as data is in its middle."""
+        start, stop = self.canvas.vb.viewRange()[0]
+        by, middle = share * (stop - start), (start + stop) / 2
+        if (span := self.canvas.x_span()) is not None:
+            if by > 0:
+                by = min(by, max(0.0, span[1] - middle))
+            else:
+                by = max(by, min(0.0, span[0] - middle))
+        self._pick(start + by, stop + by)
+
+    def _pick(self, start: float, stop: float) -> None:
+        """Show this range as if it were picked by the mouse."""
+        self.canvas.vb.setXRange(start, stop, padding=0)
+        self._on_picked()
 
     def reset(self) -> None:
         """Show all data again, the y axis following it."""

@@ -61,6 +61,7 @@ class SessionsTable(CalmTable):
         self.setColumnCount(len(_COLUMNS))
         self.setHorizontalHeaderLabels(list(_COLUMNS))
         self.verticalHeader().setDefaultSectionSize(_ROW_PX)
+        self.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # titles often differ at their ends
         header = self.horizontalHeader()
         header.setMinimumSectionSize(_REMOVE_PX)
         for column in _SHARING:
@@ -85,13 +86,16 @@ class SessionsTable(CalmTable):
         self._share()
 
     def _share(self, column: int = -1) -> None:
-        """Titles and segments share what the numbers leave, and stay legible."""
+        """Titles and segments share what the numbers leave, and stay legible; titles, by which
+        sessions are told apart, have what they need first.
+        """
         if column not in _SHARING:
             header = self.horizontalHeader()
             others = (header.sectionSize(at) for at in range(len(_COLUMNS)) if at not in _SHARING)
-            room = (self.viewport().width() - sum(others)) // len(_SHARING)
-            for at in _SHARING:
-                self.setColumnWidth(at, max(_SHARING_PX, room))
+            room = max(self.viewport().width() - sum(others), len(_SHARING) * _SHARING_PX)
+            title_px = max(room // 2, min(self.sizeHintForColumn(0), room - _SHARING_PX))
+            for at, width in zip(_SHARING, (title_px, room - title_px), strict=True):
+                self.setColumnWidth(at, width)
 
     def show_comparison(self, runs: list[Run], comparison: Comparison) -> None:
         """Fill the rows."""
@@ -118,6 +122,7 @@ class SessionsTable(CalmTable):
                 cell.setToolTip(how)
             self.put(row, 6, size_text(arm.peak_bytes), number=True)
         del self._offered[len(runs) :]
+        self._share()
 
     def _choices(self, row: int, run: Run, arm: Arm) -> None:
         """The row's box and button; made anew only for others, who may have the keyboard."""

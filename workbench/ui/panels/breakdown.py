@@ -91,13 +91,13 @@ class BreakdownPanel(QWidget):
         self._draw()
 
     def _make_body(self) -> QWidget:
-        bar = _parts.tight(QHBoxLayout(), 8)
-        for text, widget in (("", self.start), ("", self.traced), ("Profile", self.which),
-                             ("Against", self.against)):  # fmt: skip
-            if text:
-                bar.addWidget(_parts.muted(text))
-            bar.addWidget(widget, int(isinstance(widget, CalmComboBox)))
+        bar, choice = (_parts.tight(QHBoxLayout(), 8) for _ in range(2))
+        for button in (self.start, self.traced):
+            bar.addWidget(button)
         bar.addWidget(self.progress, 1)
+        for text, box in (("Profile", self.which), ("Against", self.against)):
+            choice.addWidget(_parts.muted(text))
+            choice.addWidget(box, 1)
         left = QWidget()
         column = _parts.tight(QVBoxLayout(left), 0)
         column.addWidget(self.icicle, 1)
@@ -129,7 +129,7 @@ class BreakdownPanel(QWidget):
             self.tabs.addTab(page, title)
         body = _parts.surface()
         whole = _parts.tight(QVBoxLayout(body), 0)
-        whole.addLayout(_parts.head(self.headline, self.remarks, bar))
+        whole.addLayout(_parts.head(self.headline, self.remarks, bar, choice))
         parts = ((left, 5), (self.tabs, 4))
         whole.addWidget(_parts.split(Qt.Orientation.Horizontal, *parts), 1)
         return body

@@ -92,6 +92,7 @@ class SegmentsPanel(QWidget):
         table.verticalHeader().setDefaultSectionSize(ROW_HEIGHT)
         header = table.horizontalHeader()
         header.setHighlightSections(False)
+        header.setTextElideMode(Qt.TextElideMode.ElideRight)
         header.setMinimumSectionSize(56)
         header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
         copy = QShortcut(QKeySequence.StandardKey.Copy, table)

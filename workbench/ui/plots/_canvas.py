@@ -159,6 +159,11 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         self._cursor.show_at(x)
         self.header.set_cursor(x)
 
+    @property
+    def cursor(self) -> float | None:
+        """Where on x the cursor's line is; None where there is none."""
+        return self._cursor.place
+
     def entries(self) -> list[Entry]:
         """All entries of the legend, the series before the phases."""
         entries = [

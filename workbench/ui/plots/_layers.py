@@ -282,7 +282,11 @@ class Line(TrackLayer):
                 x, y = x, (top + bottom) / 2
                 _strokes.polyline(painter, pen, x, y, gap_px, frame, joined=False)
                 continue
-            x, y = _strokes.zigzag(x, top, bottom) if view.dense else (x, top)
+            dense, least_px = view.dense, self.style.least_px
+            if len(x) > 2 and len(x) * least_px > 2 * (x[-1] - x[0]):
+                x, top, bottom = _strokes.merged(x, top, bottom, gap_px, least_px)
+                dense, gap_px = True, max(gap_px, 2 * least_px)
+            x, y = _strokes.zigzag(x, top, bottom) if dense else (x, top)
             _strokes.polyline(painter, pen, x, y, gap_px, frame, joined=self.style.paper)
 
 

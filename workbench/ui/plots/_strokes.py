@@ -24,6 +24,21 @@ def zigzag(x: Array, low: Array, high: Array) -> tuple[Array, Array]:
     return np.repeat(x, 2), y
 
 
+def merged(
+    x: Array, top: Array, bottom: Array, gap: float, width: float
+) -> tuple[Array, Array, Array]:
+    """Neighbouring places within ``width`` as one, from the highest to the lowest of them.
+
+    Those are left apart that NaN, or a leap of x by more than ``gap``, divides.
+    """
+    finite = np.isfinite(top) & np.isfinite(bottom)
+    apart = (np.diff(np.floor(x / width)) != 0) | (np.diff(x) > gap) | ~finite[1:] | ~finite[:-1]
+    first = np.concatenate([[0], np.flatnonzero(apart) + 1])
+    last = np.concatenate([first[1:], [len(x)]]) - 1
+    lows, highs = np.maximum.reduceat(bottom, first), np.minimum.reduceat(top, first)
+    return (x[first] + x[last]) / 2, highs, lows
+
+
 def polyline(
     painter: QPainter,
     pen: QPen,

@@ -12,8 +12,18 @@ from workbench.ui.plots._tracks import Grid, Track
 
 
 def devices(run: Run) -> list[str]:
-    """Names of the devices that were sampled, GPUs before the CPU."""
-    return sorted(run.session.telemetry, key=lambda name: (name == "cpu", name))
+    """Names of the devices that were sampled, GPUs before the CPU: gpu0, gpu1 ... cpu, cpu1."""
+    return sorted(run.session.telemetry, key=lambda name: (is_cpu(name), len(name), name))
+
+
+def is_cpu(device: str) -> bool:
+    """Whether it is the host, or one of its processes."""
+    return device.startswith("cpu")
+
+
+def key(runs: Sequence[Run]) -> object:
+    """Changes with the devices: those of other ranks join while a session runs."""
+    return [devices(run) for run in runs]
 
 
 def sampled(run: Run, device: str, column: str) -> Callable[[], list[Track]]:

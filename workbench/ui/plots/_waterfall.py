@@ -200,7 +200,11 @@ class Bars(Layer):
         left = end + _GAP_PX
         if left + width > frame.width:
             first = min(bar.start, bar.stop, bar.low if math.isfinite(bar.low) else math.inf)
-            left = max(0.0, float(frame.px(first)) - _GAP_PX - width)
+            left = float(frame.px(first)) - _GAP_PX - width
+            if left < 0:  # no room there either: on the bar before its interval, not on its axis
+                inside = max(0.0, float(frame.px(first))) + _GAP_PX
+                fits = not math.isfinite(bar.low) or inside + width < float(frame.px(bar.low))
+                left = inside if fits else 0.0
         painter.setFont(font)
         painter.setPen(shade(self._style.theme.text))
         painter.drawText(QPointF(left, y + (metrics.ascent() - metrics.descent()) / 2), text)

@@ -1,7 +1,8 @@
 """Memory: bytes allocated by tensors, held by the caching allocator, and the highest so far.
 
 The peak is that of the phase, because autotuning and compiling inflate a first one. On the CPU the
-process's resident set stands in for what is allocated.
+process's resident set stands in for what is allocated. Where ranks share a step, what is in use on
+each device is drawn beside it, by all processes; without a GPU, each rank's resident set.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from workbench.ui.plots._canvas import Canvas
 from workbench.ui.plots._layers import Line, Look
 from workbench.ui.plots._plot import Plot, Run
 from workbench.ui.plots._steps import add_timeline, columns_of, step_table
+from workbench.ui.plots._telemetry import devices, is_cpu, key, prefix, sampled
 from workbench.ui.plots._units import BYTES, SECONDS
 from workbench.ui.style import Style
 
@@ -36,6 +38,21 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
             color = run.color + kind if alone else run.color
             look = Look(name, style, BYTES, color, dash=kind)
             plot_item.add(Line(look, columns_of(run, column)))
+        _add_devices(plot_item, runs, run, style)
+
+
+def _add_devices(plot_item: Canvas, runs: Sequence[Run], run: Run, style: Style) -> None:
+    """What is in use on each device, where there are several."""
+    if len(devices(run)) == 1:
+        return
+    for number, device in enumerate(devices(run)):
+        words = "resident set" if is_cpu(device) else "in use"
+        if is_cpu(device) and not number:
+            continue  # it is the steps' own
+        kind = len(_COLUMNS) + number
+        color = run.color + (kind if len(runs) == 1 else 0)
+        look = Look(f"{prefix(runs, run, device)}{words}", style, BYTES, color, dash=kind)
+        plot_item.add(Line(look, sampled(run, device, "memory_used")))
 
 
 def table(runs: Sequence[Run]) -> dict[str, Array]:
@@ -64,4 +81,5 @@ PLOT = Plot(
     table=table,
     can_show=can_show,
     axis="time",
+    key=key,
 )

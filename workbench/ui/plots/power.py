@@ -17,6 +17,7 @@ from workbench.ui.plots._steps import add_timeline
 from workbench.ui.plots._telemetry import (
     devices,
     highest,
+    key,
     measured,
     prefix,
     sampled,
@@ -86,4 +87,5 @@ PLOT = Plot(
     can_show=can_show,
     axis="time",
     options={"right": tuple(_RIGHT)},
+    key=key,
 )

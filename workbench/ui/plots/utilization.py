@@ -3,7 +3,9 @@
 *Busy* says only that some kernel ran during the sampling period. Where the GPU offers them (NVML
 GPM, Hopper and later), the share of multiprocessors, tensor cores and memory bandwidth that was in
 use is drawn beside it; and what other processes used, which disturbs every measurement. What is not
-measured is named with the reason; so are a clock, power and temperature that nobody tells.
+measured is named with the reason; so are a clock, power and temperature that nobody tells. Where
+ranks share a step, of each further GPU two lines are drawn, busy and active multiprocessors; the
+table has all of it.
 """
 
 from __future__ import annotations
@@ -20,11 +22,20 @@ from workbench.ui.plots._canvas import Canvas
 from workbench.ui.plots._layers import Entry, Layer, Line, Look
 from workbench.ui.plots._plot import Plot, Run
 from workbench.ui.plots._steps import add_timeline
-from workbench.ui.plots._telemetry import devices, measured, prefix, sampled, telemetry_table
+from workbench.ui.plots._telemetry import (
+    devices,
+    is_cpu,
+    key,
+    measured,
+    prefix,
+    sampled,
+    telemetry_table,
+)
 from workbench.ui.plots._tracks import Track
 from workbench.ui.plots._units import PERCENT, SECONDS
 from workbench.ui.style import Style, shade
 
+_FURTHER = ("busy", "sm_active")  # of each GPU after the first: all of eight were 48 lines
 _TOP = 103.0  # so that a line at 100 % is whole
 
 
@@ -67,9 +78,12 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
     add_timeline(plot_item, runs, style)
     color = 0
     for run in runs:
-        for device in devices(run):
-            for column, name in UTILIZATION.items():
-                title = f"CPU {name}" if device == "cpu" else prefix(runs, run, device) + name
+        for number, device in enumerate(devices(run)):
+            if number and is_cpu(device):
+                continue  # the host's busy % is that of all its processes
+            for column in _FURTHER if number else UTILIZATION:
+                name = UTILIZATION[column]
+                title = f"CPU {name}" if is_cpu(device) else prefix(runs, run, device) + name
                 look = Look(title, style, PERCENT, color, dash=color)
                 plot_item.add(_Sampled(look, sampled(run, device, column), run, column))
                 color += measured(run, device, column)
@@ -77,8 +91,8 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
 
 
 def table(runs: Sequence[Run]) -> dict[str, Array]:
-    """Every sample."""
-    return telemetry_table(runs, list(UTILIZATION))
+    """Every sample, and what memory was in use on the device."""
+    return telemetry_table(runs, [*UTILIZATION, "memory_used"])
 
 
 def can_show(runs: Sequence[Run]) -> str | None:
@@ -99,4 +113,5 @@ PLOT = Plot(
     table=table,
     can_show=can_show,
     axis="time",
+    key=key,
 )
