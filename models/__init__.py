@@ -9,7 +9,7 @@ from models._cache_file import SavedState
 from models._cache_file import read as read_state
 from models._costs import Costs
 from models._family import ConfigField, Family
-from models._footprint import Footprint
+from models._footprint import Footprint, Sharding
 from models._generate import generate, pieces, prefill_in_chunks, sample
 from models._language_model import BlockOutput, Cache, LanguageModel
 from models._mistake import ConfigurationError
@@ -29,6 +29,7 @@ __all__ = [
     "Metric",
     "Model",
     "SavedState",
+    "Sharding",
     "generate",
     "pieces",
     "prefill_in_chunks",

@@ -43,6 +43,35 @@ class Precision:
     stream: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """What ranks keep a share of each: moments, and where it says so gradients and weights."""
+
+    ranks: int
+    shares_gradients: bool
+    shares_weights: bool
+
+    def gradients(self, made: int, costs: Costs, size: Precision) -> int:
+        """Bytes held when the backward pass has ``made`` so many of them.
+
+        The share, and beside it all, or those that are just being summed and their copy.
+        """
+        whole = costs.parameters * size.weight
+        share = -(-whole // self.ranks)
+        if not self.shares_gradients:
+            return whole + share
+        largest = max(_block(costs, size), costs.dim * costs.rows * size.weight)
+        return share + min(made, 2 * largest)
+
+    def weights(self, costs: Costs, size: Precision) -> int:
+        """Bytes of weights, with one block's that are gathered."""
+        whole = costs.parameters * size.weight
+        if not self.shares_weights:
+            return whole
+        blocks = _in_blocks(costs) * size.weight
+        return whole - blocks + -(-blocks // self.ranks) + _block(costs, size)
+
+
 PRECISIONS: dict[str, Precision] = {
     "fp32": Precision(weight=4, compute=4, stream=4),
     "amp": Precision(weight=4, compute=2, stream=4),
@@ -66,6 +95,7 @@ def footprint(
     chunk: int = 0,
     attention: str = "",
     quantized: Saving | None = None,
+    sharding: Sharding | None = None,
 ) -> Footprint:
     """Estimated memory of one step; ``sequence`` is the cache's length for prefill and decode.
 
@@ -77,7 +107,8 @@ def footprint(
     whether torch.compile fuses these; ``optimizer_bytes`` is what the optimizer keeps a parameter
     (None: AdamW's two moments in the weights' dtype); ``rope_tables`` is how many copies of the
     rotary tables exist; ``attention`` is the backend asked for, where it may be one that holds its
-    weights; ``quantized`` what the codes of linear layers change, in inference.
+    weights; ``quantized`` what the codes of linear layers change, in inference; ``sharding`` what
+    of a training step several ranks share out, whose ``batch`` is that of one.
     """
     size = PRECISIONS[precision]
     computing = size.compute, size.stream, device_type, fused, compiled
@@ -89,10 +120,16 @@ def footprint(
     if workload == "train":
         moments = 2 * size.weight if optimizer_bytes is None else optimizer_bytes
         course = list(_training(costs, size, how, checkpointing))
+        gradients, optimizer = weights, costs.parameters * moments
+        if sharding is not None:
+            course = [(held, sharding.gradients(made, costs, size)) for held, made in course]
+            gradients = max(made for _, made in course)
+            weights = sharding.weights(costs, size)
+            optimizer = -(-optimizer // sharding.ranks)
         return Footprint(
             weights=weights,
-            gradients=weights,
-            optimizer=costs.parameters * moments,
+            gradients=gradients,
+            optimizer=optimizer,
             activations=max(activations for activations, _ in course),
             cache=0,
             tables=tables,
@@ -223,6 +260,13 @@ def _in_blocks(costs: Costs) -> int:
     """Numbers in the blocks' linears, which are nearly all that blocks have."""
     linears = costs.matmul_per_token if costs.linear_parameters is None else costs.linear_parameters
     return linears - costs.linears_after
+
+
+def _block(costs: Costs, size: Precision) -> int:
+    """Bytes of the largest block's linears."""
+    return round(
+        max(costs.block_weights or (1 / costs.n_layers,)) * _in_blocks(costs) * size.weight
+    )
 
 
 def _checkpointed(mode: str, count: int) -> list[bool]:

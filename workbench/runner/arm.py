@@ -54,12 +54,8 @@ class Build:
     autocast: torch.dtype | None = None
     scales_loss: bool = False
     quantization: str = ""  # the scheme of the linear layers' codes
-    optimizer: dict[str, Any] = field(
-        default_factory=lambda: {
-            "fused": False,
-            "foreach": False,
-            "capturable": False,
-        }  # the plain loop
+    optimizer: dict[str, Any] = field(  # the plain loop
+        default_factory=lambda: dict.fromkeys(("fused", "foreach", "capturable"), False)
     )
     kernel_choices: dict[str, str] = field(default_factory=dict)
     compile_options: dict[str, Any] = field(
@@ -67,6 +63,7 @@ class Build:
     )
     compiles_blocks: bool = False  # each block by itself, and not the whole computation
     ranks: int = 1  # that a batch is divided among
+    sharding: str = ""  # what else these divide: one of ``ranks.shards.STAGES``
     tensor_ranks: int = 1  # that layers are divided among
     along_sequence: bool = False  # and the stream between them
     model: Model | None = None  # once it is built
@@ -205,6 +202,8 @@ class Arm:
         """
         if self.evidence is None:
             with self.entered():
+                if self.divided is not None:  # it may compute, for which all must be there whole
+                    self.divided.compare(self)
                 found = map(self._evidence_of, all_toggles().values())
                 self.evidence = [each for each in found if each is not None]
         return self.evidence
@@ -345,7 +344,7 @@ class Arms:
         if build.tensor_ranks > 1:
             divided = TensorDivided(build, shares)
         elif build.ranks > 1:
-            divided = Divided(build.ranks, situation.device)
+            divided = Divided(build.ranks, situation.device, build.sharding)
         batches = whole
         if divided is not None:
             divided.gather(configuration)
@@ -449,7 +448,7 @@ def assemble(
     if divided is None or trainer is None:
         step = workload.step(bench, compute)
     else:
-        divided.follow(trainer)
+        divided.follow(trainer, model)
         step = workload.step(bench, divided.mean(compute))
     for wrap_step in build.step_wrappers:
         step = wrap_step(step)

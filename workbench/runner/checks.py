@@ -68,9 +68,12 @@ def right_numbers(arm: Arm) -> Result:
 def no_syncs(arm: Arm) -> Result:
     """Nothing in a step makes the host wait for the device."""
     device = arm.situation.device
-    on_host = arm.trainer.on_host() if arm.trainer is not None else ()
-    with arm.entered(), syncs.watching(device, on_host, compiled=is_compiled(arm)) as found:
-        step(arm, SYNC_STEPS)
+    with arm.entered():
+        if arm.divided is not None:
+            arm.divided.spread()
+        on_host = arm.trainer.on_host() if arm.trainer is not None else ()
+        with syncs.watching(device, on_host, compiled=is_compiled(arm)) as found:
+            step(arm, SYNC_STEPS)
     if found:
         total = sum(found.values()) / SYNC_STEPS
         lines = [str(each) for each, _ in found.most_common()]
@@ -133,6 +136,7 @@ def steady_memory(arm: Arm, steps: int) -> Result:
         first, second = (
             allocations.of(lambda: step(arm, half), arm.situation.device) for _ in range(2)
         )
+        standing = _standing_bytes(arm)
     if first.left > 0 and second.left > 0:
         return fails(
             f"each step leaves {second.left / half:,.0f} bytes behind: {first.left:,} after "
@@ -143,7 +147,7 @@ def steady_memory(arm: Arm, steps: int) -> Result:
     if estimate is None:
         return passed(f"{text}; there is no estimate for this model")
     pools = resident_bytes(arm)
-    measured = _standing_bytes(arm) + max(first.highest, second.highest) + pools
+    measured = standing + max(first.highest, second.highest) + pools
     estimated = estimate.total - estimate.cache
     text += (
         f"; {size_text(measured)} at most, {measured / estimated:.2f} times the "
@@ -158,8 +162,11 @@ def _standing_bytes(arm: Arm) -> int:
     """What lies there between steps: weights, buffers, optimizer; caches are not counted."""
     tensors = (*arm.model.parameters(), *arm.model.buffers())
     held = {each.data_ptr(): each.nbytes for each in tensors}
-    optimizer = moments(arm.trainer.optimizer).bytes if arm.trainer is not None else 0
-    return sum(held.values()) + optimizer
+    if arm.trainer is None:
+        return sum(held.values())
+    if arm.trainer.shards is not None:
+        return arm.trainer.shards.standing_bytes + sum(each.nbytes for each in arm.model.buffers())
+    return sum(held.values()) + moments(arm.trainer.optimizer).bytes
 
 
 def is_compiled(arm: Arm) -> bool:

@@ -79,6 +79,10 @@ def _for_compile(failure: protocol.Failure, situation: Situation) -> Iterator[_C
 
 def _for_memory(failure: protocol.Failure, situation: Situation) -> Iterator[_Choice]:
     trains, precision = situation.workload.trains, situation.option("precision")
+    if situation.option("data_parallel") != "off" and situation.option("sharding") != "full":
+        meaning = "each rank holds its share of weights, gradients and moments, and sends more"
+        yield {"sharding": "full"}, meaning
+        yield {"sharding": "gradients"}, "each rank holds its share of gradients and moments"
     if trains and situation.option("checkpointing") != "full":
         meaning = "activations are computed again in the backward pass, which takes more time"
         yield {"checkpointing": "full"}, meaning

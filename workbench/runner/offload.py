@@ -31,7 +31,8 @@ class Offload:
         least_bytes: int = LEAST_BYTES,
     ) -> None:
         self._compute = compute
-        self._weights = {weight.untyped_storage().data_ptr() for weight in weights}
+        self._weights = list(weights)
+        self._addresses: set[int] = set()  # of these now
         self._least_bytes = least_bytes
         self._seen: dict[tuple[object, ...], tuple[StorageWeakRef, weakref.ref[_Away]]] = {}
         self.moved_bytes = 0
@@ -41,13 +42,14 @@ class Offload:
     def __call__(self, *batch: Tensor) -> Tensor:
         """What ``compute`` gives."""
         self._seen.clear()
+        self._addresses = {weight.untyped_storage().data_ptr() for weight in self._weights}
         self.moved_bytes = self.moved_tensors = self.left_bytes = 0
         with saved_tensors_hooks(self._pack, _unpack):
             return self._compute(*batch)
 
     def _pack(self, tensor: Tensor) -> Tensor | _Away:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() in self._weights:
+        if storage.data_ptr() in self._addresses:
             return tensor
         # A compiled backward pass relies on strides, which a copy keeps only if there are no gaps.
         if tensor.nbytes < self._least_bytes or not _is_dense(tensor):

@@ -26,6 +26,7 @@ _UNKNOWN = {
 # Toggles whose effect the roofline cannot see: no prediction where the two differ in one.
 _UNSEEN = {
     "data_parallel": "how long ranks wait for one another is known once they have run",
+    "sharding": "how long ranks wait for one another's shares is known once they have run",
     "cudnn_benchmark": "which algorithms cuDNN finds is known once it has searched",
     **dict.fromkeys(
         ("sdp_flash", "sdp_mem_efficient", "sdp_cudnn", "sdp_math"),

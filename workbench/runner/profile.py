@@ -172,10 +172,13 @@ class ProfileRun:
         if on_gpu:
             # Else CUPTI stays attached, and every later step of this process is slower.
             os.environ.setdefault("TEARDOWN_CUPTI", "1")
-        held = roles.known(arm, rig.device)
         gradients: list[set[int]] = []
-        with arm.entered(), _marked(arm, gradients):
-            with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        with arm.entered():
+            if arm.divided is not None:
+                arm.divided.spread()
+            held = roles.known(arm, rig.device)
+            profiler = torch.profiler.profile(activities=activities, profile_memory=True)
+            with _marked(arm, gradients), profiler:
                 self._step(arm, step)  # in which the profiler sets itself up
                 rig.synchronize()
                 gradients.clear()
@@ -280,7 +283,7 @@ def _marked(arm: Arm, gradients: list[set[int]]) -> Iterator[None]:
         if arm.trainer is not None:
             stack.enter_context(
                 marks.before_updates(
-                    arm.trainer.optimizer, lambda: gradients.append(roles.gradient_addresses(arm))
+                    arm.trainer.stepped, lambda: gradients.append(roles.gradient_addresses(arm))
                 )
             )
         yield

@@ -90,6 +90,7 @@ def footprint(situation: Situation) -> models.Footprint | None:
         fused=_fused(situation),
         compiled=situation.option("compile") != "off",
         device_type=situation.device.type,
+        sharding=_sharding(situation),
         **_sizes(situation),
     )
     element = PRECISIONS[_SIZES[situation.option("precision")]].compute
@@ -103,6 +104,18 @@ def _fused(situation: Situation) -> bool:
         decisive = situation.family.costs(situation.config).decisive
     chosen = situation.option(f"triton_{decisive}") if decisive else "follow"
     return (situation.option("triton") if chosen == "follow" else chosen) in ("on", "triton")
+
+
+def _sharding(situation: Situation) -> models.Sharding | None:
+    """What ranks hold a share of, if they do."""
+    stage = situation.option("sharding")
+    if stage == "off":
+        return None
+    return models.Sharding(
+        ranks=ranks_of(situation),
+        shares_gradients=stage != "optimizer",
+        shares_weights=stage == "full",
+    )
 
 
 def _sizes(situation: Situation) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from workbench.runner.optimizers import eight_bit_adamw, parts
 from workbench.runner.ranks.buckets import Buckets
+from workbench.runner.ranks.shards import Shards
 
 LEARNING_RATE = 3e-4
 BETAS = (0.9, 0.95)
@@ -24,10 +25,23 @@ class Trainer:
     ) -> None:
         self.optimizer = optimizer
         self.scaler = scaler
-        self.buckets: Buckets | None = None  # of an arm whose gradients are averaged over ranks
+        # Of an arm whose gradients are averaged over ranks.
+        self.buckets: Buckets | Shards | None = None
         self.after_backward: Callable[[], None] | None = None  # where ranks have parts of gradients
         # Of an arm whose gradients are divided among ranks: which updates all of them skip.
         self.agree: Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None] | None = None
+
+    @property
+    def shards(self) -> Shards | None:
+        """What this rank keeps of an arm whose ranks have shares of weights or moments."""
+        return self.buckets if isinstance(self.buckets, Shards) else None
+
+    @property
+    def stepped(self) -> torch.optim.Optimizer:
+        """The optimizer that steps: over this rank's share, where it has that now."""
+        shards = self.shards
+        own = None if shards is None else shards.optimizer
+        return self.optimizer if own is None else own
 
     def update(self, loss: torch.Tensor) -> None:
         """Backward pass and optimizer step; gradients and the graph of the loss are freed."""
@@ -39,26 +53,29 @@ class Trainer:
         if self.after_backward is not None:
             self.after_backward()
         if self.scaler is None:
-            self.optimizer.step()
+            self.stepped.step()
         else:
             if self.agree is not None:
-                self.agree(self.scaler, self.optimizer)
-            self.scaler.step(self.optimizer)
+                self.agree(self.scaler, self.stepped)
+            self.scaler.step(self.stepped)
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.shards is not None:
+            self.shards.gather()
         forget_graph(loss)
 
     def tensors(self) -> Iterator[Tensor]:
         """What the optimizer keeps of each parameter, and what gradients are gathered in."""
-        yield from _state(self.optimizer)
+        if self.shards is None:
+            yield from _state(self.optimizer)
         if self.buckets is not None:
             yield from self.buckets.tensors()
 
     def on_host(self) -> set[int]:
         """Addresses of the step counts that AdamW keeps on the host whatever the device."""
         counts = [
-            self.optimizer.state[parameter].get("step")
-            for group in self.optimizer.param_groups
+            self.stepped.state[parameter].get("step")
+            for group in self.stepped.param_groups
             if not (group.get("capturable") or group.get("fused"))
             for parameter in group["params"]
         ]
@@ -90,6 +107,7 @@ class Weights:
         self._optimizers: dict[tuple[tuple[str, Any], ...], torch.optim.AdamW] = {}
         self._eight_bit: dict[str, torch.optim.Optimizer] = {}
         self._scaler: torch.amp.GradScaler | None = None
+        self.away: list[Tensor] = []  # where parameters lie when they are not a rank's share
 
     @property
     def bytes(self) -> int:

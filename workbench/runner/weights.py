@@ -24,6 +24,7 @@ from workbench.runner.failures import Mistake
 from workbench.runner.ranks.group import rank
 from workbench.runner.ranks.shares import Shares
 from workbench.runner.toggles import Situation
+from workbench.runner.toggles.compile import WITH_GRAPHS
 from workbench.runner.toggles.tensor_parallel import tensor_ranks_of
 from workbench.runner.training import Weights
 
@@ -121,13 +122,14 @@ class WeightSets:
         self._plain: dict[bytes, Weights] = {}
         self._coded: dict[bytes, dict[str, Quantized]] = {}
         self._shares: dict[tuple[bytes, int], Shares] = {}  # by ranks that divide them
+        self._captured: set[bytes] = set()
 
     def __len__(self) -> int:
         return len(self._plain) + sum(map(len, self._coded.values()))
 
     def plain(self, situation: Situation, dtype: torch.dtype) -> Weights:
         """The weights of a situation's structure, drawn now if they are not there."""
-        key = _key(situation, dtype)
+        key = self._seen_by(situation, dtype)
         if key not in self._plain:
             self._plain[key] = made = Weights(self._drawn(situation, dtype))
             for codes in self._coded.get(key, {}).values():
@@ -136,7 +138,7 @@ class WeightSets:
 
     def quantized(self, situation: Situation, dtype: torch.dtype, scheme: str) -> Quantized:
         """Their codes, made now if they are not there."""
-        key = _key(situation, dtype)
+        key = self._seen_by(situation, dtype)
         coded = self._coded.setdefault(key, {})
         if scheme not in coded:
             made = Quantized(scheme, situation.family.build(situation.config))
@@ -161,6 +163,10 @@ class WeightSets:
         """The plain weights, for whoever compares with them: drawn if need be, and not kept."""
         held = self._plain.get(_key(situation, dtype))
         return self._drawn(situation, dtype) if held is None else held.parameters
+
+    def are_captured(self, situation: Situation, dtype: torch.dtype) -> bool:
+        """Whether graphs that were captured may read these weights where they lie."""
+        return _key(situation, dtype) in self._captured
 
     def why_plain(self, situation: Situation, dtype: torch.dtype) -> str:
         """Why the plain weights are in memory, as a clause; empty where they are not."""
@@ -191,6 +197,7 @@ class WeightSets:
         """All that the sets hold, whoever uses it; some tensors more than once."""
         for plain in self._plain.values():
             yield from plain.tensors()
+            yield from plain.away
             yield from plain.states()
         for coded in self._coded.values():
             for codes in coded.values():
@@ -204,6 +211,7 @@ class WeightSets:
         self._plain.clear()
         self._coded.clear()
         self._shares.clear()
+        self._captured.clear()
 
     def keep_structures(self, situations: Iterable[Situation]) -> None:
         """Free the sets of every structure that is none of these."""
@@ -224,6 +232,13 @@ class WeightSets:
         shares = (each.own for each in self._shares.values())
         for weights in (*self._plain.values(), *shares):
             weights.drop_gradients()
+
+    def _seen_by(self, situation: Situation, dtype: torch.dtype) -> bytes:
+        """The key of the weights that a situation is about to compute with."""
+        key = _key(situation, dtype)
+        if situation.option("cuda_graphs") == "on" or situation.option("compile") in WITH_GRAPHS:
+            self._captured.add(key)
+        return key
 
     def _drawn(
         self, situation: Situation, dtype: torch.dtype, into: Quantized | None = None

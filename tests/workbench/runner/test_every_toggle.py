@@ -41,8 +41,9 @@ TRAINING = {"activation_offload", "adamw", "checkpointing", "data_parallel", "fu
 # What some need of the others to be usable at all.
 BESIDE = {"sdp_flash": {"attention": "sdpa"}, "sequence_parallel": {"tensor_parallel": "2"}}
 # Compiled code is looked at in test_compile_toggles.py. Forbidding torch's last resort on a CPU
-# leaves nothing: test_engine_toggles.py and test_engine_toggles_gpu.py.
-ELSEWHERE = {"compile", "compile_scope", "compile_shapes", "sdp_math"}
+# leaves nothing: test_engine_toggles.py and test_engine_toggles_gpu.py. Ranks that keep shares:
+# test_shards.py.
+ELSEWHERE = {"compile", "compile_scope", "compile_shapes", "sdp_math", "sharding"}
 ON_A_GPU = ("needs a CUDA GPU", "in the host's memory already", "this machine has 1 CPU core")
 # Of operators of the library that no bundled family calls, but models of one's own may.
 UNCALLED = {"triton_geglu": "geglu", "triton_qk_norm": "qk_norm"}

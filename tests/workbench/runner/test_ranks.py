@@ -17,7 +17,7 @@ from built import blocked, found, stepped
 from runner_driver import Driver
 from torch import nn
 
-from sessions.model import Configuration
+from sessions.model import Configuration, Evidence
 from workbench import protocol
 from workbench.runner import loss_curve
 from workbench.runner.arm import Arms
@@ -198,23 +198,35 @@ def test_a_peer_ends_when_rank_0_is_killed():
         peer.wait(timeout=30)
 
 
-@needs_cores
-def test_the_runner_divides_its_steps_when_the_toggle_is_switched_while_it_runs(runner: Driver):
+def switched(runner: Driver, name: str, option: str, **toggles: str) -> Evidence:
+    """What is told of a toggle that is switched on, and off again, while steps are made."""
     asked = Configuration(
         family="hydra", preset="tiny", workload="train", settings={"batch": 4, "sequence": 16},
         model={"dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "max_sequence": 256},
+        toggles=toggles,
     )  # fmt: skip
     begin = len(runner.messages)
     runner.send(protocol.Start(configuration=asked))
     runner.until(protocol.EvidenceFound)
-    runner.send(protocol.Apply(toggles={"data_parallel": "2"}))
+    runner.send(protocol.Apply(toggles={name: option}))
     told = runner.until(
         lambda one: (
             isinstance(one, protocol.EvidenceFound)
-            and any(each.toggle == "data_parallel" for each in one.evidence)
+            and any(each.toggle == name for each in one.evidence)
         )
     )
-    (of_ranks,) = [one for one in told.evidence if one.toggle == "data_parallel"]
+    runner.send(protocol.Apply(toggles={name: "off"}))
+    runner.until(protocol.SegmentStarted)
+    runner.finish(protocol.Stop())
+    failures = [m for m in runner.messages[begin:] if isinstance(m, protocol.Failure)]
+    assert not failures, failures
+    return next(one for one in told.evidence if one.toggle == name)
+
+
+@needs_cores
+def test_the_runner_divides_its_steps_when_the_toggle_is_switched_while_it_runs(runner: Driver):
+    begin = len(runner.messages)
+    of_ranks = switched(runner, "data_parallel", "2")
     assert of_ranks.status == "effective", of_ranks.text
     assert "; resident set " in of_ranks.text and ", the most of all; " in of_ranks.text
     resident = [
@@ -224,11 +236,6 @@ def test_the_runner_divides_its_steps_when_the_toggle_is_switched_while_it_runs(
         for value in one.columns.get("memory_used", [])
     ]
     assert resident and all(50e6 < value < 20e9 for value in resident), "of the other rank"
-    runner.send(protocol.Apply(toggles={"data_parallel": "off"}))
-    runner.until(protocol.SegmentStarted)
-    runner.finish(protocol.Stop())
-    failures = [m for m in runner.messages[begin:] if isinstance(m, protocol.Failure)]
-    assert not failures, failures
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,16 @@ def known(arm: Arm, device: torch.device) -> Known:
         take("gradients", parameter.grad)
     for buffer in arm.model.buffers():
         take("parameters", buffer)
-    if arm.trainer is not None:
+    shards = None if arm.trainer is None else arm.trainer.shards
+    if shards is not None:
+        for role, shares in (
+            ("parameters", shards.weights()),
+            ("gradients", shards.gradients()),
+            ("optimizer", shards.moments()),
+        ):
+            for share in shares:
+                take(role, share)
+    elif arm.trainer is not None:
         for state in arm.trainer.optimizer.state.values():
             for value in state.values():
                 take("optimizer", value)

@@ -34,7 +34,7 @@ class Buckets:
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         distinct = {id(each): each for each in parameters if each.requires_grad}
-        self._buckets = [_bucket(group) for group in _groups(reversed(distinct.values()))]
+        self._buckets = [_bucket(group) for group in in_buckets(reversed(distinct.values()))]
         self._of = {id(each): bucket for bucket in self._buckets for each in bucket.parameters}
         self._hooks: list[RemovableHandle] = []
         self._works: list[dist.Work] = []
@@ -108,7 +108,7 @@ class Buckets:
         self._works.append(work)
 
 
-def _groups(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+def in_buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     """Of one dtype, of at most so many bytes, or of one tensor that has more."""
     group: list[nn.Parameter] = []
     size, most = 0, FIRST_BYTES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -15,8 +16,12 @@ from torch import Tensor
 from workbench.runner.ranks import group as groups
 from workbench.runner.ranks.buckets import Buckets
 from workbench.runner.ranks.messages import Build, Compare, Enter, Leave, Step
+from workbench.runner.ranks.shards import Shards
+from workbench.runner.toggles.compile import repeated_blocks
+from workbench.runner.training import Weights
 
 if TYPE_CHECKING:
+    from models import Model
     from sessions.model import Configuration
     from workbench.runner.arm import Arm
     from workbench.runner.data import Batches
@@ -35,12 +40,13 @@ class Divided:
     compared; None before any were. ``prepared``: a peer has done what comes before a first step.
     ``peaks``: highest bytes that each rank allocated, as told when they were compared; on the CPU
     resident bytes.
+    ``stage`` is one of ``shards.STAGES`` where ranks keep shares of more than the batch.
     """
 
-    def __init__(self, ranks: int, device: torch.device) -> None:
-        self.ranks, self._device = ranks, device
+    def __init__(self, ranks: int, device: torch.device, stage: str = "") -> None:
+        self.ranks, self._device, self._stage = ranks, device, stage
         self.rank = groups.rank()
-        self.buckets: Buckets | None = None
+        self.buckets: Buckets | Shards | None = None
         self.differing: int | None = None
         self.prepared = False
         self.parts = ranks  # of a batch
@@ -49,6 +55,7 @@ class Divided:
         self.keeper: Trainer | None = None
         self.peaks: list[int] = []
         self._steps = 0  # since the weights were taken over
+        self._peak_bytes = 0  # of this rank, in steps
         self._group: groups.Group | None = None  # of rank 0, while the arm is entered
         self._depth = 0
 
@@ -65,14 +72,27 @@ class Divided:
         """The loss of the share, as its part of the mean over all ranks."""
 
         def part(*batch: Tensor) -> Tensor:
-            return compute(*batch) / self.ranks
+            with contextlib.nullcontext() if self.shards is None else self.shards.computing():
+                return compute(*batch) / self.ranks
 
         return part
 
-    def follow(self, trainer: Trainer) -> None:
-        """Let its backward pass average the gradients."""
-        parameters = (each for one in trainer.optimizer.param_groups for each in one["params"])
-        self.buckets = trainer.buckets = Buckets(parameters)
+    @property
+    def shards(self) -> Shards | None:
+        """What this rank keeps, where that is not all."""
+        return self.buckets if isinstance(self.buckets, Shards) else None
+
+    def follow(self, trainer: Trainer, model: Model) -> None:
+        """Let its backward pass average the gradients of the model."""
+        whole = trainer.optimizer
+        if self._stage:
+            blocks = repeated_blocks(model) if self._stage == "full" else ()
+            shards = Shards(whole, blocks, self._stage, self.rank, self.ranks)
+            trainer.buckets, trainer.agree = shards, lambda scaler, optimizer: shards.agree()
+        else:
+            parameters = (each for one in whole.param_groups for each in one["params"])
+            trainer.buckets = Buckets(parameters)
+        self.buckets = trainer.buckets
 
     def together(self, step: ArmStep, batches: Batches) -> ArmStep:
         """The step of all ranks, which returns the mean of their losses."""
@@ -81,9 +101,12 @@ class Divided:
             if self._group is not None:
                 self._group.tell(Step(batches.advances))
             try:
+                self.spread()
                 loss = step()
                 dist.all_reduce(loss)
-            except BaseException:
+            except BaseException as error:
+                if self.shards is not None:  # the whole takes the place of what the step has held
+                    traceback.clear_frames(error.__traceback__)
                 self._give_up()
                 raise
             self._steps += 1
@@ -104,35 +127,55 @@ class Divided:
             torch.cuda.reset_peak_memory_stats(self._device)
         self.buckets.attach()
         self._group, self._depth, self._steps = group, 1, 0
+        if self.shards is not None:
+            self.shards.stays = arm.sets.are_captured(arm.situation, arm.weights_dtype)
+            assert arm.trainer is not None and isinstance(arm.weights, Weights)
+            arm.weights.away = self.shards.homes
         try:
             yield
         finally:
-            if group is not None and group.alive:
-                self.compare(arm)
-                group.tell(Leave())
-            self._depth, self._group = 0, None
-            self.buckets.detach()
+            try:
+                if group is not None and group.alive:
+                    self.compare(arm)
+                    group.tell(Leave())
+            finally:
+                self._depth, self._group = 0, None
+                self.buckets.detach()
+                if self.shards is not None:
+                    self.shards.restore()  # what no rank could give back
+
+    def spread(self) -> None:
+        """Hold what a rank does during steps, before the first of them; when entered."""
+        if self.shards is not None:
+            self.shards.take()
 
     def evaluating(self, what: str, arm: Arm) -> AbstractContextManager[None]:
         """What rank 0 evaluates beside the steps, it does alone."""
         return contextlib.nullcontext()
 
     def compare(self, arm: Arm) -> None:
-        """Count the parameters that differ between the ranks, if steps were made; when entered."""
+        """Count the parameters that differ between the ranks, if steps were made; when entered.
+
+        All ranks have the whole weights then, and rank 0 the whole moments.
+        """
         if not self._steps:
             return
         if self._group is not None:
             self._group.tell(Compare())
+        if self.shards is None or self.shards.spread:  # what it takes to collect is no step's
+            self._peak_bytes = _peak(self._device)
+        if self.shards is not None:
+            self.shards.collect()
         sums = torch.stack([digest(each) for each in arm.model.parameters()]).to(self._device)
-        self._count_differing(sums)
+        self._count_differing(sums, self._peak_bytes)
 
-    def _count_differing(self, sums: Tensor) -> None:
+    def _count_differing(self, sums: Tensor, peak: int | None = None) -> None:
         least, most = sums.clone(), sums.clone()
         dist.all_reduce(least, dist.ReduceOp.MIN)
         dist.all_reduce(most, dist.ReduceOp.MAX)
         self.differing = max(int((least != most).sum()), self.differing or 0)
         peaks = torch.zeros(self.ranks, dtype=torch.int64, device=self._device)
-        peaks[self.rank] = _peak(self._device)
+        peaks[self.rank] = _peak(self._device) if peak is None else peak
         dist.all_reduce(peaks)
         self.peaks = peaks.tolist()
 

@@ -20,6 +20,7 @@ from workbench.runner.ranks.messages import Compare, Evaluate, Leave, Order, Ste
 from workbench.runner.ranks.region import Traffic, meeting, send_all, sum_over_ranks
 
 if TYPE_CHECKING:
+    from models import Model
     from workbench.runner.arm import Arm, Build
     from workbench.runner.data import Batches
     from workbench.runner.ranks.shares import Shares
@@ -58,7 +59,7 @@ class TensorDivided(Divided):
         """The loss, which all ranks have."""
         return compute
 
-    def follow(self, trainer: Trainer) -> None:
+    def follow(self, trainer: Trainer, model: Model) -> None:
         """Let it skip the updates that any rank has to skip; rank 0's scale is the whole's."""
         self._trainer = trainer
         if self.keeper is not None:

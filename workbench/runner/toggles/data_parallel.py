@@ -75,8 +75,6 @@ def _evidence(option: str, arm: Arm) -> Finding:
     divided = arm.divided
     if divided is None or divided.buckets is None:
         return no_effect("the step was not divided")
-    with arm.entered():
-        divided.compare(arm)
     buckets, rows = divided.buckets, len(arm.batches.inputs[0])
     text = (
         f"{divided.ranks} ranks of {rows} sequences each; {size_text(buckets.bytes)} of gradients "
