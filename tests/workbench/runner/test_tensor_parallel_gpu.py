@@ -90,8 +90,11 @@ def test_other_options_go_with_it(toggles):
 
 
 def test_the_forward_pass_is_divided_too():
-    one = asked("hydra", "forward")
-    right(stepped(one, "forward", device="cuda", steps=4, arms=Arms(), tensor_parallel="2", **BF16))
+    one, toggles = asked("hydra", "forward"), {"precision": "amp_bf16", "triton": "on"}
+    arm = stepped(
+        one, "forward", device="cuda", steps=4, arms=Arms(), tensor_parallel="2", **toggles
+    )
+    right(arm)
 
 
 def test_arms_of_one_and_of_two_gpus_go_on_from_each_other():
