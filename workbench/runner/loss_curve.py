@@ -292,6 +292,7 @@ def _copy(
     model: Model = arm.situation.family.share(arm.situation.config, weights)
     carry(model, arm.model)
     model.train()
+    model.set_checkpointing("full")  # the same numbers, where a large batch's are not all kept
     draws.take_modes(model, arm.model)
     optimizer = plain_optimizer(copies.values())
     for parameter, state in arm.keeper.optimizer.state.items():

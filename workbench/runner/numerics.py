@@ -344,14 +344,18 @@ def _curve(
         return ""
     if situation.option("cuda_graphs") != "off" and not arm.model.training:
         return "the captured graph computes in training mode"
-    room = free_bytes(situation) / 2
+    room, why = free_bytes(situation) / 2, ""
     for dtype in dict.fromkeys((getattr(torch, name), torch.float32)):
-        if (needed := loss_curve.bytes_needed(arm, dtype)) <= room:
+        if (needed := loss_curve.bytes_needed(arm, dtype)) > room:
+            copies, free = size_text(needed), size_text(room)
+            why = f"copies to compare with take {copies}, and half of the free memory is {free}"
+            continue
+        try:
             return loss_curve.check(arm, dtype, between, lambda: nudges.size)
-    return (
-        f"copies to compare with take {size_text(needed)}, and half of the free memory is "
-        f"{size_text(room)}"
-    )
+        except torch.OutOfMemoryError as error:
+            why = explain(error).sentence
+        gc.collect()  # what it held where it failed
+    return why
 
 
 def _own(arm: Arm, situation: Situation, put_back: Callable[[], None]) -> Outputs:

@@ -157,6 +157,36 @@ def test_what_cannot_be_checked_says_why(build, monkeypatch):
     assert found.text.startswith("not checked: Out of memory")
 
 
+@pytest.mark.parametrize("lacking", [(torch.float64,), (torch.float64, torch.float32)])
+def test_a_loss_curve_that_lacks_memory_is_followed_in_fp32_or_leaves_the_outputs_checked(
+    build, monkeypatch, lacking
+):
+    course, asked = loss_curve._plain_course, []
+
+    def scarce(arm, dtype, *rest, **named):
+        asked.append(dtype)
+        if dtype in lacking:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return course(arm, dtype, *rest, **named)
+
+    monkeypatch.setattr(loss_curve, "_plain_course", scarce)
+    arm, situation = build("train")
+    step_some(arm)
+    found = numerics.check(arm, situation)
+    assert found.ok and found.reference == "float64", found.text
+    assert asked[:2] == [torch.float64, torch.float32]
+    followed = torch.float32 not in lacking
+    assert (found.curve_steps == loss_curve.STEPS) is followed
+    assert ("loss curve not checked: Out of memory" in found.text) is not followed
+
+
+def test_what_a_curve_is_compared_with_keeps_no_block_s_activations(build, monkeypatch):
+    arm, _ = build("train")
+    model, *_ = loss_curve._copy(arm, torch.float32, loss_curve.ties.NONE, fresh=True)
+    model.loss(*arm.batches.inputs, *arm.batches.targets)
+    assert model.checkpointed_blocks == len(model.blocks)
+
+
 @pytest.mark.parametrize(
     "toggles",
     [
