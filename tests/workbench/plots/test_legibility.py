@@ -173,3 +173,20 @@ def test_live_plots_scroll_where_the_window_is_too_low_and_cover_nothing(qtbot, 
     qtbot.addWidget(panel)
     assert panel._splitter.minimumSizeHint().height() > 3 * _LEAST_PX
     assert panel.minimumSizeHint().height() < 2 * _LEAST_PX
+
+
+def test_in_a_small_window_every_live_plot_has_room_for_what_it_draws(qtbot, state, show):
+    panel = LivePanel(state)
+    qtbot.addWidget(panel)
+    panel.resize(700, 360)
+    panel.show()
+    show(gpu_session(3, 60))
+
+    def heights():
+        drawn = [chart for chart in panel.shown if chart.reason is None]
+        return {chart.plot.title: chart.canvas.vb.size().height() for chart in drawn}
+
+    def roomy():
+        assert len(heights()) >= 3 and min(heights().values()) >= 40, heights()
+
+    qtbot.waitUntil(roomy)

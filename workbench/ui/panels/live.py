@@ -40,7 +40,8 @@ WINDOWS: dict[str, float | None] = {
     "Last 5 minutes": 300.0,
     "Last 30 minutes": 1800.0,
 }
-_LEAST_PX = 96  # of a plot
+_LEAST_PX = 124  # of a plot, two lines of legend and a caption among them
+_AXIS_PX = 32  # of one below which the time stands
 _MOST_PX = 2**24 - 1  # Qt's QWIDGETSIZE_MAX: no limit
 _LINE_PX = 36  # of one that has nothing to draw, when others have
 _ROOMS = 32  # steps in which the view of a growing session doubles
@@ -158,8 +159,10 @@ class LivePanel(QWidget):
         drawn = [chart for chart in self.shown if chart.reason is None]
         self._fold()
         for chart in drawn:
+            last = chart is drawn[-1]
             chart.canvas.captions = chart is drawn[0]
-            chart.canvas.axis("bottom").texts = chart is drawn[-1]
+            chart.canvas.axis("bottom").texts = last
+            chart.setMinimumHeight(_LEAST_PX + last * _AXIS_PX)
         self._align()
 
     def _fold(self) -> None:
