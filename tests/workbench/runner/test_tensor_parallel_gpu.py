@@ -5,24 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from built import found, stepped
+from test_ranks_gpu import BF16, ended, pytestmark  # noqa: F401 - a fixture, and marks
 
 from sessions.model import Configuration
 from workbench.runner import numerics
 from workbench.runner.arm import Arm, Arms
-from workbench.runner.ranks import group
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs"),
-]
-BF16 = {"precision": "amp_bf16", "adamw": "fused", "triton": "on"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ended():
-    """No peer outlives this module."""
-    yield
-    group.close()
 
 
 def right(arm: Arm) -> None:
