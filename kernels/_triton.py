@@ -159,8 +159,8 @@ def rows_of(x: Tensor) -> tuple[Tensor, int]:
 def describable(*tensors: Tensor) -> bool:
     """Whether kernels may read blocks of these by descriptors that they make (Hopper and later).
 
-    Those want rows that begin at multiples of 16 bytes. Not while Dynamo traces, when addresses are
-    not known, nor for tensors without memory.
+    Those want rows that begin at multiples of 16 bytes, each its own: none that are expanded. Not
+    while Dynamo traces, when addresses are not known, nor for tensors without memory.
     """
     if torch.compiler.is_compiling() or not _describes(tensors[0].get_device()):
         return False
@@ -169,6 +169,8 @@ def describable(*tensors: Tensor) -> bool:
             return False
         steps = 0
         for stride in x.stride()[:-1]:
+            if not stride:
+                return False
             steps |= stride
         if (x.data_ptr() | steps * x.element_size()) & 15:
             return False

@@ -31,8 +31,9 @@ def test_rows_that_begin_at_multiples_of_16_bytes_are_describable():
         heads()[..., 1:],
         torch.empty(200, dtype=torch.float16)[1:193].view(2, 4, 3, 8),
         heads().transpose(2, 3),
+        heads(tokens=1).expand(-1, -1, 6, -1),
     ],
-    ids=["rows of 24 bytes", "2 bytes behind", "memory 2 bytes behind", "columns apart"],
+    ids=["rows of 24 bytes", "2 bytes behind", "memory 2 bytes behind", "columns apart", "one row"],
 )
 def test_others_are_not(x):
     assert not _triton.describable(x)

@@ -26,8 +26,8 @@ def moved(readings: Sequence[float], tolerance: float) -> bool:
         return False
     earlier, later = readings[-2 * half : -half], readings[-half:]
     means = statistics.fmean(earlier), statistics.fmean(later)
-    if min(means) <= 0:
-        return True
+    if min(means) <= 0:  # not read, or asleep
+        return max(means) > 0
     jumps = JUMPS
     if half >= FEW:
         spread = math.hypot(
