@@ -40,7 +40,7 @@ WINDOWS: dict[str, float | None] = {
     "Last 5 minutes": 300.0,
     "Last 30 minutes": 1800.0,
 }
-_LEAST_PX = 124  # of a plot, two lines of legend and a caption among them
+_LEAST_PX = 120  # of a plot, two lines of legend and a caption among them
 _AXIS_PX = 32  # of one below which the time stands
 _MOST_PX = 2**24 - 1  # Qt's QWIDGETSIZE_MAX: no limit
 _LINE_PX = 36  # of one that has nothing to draw, when others have
