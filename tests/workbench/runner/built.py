@@ -7,9 +7,10 @@ import torch
 
 from sessions.model import Configuration
 from workbench.protocol import Blocked
-from workbench.runner import resolve
+from workbench.runner import checks, resolve
 from workbench.runner.arm import Arm, Arms
 from workbench.runner.phases import PhaseTracker
+from workbench.runner.probes import allocations
 
 
 def stepped(
@@ -40,6 +41,11 @@ def stepped(
 def found(arm: Arm) -> dict[str, tuple[str, str]]:
     """Status and text of each option that is not off."""
     return {each.toggle: (each.status, each.text) for each in arm.find_evidence()}
+
+
+def left_by_a_step(arm: Arm) -> int:
+    """Bytes; the arm is entered."""
+    return allocations.of(lambda: checks.step(arm, 1), arm.situation.device).left
 
 
 def blocked(

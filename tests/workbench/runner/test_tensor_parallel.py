@@ -10,14 +10,14 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from built import blocked, found, stepped
+from built import blocked, found, left_by_a_step, stepped
 from runner_driver import Driver
 from torch import nn
 
 from models._division import Cut
 from sessions.model import Configuration
 from workbench import protocol
-from workbench.runner import numerics, resolve
+from workbench.runner import checks, numerics, resolve
 from workbench.runner.arm import Arm, Arms
 from workbench.runner.ranks import group, region, tensor
 from workbench.runner.ranks.shares import Shares
@@ -65,6 +65,15 @@ def weights_after(asked: Configuration, *ranks: str) -> list[torch.Tensor]:
             arm.step()
             arm.batches.go_to(1)
     return [each.detach().clone() for each in arm.plain_weights().values()]
+
+
+@needs_cores
+@pytest.mark.parametrize("sequence_parallel", ["off", "on"])
+def test_what_threads_of_collectives_free_is_not_left_behind(asked, sequence_parallel):
+    arm = stepped(asked, tensor_parallel="2", sequence_parallel=sequence_parallel)
+    with arm.entered():
+        checks.step(arm, 2)
+        assert {left_by_a_step(arm) for _ in range(8)} == {0}
 
 
 @needs_cores

@@ -7,11 +7,12 @@ may be timed meanwhile.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch._C._profiler import _EventType
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,31 @@ def _on_cpu(steps: Callable[[], None]) -> Allocations:
 
     with profiler.profile(use_cpu=True, profile_memory=True) as profile:
         steps()
-    changes = sorted(
-        (event.start_ns(), event.nbytes())
-        for event in profile.kineto_results.events()
-        if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU
-    )
-    levels = [0, *itertools.accumulate(count for _, count in changes)]
-    return Allocations(levels[-1], max(levels))
+    roots = profile.kineto_results.experimental_event_tree()
+    level = highest = 0
+    sent: set[int] = set()  # where what collectives allocate for themselves lies
+    for one, in_collective in sorted(_changes(roots), key=lambda each: each[0].start_time_ns):
+        address, count = one.extra_fields.ptr, one.extra_fields.alloc_size
+        if in_collective and count > 0:
+            sent.add(address)
+        elif address in sent and count < 0:
+            sent.discard(address)
+        else:
+            sent.discard(address)  # another thread has freed it
+            level += count
+            highest = max(highest, level)
+    return Allocations(level, highest)
+
+
+def _changes(events: Sequence[Any], in_collective: bool = False) -> Iterator[tuple[Any, bool]]:
+    """Allocations and releases on the CPU among these events, and which of them collectives made.
+
+    Those of a collective its own thread frees, or this one, whichever is the last to let go of it:
+    of other threads the profiler is told nothing.
+    """
+    for one in events:
+        if one.tag == _EventType.Allocation:
+            if one.extra_fields.device.type == "cpu":
+                yield one, in_collective
+        else:
+            yield from _changes(one.children, in_collective or one.name.startswith("c10d::"))

@@ -16,6 +16,7 @@ from torch import Tensor
 from workbench.runner.ranks import group as groups
 from workbench.runner.ranks.buckets import Buckets
 from workbench.runner.ranks.messages import Build, Compare, Enter, Leave, Step
+from workbench.runner.ranks.region import let_go
 from workbench.runner.ranks.shards import Shards
 from workbench.runner.toggles.compile import repeated_blocks
 from workbench.runner.training import Weights
@@ -103,7 +104,8 @@ class Divided:
             try:
                 self.spread()
                 loss = step()
-                dist.all_reduce(loss)
+                with let_go(loss):
+                    dist.all_reduce(loss)
             except BaseException as error:
                 if self.shards is not None:  # the whole takes the place of what the step has held
                     traceback.clear_frames(error.__traceback__)

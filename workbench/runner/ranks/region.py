@@ -14,6 +14,9 @@ which a compiler calls as they are: so they are counted when they run, however t
 from __future__ import annotations
 
 import contextlib
+import operator
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,6 +31,7 @@ from workbench.runner.ranks.group import rank
 
 SUM, GATHER, SCATTERED, SENT = "sum", "gather", "scattered sum", "broadcast"
 _MANY_BYTES = 1 << 20  # of a tensor that is sent by itself
+_LET_GO_S = 0.1
 
 
 @dataclass
@@ -61,11 +65,36 @@ def meeting() -> Iterator[Traffic]:
         _traffic = before
 
 
+@contextlib.contextmanager
+def let_go(*tensors: Tensor) -> Iterator[None]:
+    """Around a collective that is waited for: on a CPU until its thread holds them no more.
+
+    That thread lets go of them after it has told that it is done. Were it the last, it would free
+    them, and what other threads free is counted as left behind.
+    """
+    on_cpu = [each for each in tensors if each.device.type == "cpu"]
+    before = _holders(on_cpu)
+    yield
+    deadline_s = time.monotonic() + _LET_GO_S
+    while any(map(operator.gt, _holders(on_cpu), before)) and time.monotonic() < deadline_s:
+        time.sleep(0)
+
+
+def _holders(tensors: list[Tensor]) -> list[int]:
+    """Of each: by Python, of what Python has, and by other tensors of its memory."""
+    storages = [each.untyped_storage()._cdata for each in tensors]
+    return [
+        sys.getrefcount(each) + each._use_count() + torch._C._storage_Use_Count(storage)
+        for each, storage in zip(tensors, storages, strict=True)
+    ]
+
+
 def sum_over_ranks(x: Tensor) -> Tensor:
     """The sum of all ranks' ``x``, in a tensor of its own."""
     total = x.clone(memory_format=torch.contiguous_format)
     if _traffic is not None:
-        dist.all_reduce(total)
+        with let_go(total):
+            dist.all_reduce(total)
         _traffic.add(SUM, total)
     return total
 
@@ -75,7 +104,9 @@ def gather_tokens(x: Tensor, ranks: int) -> Tensor:
     if _traffic is None:
         return torch.cat([x] * ranks, 1)
     found = x.new_empty((ranks * x.shape[0], *x.shape[1:]))  # one rank's after the other
-    dist.all_gather_into_tensor(found, x.contiguous())
+    x = x.contiguous()
+    with let_go(found, x):
+        dist.all_gather_into_tensor(found, x)
     _traffic.add(GATHER, found)
     return found.unflatten(0, (ranks, -1)).transpose(0, 1).flatten(1, 2)
 
@@ -86,7 +117,8 @@ def scatter_sum(x: Tensor, ranks: int) -> Tensor:
         return own_tokens(x, ranks)
     parts = x.unflatten(1, (ranks, -1)).transpose(0, 1).flatten(0, 1).contiguous()
     found = parts.new_empty((x.shape[0], *parts.shape[1:]))
-    dist.reduce_scatter_tensor(found, parts)
+    with let_go(found, parts):
+        dist.reduce_scatter_tensor(found, parts)
     _traffic.add(SCATTERED, parts)
     return found
 

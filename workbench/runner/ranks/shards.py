@@ -415,6 +415,8 @@ class Shards:
         self._work = None
         if self.stage != "optimizer" and unit.gradients is not None:
             self._holds(-unit.gradients.nbytes)
+            # Here, and not when a thread of the collective lets go of it, which nobody counts.
+            unit.gradients.untyped_storage().resize_(0)
             unit.gradients = None
 
     def _holds(self, more: int) -> None:
