@@ -175,10 +175,26 @@ def test_live_plots_scroll_where_the_window_is_too_low_and_cover_nothing(qtbot, 
     assert panel.minimumSizeHint().height() < 2 * _LEAST_PX
 
 
-def test_in_a_small_window_every_live_plot_has_room_for_what_it_draws(qtbot, state, show):
+def test_a_plot_that_its_heading_left_no_room_has_it_back_once_less_is_said(qtbot):
+    chart = Chart(PLOTS["memory"], DARK)
+    qtbot.addWidget(chart)
+    chart.resize(700, 80)
+    chart.show()
+    chart.show_runs([Run(gpu_session(3, 60))])
+    canvas = chart.canvas
+    qtbot.waitUntil(lambda: canvas.vb.rect().height() < 2)
+    assert canvas.rect().height() == chart.height(), "it ends where its view ends"
+    canvas.captions = canvas.axis("bottom").texts = False
+    canvas.refresh()
+    assert canvas.vb.rect().height() > 15
+    assert canvas.vb.viewRange()[1][1] > 2**30 and canvas.axis("left").fixedWidth is not None
+
+
+@pytest.mark.parametrize("size", [(500, 300), (700, 360), (1000, 700)])
+def test_in_a_small_window_every_live_plot_has_room_for_what_it_draws(qtbot, state, show, size):
     panel = LivePanel(state)
     qtbot.addWidget(panel)
-    panel.resize(700, 360)
+    panel.resize(*size)
     panel.show()
     show(gpu_session(3, 60))
 
@@ -190,3 +206,5 @@ def test_in_a_small_window_every_live_plot_has_room_for_what_it_draws(qtbot, sta
         assert len(heights()) >= 3 and min(heights().values()) >= 40, heights()
 
     qtbot.waitUntil(roomy)
+    for chart in panel.shown:
+        assert chart.canvas.rect().height() == chart.height(), "none ends below its view"

@@ -40,8 +40,9 @@ WINDOWS: dict[str, float | None] = {
     "Last 5 minutes": 300.0,
     "Last 30 minutes": 1800.0,
 }
-_LEAST_PX = 120  # of a plot, two lines of legend and a caption among them
-_AXIS_PX = 32  # of one below which the time stands
+_LEAST_PX = 100  # of a plot, two lines of legend among them
+_LANE_PX = 16  # more of one above which markers are named
+_AXIS_PX = 32  # more of one below which the time stands
 _MOST_PX = 2**24 - 1  # Qt's QWIDGETSIZE_MAX: no limit
 _LINE_PX = 36  # of one that has nothing to draw, when others have
 _ROOMS = 32  # steps in which the view of a growing session doubles
@@ -159,10 +160,10 @@ class LivePanel(QWidget):
         drawn = [chart for chart in self.shown if chart.reason is None]
         self._fold()
         for chart in drawn:
-            last = chart is drawn[-1]
-            chart.canvas.captions = chart is drawn[0]
+            first, last = chart is drawn[0], chart is drawn[-1]
+            chart.canvas.captions = first
             chart.canvas.axis("bottom").texts = last
-            chart.setMinimumHeight(_LEAST_PX + last * _AXIS_PX)
+            chart.setMinimumHeight(_LEAST_PX + first * _LANE_PX + last * _AXIS_PX)
         self._align()
 
     def _fold(self) -> None:

@@ -64,6 +64,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         margin = 12 if style.paper else 6
         self.layout.setContentsMargins(margin, margin, 2 * margin, margin)
         self.layout.setRowSpacing(0, 6)
+        self.setMinimumSize(0.0, 0.0)  # its view's: what stands around the plot changes after it
         self.vb.disableAutoRange()
         self.vb.setMouseEnabled(x=True, y=False)
         self.vb.sigXRangeChanged.connect(self._on_x_range)
@@ -143,13 +144,14 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
 
     def relook(self) -> None:
         """Decimate for the range that is visible, and let the y axis follow."""
-        if self._busy or not self._look():
+        if self._busy:
             return
+        if not self._look():  # axes and legend may have taken all the room for what they held then
+            self._arrange()
+            if not self._look():
+                return
         if self._arrange():
-            self._busy = True
-            self.layout.activate()
-            self._busy = False
-            if not self._look():  # axes and legend have taken all the room
+            if not self._look():
                 return
             self._label_marks()
         self._settle()
@@ -181,7 +183,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
 
     def _frame(self, rect: QRectF) -> Frame:
         (left, right), (bottom, top) = self.vb.viewRange()
-        bin_width = (right - left) / (rect.width() * self.chart_style.density)
+        bin_width = (right - left) / (max(1.0, rect.width()) * self.chart_style.density)
         octaves = math.floor(_BINS_PER_OCTAVE * math.log2(bin_width)) / _BINS_PER_OCTAVE
         return Frame((left, right), (bottom, top), rect.width(), rect.height(), 2.0**octaves)
 
@@ -203,7 +205,12 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         if self.axis("right").isVisible():
             changed.append(self.axis("right").fit())
         changed += [self.header.set_entries(self.entries()), self._label_marks()]
-        return any(changed)
+        if not any(changed):
+            return False
+        self._busy = True
+        self.layout.activate()
+        self._busy = False
+        return True
 
     def _label_marks(self) -> bool:
         layers = self.layers if self.captions else []
