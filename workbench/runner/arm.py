@@ -282,12 +282,13 @@ class Arms:
         self._weights.drop_gradients()
 
     def forget_arms(self) -> int:
-        """Free all arms and return how many there were; the weights stay."""
+        """Free all arms and return how many there were; the weights stay, on this rank."""
         count = len(self._arms)
         self._arms.clear()
         self._others.clear()
         gc.collect()
         free_memory()
+        group.forget_arms()
         return count
 
     def numbers_of(self, situation: Situation) -> Numerics | None:

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import torch
 
 import kernels
@@ -68,13 +69,18 @@ def explain(error: BaseException) -> Failure:
             detail=error.detail,
         )
     if isinstance(error, RankError):
+        if error.told is not None:
+            detail += f"\nOn rank {error.rank}:\n{error.told.detail}"
+        if error.told is not None and error.lacks_memory:
+            sentence = f"Rank {error.rank}: {error.told.sentence}"
+            return msgspec.structs.replace(error.told, sentence=sentence, detail=detail)
         return Failure(
             kind="ranks",
             sentence=f"Divided step: {first}",
             fix="Run again, which starts the other ranks anew; the log has what they printed.",
             detail=detail,
         )
-    if _lacks_memory(error):
+    if lacks_memory(error):
         return Failure(
             kind="out-of-memory",
             sentence=f"Out of memory: {_wanted(str(error))}",
@@ -136,10 +142,10 @@ def is_of_triton(error: BaseException) -> bool:
 
 def is_fatal(error: BaseException) -> bool:
     """Whether the CUDA context is lost, so that only a new process helps."""
-    if isinstance(error, CaptureError) or _lacks_memory(error):
-        return (
-            False  # a capture that failed leaves the context usable, and so does what did not fit
-        )
+    if isinstance(error, (CaptureError, RankError)) or lacks_memory(error):
+        # A capture that failed leaves the context usable, and so does what did not fit; what
+        # another rank has lost is not this one's.
+        return False
     lost = getattr(torch, "AcceleratorError", ())
     return isinstance(error, lost or ()) or "CUDA error:" in str(error)
 
@@ -166,10 +172,13 @@ def unwritten(what: str, path: Path | str, error: OSError) -> Failure:
     )
 
 
-def _lacks_memory(error: BaseException) -> bool:
-    """Whether it, or what a compiler or a capture wrapped in it, is a lack of memory."""
+def lacks_memory(error: BaseException) -> bool:
+    """Whether it, or what a compiler or a capture wrapped in it, is a lack of memory, here or on
+    another rank.
+    """
     return any(
         isinstance(each, (torch.OutOfMemoryError, MemoryError))
+        or (isinstance(each, RankError) and each.lacks_memory)
         or any(words in str(each) for words in _NO_MEMORY)
         for each in _chain(error)
     )

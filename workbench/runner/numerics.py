@@ -36,7 +36,7 @@ from sessions.model import Numerics
 from sessions.sizes import size_text
 from workbench.runner import draws, evaluation, loss_curve
 from workbench.runner.arm import Arm
-from workbench.runner.failures import explain, is_fatal
+from workbench.runner.failures import explain, is_fatal, lacks_memory
 from workbench.runner.loss_curve import Between, Curve, go_on
 from workbench.runner.outputs import tensors
 from workbench.runner.plain import Outputs, Plain, free_bytes
@@ -352,7 +352,9 @@ def _curve(
             continue
         try:
             return loss_curve.check(arm, dtype, between, lambda: nudges.size)
-        except torch.OutOfMemoryError as error:
+        except Exception as error:
+            if not lacks_memory(error):
+                raise
             why = explain(error).sentence
         gc.collect()  # what it held where it failed
     return why

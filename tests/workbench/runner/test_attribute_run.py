@@ -20,8 +20,9 @@ from workbench.recorder import Recorder
 from workbench.runner import alternation
 from workbench.runner import attribute as attribute_run
 from workbench.runner.attribute import AttributeRun
-from workbench.runner.failures import Cancelled, Mistake
+from workbench.runner.failures import Cancelled, Mistake, explain
 from workbench.runner.memory import Memory
+from workbench.runner.ranks.group import RankError
 from workbench.runner.resolve import resolve
 from workbench.runner.rig import Rig
 from workbench.runner.run import RunEnded
@@ -94,9 +95,16 @@ def test_a_ladder_is_measured_round_by_round_and_kept_and_blocked_rungs_say_why(
         assert sorted(set(numbers[numbers > 0])) == own.tolist()
 
 
-@pytest.mark.parametrize("counts", [False, True], ids=["beside others", "alone"])
+SHORT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+@pytest.mark.parametrize(
+    ("counts", "error"),
+    [(False, SHORT), (False, RankError("rank 1 ended", 1, explain(SHORT))), (True, SHORT)],
+    ids=["beside others", "on another rank", "alone"],
+)
 def test_an_arm_out_of_memory_is_a_data_point_and_the_others_are_measured(
-    rig, small, monkeypatch, counts
+    rig, small, monkeypatch, counts, error
 ):
     monkeypatch.setattr(AttributeRun, "_counts_memory", property(lambda run: counts))
     build = rig.arms._build
@@ -104,7 +112,7 @@ def test_an_arm_out_of_memory_is_a_data_point_and_the_others_are_measured(
     def tight(situation, phases):
         option = situation.configuration.toggles
         if option["rope_cache"] == "shared" and option["attention"] == "auto":
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            raise error
         return build(situation, phases)
 
     monkeypatch.setattr(rig.arms, "_build", tight)

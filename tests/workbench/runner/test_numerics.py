@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from workbench.runner import loss_curve, numerics, plain
 from workbench.runner.arm import Arms
+from workbench.runner.failures import explain
 from workbench.runner.phases import PhaseTracker
+from workbench.runner.ranks.group import RankError
 from workbench.runner.resolve import resolve
 
 CPU = torch.device("cpu")
@@ -157,16 +159,20 @@ def test_what_cannot_be_checked_says_why(build, monkeypatch):
     assert found.text.startswith("not checked: Out of memory")
 
 
+SHORT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+@pytest.mark.parametrize("error", [SHORT, RankError("rank 1 ended", 1, explain(SHORT))])
 @pytest.mark.parametrize("lacking", [(torch.float64,), (torch.float64, torch.float32)])
 def test_a_loss_curve_that_lacks_memory_is_followed_in_fp32_or_leaves_the_outputs_checked(
-    build, monkeypatch, lacking
+    build, monkeypatch, lacking, error
 ):
     course, asked = loss_curve._plain_course, []
 
     def scarce(arm, dtype, *rest, **named):
         asked.append(dtype)
         if dtype in lacking:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            raise error
         return course(arm, dtype, *rest, **named)
 
     monkeypatch.setattr(loss_curve, "_plain_course", scarce)
@@ -177,7 +183,8 @@ def test_a_loss_curve_that_lacks_memory_is_followed_in_fp32_or_leaves_the_output
     assert asked[:2] == [torch.float64, torch.float32]
     followed = torch.float32 not in lacking
     assert (found.curve_steps == loss_curve.STEPS) is followed
-    assert ("loss curve not checked: Out of memory" in found.text) is not followed
+    assert ("loss curve not checked: " in found.text) is not followed
+    assert ("Out of memory: 2.00 GiB more was needed" in found.text) is not followed
 
 
 def test_what_a_curve_is_compared_with_keeps_no_block_s_activations(build, monkeypatch):

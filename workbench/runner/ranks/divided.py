@@ -191,8 +191,7 @@ class Divided:
     def _give_up(self) -> None:
         """Some ranks are within the step and cannot leave it: all of them start anew."""
         if (group := self._group) is not None:
-            group.close()
-            group.check()  # what failed here, failed for what had happened there
+            group.give_up()  # what failed here, may have failed for what had happened there
 
 
 def _peak(device: torch.device) -> int:

@@ -16,6 +16,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from workbench.protocol import Failure
 from workbench.runner.ranks.messages import Answer, Failed, Forget, Order, Ready
 
 RANK = "WORKBENCH_RANK"  # the variable that tells a peer which it is
@@ -23,11 +24,23 @@ HOST = "127.0.0.1"
 START_S = 120.0  # for a peer to import torch and join
 TIMEOUT = timedelta(minutes=10)  # of a sum: ranks may compile before it
 _POLL_S = 0.05
+_LAST_WORDS_S = 10.0  # for a peer to end that is hung up on
 _LOOPBACK = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 class RankError(RuntimeError):
-    """A peer failed; one sentence."""
+    """A peer failed; one sentence. ``told`` is what the peer, number ``rank``, said of it, if it
+    could.
+    """
+
+    def __init__(self, sentence: str, rank: int = 0, told: Failure | None = None) -> None:
+        super().__init__(sentence)
+        self.rank, self.told = rank, told
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether the peer had too little memory."""
+        return self.told is not None and self.told.kind == "out-of-memory"
 
 
 def rank() -> int:
@@ -63,7 +76,9 @@ class _Peer:
             env=_environment(number, group.device),
             bufsize=0,
         )
-        threading.Thread(target=self._listen, name=f"rank {number}", daemon=True).start()
+        name = f"rank {number}"
+        self._listener = threading.Thread(target=self._listen, name=name, daemon=True)
+        self._listener.start()
 
     def tell(self, order: Order) -> None:
         """Send an order; raises ``RankError`` where nobody takes it any more."""
@@ -71,8 +86,18 @@ class _Peer:
         try:
             self.process.stdin.write(self._encoder.encode(order) + b"\n")
         except OSError:
-            self._group.failed(self.number, "")
-            raise RankError(self._group.failure) from None
+            self.hear_out()
+            self._group.failed(self.number)
+            self._group.check()
+
+    def hang_up(self) -> None:
+        """No more orders, which ends it."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def hear_out(self) -> None:
+        """Wait until it has said what it has to, and has ended."""
+        self._listener.join(_LAST_WORDS_S)
 
     def answered(self) -> Ready | None:
         """The next answer; None if there is none within a moment."""
@@ -86,10 +111,10 @@ class _Peer:
         for line in self.process.stdout:
             answer = decoder.decode(line)
             if isinstance(answer, Failed):
-                self._group.failed(self.number, answer.sentence)
+                self._group.failed(self.number, answer.failure)
             else:
                 self._answers.put(answer)
-        self._group.failed(self.number, "")
+        self._group.ended(self.number, self.process.wait())
 
 
 class Group:
@@ -97,8 +122,8 @@ class Group:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size, self.device = size, device
-        self.failure = ""  # a sentence, once a peer has failed
-        self._closed = False
+        self._failure: RankError | None = None  # of the peer that failed
+        self._hung_up = self._closed = False
         self._lock = threading.Lock()
         for name in _LOOPBACK:
             os.environ.setdefault(name, "lo")  # all ranks are on this host
@@ -114,7 +139,7 @@ class Group:
     @property
     def alive(self) -> bool:
         """Whether all ranks are there."""
-        return not self.failure and not self._closed
+        return self._failure is None and not self._closed
 
     @property
     def pids(self) -> list[int]:
@@ -133,17 +158,42 @@ class Group:
         self._await_all()
 
     def check(self) -> None:
-        """Raise ``RankError`` if a peer has failed."""
-        if self.failure:
-            raise RankError(self.failure)
+        """Raise ``RankError`` if a peer has failed, or all were ended."""
+        if (found := self._failure) is not None:  # raised anew: it would keep the frames it passed
+            raise RankError(str(found), found.rank, found.told)
+        if self._closed:
+            raise RankError("the other ranks were ended, because a step failed here")
 
-    def failed(self, number: int, sentence: str) -> None:
-        """A peer has ended, which no step survives: whoever waits for its numbers is let go."""
+    def failed(self, number: int, told: Failure | None = None) -> None:
+        """A peer has ended, which no step survives: whoever waits for its numbers is let go.
+
+        What is said after that is not kept, but for a lack of memory, which is nobody else's doing.
+        """
+        why = " unasked" if told is None else f": {told.sentence}"
+        error = RankError(f"rank {number} ended{why}", number, told)
         with self._lock:
-            if self._closed or self.failure:
+            if self._closed or (self._failure is not None and not error.lacks_memory):
                 return
-            self.failure = f"rank {number} ended" + (f": {sentence}" if sentence else " unasked")
+            self._failure = error
         _abort()
+
+    def ended(self, number: int, code: int) -> None:
+        """A peer's process has ended with this exit code."""
+        if not self._hung_up or code < 0:  # by a signal
+            self.failed(number)
+
+    def give_up(self) -> None:
+        """End all peers, some of which are within a step and cannot leave it; raises ``RankError``
+        where one of them had failed before.
+        """
+        self._hung_up = True
+        for peer in self._peers:
+            peer.hang_up()
+        for peer in self._peers:
+            peer.hear_out()
+        self.close()
+        if self._failure is not None:
+            self.check()
 
     def close(self) -> None:
         """End all peers; the group cannot be used again."""
@@ -165,10 +215,12 @@ class Group:
                 self.check()
                 if not dist.is_initialized() and time.monotonic() > deadline_s:
                     raise RankError(f"rank {peer.number} did not start in {START_S:.0f} s")
-            if answer.problem:
-                problems.append(f"rank {peer.number}: {answer.problem}")
+            if (told := answer.problem) is not None:
+                problems.append(
+                    RankError(f"rank {peer.number}: {told.sentence}", peer.number, told)
+                )
         if problems:
-            raise RankError(problems[0])
+            raise next((each for each in problems if each.lacks_memory), problems[0])
 
 
 _group: Group | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from sessions.model import Configuration
+from workbench.protocol import Failure
 
 
 class Build(msgspec.Struct, tag="build"):
@@ -47,13 +48,13 @@ class Forget(msgspec.Struct, tag="forget"):
 class Ready(msgspec.Struct, tag="ready"):
     """The peer has started, or has built what it was told to; ``problem``: what failed of that."""
 
-    problem: str = ""
+    problem: Failure | None = None
 
 
 class Failed(msgspec.Struct, tag="failed"):
     """The peer ends, because of this."""
 
-    sentence: str
+    failure: Failure
 
 
 Order = Build | Enter | Step | Evaluate | Compare | Leave | Forget

@@ -14,6 +14,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from workbench.protocol import Failure
 from workbench.runner.arm import Arm, Arms
 from workbench.runner.evaluation import evaluate
 from workbench.runner.failures import explain
@@ -99,14 +100,14 @@ class Peer:
             arm.divided.prepared = True
             arm.prepare()
 
-    def _build(self, order: Build) -> str:
-        """What failed, in a sentence, or nothing."""
+    def _build(self, order: Build) -> Failure | None:
+        """What failed, if anything did."""
         try:
             situation = resolve(order.configuration, self.device)
             self._arm = self._arms.get(situation, PhaseTracker(lambda phase: None))
         except Exception as error:  # noqa: BLE001 - rank 0 tells a person, and we stay
-            return explain(error).sentence
-        return ""
+            return explain(error)
+        return None
 
 
 def main() -> NoReturn:
@@ -121,7 +122,7 @@ def main() -> NoReturn:
         peer.serve()
     except Exception as error:  # noqa: BLE001 - the last word of this process
         with contextlib.suppress(OSError):
-            peer.answer(Failed(explain(error).sentence))
+            peer.answer(Failed(explain(error)))
     leave()
 
 
