@@ -16,6 +16,7 @@ from torch import nn
 
 from models._division import Cut
 from sessions.model import Configuration
+from sessions.sizes import size_text
 from workbench import protocol
 from workbench.runner import checks, numerics, resolve
 from workbench.runner.arm import Arm, Arms
@@ -90,6 +91,10 @@ def test_two_ranks_have_half_of_what_is_divided_and_say_so(asked, divided):
     assert "4 layers divided among 2 ranks" in text
     assert "8 sums over the ranks a step, 32.0 KiB in all" in text  # of 2 x 16 x 32 FP32
     assert "alike on all to the last bit" in text
+    peaks = divided.divided.peaks
+    assert len(peaks) == 2 and all(50e6 < each < 20e9 for each in peaks)
+    most = size_text(max(peaks))
+    assert f"; resident set {most} on rank {peaks.index(max(peaks))}, the most of all" in text
     shares = divided.divided.shares
     assert shares.whole.bytes == 4 * sum(each.numel() for each in divided.plain_weights().values())
     cut = sum(shares.whole.parameters[name].nbytes for name in shares.cuts)

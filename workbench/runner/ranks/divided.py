@@ -125,8 +125,7 @@ class Divided:
         assert self.buckets is not None
         group = None if self.rank else self._assembled(arm)
         _take_over(arm, self._device)
-        if self.rank and self._device.type == "cuda":  # rank 0's are told phase by phase
-            torch.cuda.reset_peak_memory_stats(self._device)
+        self._forget_peak()
         self.buckets.attach()
         self._group, self._depth, self._steps = group, 1, 0
         if self.shards is not None:
@@ -165,19 +164,32 @@ class Divided:
         if self._group is not None:
             self._group.tell(Compare())
         if self.shards is None or self.shards.spread:  # what it takes to collect is no step's
-            self._peak_bytes = _peak(self._device)
+            self._see_peak()
         if self.shards is not None:
             self.shards.collect()
         sums = torch.stack([digest(each) for each in arm.model.parameters()]).to(self._device)
-        self._count_differing(sums, self._peak_bytes)
+        self._count_differing(sums)
 
-    def _count_differing(self, sums: Tensor, peak: int | None = None) -> None:
+    def _forget_peak(self) -> None:
+        """What a peer has built is no step's; rank 0's peaks are told phase by phase."""
+        if self.rank and self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def _see_peak(self) -> None:
+        """Take what the steps so far needed at most, before more is needed to compare."""
+        if self._device.type == "cuda":
+            self._peak_bytes = torch.cuda.max_memory_allocated(self._device)
+        else:
+            self._peak_bytes = int(psutil.Process().memory_info().rss)
+
+    def _count_differing(self, sums: Tensor) -> None:
+        """Count the sums that differ between ranks, and tell all of each one's peak."""
         least, most = sums.clone(), sums.clone()
         dist.all_reduce(least, dist.ReduceOp.MIN)
         dist.all_reduce(most, dist.ReduceOp.MAX)
         self.differing = max(int((least != most).sum()), self.differing or 0)
         peaks = torch.zeros(self.ranks, dtype=torch.int64, device=self._device)
-        peaks[self.rank] = _peak(self._device) if peak is None else peak
+        peaks[self.rank] = self._peak_bytes
         dist.all_reduce(peaks)
         self.peaks = peaks.tolist()
 
@@ -192,12 +204,6 @@ class Divided:
         """Some ranks are within the step and cannot leave it: all of them start anew."""
         if (group := self._group) is not None:
             group.give_up()  # what failed here, may have failed for what had happened there
-
-
-def _peak(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return int(psutil.Process().memory_info().rss)
 
 
 def digest(tensor: Tensor) -> Tensor:

@@ -97,6 +97,7 @@ class TensorDivided(Divided):
         whole = None if self.keeper is None else self.keeper.optimizer
         self.shares.take(own, whole)
         self._take_buffers(arm)
+        self._forget_peak()
         self._group, self._depth, self._steps = group, 1, 0
         try:
             yield
@@ -116,6 +117,7 @@ class TensorDivided(Divided):
             return
         if self._group is not None:
             self._group.tell(Compare())
+        self._see_peak()
         kept = [digest(each) for each in self.shares.common()]
         sums = torch.stack(kept).to(self._device)
         self._count_differing(sums)

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import torch
 
+from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.toggles._toggle import Situation
 from workbench.runner.toggles.compile import WITH_GRAPHS
 
+if TYPE_CHECKING:
+    from workbench.runner.ranks.divided import Divided
+
 RANKS = {"off": 1, "2": 2, "4": 4, "8": 8}
 OPTIONS = {"off": "Off", "2": "2 ranks", "4": "4 ranks", "8": "8 ranks"}
+
+
+def peaks_text(divided: Divided, *, on_gpu: bool) -> str:
+    """Which rank needed most memory, as a clause to append; nothing before they were compared."""
+    if not any(divided.peaks):
+        return ""
+    most = max(divided.peaks)
+    what = "peak memory" if on_gpu else "resident set"
+    return f"; {what} {size_text(most)} on rank {divided.peaks.index(most)}, the most of all"
 
 
 def captured(situation: Situation) -> Blocked | None:

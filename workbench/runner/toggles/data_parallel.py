@@ -20,7 +20,7 @@ import torch.distributed as dist
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.compiles import counted
-from workbench.runner.toggles._ranks import OPTIONS, RANKS, captured, eight_bit, too_few
+from workbench.runner.toggles._ranks import OPTIONS, RANKS, captured, eight_bit, peaks_text, too_few
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
@@ -80,10 +80,7 @@ def _evidence(option: str, arm: Arm) -> Finding:
         f"{divided.ranks} ranks of {rows} sequences each; {size_text(buckets.bytes)} of gradients "
         f"a step in {buckets.count} sums, {buckets.early} of them begun within the backward pass"
     )
-    if any(divided.peaks):
-        most = max(divided.peaks)
-        what = "peak memory" if arm.situation.on_gpu else "resident set"
-        text += f"; {what} {size_text(most)} on rank {divided.peaks.index(most)}, the most of all"
+    text += peaks_text(divided, on_gpu=arm.situation.on_gpu)
     if divided.differing is None:
         return no_effect(f"{text}; no step was made by all ranks")
     if divided.differing:

@@ -26,7 +26,7 @@ from workbench.protocol import Blocked
 from workbench.runner.compiles import counted
 from workbench.runner.ranks.region import Traffic
 from workbench.runner.ranks.tensor import TensorDivided
-from workbench.runner.toggles._ranks import OPTIONS, RANKS, captured, eight_bit, too_few
+from workbench.runner.toggles._ranks import OPTIONS, RANKS, captured, eight_bit, peaks_text, too_few
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
@@ -134,8 +134,6 @@ def _evidence(option: str, arm: Arm) -> Finding:
     divided = arm.divided
     if not isinstance(divided, TensorDivided):
         return no_effect("the layers were not divided")
-    with arm.entered():
-        divided.compare(arm)
     shares, traffic = divided.shares, divided.traffic
     assert shares.whole is not None
     found = divisible(arm.situation.family, arm.situation.config)
@@ -144,6 +142,7 @@ def _evidence(option: str, arm: Arm) -> Finding:
         f"{size_text(shares.own.bytes)} of {size_text(shares.whole.bytes)} of weights; "
         f"{traffic_text(traffic)}"
     )
+    text += peaks_text(divided, on_gpu=arm.situation.on_gpu)
     if found.whole:
         text += f"; whole on each: {'; '.join(found.whole)}"
     if shares.own.bytes >= shares.whole.bytes or not traffic.bytes:
