@@ -30,6 +30,7 @@ from workbench.runner.ranks.messages import Build, Enter, Leave
 from workbench.runner.ranks.peer import Peer
 
 CPU = torch.device("cpu")
+SLOW = pytest.mark.slow
 needs_cores = pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2, reason="two ranks need two CPU cores"
 )
@@ -148,6 +149,24 @@ def test_a_peer_that_is_killed_ends_the_step_with_a_sentence_and_the_next_start_
     assert group.current() is None
     again = stepped(asked, arms=arms, steps=2, data_parallel="2")
     assert found(again)["data_parallel"][0] == "effective"
+
+
+@needs_cores
+@pytest.mark.parametrize("toggle", ["data_parallel", pytest.param("tensor_parallel", marks=SLOW)])
+def test_a_peer_that_is_killed_before_the_first_step_is_named(asked, monkeypatch, toggle):
+    asked = msgspec.structs.replace(asked, model={**asked.model, "n_kv_heads": 2})
+    arm = stepped(asked, arms=Arms(), **{toggle: "2"})
+    assembled = Divided._assembled
+
+    def then_killed(self, arm):
+        made = assembled(self, arm)
+        os.kill(made.pids[0], signal.SIGKILL)
+        return made
+
+    monkeypatch.setattr(Divided, "_assembled", then_killed)
+    with pytest.raises(group.RankError, match="rank 1 ended unasked"), arm.entered():
+        pass
+    assert group.current() is None
 
 
 @needs_cores

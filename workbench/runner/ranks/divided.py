@@ -124,7 +124,8 @@ class Divided:
             return
         assert self.buckets is not None
         group = None if self.rank else self._assembled(arm)
-        _take_over(arm, self._device)
+        with contextlib.nullcontext() if group is None else group.together():
+            _take_over(arm, self._device)
         self._forget_peak()
         self.buckets.attach()
         self._group, self._depth, self._steps = group, 1, 0
@@ -137,7 +138,8 @@ class Divided:
         finally:
             try:
                 if group is not None and group.alive:
-                    self.compare(arm)
+                    with group.together():
+                        self.compare(arm)
                     group.tell(Leave())
             finally:
                 self._depth, self._group = 0, None

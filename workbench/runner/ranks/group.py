@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 
 import msgspec
@@ -181,6 +182,17 @@ class Group:
         """A peer's process has ended with this exit code."""
         if not self._hung_up or code < 0:  # by a signal
             self.failed(number)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What all ranks do at a time: where it fails here, it may have failed for what had
+        happened to a peer, and none can leave it.
+        """
+        try:
+            yield
+        except BaseException:
+            self.give_up()
+            raise
 
     def give_up(self) -> None:
         """End all peers, some of which are within a step and cannot leave it; raises ``RankError``

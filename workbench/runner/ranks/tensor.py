@@ -95,15 +95,17 @@ class TensorDivided(Divided):
         group = None if self.rank else self._assembled(arm)
         own = None if self._trainer is None else self._trainer.optimizer
         whole = None if self.keeper is None else self.keeper.optimizer
-        self.shares.take(own, whole)
-        self._take_buffers(arm)
+        with contextlib.nullcontext() if group is None else group.together():
+            self.shares.take(own, whole)
+            self._take_buffers(arm)
         self._forget_peak()
         self._group, self._depth, self._steps = group, 1, 0
         try:
             yield
         finally:
             if group is not None and group.alive:
-                self.compare(arm)
+                with group.together():
+                    self.compare(arm)
                 group.tell(Leave())
             self._depth, self._group = 0, None
             if own is not None and self._steps and (group is None or group.alive):
