@@ -14,6 +14,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from sessions.errors import SessionError
 from workbench import commands, remote
@@ -21,6 +22,7 @@ from workbench.commands._command import (
     DONE,
     FAILED,
     INTERRUPTED,
+    MISTAKE,
     MISTAKEN,
     Command,
     Failed,
@@ -44,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         opened: int = run(arguments)
         return opened
-    parsed, unknown = _parser(names).parse_known_args(arguments)
+    parsed, unknown = _parser(names, arguments).parse_known_args(arguments)
     if unknown:  # said by the command's own parser, whose usage tells what there is
         parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
@@ -52,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             code: int = parsed.command.run(parsed)
     except Mistaken as mistake:
         say(f"workbench {parsed.command.name}: {mistake}")
-        return MISTAKEN
+        code = MISTAKEN
+        _answer(parsed, MISTAKE, str(mistake))
     except (Failed, SessionError) as failure:
         say(f"workbench {parsed.command.name}: {failure}")
         code = FAILED
@@ -102,8 +105,19 @@ def _drop_what_is_unwritten() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class _Parser(argparse.ArgumentParser):
+    """Tells programs, too, what cannot be read of the command ``line``."""
+
+    line: Sequence[str] = ()
+
+    def error(self, message: str) -> NoReturn:
+        """Say it and exit with 2."""
+        _answer(argparse.Namespace(json="--json" in self.line), MISTAKE, message)
+        super().error(message)
+
+
+def _parser(names: Sequence[str], line: Sequence[str] = ()) -> argparse.ArgumentParser:
+    parser = _Parser(
         prog="workbench",
         description="Without a command, opens the window: workbench [SESSION.h5 ...] "
         "[--replay JOURNAL] [--runner COMMAND].",
@@ -112,6 +126,7 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
     for name in names:
         command: Command = importlib.import_module(f"workbench.commands.{name}").COMMAND
         sub = choices.add_parser(name, help=command.help, description=command.help)
+        sub.line = line
         command.arguments(sub)
         if command.drives:
             sub.add_argument(remote.OPTION, metavar="COMMAND", help=remote.HELP)
