@@ -46,10 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         opened: int = run(arguments)
         return opened
-    parsed, unknown = _parser(names, arguments).parse_known_args(arguments)
-    if unknown:  # said by the command's own parser, whose usage tells what there is
-        parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    parsed = argparse.Namespace(json="--json" in arguments)  # until they are read
     try:
+        parsed, unknown = _parser(names, arguments).parse_known_args(arguments)
+        if unknown:  # said by the command's own parser, whose usage tells what there is
+            parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         with _runner(parsed):
             code: int = parsed.command.run(parsed)
     except Mistaken as mistake:

@@ -119,6 +119,17 @@ def test_a_trace_or_state_that_could_not_be_written_is_1_and_what_was_measured_i
     assert json.loads(printed.out)["reason"] == "done"
 
 
+def test_ctrl_c_before_a_line_is_read_is_130_without_a_traceback(monkeypatch, capsys):
+    def pressed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("workbench.cli._parser", pressed)
+    assert main(["doctor", "--json"]) == 130
+    assert json.loads(capsys.readouterr().out)["reason"] == "cancelled"
+    assert main(["doctor"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
 # Those that follow no single run: a plan of several, another process, files
 
 CLAIMS = ["reproduce", "moe", "--only", "torch.compile reduce-overhead", "--only"]
