@@ -14,6 +14,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from sessions.errors import SessionError
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = (module.name for module in pkgutil.iter_modules(commands.__path__))
     names = [name for name in found if not name.startswith("_")]
     if not arguments or arguments[0] not in (*names, "-h", "--help"):
-        if arguments and not arguments[0].startswith("-") and "." not in arguments[0]:
+        if arguments and not arguments[0].startswith("-") and not _is_file(arguments[0]):
             say(f"workbench: no command {arguments[0]!r}; expected one of {', '.join(names)}")
             return MISTAKEN
         from workbench.ui.app import run  # Qt: only where a window is wanted
@@ -69,6 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = DONE  # whoever read our output has seen enough
     _drop_what_is_unwritten()
     return code
+
+
+def _is_file(word: str) -> bool:
+    """Whether a word that is no command names a session: by its suffix, or because it is there."""
+    return "." in word or Path(word).is_file()
 
 
 @contextlib.contextmanager
