@@ -56,6 +56,19 @@ def of_order(command: Mapping[str, Any], output: str) -> list[str]:
         raise Untold("another version of the workbench wrote down what was asked for") from None
 
 
+def of_start(command: Mapping[str, Any], first: bool, last: bool, output: str) -> list[str]:
+    """What a run was asked for beside its configuration: its check, and decode states.
+
+    ``first`` and ``last``: whether it is the part of the run that went on from one and left one.
+    """
+    found = ["--check"] if command.get("check") == "last" else []
+    if first and (state := command.get("load_state")):
+        found += option("--load-state", str(state))
+    if last and command.get("save_state"):
+        found += option("--save-state", os.fspath(PurePath(output).with_suffix(".state")))
+    return found
+
+
 def of_claims(asked: Mapping[str, Any], output: str) -> list[str]:
     """The words that measure the claims of a study of claims again."""
     try:

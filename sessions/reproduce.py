@@ -6,7 +6,8 @@ import functools
 import itertools
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -32,15 +33,17 @@ def arguments(
     configuration: Configuration,
     steps: int | None = None,
     output: str | os.PathLike[str] | None = None,
+    asked: Sequence[str] = (),
 ) -> list[str]:
-    """The arguments after ``workbench`` that run this configuration."""
+    """The arguments after ``workbench`` that run this configuration, ``asked`` among them."""
     if configuration.family == KERNELS:
         found = ["bench", configuration.preset, "--every-case"]
         found += _arguments.option("--dtype", str(configuration.settings["dtype"]))
         return found + _arguments.saved_to(output)
     length = [] if steps is None else _arguments.option("--steps", str(steps))
     toggles = configuration.toggles
-    return ["run", *_arguments.of_configuration(configuration, toggles, length, output)]
+    beside = [*length, *asked]
+    return ["run", *_arguments.of_configuration(configuration, toggles, beside, output)]
 
 
 def _arms(comparison: PairedComparison, session: Session) -> tuple[Segment, ...]:
@@ -159,7 +162,7 @@ def _ordered(session: Session, order: Order, after: Order) -> Iterator[Part]:
     segments = session.segments[order.segments : after.segments]
     match order.command.get("type"):
         case "start":
-            yield from _runs(session, segments)
+            yield from _runs(session, segments, order.command)
         case "compare" if after.comparisons > order.comparisons:
             yield "A comparison", functools.partial(_arguments.of_order, order.command)
         case "bench" if segments:
@@ -169,15 +172,21 @@ def _ordered(session: Session, order: Order, after: Order) -> Iterator[Part]:
             yield title, functools.partial(_arguments.of_order, order.command)
 
 
-def _runs(session: Session, segments: Sequence[Segment]) -> Iterator[Part]:
-    """The segments, those two by two that were compared."""
+def _runs(
+    session: Session, segments: Sequence[Segment], start: Mapping[str, Any] | None = None
+) -> Iterator[Part]:
+    """The segments, those two by two that were compared; ``start``: what was asked for, if known.
+
+    What it goes on from belongs to the first of them, and what it leaves to the last.
+    """
     compared: dict[int, tuple[PairedComparison, tuple[Segment, ...]]] = {}
     for comparison in session.comparisons:
         for arm in (arms := _arms(comparison, session)):
             compared[id(arm)] = comparison, arms
     for segment in segments:
         if id(segment) not in compared:
-            yield segment.title, functools.partial(_run, segment)
+            place = segment is segments[0], segment is segments[-1]
+            yield segment.title, functools.partial(_run, segment, start or {}, *place)
             continue
         comparison, arms = compared[id(segment)]
         if segment is arms[0]:
@@ -189,8 +198,11 @@ def _ab(comparison: PairedComparison, arms: tuple[Segment, ...], output: str) ->
     return _arguments.of_comparison(base, other, comparison.facts, output)
 
 
-def _run(segment: Segment, output: str) -> list[str]:
-    return arguments(segment.configuration, row_count(segment.steps) or None, output)
+def _run(
+    segment: Segment, start: Mapping[str, Any], first: bool, last: bool, output: str
+) -> list[str]:
+    asked = _arguments.of_start(start, first, last, output)
+    return arguments(segment.configuration, row_count(segment.steps) or None, output, asked)
 
 
 def _claims(study: Study) -> Part:

@@ -6,7 +6,8 @@ Its study has two tables. ``points`` has one row a point, in the order in which 
 ``tokens_per_s``, ``peak_bytes`` (in the timed steps) and ``blocks``. ``fits`` has the exponent of
 time over the first field for each arm and value of the second, over all sizes and the longer half.
 ``numbers`` has one row an arm, once they were checked: ``right`` (1, 0, NaN where nobody knows) and
-``text``, found at the smallest size and telling of every point.
+``text``, found at the smallest size and telling of every point. Where a field is no size (a toggle,
+a workload), it has one for each of its values too, which ``x`` or ``y`` name.
 """
 
 from __future__ import annotations
@@ -49,6 +50,14 @@ class Typical:
 
 
 @dataclass(frozen=True)
+class Numbers:
+    """Whether numbers are right (None: nobody knows), and how that was found or why it was not."""
+
+    right: bool | None
+    text: str
+
+
+@dataclass(frozen=True)
 class Curve:
     """What was measured of one arm, at one value of the second field; ascending in x.
 
@@ -62,13 +71,23 @@ class Curve:
     outcomes: list[str]
     reasons: list[str]
     columns: Mapping[str, NDArray]
-    right: bool | None = None  # whether the arm's numbers are; None where nobody knows
-    numbers: str = ""  # how that was found, or why nobody knows; empty while it is to come
+    numbers: Sequence[Numbers | None] = ()  # of each point
 
     @property
     def measured(self) -> NDArray:
         """Which of the points have a time: (n,) bools."""
         return np.array([outcome == MEASURED for outcome in self.outcomes], bool)
+
+    @property
+    def right(self) -> bool | None:
+        """Whether all numbers are right: False where some are wrong, None where nobody knows."""
+        known = {of.right for of in self.numbers if of is not None}
+        return False if False in known else None if None in known or not known else True
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it was found out, or found that nobody can know."""
+        return any(of is not None for of in self.numbers)
 
 
 def typical(medians_ms: ArrayLike) -> Typical:
@@ -172,8 +191,8 @@ def curves(study: Study) -> list[Curve]:
     arms = table["arm"].astype(int)
     words = not is_numeric(study)
     found = []
+    told = _told(study)
     for arm, label in enumerate(study.asked["arms"]):
-        right, numbers = _numbers_of(study, arm)
         for y in ys:
             own = [
                 place
@@ -185,50 +204,66 @@ def curves(study: Study) -> list[Curve]:
             if not own:
                 continue
             x = [xs.index(at[place]) if words else at[place] for place in own]
+            outcomes = [str(table["outcome"][place]) for place in own]
             found.append(
                 Curve(
                     arm=arm,
                     label=str(label),
                     y=y,
                     x=np.array(x, np.float64),
-                    outcomes=[str(table["outcome"][place]) for place in own],
+                    outcomes=outcomes,
                     reasons=[str(table["reason"][place]) for place in own],
                     columns={name: table[name][own] for name in _NUMBERS},
-                    right=right,
-                    numbers=numbers,
+                    numbers=[
+                        _numbers_at(told, arm, at[place], y) if outcome == MEASURED else None
+                        for place, outcome in zip(own, outcomes, strict=True)
+                    ],
                 )
             )
     return found
 
 
-def _numbers_of(study: Study, arm: int) -> tuple[bool | None, str]:
-    """Whether an arm's numbers are right, and the words for it."""
+def _told(study: Study) -> dict[tuple[int, Value | None, Value | None], Numbers]:
+    """What was found of the numbers, by arm, x and y; None for a field that makes no difference."""
     table = study.tables.get(NUMBERS, {})
-    for place in np.flatnonzero(table["arm"] == arm).tolist() if table else ():
+    found = {}
+    for place in range(len(table["arm"]) if table else 0):
+        x, y = (_value(table[name][place]) if name in table else None for name in "xy")
         right = float(table["right"][place])
-        return None if math.isnan(right) else bool(right), str(table["text"][place])
-    return None, ""
+        found[int(table["arm"][place]), x, y] = Numbers(
+            None if math.isnan(right) else bool(right), str(table["text"][place])
+        )
+    return found
+
+
+def _numbers_at(
+    told: Mapping[tuple[int, Value | None, Value | None], Numbers],
+    arm: int,
+    x: Value,
+    y: Value | None,
+) -> Numbers | None:
+    keys = ((arm, x, y), (arm, x, None), (arm, None, y), (arm, None, None))
+    return next((told[key] for key in keys if key in told), None)
 
 
 def wrong_arms(study: Study) -> list[str]:
     """The arms whose numbers are out of tolerance: wrong however fast."""
-    arms = list(map(str, study.asked["arms"]))
-    return [name for arm, name in enumerate(arms) if _numbers_of(study, arm)[0] is False]
+    wrong = {arm for (arm, *_), found in _told(study).items() if found.right is False}
+    return [str(name) for arm, name in enumerate(study.asked["arms"]) if arm in wrong]
 
 
 def numbers_lines(study: Study) -> list[str]:
-    """One sentence for each arm whose numbers were looked at."""
-    found = []
-    for arm, name in enumerate(map(str, study.asked["arms"])):
-        right, text = _numbers_of(study, arm)
-        if text:
-            found.append(f"{name}: numbers {MARKS[right]}: {text}")
-    return found
+    """One sentence for each arm whose numbers were looked at, or for each of its values."""
+    told = sorted(_told(study).items(), key=lambda item: item[0][0])
+    return [
+        f"{study.asked['arms'][arm]}: numbers {MARKS[found.right]}: {found.text}"
+        for (arm, *_), found in told
+    ]
 
 
 def marked(curve: Curve) -> str:
     """The curve's arm, and first that its numbers are wrong or not checked: ends are elided."""
-    if not curve.numbers or curve.right:
+    if not curve.is_told or curve.right:
         return curve.label
     return f"{'numbers not checked' if curve.right is None else 'WRONG numbers'}: {curve.label}"
 
@@ -313,7 +348,7 @@ def points_table(study: Study) -> Table:
                 Measured(rate, rate * half / middle if middle > 0 else math.nan),
                 next(peak),
                 int(column["blocks"][place]),
-                MARKS[curve.right] if curve.numbers else "",
+                "" if (of := curve.numbers[place]) is None else MARKS[of.right],
                 curve.reasons[place],
             ]
             rows.append(row)

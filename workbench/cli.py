@@ -14,6 +14,8 @@ import os
 import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
 
 from sessions.errors import SessionError
 from workbench import commands, remote
@@ -21,6 +23,7 @@ from workbench.commands._command import (
     DONE,
     FAILED,
     INTERRUPTED,
+    MISTAKE,
     MISTAKEN,
     Command,
     Failed,
@@ -37,22 +40,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = (module.name for module in pkgutil.iter_modules(commands.__path__))
     names = [name for name in found if not name.startswith("_")]
     if not arguments or arguments[0] not in (*names, "-h", "--help"):
-        if arguments and not arguments[0].startswith("-") and "." not in arguments[0]:
+        if arguments and not arguments[0].startswith("-") and not _is_file(arguments[0]):
             say(f"workbench: no command {arguments[0]!r}; expected one of {', '.join(names)}")
             return MISTAKEN
         from workbench.ui.app import run  # Qt: only where a window is wanted
 
         opened: int = run(arguments)
         return opened
-    parsed, unknown = _parser(names).parse_known_args(arguments)
-    if unknown:  # said by the command's own parser, whose usage tells what there is
-        parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    parsed = argparse.Namespace(json="--json" in arguments)  # until they are read
     try:
+        parsed, unknown = _parser(names, arguments).parse_known_args(arguments)
+        if unknown:  # said by the command's own parser, whose usage tells what there is
+            parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         with _runner(parsed):
             code: int = parsed.command.run(parsed)
     except Mistaken as mistake:
         say(f"workbench {parsed.command.name}: {mistake}")
-        return MISTAKEN
+        code = MISTAKEN
+        _answer(parsed, MISTAKE, str(mistake))
     except (Failed, SessionError) as failure:
         say(f"workbench {parsed.command.name}: {failure}")
         code = FAILED
@@ -65,6 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = DONE  # whoever read our output has seen enough
     _drop_what_is_unwritten()
     return code
+
+
+def _is_file(word: str) -> bool:
+    """Whether a word that is no command names a session: by its suffix, or because it is there."""
+    return "." in word or Path(word).is_file()
 
 
 @contextlib.contextmanager
@@ -102,8 +112,19 @@ def _drop_what_is_unwritten() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class _Parser(argparse.ArgumentParser):
+    """Tells programs, too, what cannot be read of the command ``line``."""
+
+    line: Sequence[str] = ()
+
+    def error(self, message: str) -> NoReturn:
+        """Say it and exit with 2."""
+        _answer(argparse.Namespace(json="--json" in self.line), MISTAKE, message)
+        super().error(message)
+
+
+def _parser(names: Sequence[str], line: Sequence[str] = ()) -> argparse.ArgumentParser:
+    parser = _Parser(
         prog="workbench",
         description="Without a command, opens the window: workbench [SESSION.h5 ...] "
         "[--replay JOURNAL] [--runner COMMAND].",
@@ -112,6 +133,7 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
     for name in names:
         command: Command = importlib.import_module(f"workbench.commands.{name}").COMMAND
         sub = choices.add_parser(name, help=command.help, description=command.help)
+        sub.line = line
         command.arguments(sub)
         if command.drives:
             sub.add_argument(remote.OPTION, metavar="COMMAND", help=remote.HELP)

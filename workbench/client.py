@@ -138,6 +138,12 @@ class Runner:
         if self._escalation is None:
             self._arm(self._terminate)
 
+    def abandon(self) -> None:
+        """End a runner that was not asked for anything yet, without a word and without waiting."""
+        self._closing = True
+        self._signal(signal.SIGTERM)
+        self._arm(self._kill)
+
     def close(self) -> None:
         """End the runner: ask, then terminate, then kill. Returns when it is gone."""
         self._closing = True

@@ -133,7 +133,7 @@ class _Driver:
 
     def _drive(self, runner: Runner) -> bool:
         """Ask one runner as long as it lives; True where another one is to go on."""
-        self._interrupt.runner = runner
+        self._interrupt.asked, self._interrupt.runner = False, runner
         outcome, asked = self._outcome, False
         catalogue: protocol.Catalogue | None = None
         try:
@@ -173,6 +173,7 @@ class _Driver:
     def _ask(self, runner: Runner, catalogue: protocol.Catalogue) -> bool:
         """Send the next command, and see that it does not take too long; False where none is."""
         self._disarm()
+        self._interrupt.asked = True
         command = self._plan.next(catalogue)
         self._own(self._plan.tell())
         if command is None:
@@ -249,6 +250,7 @@ class _Interrupt:
     def __init__(self) -> None:
         self.pressed = False
         self.runner: Runner | None = None
+        self.asked = False  # for anything: until then there is nothing to wait for
 
     @contextlib.contextmanager
     def cancels(self) -> Iterator[None]:
@@ -266,4 +268,5 @@ class _Interrupt:
         self.pressed = True
         if self.runner is not None:
             # Not here: the interrupted code may hold the lock that sending takes.
-            threading.Thread(target=self.runner.cancel, name="canceller", daemon=True).start()
+            end = self.runner.cancel if self.asked else self.runner.abandon
+            threading.Thread(target=end, name="canceller", daemon=True).start()

@@ -20,6 +20,12 @@ def expected(name: str, allowed: Collection[str]) -> str:
     return f"one of {len(allowed)} names; the nearest are {', '.join(near)}"
 
 
+def ended(*texts: str) -> str:
+    """Texts one after the other, each ending as a sentence."""
+    said = [text.strip() for text in texts if text.strip()]
+    return " ".join(one if one.endswith((".", "!", "?")) else f"{one}." for one in said)
+
+
 class Field(msgspec.Struct, frozen=True, kw_only=True):
     """One number, switch or choice of a form, with what it may be."""
 
@@ -97,3 +103,8 @@ class Blocked(msgspec.Struct, frozen=True):
     fix: str
     set: dict[str, str] = {}
     absent: bool = False
+
+    @property
+    def said(self) -> str:
+        """Why not, and what to do, for one line."""
+        return ended(self.reason, self.fix)

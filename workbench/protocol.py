@@ -27,6 +27,7 @@ from workbench.offered import MetricInfo as MetricInfo
 from workbench.offered import OptionInfo as OptionInfo
 from workbench.offered import ToggleInfo as ToggleInfo
 from workbench.offered import WorkloadInfo as WorkloadInfo
+from workbench.offered import ended
 from workbench.orders import Apply as Apply
 from workbench.orders import Attribute as Attribute
 from workbench.orders import Bench as Bench
@@ -315,6 +316,11 @@ class Failure(Message, tag="failure"):
     set: dict[str, str] = {}
     detail: str = ""  # traceback, for the log
     fatal: bool = False  # the runner cannot go on; a new one is needed
+
+    @property
+    def said(self) -> str:
+        """What went wrong and what to do, for one line."""
+        return ended(self.sentence, self.fix)
 
 
 class Finished(Message, tag="finished"):

@@ -82,6 +82,26 @@ def test_an_arms_numbers_mark_all_of_its_points_and_its_name(right, cell, name):
     assert sweep.numbers_lines(study) == [f"on: numbers {cell}: at sequence 64: because"]
 
 
+def test_numbers_of_one_option_say_nothing_of_another_nor_of_what_was_not_measured():
+    points = {"x": ["off", "on", "auto"], "arm": [0, 0, 0], "median_ms": [1.0, 0.5, np.nan]}
+    points["outcome"] = ["measured", "measured", "refused"]
+    points |= {"reason": [""] * 3, **dict.fromkeys(sweep._NUMBERS[1:], [1.0] * 3)}
+    asked = {"fields": ["toggles.fast"], "values_0": points["x"], "arms": ["defaults"]}
+    checked = {"arm": [0, 0], "right": [1.0, 0.0], "text": ["close", "far"], "x": ["off", "on"]}
+    tables = {
+        name: {key: np.array(cells, object) for key, cells in table.items()}
+        for name, table in ((sweep.POINTS, points), (sweep.NUMBERS, checked))
+    }
+    study = Study(sweep.KIND, "one", 0.0, asked, {}, tables)
+    assert [row[-2] for row in sweep.points_table(study).rows] == ["right", "WRONG", ""]
+    (curve,) = sweep.curves(study)
+    assert curve.right is False and sweep.wrong_arms(study) == ["defaults"]
+    assert sweep.numbers_lines(study) == ["defaults: numbers right: close",
+                                          "defaults: numbers WRONG: far"]  # fmt: skip
+    tables[sweep.NUMBERS]["right"][1] = np.nan
+    assert sweep.marked(sweep.curves(study)[0]) == "numbers not checked: defaults"
+
+
 def test_a_point_that_was_not_asked_for_is_left_out():
     points = {name: np.array(cells) for name, cells in columns([64.0, 99.0], [1.0, 2.0]).items()}
     missing = ("low_ms", "high_ms", "tokens_per_s", "peak_bytes", "blocks")

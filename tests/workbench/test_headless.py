@@ -6,6 +6,7 @@ import functools
 import signal
 import sys
 import threading
+import time
 
 import pytest
 import wire_samples
@@ -108,6 +109,15 @@ def test_ctrl_c_before_the_catalogue_starts_nothing(monkeypatch):
     press_ctrl_c()
     outcome = run(lambda _: pytest.fail("it was started"))
     assert outcome.reason == "cancelled" and not outcome.session.segments
+
+
+def test_ctrl_c_while_a_runner_starts_ends_it_at_once_and_blames_nobody(monkeypatch):
+    lead(monkeypatch, sys.executable, "-S", "-c", "import time; time.sleep(60)")
+    press_ctrl_c()
+    began = time.monotonic()
+    outcome = run(lambda _: pytest.fail("it was started"))
+    assert outcome.reason == "cancelled" and not outcome.failures
+    assert time.monotonic() - began < 3.0, "it was given time to stop what had not begun"
 
 
 def test_a_runner_that_does_not_hear_ctrl_c_is_ended_by_force(monkeypatch):

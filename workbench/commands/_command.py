@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from workbench.ui.plots import Run
 
 DONE, FAILED, MISTAKEN, UNDECIDED, INTERRUPTED = 0, 1, 2, 3, 130
+MISTAKE = "mistake"  # the reason that programs are told where nothing of what was asked could begin
 
 
 class Mistaken(Exception):  # noqa: N818 - the person's, not the program's
@@ -155,7 +156,7 @@ def answer(text: str) -> None:
 
 def answer_failure(reason: str, sentence: str = "") -> None:
     """As JSON, how a command ended that has no result: its ``reason``, and the failure if any."""
-    failures = [{"kind": "failed", "sentence": sentence}] if sentence else []
+    failures = [{"kind": reason, "sentence": sentence}] if sentence else []
     answer_json({"reason": reason, "failures": failures})
 
 

@@ -64,7 +64,7 @@ class Bar:
                     self._told = True
                     self._progress.update(self._task, total=1.0, completed=message.fraction)
             case protocol.Failure() if message.kind == protocol.JOURNAL:
-                self.say(f"{message.sentence} {message.fix}")
+                self.say(message.said)
             case protocol.Steps() if not self._told:
                 self._advance(message)
 
@@ -97,7 +97,7 @@ def settle(outcome: Outcome, output: Path | None) -> str | None:
             continue  # told when it happened
         say(f"{text[:1].upper()}{text[1:]}.")
     for failure in outcome.failures:
-        say(f"{failure.sentence} {failure.fix}".strip())
+        say(failure.said)
         if failure.kind == "died" and failure.detail:
             say(f"The last that it said:\n{failure.detail}")
     saved = None

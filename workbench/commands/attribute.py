@@ -66,6 +66,13 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         check_output(arguments.output)
 
+    named = [one.partition("=")[0].strip() for one in arguments.toggles.split(",")]
+    if twice := {name for name in named if name and named.count(name) > 1}:
+        raise Mistaken(
+            f"--toggles: {', '.join(sorted(twice))} is named twice; a toggle has one option here, "
+            "so name one, and attribute the other by itself"
+        )
+
     def begin(catalogue: protocol.Catalogue) -> protocol.Attribute:
         base = configure(catalogue, arguments)
         nothing = msgspec.structs.replace(base, toggles={})

@@ -155,7 +155,9 @@ def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> C
     asked = arguments.family
     if asked is None and arguments.model is None:
         asked = arguments.family_default
-    if (asked is None) == (arguments.model is None):
+    if asked is not None and arguments.model is not None:
+        raise Mistaken(f"{asked!r} and --model name two models; leave one out")
+    if asked is None and arguments.model is None:
         raise Mistaken(f"name a family, one of {', '.join(families)}, or --model FILE.py:build")
     name = asked or OWN
     family = _known("unknown family", name, families)

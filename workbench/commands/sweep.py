@@ -1,6 +1,7 @@
 """Measure a configuration at many sizes under several arms, and fit how its time grows.
 
-The numbers of each arm are checked at the smallest size; wrong ones exit with 1.
+The numbers of each arm are checked at the smallest size (where a toggle varies, of each option);
+wrong ones exit with 1.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ The sizes come in random order and the arms in turn within each, in random order
 clock that drifts looks like scatter and not like scaling, and arms at one size are measured close
 together. Each point is built alone in memory; what it cannot share with the next is freed. What
 does not fit, cannot be asked for, or fails, is a point with its reason, and the sweep goes on. Each
-arm's numbers are checked once, at its smallest size, after that was timed.
+arm's numbers are checked once, at its smallest size, after that was timed; along a field that is no
+size, such as a toggle, for each of its values.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ TRIES = 2  # so many times as many blocks are run at most, where some are void
 _OUTCOMES = {"out-of-memory": sweep.OUT_OF_MEMORY, "mistake": sweep.REFUSED}
 
 Cell = float | str | None
+Kind = tuple[Scalar, ...]  # the arm of a point, and its value of each field that is no size
 
 
 @dataclass
@@ -62,8 +64,9 @@ class SweepRun:
         self._fields = list(command.axes)
         self._arms = command.arms or [{}]
         self._points: dict[str, list[Cell]] = {}  # the table so far
-        self._smallest: dict[int, Point] = {}  # of each arm, where its numbers are checked
-        self._numbers: dict[int, Numerics] = {}
+        self._smallest: dict[Kind, Point] = {}  # of each, where the numbers are checked
+        self._kinds: dict[Kind, Point] = {}  # a point of each that was taken
+        self._checked: set[Kind] = set()
         self._before: Configuration | None = None
         self._index = -1
         # A point is alone in memory: that it does not fit is told, and not got around.
@@ -119,8 +122,17 @@ class SweepRun:
         tell_left_out(self._rig.wire, filter(None, (point.situation for point in points)))
         for point in sorted(points, key=self._size_of, reverse=True):
             if not point.mistake:
-                self._smallest[point.arm] = point
+                self._smallest[self._kind(point)] = point
         return points
+
+    def _kind(self, point: Point) -> Kind:
+        """What the numbers of a point have in common with those of others."""
+        return (point.arm, *self._told_apart(point).values())
+
+    def _told_apart(self, point: Point) -> dict[str, Scalar]:
+        """Its values of the fields that are no sizes, by the columns of the tables."""
+        axes = zip("xy", self._command.axes.items(), point.values, strict=False)
+        return {name: value for name, axis, value in axes if not _is_size(*axis)}
 
     def _size_of(self, point: Point) -> int:
         """From small to large: the places of its values among those that were asked for."""
@@ -199,6 +211,7 @@ class SweepRun:
 
     def _take(self, point: Point, name: str) -> None:
         """Measure a point, or learn why not; either way it is told."""
+        self._kinds.setdefault(self._kind(point), point)
         if point.situation is None or point.mistake:
             self._tell_point(point, sweep.REFUSED, point.mistake)
             self._builder.take_commands()
@@ -232,7 +245,7 @@ class SweepRun:
         rig.wire.send(protocol.EvidenceFound(segment=contender.segment, evidence=evidence))
         rig.state("running", f"Measuring {name}")
         medians, voids, peak = self._run_blocks(contender)
-        if point is self._smallest.get(point.arm):
+        if point is self._smallest.get(self._kind(point)):
             self._check(point, contender, name)
         notes = [f"{len(voids)} void blocks: {voids[0]}"] if voids else []
         if not steady:
@@ -262,14 +275,16 @@ class SweepRun:
         assert contender.arm is not None
         found = numerics.check(contender.arm, contender.situation)
         text = f"at {self._size(point)}: {found.text}"
-        self._tell_numbers(point.arm, msgspec.structs.replace(found, text=text))
+        self._tell_numbers(point, msgspec.structs.replace(found, text=text))
 
     def _tell_of_unchecked(self) -> None:
-        """That nobody knows of the arms whose smallest size was not measured."""
-        text = "not checked: its smallest size was not measured"
-        for arm in range(len(self._arms) if self._points else 0):
-            if arm not in self._numbers:
-                self._tell_numbers(arm, Numerics(reference="", ok=None, text=text))
+        """That nobody knows of what was not measured at its smallest size."""
+        for kind, point in sorted(self._kinds.items(), key=lambda item: item[1].arm):
+            if kind not in self._checked:
+                values = [str(value) for value in self._told_apart(point).values()]
+                at = f"at {', '.join(values)}: " if values else ""
+                text = f"{at}not checked: its smallest size was not measured"
+                self._tell_numbers(point, Numerics(reference="", ok=None, text=text))
 
     def _warm_up(self, contender: Contender) -> bool:
         """Step until the phase is steady, and what adapts has chosen; whether it became steady.
@@ -345,10 +360,7 @@ class SweepRun:
         self, point: Point, outcome: str, reason: str, blocks: int = 0, **found: float
     ) -> None:
         """Send a point, and the exponents anew."""
-        row: dict[str, Cell] = {
-            name: float(value) if sweep.is_number(value) else str(value)
-            for name, value in zip("xy", point.values, strict=False)
-        }
+        row = _cells(dict(zip("xy", point.values, strict=False)))
         row |= {"arm": point.arm, "outcome": outcome, "reason": reason, "blocks": blocks}
         row |= {name: found.get(name, math.nan) for name in _MEASURED}
         for name, cell in row.items():
@@ -357,11 +369,12 @@ class SweepRun:
         if fitted := sweep.fits(self._points):
             self._send(sweep.FITS, fitted, replace=True)
 
-    def _tell_numbers(self, arm: int, found: Numerics) -> None:
-        self._numbers[arm] = found
+    def _tell_numbers(self, point: Point, found: Numerics) -> None:
+        self._checked.add(self._kind(point))
         right = None if found.ok is None else float(found.ok)
-        columns: dict[str, list[Cell]] = {"arm": [arm], "right": [right], "text": [found.text]}
-        self._send(sweep.NUMBERS, columns)
+        row: dict[str, Cell] = {"arm": point.arm, "right": right, "text": found.text}
+        row |= _cells(self._told_apart(point))
+        self._send(sweep.NUMBERS, {name: [cell] for name, cell in row.items()})
 
     def _send(self, table: str, columns: dict[str, list[Cell]], replace: bool = False) -> None:
         self._rig.wire.send(
@@ -377,6 +390,21 @@ class SweepRun:
 
 _REFUSAL = "A sweep is being measured; stop it before changing a toggle."
 _MEASURED = ("median_ms", "low_ms", "high_ms", "error", "tokens_per_s", "peak_bytes")
+
+
+def _cells(values: dict[str, Scalar]) -> dict[str, Cell]:
+    """Values of axes as tables hold them: numbers, or words."""
+    return {
+        name: float(value) if sweep.is_number(value) else str(value)
+        for name, value in values.items()
+    }
+
+
+def _is_size(field: str, values: list[Scalar]) -> bool:
+    """Whether a field changes how much is computed, and not what: one check tells of all values."""
+    if field.startswith(("model.", "settings.")):
+        return all(map(sweep.is_number, values))
+    return field in ("preset", "data")
 
 
 def _check_axis(field: str, values: list[Scalar]) -> None:

@@ -140,7 +140,7 @@ class Demo(QObject):
     def _failed(self, failure: protocol.Failure) -> None:
         if failure.kind != protocol.JOURNAL:  # which ends no run
             self.outcome.failures.append(failure)
-        self._say(f"{failure.sentence} {failure.fix}".strip())
+        self._say(failure.said)
 
     def _save(self) -> None:
         session = self.outcome.session = self._state.session

@@ -188,8 +188,7 @@ def doctor_text(state: AppState) -> str:
         lines += ["", "Blocked options"]
     for toggle, options in blocked.items():
         lines += [
-            f"  {state.titles.choice(toggle, name)}: {_parts.ended(why.reason, why.fix)}"
-            for name, why in options.items()
+            f"  {state.titles.choice(toggle, name)}: {why.said}" for name, why in options.items()
         ]
     return "\n".join(lines)
 

@@ -101,6 +101,10 @@ def test_what_could_not_be_measured_at_all_exits_with_1(ran, sent, capsys):
         ("turbo=on", "unknown toggle 'turbo'; expected one of "),
         ("precision=fp7", "toggle precision: unknown option 'fp7'; expected one of fp32,"),
         (",", "--toggles: name at least one, as NAME=OPTION"),
+        (
+            "precision=bf16,triton=on,precision=fp16",
+            "--toggles: precision is named twice; a toggle",
+        ),
     ],
 )
 def test_toggles_that_cannot_be_are_a_mistake(ran, sent, capsys, toggles, sentence):

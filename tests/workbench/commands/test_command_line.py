@@ -77,6 +77,15 @@ def test_an_unknown_command_is_answered_with_those_there_are(capsys):
     assert main(["_command"]) == 2
 
 
+def test_a_session_that_was_saved_without_a_suffix_opens_in_the_window(tmp_path, monkeypatch):
+    opened: list[list[str]] = []
+    monkeypatch.setattr("workbench.ui.app.run", lambda words: opened.append(words) or 0)
+    monkeypatch.chdir(tmp_path)
+    assert main(["kept"]) == 2
+    Path("kept").touch()
+    assert main(["kept"]) == 0 and opened == [["kept"]]
+
+
 READERS = [
     ["info", "FILE"],
     ["compare", "FILE", "FILE"],

@@ -54,12 +54,33 @@ def test_a_runner_that_died_is_1_with_its_last_words(name, sent, capsys):
 
 
 @each
-def test_what_cannot_be_asked_is_2_with_one_sentence_and_no_result(name, ran, sent, capsys):
+def test_what_cannot_be_asked_is_2_with_one_sentence_for_people_and_programs(
+    name, ran, sent, capsys
+):
     mistake = protocol.Failure(kind="mistake", sentence="budget_s = 0 is outside of 0 to 9")
     sent(ran.catalogue, mistake, protocol.Finished(reason="failed", steps=0))
     assert main([*COMMANDS[name], "--json"]) == 2
     printed = capsys.readouterr()
-    assert (printed.out, printed.err) == ("", f"workbench {name}: {mistake.sentence}\n")
+    assert printed.err == f"workbench {name}: {mistake.sentence}\n"
+    told = json.loads(printed.out)
+    assert told == {
+        "reason": "mistake",
+        "failures": [{"kind": "mistake", "sentence": mistake.sentence}],
+    }
+
+
+@each
+def test_a_line_that_cannot_be_read_is_2_and_answers_programs_too(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*COMMANDS[name], "--json", "--colour"])
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"usage: workbench {name} ")
+    (failure,) = json.loads(printed.out)["failures"]
+    assert failure == {"kind": "mistake", "sentence": "unrecognized arguments: --colour"}
+    with pytest.raises(SystemExit):
+        main([*COMMANDS[name], "--colour"])
+    assert capsys.readouterr().out == ""
 
 
 @each
@@ -96,6 +117,17 @@ def test_a_trace_or_state_that_could_not_be_written_is_1_and_what_was_measured_i
     printed = capsys.readouterr()
     assert "The trace could not be written to /x." in printed.err and output.exists()
     assert json.loads(printed.out)["reason"] == "done"
+
+
+def test_ctrl_c_before_a_line_is_read_is_130_without_a_traceback(monkeypatch, capsys):
+    def pressed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("workbench.cli._parser", pressed)
+    assert main(["doctor", "--json"]) == 130
+    assert json.loads(capsys.readouterr().out)["reason"] == "cancelled"
+    assert main(["doctor"]) == 130
+    assert capsys.readouterr() == ("", "")
 
 
 # Those that follow no single run: a plan of several, another process, files

@@ -74,7 +74,7 @@ def session_of(ran, path: Path, *orders: protocol.Command) -> Path:
             told.append(
                 protocol.ComparisonStarted(index=place, arms=arms, segments=[place] * 2, asked={})
             )
-        elif not isinstance(order, protocol.Bench):
+        elif not isinstance(order, (protocol.Bench, protocol.Start)):
             told.append(protocol.StudyStarted(index=place, kind="study", title="s", asked={}))
         for message in told:
             recorder.record(protocol.decode_message(protocol.encode(message)))
@@ -161,6 +161,19 @@ def test_a_profile_whose_trace_was_kept_keeps_one_again(ran, ask, printed, tmp_p
     trace = ask(again)
     assert [Path(one).name for one in trace.traces] == ["p-0000.json.gz"]
     assert msgspec.structs.replace(trace, traces=[]) == msgspec.structs.replace(order, traces=[])
+
+
+def test_a_run_that_went_on_from_a_state_and_was_checked_does_so_again(ran, ask, printed, tmp_path):
+    line = ["run", "hydra", "--workload", "generate", "--check"]
+    states = ["--load-state", str(tmp_path / "a.state"), "--save-state", str(tmp_path / "b.state")]
+    order = ask(line + states)
+    (again,) = printed(session_of(ran, tmp_path / "g.h5", order))
+    asked = ask(again)
+    assert (asked.check, asked.load_state) == ("last", order.load_state)
+    assert Path(asked.save_state).name == "g-0000.state"
+    plain = ask(line[:-1])
+    (again,) = printed(session_of(ran, tmp_path / "g.h5", plain))
+    assert not {"--check", "--load-state", "--save-state"} & set(again)
 
 
 @pytest.mark.parametrize(

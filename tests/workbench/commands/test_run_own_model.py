@@ -50,7 +50,7 @@ def test_the_example_trains_and_its_session_says_how_to_run_it_again(tmp_path, m
         (
             "def build():\n    raise OSError('no disk')\n",
             1,
-            "{path}, line 2: build() raised OSError",
+            "{path}, line 2: build() raised OSError: no disk. Correct the file and run again",
         ),
     ],
     ids=["missing", "nonsense", "raises"],
@@ -65,8 +65,14 @@ def test_a_file_that_cannot_serve_is_one_sentence(tmp_path, capsys, text, code, 
     assert "Traceback" not in printed.err
 
 
-@pytest.mark.parametrize("arguments", [[], ["hydra", "--model", "mine.py"]])
-def test_a_family_and_a_file_are_one_or_the_other(ran, sent, capsys, arguments):
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "name a family, one of "),
+        (["hydra", "--model", "mine.py"], "'hydra' and --model name two models; leave one out"),
+    ],
+)
+def test_a_family_and_a_file_are_one_or_the_other(ran, sent, capsys, arguments, sentence):
     sent(ran.catalogue)
     assert main(["run", *arguments]) == 2
-    assert "name a family, one of " in capsys.readouterr().err
+    assert sentence in capsys.readouterr().err

@@ -94,11 +94,14 @@ def test_what_does_not_fit_or_fails_is_a_point_and_the_sweep_goes_on(with_famili
     missed = study.tables[sweep.POINTS]["outcome"] != "measured"
     assert np.isnan(study.tables[sweep.POINTS]["median_ms"][missed]).all()
     assert sweep.FITS not in study.tables
-    ((right, text),) = zip(
-        *(study.tables[sweep.NUMBERS][name] for name in ("right", "text")),
-        strict=True,
-    )
-    assert right == 1 and text.startswith("at fault none, batch 2: ")
+    table = study.tables[sweep.NUMBERS]
+    numbers = dict(zip(table["x"], zip(table["right"], table["text"], strict=True), strict=True))
+    assert numbers["none"][0] == 1 and numbers["none"][1].startswith("at fault none, batch 2: ")
+    for fault in faults[1:]:  # another computation, of which that check says nothing
+        assert np.isnan(numbers[fault][0])
+        assert numbers[fault][1] == f"at {fault}: not checked: its smallest size was not measured"
+    rows = {tuple(row[:2]): row[-2] for row in sweep.points_table(study).rows}
+    assert rows.pop(("none", "2")) == "right" and set(rows.values()) == {""}
 
 
 @pytest.mark.slow
@@ -185,6 +188,15 @@ def test_presets_and_switches_are_swept_in_words_without_an_exponent(runner, sma
     rows = sweep.points_table(study).rows
     wanted = [[cache, layers] for layers in ("1", "2") for cache in ("per_layer", "shared")]
     assert [row[:2] for row in rows] == wanted
+
+
+def test_each_option_of_a_swept_toggle_has_its_own_check_at_its_smallest_size(runner, small):
+    axes = {"settings.sequence": [32, 16], "toggles.precision": ["fp32", "bf16"]}
+    table = swept(runner, small, axes).tables[sweep.NUMBERS]
+    assert "x" not in table, "one check tells of all lengths"
+    found = dict(zip(table["y"], table["text"], strict=True))
+    assert found["fp32"].startswith("at sequence 16, precision fp32: relative error ")
+    assert found["bf16"].startswith("at sequence 16, precision bf16: relative error ")
 
 
 def test_only_what_the_next_point_shares_stays_in_memory(small):

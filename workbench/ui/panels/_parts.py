@@ -96,12 +96,6 @@ def brief_note(text: str, tone: str = "") -> QLabel:
     return label
 
 
-def ended(*texts: str) -> str:
-    """Texts one after the other, each ending as a sentence."""
-    said = [text.strip() for text in texts if text.strip()]
-    return " ".join(one if one.endswith((".", "!", "?")) else f"{one}." for one in said)
-
-
 def set_tone(label: QLabel, tone: str) -> None:
     """Colour a label by what it says: ``good``, ``warning``, ``bad``, ``accent``, or none."""
     if label.property("tone") != tone:

@@ -106,7 +106,7 @@ class ToggleRow(QWidget):
         self._notes.addWidget(body)
 
     def _reason(self, why: Blocked, titles: list[str], theme: Theme) -> QWidget:
-        label = _parts.note(f"{', '.join(titles)}: {_parts.ended(why.reason, why.fix)}")
+        label = _parts.note(f"{', '.join(titles)}: {why.said}")
         label.setObjectName("blocked")
         row = _parts.marked(label, "locked", theme, "muted")
         if why.set:

@@ -370,8 +370,8 @@ def table(runs: Sequence[Run], sweep_choice: str = LATEST) -> dict[str, Array]:
             row[fields[1]] = np.full(count, curve.y, object)
         row["outcome"] = np.array(curve.outcomes, object)
         row |= dict(curve.columns)
-        right = math.nan if curve.right is None else float(curve.right)
-        row["right"] = np.full(count, right)
+        known = (None if of is None else of.right for of in curve.numbers)
+        row["right"] = np.array([math.nan if right is None else right for right in known], float)
         row["note"] = np.array(curve.reasons, object)
         for name, values in row.items():
             columns.setdefault(name, []).append(values)
