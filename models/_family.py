@@ -25,6 +25,7 @@ from models._initialise import Take, initialise, keep_marks
 from models._mistake import ConfigurationError
 from models._model import Metric, Model
 from models._quantized import saving
+from models._stages import Stage
 
 Batch = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]  # inputs, targets
 WORKLOADS = ("forward", "train", "prefill", "decode", "generate")
@@ -308,6 +309,13 @@ class Family:
         """
         model = self.build(config)
         divide(model, ranks, region)
+        model.load_state_dict(weights, assign=True)
+        return _with_buffers(model)
+
+    def share_stage(self, config: Any, weights: Mapping[str, nn.Parameter], stage: Stage) -> Model:
+        """A model of one ``stage``, around its ``weights`` by their names there."""
+        model: Any = self.build(config)
+        model.narrow(stage)
         model.load_state_dict(weights, assign=True)
         return _with_buffers(model)
 

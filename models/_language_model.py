@@ -23,6 +23,7 @@ from models._division import WHOLE, Region
 from models._layers import Embedding, Linear, RMSNorm
 from models._mistake import ConfigurationError
 from models._model import Model
+from models._stages import Stage, StageOutput
 
 
 class State(Protocol):
@@ -151,7 +152,9 @@ class LanguageModel(Model):
         tie_embeddings: bool,
     ) -> None:
         super().__init__()
-        self.max_sequence = max_sequence
+        self.dim, self.max_sequence = dim, max_sequence
+        self.stage = Stage(range(len(blocks)))
+        self.applied_blocks = 0  # in the last call
         self.fused_add_norm = False
         self.fused_additions = 0
         self.fused_loss = False
@@ -185,26 +188,45 @@ class LanguageModel(Model):
         end of the cache is the caller's mistake and cannot be seen here without a host
         synchronization. ``last_only`` gives (B, 1, V): only what a prefill needs.
         """
-        self._check_length(tokens_BS, cache, position)
-        x_BSE, _ = self._run_blocks(self.embedding(tokens_BS), cache, position)
+        x_BSE, _ = self._run_blocks(self._stream_in(tokens_BS, cache, position), cache, position)
         if last_only:
             x_BSE = x_BSE[:, -1:]
-        return self._logits(x_BSE)
+        return self._logits(x_BSE) if self.stage.last else x_BSE
 
     def loss(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
         """Mean cross-entropy of ``targets_BS`` in nats, [], computed in FP32 (FP64 for FP64).
 
         The blocks' own losses are added.
         """
-        self._check_length(tokens_BS, None, None)
-        x_BSE, auxiliary = self._run_blocks(self.embedding(tokens_BS), None, None)
-        if self.fused_loss:
-            loss = kernels.linear_cross_entropy(self.norm(x_BSE), self._table(), targets_BS)
-        else:
-            logits_NV = self._logits(x_BSE).flatten(0, 1)
-            wide = torch.promote_types(logits_NV.dtype, torch.float32)
-            loss = functional.cross_entropy(logits_NV.to(wide), targets_BS.flatten())
-        return loss if auxiliary is None else loss + auxiliary
+        x_BSE, auxiliary = self._run_blocks(self._stream_in(tokens_BS, None, None), None, None)
+        return self._loss(x_BSE, auxiliary, targets_BS)
+
+    def stage_loss(self, x: Tensor, targets_BS: Tensor) -> StageOutput:
+        """What a stage makes of tokens (B, S), or of the stream (B, S, E) from the one before."""
+        x_BSE, auxiliary = self._run_blocks(self._stream_in(x, None, None), None, None)
+        if self.stage.last:
+            return StageOutput(None, self._loss(x_BSE, auxiliary, targets_BS))
+        return StageOutput(x_BSE, auxiliary)
+
+    def narrow(self, stage: Stage) -> None:
+        """Keep one stage of a pipeline of it, to be called with what ``stage_loss`` takes.
+
+        Its blocks are numbered anew, its metrics keep a row for every block of the whole. Called
+        with tokens where it is not the first, it takes ones for the stream, which shows how it
+        computes and not what.
+        """
+        self.blocks = nn.ModuleList(self.blocks[index] for index in stage.blocks)
+        self._rows = [self._rows[index] for index in stage.blocks]
+        self.stage = stage
+        if not (stage.first or (stage.last and self.head is None)):
+            del self.embedding
+        if not stage.last:
+            del self.norm
+            self.head = None
+
+    def measured_rows(self) -> dict[str, list[int]]:
+        """Of each metric, the rows that blocks of this stage measure."""
+        return {name: [one[name] for one in self._rows if name in one] for name in self.metrics()}
 
     def new_cache(self, batch: int, length: int, dtype: torch.dtype | None = None) -> Cache:
         """An empty decode state on the model's device for ``length`` positions.
@@ -270,6 +292,26 @@ class LanguageModel(Model):
             for name, row in self._rows[index].items():
                 self.record(name, row, values[name])
 
+    def _stream_in(self, x: Tensor, cache: Cache | None, position: Tensor | None) -> Tensor:
+        """What goes into the blocks: tokens, embedded, or of a later stage the stream as it is."""
+        if x.is_floating_point() and not self.stage.first:
+            return x
+        self._check_length(x, cache, position)
+        if self.stage.first:
+            return self.embedding(x)  # type: ignore[no-any-return]
+        weight = next(self.blocks.parameters())
+        return torch.ones(*x.shape, self.dim, dtype=weight.dtype, device=weight.device)
+
+    def _loss(self, x_BSE: Tensor, auxiliary: Tensor | None, targets_BS: Tensor) -> Tensor:
+        """The mean cross-entropy of the stream after all blocks, with the blocks' own losses."""
+        if self.fused_loss:
+            loss = kernels.linear_cross_entropy(self.norm(x_BSE), self._table(), targets_BS)
+        else:
+            logits_NV = self._logits(x_BSE).flatten(0, 1)
+            wide = torch.promote_types(logits_NV.dtype, torch.float32)
+            loss = functional.cross_entropy(logits_NV.to(wide), targets_BS.flatten())
+        return loss if auxiliary is None else loss + auxiliary
+
     def _logits(self, x_BSE: Tensor) -> Tensor:
         return functional.linear(self.norm(x_BSE), self._table())
 
@@ -285,7 +327,7 @@ class LanguageModel(Model):
         again = self.choose_checkpointed(0 if cache is not None else n_blocks) or [False] * n_blocks
         # Blocks that normalise and add for themselves.
         apart = [not self.fused_add_norm or checkpointed for checkpointed in again]
-        self.fused_additions = 0
+        self.fused_additions = self.applied_blocks = 0
         total: Tensor | None = None
         normed_BSE: Tensor | None = None  # the next block's norm, where the addition made it
         measured: dict[int, Mapping[str, Tensor]] = {}
@@ -305,6 +347,7 @@ class LanguageModel(Model):
             if not isinstance(found, BlockOutput):
                 found = BlockOutput(found, None, {})
             normed_BSE = None
+            self.applied_blocks += 1
             if apart[index]:
                 x_BSE = found.x
             elif index + 1 < n_blocks and not apart[index + 1]:

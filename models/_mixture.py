@@ -108,6 +108,15 @@ class MixtureOfExperts(nn.Module):
         self.region: Region = WHOLE
         started(self)
 
+    @property
+    def unstaged(self) -> str:
+        """Why micro-batches would train another model, if they would."""
+        if self.router.noise_weight is not None:
+            return "each micro-batch would draw other noise for its router"
+        if self.balance_weight:
+            return "the balance of experts is that of a whole batch, and no mean of its parts'"
+        return ""
+
     def division(self) -> Division:
         """By columns of each expert; the router is every rank's."""
         return experts_division(self.down, self.router.k)

@@ -88,6 +88,8 @@ class MixtureOfRecursions(nn.Module):
     ``alpha`` scales the gates of expert choice, ``loss_weight`` the routers' losses.
     """
 
+    unstaged = "its recursions go through one stack of layers again, all of it one rank's"
+
     def __init__(
         self,
         layers: Sequence[nn.Module],

@@ -301,6 +301,8 @@ class AdaAttnModel(LanguageModel):
     that choice made them; a saved cache holds the choice too.
     """
 
+    unstaged = "its heads adapt to the whole batch, once a step, and all layers together"
+
     def __init__(self, config: AdaAttnConfig) -> None:
         head_dim = config.dim // config.n_heads
         rotary = RotaryCache(head_dim, config.max_sequence, config.rope_theta)

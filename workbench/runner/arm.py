@@ -30,9 +30,8 @@ from workbench.runner.footprints import others_bytes
 from workbench.runner.memory import free_memory
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.probe import Probe, probe
-from workbench.runner.ranks import group
+from workbench.runner.ranks import choose, group
 from workbench.runner.ranks.divided import Divided
-from workbench.runner.ranks.tensor import TensorDivided
 from workbench.runner.rounds import Rounds
 from workbench.runner.toggles import Situation, Stage, Toggle, all_toggles, unknown
 from workbench.runner.training import Trainer, Weights
@@ -66,6 +65,8 @@ class Build:
     sharding: str = ""  # what else these divide: one of ``ranks.shards.STAGES``
     tensor_ranks: int = 1  # that layers are divided among
     along_sequence: bool = False  # and the stream between them
+    pipeline_ranks: int = 1  # that blocks are stages on
+    micro_batches: int = 0  # that go through these; 0: as many as suit them
     model: Model | None = None  # once it is built
     flags: list[Callable[[], AbstractContextManager[Any]]] = field(
         default_factory=lambda: [functools.partial(fp32_products, tf32=False)]
@@ -321,14 +322,14 @@ class Arms:
         sets, dtype = self._weights, build.weights_dtype
         used = [*self._used(), (situation, dtype, build.quantization)]
         sets.tidy(used)
+        part = sets.part(build)
         held: Weights | Quantized
         if build.quantization:
             held = sets.quantized(situation, dtype, build.quantization)
             model = held.model(situation)
             build.flags.append(held.current)
-        elif build.tensor_ranks > 1:
-            shares = sets.shares(situation, dtype, build.tensor_ranks)
-            held, model = shares.own, shares.model(situation, build.along_sequence)
+        elif part is not None:
+            held, model = part.own, part.model(build)
         else:
             held = sets.plain(situation, dtype)
             # Each arm has modules of its own over the same parameters: structure differs only.
@@ -341,11 +342,7 @@ class Arms:
         build.model = model
         model.train(workload.trains)
         whole = of_build(build)
-        divided: Divided | None = None
-        if build.tensor_ranks > 1:
-            divided = TensorDivided(build, shares)
-        elif build.ranks > 1:
-            divided = Divided(build.ranks, situation.device, build.sharding)
+        divided = choose.divided(build, part, model)
         batches = whole
         if divided is not None:
             divided.gather(configuration)
@@ -443,7 +440,8 @@ def assemble(
         compiled=situation.option("compile") != "off",
     )
     with _autocast_region(build):  # a KV cache is made in the dtype that will compute
-        compute = _autocast(build)(workload.compute(bench))
+        own = workload.compute(bench)
+    compute = _autocast(build)(own if divided is None else divided.part(own, model))
     for wrap_compute in build.compute_wrappers:
         compute = wrap_compute(compute)
     if divided is None or trainer is None:

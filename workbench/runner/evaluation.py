@@ -19,12 +19,16 @@ OUTPUTS, LOSS = "outputs", "loss"
 def outputs(arm: Arm) -> Any:
     """What its model gives, uncompiled; the arm is entered."""
     with _by_all(arm, OUTPUTS), eager(), torch.no_grad():
+        if arm.divided is not None:
+            return arm.divided.outputs(arm)
         return arm.autocast(arm.model)(*arm.batches.inputs)
 
 
 def loss(arm: Arm) -> torch.Tensor:
     """The loss as its steps compute it, of a workload that trains; the arm is entered."""
     with _by_all(arm, LOSS):
+        if arm.divided is not None:
+            return arm.divided.loss(arm)
         return arm.compute(*arm.batches.inputs, *arm.batches.targets)
 
 

@@ -20,12 +20,16 @@ from workbench.runner.toggles import Situation
 # Options, other than the first, of which no least time of a step can be told, and why.
 _UNKNOWN = {
     "compile": "what torch.compile fuses is known once it has compiled",
-    "tensor_parallel": "how long ranks wait for one another is known once they have run",
+    **dict.fromkeys(
+        ("tensor_parallel", "pipeline_parallel"),
+        "how long ranks wait for one another is known once they have run",
+    ),
     "activation_offload": "it moves activations to the host, and the rate of that is not measured",
 }
 # Toggles whose effect the roofline cannot see: no prediction where the two differ in one.
 _UNSEEN = {
     "data_parallel": "how long ranks wait for one another is known once they have run",
+    "micro_batches": "how long stages wait for one another is known once they have run",
     "sharding": "how long ranks wait for one another's shares is known once they have run",
     "cudnn_benchmark": "which algorithms cuDNN finds is known once it has searched",
     **dict.fromkeys(

@@ -20,6 +20,7 @@ from workbench.runner import own
 from workbench.runner.failures import Mistake
 from workbench.runner.toggles import Situation, Toggle, all_toggles
 from workbench.runner.toggles.data_parallel import ranks_of
+from workbench.runner.toggles.pipeline_parallel import of_stages
 from workbench.runner.toggles.tensor_parallel import share_of
 from workbench.runner.wire import Wire
 from workbench.runner.workloads import Workload, all_workloads
@@ -85,14 +86,15 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
 
 def footprint(situation: Situation) -> models.Footprint | None:
     """The estimate of a step's memory; None for a model whose costs nobody knows."""
-    found = situation.family.footprint(
-        situation.config,
-        fused=_fused(situation),
-        compiled=situation.option("compile") != "off",
-        device_type=situation.device.type,
-        sharding=_sharding(situation),
+    step: dict[str, Any] = {
+        "fused": _fused(situation),
+        "compiled": situation.option("compile") != "off",
+        "device_type": situation.device.type,
         **_sizes(situation),
-    )
+    }
+    if staged := of_stages(situation, step):
+        return staged
+    found = situation.family.footprint(situation.config, sharding=_sharding(situation), **step)
     element = PRECISIONS[_SIZES[situation.option("precision")]].compute
     return share_of(found, situation, element) if found.total else None
 

@@ -27,6 +27,7 @@ class Trainer:
         self.scaler = scaler
         # Of an arm whose gradients are averaged over ranks.
         self.buckets: Buckets | Shards | None = None
+        self.backward: Callable[[torch.Tensor], None] = torch.Tensor.backward  # without buckets
         self.after_backward: Callable[[], None] | None = None  # where ranks have parts of gradients
         # Of an arm whose gradients are divided among ranks: which updates all of them skip.
         self.agree: Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None] | None = None
@@ -47,7 +48,7 @@ class Trainer:
         """Backward pass and optimizer step; gradients and the graph of the loss are freed."""
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
         if self.buckets is None:
-            scaled.backward()
+            self.backward(scaled)
         else:
             self.buckets.backward(scaled)
         if self.after_backward is not None:

@@ -27,6 +27,8 @@ from workbench.runner.rig import Rig
 from workbench.runner.run import RunEnded
 from workbench.runner.toggles import Situation, Stage, all_toggles
 from workbench.runner.toggles.data_parallel import ranks_of
+from workbench.runner.toggles.micro_batches import least_batch
+from workbench.runner.toggles.pipeline_parallel import pipeline_ranks_of
 
 COPY = 9  # of an arm: one that no other run has built or warmed up
 MOST_STEPS = 10_000
@@ -219,8 +221,11 @@ class ValidateRun:
         return undecided("; ".join([text, *reasons]))
 
     def _batches(self, situation: Situation) -> list[int]:
-        own, ranks = int(situation.configuration.settings["batch"]), ranks_of(situation)
-        others = (ranks, own + ranks)  # each rank has at least one sequence
+        own = int(situation.configuration.settings["batch"])
+        parts = ranks_of(situation) * least_batch(situation)
+        if pipeline_ranks_of(situation) > 1:
+            parts = max(2, parts)
+        others = (parts, own + parts)  # each rank and micro-batch has at least one sequence
         return self._command.batches or [batch for batch in others if batch != own]
 
     def _other_batches(self) -> Result:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -22,11 +23,17 @@ from models._quantized import Codes, quantizable, quantize_linears
 from workbench.runner import own
 from workbench.runner.failures import Mistake
 from workbench.runner.ranks.group import rank
+from workbench.runner.ranks.layers import Held
 from workbench.runner.ranks.shares import Shares
+from workbench.runner.ranks.stages import Stages
 from workbench.runner.toggles import Situation
 from workbench.runner.toggles.compile import WITH_GRAPHS
+from workbench.runner.toggles.pipeline_parallel import pipeline_ranks_of
 from workbench.runner.toggles.tensor_parallel import tensor_ranks_of
 from workbench.runner.training import Weights
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Build
 
 Parameters = Mapping[str, nn.Parameter]
 Use = tuple[Situation, torch.dtype, str]  # whose weights, in what precision, by what scheme if any
@@ -121,7 +128,8 @@ class WeightSets:
     def __init__(self) -> None:
         self._plain: dict[bytes, Weights] = {}
         self._coded: dict[bytes, dict[str, Quantized]] = {}
-        self._shares: dict[tuple[bytes, int], Shares] = {}  # by ranks that divide them
+        # By the ranks that divide layers, and those that have stages of them.
+        self._held: dict[tuple[bytes, int, int], Held] = {}
         self._captured: set[bytes] = set()
 
     def __len__(self) -> int:
@@ -151,13 +159,20 @@ class WeightSets:
             coded[scheme] = made
         return coded[scheme]
 
-    def shares(self, situation: Situation, dtype: torch.dtype, ranks: int) -> Shares:
-        """This rank's shares of them, made now if they are not there; rank 0 has the whole too."""
-        key = (_key(situation, dtype), ranks)
-        if key not in self._shares:
+    def part(self, build: Build) -> Held | None:
+        """What this rank has of a build's weights, made now if it is not there; None where every
+        rank has the whole, as rank 0 has in any case.
+        """
+        tensor, pipeline = build.tensor_ranks, build.pipeline_ranks
+        if tensor == pipeline == 1:
+            return None
+        situation, dtype = build.situation, build.weights_dtype
+        key = (_key(situation, dtype), tensor, pipeline)
+        if key not in self._held:
             whole = None if rank() else self.plain(situation, dtype)
-            self._shares[key] = Shares(situation, dtype, ranks, whole)
-        return self._shares[key]
+            kind = Shares if tensor > 1 else Stages
+            self._held[key] = kind(situation, dtype, max(tensor, pipeline), whole)
+        return self._held[key]
 
     def for_a_while(self, situation: Situation, dtype: torch.dtype) -> Parameters:
         """The plain weights, for whoever compares with them: drawn if need be, and not kept."""
@@ -181,8 +196,11 @@ class WeightSets:
         """
         used = list(used)
         kept = {(_key(situation, dtype), scheme) for situation, dtype, scheme in used}
-        cut = {(_key(situation, dtype), tensor_ranks_of(situation)) for situation, dtype, _ in used}
-        self._shares = {key: shares for key, shares in self._shares.items() if key in cut}
+        parted = {
+            (_key(situation, dtype), tensor_ranks_of(situation), pipeline_ranks_of(situation))
+            for situation, dtype, _ in used
+        }
+        self._held = {key: held for key, held in self._held.items() if key in parted}
         for key in list(self._coded):
             held = self._coded[key] = {
                 scheme: codes for scheme, codes in self._coded[key].items() if (key, scheme) in kept
@@ -202,15 +220,15 @@ class WeightSets:
         for coded in self._coded.values():
             for codes in coded.values():
                 yield from codes.tensors()
-        for shares in self._shares.values():
-            yield from shares.own.tensors()
-            yield from shares.own.states()
+        for held in self._held.values():
+            yield from held.own.tensors()
+            yield from held.own.states()
 
     def forget(self) -> None:
         """Free all sets."""
         self._plain.clear()
         self._coded.clear()
-        self._shares.clear()
+        self._held.clear()
         self._captured.clear()
 
     def keep_structures(self, situations: Iterable[Situation]) -> None:
@@ -219,8 +237,7 @@ class WeightSets:
         for sets in (self._plain, self._coded):
             for key in [key for key in sets if not key.startswith(used)]:
                 del sets[key]
-        held = self._shares.items()
-        self._shares = {key: shares for key, shares in held if key[0].startswith(used)}
+        self._held = {key: one for key, one in self._held.items() if key[0].startswith(used)}
 
     def are_of(self, situations: Iterable[Situation]) -> bool:
         """Whether every set is of the model and the seed of one of these."""
@@ -229,8 +246,8 @@ class WeightSets:
 
     def drop_gradients(self) -> None:
         """Forget all gradients: a step that failed half-way must not leak into the next."""
-        shares = (each.own for each in self._shares.values())
-        for weights in (*self._plain.values(), *shares):
+        parts = (each.own for each in self._held.values())
+        for weights in (*self._plain.values(), *parts):
             weights.drop_gradients()
 
     def _seen_by(self, situation: Situation, dtype: torch.dtype) -> bytes:

@@ -22,6 +22,7 @@ KERNELS = IMAGES.with_name("own_kernels.py")
 PLACES = WHERE | {
     **dict.fromkeys(("activation_offload", "adamw", "checkpointing"), ("hydra", "train")),
     **dict.fromkeys(("data_parallel", "fused_loss"), ("hydra", "train")),
+    **dict.fromkeys(("pipeline_parallel", "micro_batches"), ("hydra", "train")),
     **dict.fromkeys(("tensor_parallel", "sequence_parallel"), ("hydra", "forward")),
     "adaptive_precision": ("adaattn", "forward"),
     "adaptive_rank": ("adaattn", "forward"),
@@ -37,9 +38,13 @@ PLACES = WHERE | {
     "use_fourier": ("mahia", "forward"),
 }
 TRAINING = {"activation_offload", "adamw", "checkpointing", "data_parallel", "fused_loss",
-            "triton_token_router"}  # fmt: skip
+            "micro_batches", "pipeline_parallel", "triton_token_router"}  # fmt: skip
 # What some need of the others to be usable at all.
-BESIDE = {"sdp_flash": {"attention": "sdpa"}, "sequence_parallel": {"tensor_parallel": "2"}}
+BESIDE = {
+    "micro_batches": {"pipeline_parallel": "2"},
+    "sdp_flash": {"attention": "sdpa"},
+    "sequence_parallel": {"tensor_parallel": "2"},
+}
 # Compiled code is looked at in test_compile_toggles.py. Forbidding torch's last resort on a CPU
 # leaves nothing: test_engine_toggles.py and test_engine_toggles_gpu.py. Ranks that keep shares:
 # test_shards.py.

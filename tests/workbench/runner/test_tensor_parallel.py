@@ -20,7 +20,7 @@ from sessions.sizes import size_text
 from workbench import protocol
 from workbench.runner import checks, numerics, resolve
 from workbench.runner.arm import Arm, Arms
-from workbench.runner.ranks import group, region, tensor
+from workbench.runner.ranks import group, layers, region, tensor
 from workbench.runner.ranks.shares import Shares
 from workbench.runner.training import Trainer, plain_optimizer
 
@@ -274,7 +274,7 @@ def test_an_infinite_gradient_of_another_rank_skips_the_update_here_too(monkeypa
     trainer.update(weight.sum())
     moved = weight.detach().clone()
     assert not torch.equal(moved, torch.ones(3))
-    trainer.agree = tensor._agree
+    trainer.agree = layers.agree
     trainer.update(weight.sum())
     assert torch.equal(weight, moved) and scaler.get_scale() == 4.0
 

@@ -6,7 +6,7 @@ import contextlib
 import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
@@ -68,6 +68,18 @@ class Divided:
     def share(self, whole: Batches) -> Batches:
         """This rank's rows of each batch."""
         return whole.part(self.rank, self.ranks)
+
+    def part(self, compute: Compute, model: Model) -> Compute:
+        """What a rank computes of a workload, whose own is ``compute``."""
+        return compute
+
+    def outputs(self, arm: Arm) -> Any:
+        """What the model gives for the current batch, on rank 0; within ``evaluating``."""
+        return arm.autocast(arm.model)(*arm.batches.inputs)
+
+    def loss(self, arm: Arm) -> Tensor:
+        """The loss of the current batch, as the steps compute it; within ``evaluating``."""
+        return arm.compute(*arm.batches.inputs, *arm.batches.targets)
 
     def mean(self, compute: Compute) -> Compute:
         """The loss of the share, as its part of the mean over all ranks."""
@@ -170,7 +182,7 @@ class Divided:
         if self.shards is not None:
             self.shards.collect()
         sums = torch.stack([digest(each) for each in arm.model.parameters()]).to(self._device)
-        self._count_differing(sums)
+        self._count_differing(sums, sums)
 
     def _forget_peak(self) -> None:
         """What a peer has built is no step's; rank 0's peaks are told phase by phase."""
@@ -184,9 +196,12 @@ class Divided:
         else:
             self._peak_bytes = int(psutil.Process().memory_info().rss)
 
-    def _count_differing(self, sums: Tensor) -> None:
-        """Count the sums that differ between ranks, and tell all of each one's peak."""
-        least, most = sums.clone(), sums.clone()
+    def _count_differing(self, least: Tensor, most: Tensor) -> None:
+        """Count the sums that differ between ranks, and tell all of each one's peak.
+
+        ``least`` and ``most`` are those here: the same, where a rank has each parameter once.
+        """
+        least, most = least.clone(), most.clone()
         dist.all_reduce(least, dist.ReduceOp.MIN)
         dist.all_reduce(most, dist.ReduceOp.MAX)
         self.differing = max(int((least != most).sum()), self.differing or 0)

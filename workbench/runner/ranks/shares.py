@@ -8,6 +8,7 @@ ranks never have the whole.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -18,12 +19,16 @@ from models import Model
 from models._division import WHOLE, Cut, divide
 from models._initialise import keep_marks
 from models._language_model import LanguageModel
+from workbench.runner.ranks.layers import Held
 from workbench.runner.ranks.region import AcrossRanks, AlongSequence
 from workbench.runner.toggles import Situation
 from workbench.runner.training import Weights
 
+if TYPE_CHECKING:
+    from workbench.runner.arm import Build
 
-class Shares:
+
+class Shares(Held):
     """What this rank has of one structure; ``whole`` is rank 0's, None on every other.
 
     They hold no numbers until they are taken. Raises ``ValueError`` where a layer does not divide.
@@ -35,14 +40,14 @@ class Shares:
         structure: Model = situation.family.build(situation.config, dtype=dtype)
         self.ranks, self.whole, self._device = ranks, whole, situation.device
         self.cuts = divide(structure, ranks, WHOLE)
-        self.own = Weights(_zeros(structure.weights(), situation.device))
+        self.own = Weights(zeros(structure.weights(), situation.device))
 
-    def model(self, situation: Situation, along_sequence: bool) -> Model:
-        """A model around them; ``along_sequence``: its stream is divided too."""
-        family, named = situation.family, self.own.parameters
-        region = AlongSequence(self.ranks) if along_sequence else AcrossRanks()
-        model = family.share_divided(situation.config, named, self.ranks, region)
-        if along_sequence:
+    def model(self, build: Build) -> Model:
+        """A model around them, whose stream may be divided too."""
+        family, config, named = build.situation.family, build.situation.config, self.own.parameters
+        region = AlongSequence(self.ranks) if build.along_sequence else AcrossRanks()
+        model = family.share_divided(config, named, self.ranks, region)
+        if build.along_sequence:
             assert isinstance(model, LanguageModel)
             model.stream = region
         return model
@@ -66,10 +71,7 @@ class Shares:
 
     @torch.no_grad()
     def take(self, own: Optimizer | None, whole: Optimizer | None) -> None:
-        """Cut every rank's share, and that of the moments; all ranks at a time.
-
-        ``own`` and ``whole`` are the optimizers of both, where there are.
-        """
+        """Cut every rank's share, and that of the moments."""
         for mine, theirs, cut in self._pairs(own, whole):
             sent = torch.empty_like(mine, device=self._device)
             if cut is None:
@@ -85,7 +87,7 @@ class Shares:
 
     @torch.no_grad()
     def give_back(self, own: Optimizer | None, whole: Optimizer | None) -> None:
-        """Put every rank's share, and that of the moments, back into the whole; as ``take``."""
+        """Put every rank's share, and that of the moments, back into the whole."""
         for mine, theirs, cut in self._pairs(own, whole):
             if cut is None:
                 if theirs is not None:
@@ -118,7 +120,8 @@ class Shares:
                 yield state[kind], theirs, cut if state[kind].ndim else None
 
 
-def _zeros(parameters: dict[str, nn.Parameter], device: torch.device) -> dict[str, nn.Parameter]:
+def zeros(parameters: dict[str, nn.Parameter], device: torch.device) -> dict[str, nn.Parameter]:
+    """Parameters of these shapes and marks on the device."""
     return {
         name: keep_marks(old, nn.Parameter(torch.zeros(old.shape, dtype=old.dtype, device=device)))
         for name, old in parameters.items()

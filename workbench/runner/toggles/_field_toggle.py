@@ -30,6 +30,7 @@ from workbench.runner.toggles._toggle import (
     effective,
     no_effect,
 )
+from workbench.runner.toggles.pipeline_parallel import pipeline_ranks_of
 from workbench.runner.toggles.tensor_parallel import tensor_ranks_of
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def field_toggle(
             return Finding("unknown", f"there is no model of {field} = {other} beside it: {error}")
         if (ranks := tensor_ranks_of(situation)) > 1:
             divide(without, ranks, WHOLE)
-        differs = _differences(arm.model, without, field, held or field)
+        differs = _differences(_built(arm), without, field, held or field)
         if not differs:
             return no_effect(f"the model is built as with {field} = {other}{note}")
         return effective(f"against {field} = {other}: {'; '.join(differs)}{note}")
@@ -116,6 +117,15 @@ def field_toggle(
         evidence=evidence,
         blocked=blocked,
     )
+
+
+def _built(arm: Arm) -> Model:
+    """The arm's model; of one whose ranks have stages the structure of the whole."""
+    situation = arm.situation
+    if pipeline_ranks_of(situation) == 1:
+        return arm.model
+    whole: Model = situation.family.build(situation.config)
+    return whole
 
 
 def _nothing(option: str, build: Build) -> None:

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
@@ -26,6 +27,26 @@ def peaks_text(divided: Divided, *, on_gpu: bool) -> str:
     most = max(divided.peaks)
     what = "peak memory" if on_gpu else "resident set"
     return f"; {what} {size_text(most)} on rank {divided.peaks.index(most)}, the most of all"
+
+
+# Toggles that take the ranks, each for itself, and what they are called in a sentence.
+_TAKE = {
+    "data_parallel": "data parallelism",
+    "tensor_parallel": "tensor parallelism",
+    "pipeline_parallel": "pipeline parallelism",
+}
+
+
+def taken(toggle: str, situation: Situation) -> Blocked | None:
+    """Why another of these toggles leaves no ranks to this one."""
+    for name, title in _TAKE.items():
+        if name != toggle and situation.option(name) != "off":
+            return Blocked(
+                f"{title} takes the ranks, and the two do not go together yet",
+                f"Switch {title} off.",
+                {name: "off"},
+            )
+    return None
 
 
 def captured(situation: Situation) -> Blocked | None:
@@ -58,6 +79,8 @@ def eight_bit(situation: Situation) -> Blocked | None:
 
 def too_few(ranks: int, situation: Situation) -> Blocked | None:
     """Why there cannot be so many ranks on this machine."""
+    if not dist.is_available():
+        return Blocked("this torch was built without torch.distributed", "Install another build.")
     if situation.on_gpu:
         count, what = torch.cuda.device_count(), "GPU"
     else:

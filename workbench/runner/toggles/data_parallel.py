@@ -15,12 +15,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
-
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.compiles import counted
-from workbench.runner.toggles._ranks import OPTIONS, RANKS, captured, eight_bit, peaks_text, too_few
+from workbench.runner.toggles._ranks import (
+    OPTIONS,
+    RANKS,
+    captured,
+    eight_bit,
+    peaks_text,
+    taken,
+    too_few,
+)
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,
     Finding,
@@ -46,17 +52,9 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     if not situation.workload.trains:
         return NEEDS_TRAINING
-    if not dist.is_available():
-        return Blocked("this torch was built without torch.distributed", "Install another build.")
     if why := too_few(ranks, situation):
         return why
-    if situation.option("tensor_parallel") != "off":
-        return Blocked(
-            "tensor parallelism takes the ranks, and the two do not go together yet",
-            "Switch tensor parallelism off.",
-            {"tensor_parallel": "off"},
-        )
-    if why := captured(situation) or eight_bit(situation):
+    if why := taken(TOGGLE.name, situation) or captured(situation) or eight_bit(situation):
         return why
     batch = int(situation.configuration.settings["batch"])
     if batch % ranks:

@@ -18,6 +18,7 @@ from models._division import divisible
 from workbench.protocol import Blocked
 from workbench.runner.ranks.region import GATHER, SCATTERED
 from workbench.runner.ranks.tensor import TensorDivided
+from workbench.runner.toggles import tensor_parallel
 from workbench.runner.toggles._ranks import too_few
 from workbench.runner.toggles._toggle import (
     Finding,
@@ -38,7 +39,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return None
     ranks = tensor_ranks_of(situation)
     if ranks == 1:
-        return Blocked(
+        return tensor_parallel.TOGGLE.blocked("2", situation) or Blocked(
             "divides what lies between layers that ranks divide, and none are",
             "Switch tensor parallelism on.",
             {"tensor_parallel": "2"},

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
-
 from models import Footprint
 from models._division import divisible, of_share
 from sessions.sizes import size_text
@@ -26,7 +24,15 @@ from workbench.protocol import Blocked
 from workbench.runner.compiles import counted
 from workbench.runner.ranks.region import Traffic
 from workbench.runner.ranks.tensor import TensorDivided
-from workbench.runner.toggles._ranks import OPTIONS, RANKS, captured, eight_bit, peaks_text, too_few
+from workbench.runner.toggles._ranks import (
+    OPTIONS,
+    RANKS,
+    captured,
+    eight_bit,
+    peaks_text,
+    taken,
+    too_few,
+)
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
@@ -52,8 +58,6 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
             "Choose the training step or the forward pass.",
             {"workload": "train"},
         )
-    if not dist.is_available():
-        return Blocked("this torch was built without torch.distributed", "Install another build.")
     found = divisible(situation.family, situation.config)
     if few := too_few(ranks, situation):
         return few
@@ -67,12 +71,8 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
 
 
 def _other_options(situation: Situation) -> Blocked | None:
-    if situation.option("data_parallel") != "off":
-        return Blocked(
-            "data parallelism takes the ranks, and the two do not go together yet",
-            "Switch data parallelism off.",
-            {"data_parallel": "off"},
-        )
+    if why := taken(TOGGLE.name, situation):
+        return why
     if situation.option("quantization") != "none":
         return Blocked(
             "codes are those of whole layers",

@@ -1,0 +1,105 @@
+"""How many micro-batches of a batch go through a pipeline of stages.
+
+With p stages and m micro-batches each stage waits for (p - 1) / (m + p - 1) of a step, so that many
+help; but kernels on few rows are less efficient, and each micro-batch's stream is sent by itself.
+Left to itself it is the largest number up to four a stage that divides the batch: from there on the
+waiting hardly counts (Huang et al., GPipe, arXiv 1811.06965). Counted for two stages: 0.33 of the
+step with two micro-batches, 0.11 with eight, 0.06 with sixteen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workbench.protocol import Blocked
+from workbench.runner.ranks.pipeline import PipelineDivided
+from workbench.runner.toggles._ranks import RANKS
+from workbench.runner.toggles._toggle import (
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    effective,
+    no_effect,
+)
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm, Build
+
+AUTO = "auto"
+_A_STAGE = 4
+_COUNTS = (1, 2, 4, 8, 16, 32)
+
+
+def suited(batch: int, stages: int) -> int:
+    """How many micro-batches: as many as divide the batch, up to four a stage, but two at least if
+    it has that many rows.
+    """
+    divisors = [count for count in range(1, batch + 1) if batch % count == 0]
+    return max(
+        [count for count in divisors if 1 < count <= _A_STAGE * stages] or divisors[1:2] or [1]
+    )
+
+
+def micro_batches_of(situation: Situation, stages: int) -> int:
+    """How many the situation's batch is divided into, where there are so many stages."""
+    option = situation.option(TOGGLE.name)
+    if option != AUTO:
+        return int(option)
+    return suited(int(situation.configuration.settings["batch"]), stages)
+
+
+def least_batch(situation: Situation) -> int:
+    """What a batch has to be a multiple of, to be divided into as many as were asked for."""
+    option = situation.option(TOGGLE.name)
+    return 1 if option == AUTO else int(option)
+
+
+def _blocked(option: str, situation: Situation) -> Blocked | None:
+    if option == AUTO:
+        return None
+    if RANKS[situation.option("pipeline_parallel")] == 1:
+        return Blocked(
+            "a step goes through no stages that could take turns",
+            "Switch pipeline parallelism on.",
+            {"pipeline_parallel": "2"},
+        )
+    batch, count = int(situation.configuration.settings["batch"]), int(option)
+    if batch % count:
+        return Blocked(
+            f"a batch of {batch} cannot be divided into {count} micro-batches",
+            f"Choose a batch that is a multiple of {count}.",
+        )
+    return None
+
+
+def _apply(option: str, build: Build) -> None:
+    build.micro_batches = int(option)
+
+
+def _evidence(option: str, arm: Arm) -> Finding:
+    divided = arm.divided
+    if not isinstance(divided, PipelineDivided) or not divided.turns:
+        return no_effect("no step was made by stages")
+    batch = int(arm.situation.configuration.settings["batch"])
+    forwards = [turn.forwards for turn in divided.turns]
+    held = ", ".join(str(turn.held) for turn in divided.turns)
+    text = (
+        f"{batch} rows in {forwards[0]} micro-batches; the stages held {held} of them at most "
+        "between their turns"
+    )
+    return effective(text) if set(forwards) == {int(option)} else no_effect(text)
+
+
+TOGGLE = Toggle(
+    name="micro_batches",
+    title="Micro-batches",
+    help=__doc__,
+    group="Devices",
+    stage=Stage.GRAPHS,
+    options={AUTO: "Automatic"} | {str(count): str(count) for count in _COUNTS},
+    apply=_apply,
+    evidence=_evidence,
+    blocked=_blocked,
+    bundled="divides each batch by its rows, which inputs of your own are not known to have",
+)

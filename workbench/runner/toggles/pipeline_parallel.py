@@ -1,0 +1,186 @@
+"""Put the blocks on several GPUs, one stage after another, which micro-batches go through.
+
+As in GPipe (Huang et al., arXiv 1811.06965): the first rank has the embedding and the first blocks,
+the last one the last blocks, the head and the loss. Each batch is divided by its rows; streams go
+forward and their gradients backward between neighbours, and one update follows from all of it, the
+same as of the whole batch. The turns are one forward, one backward (1F1B, PipeDream-Flush as in
+Narayanan et al., arXiv 2104.04473): p stages and m micro-batches make every rank wait for
+(p - 1) / (m + p - 1) of a step. Pays where a model does not fit one GPU, or links are too slow for
+what other ways to divide it send. Counted for HYDRA base training (8 x 1,024 tokens), two ranks, 8
+micro-batches: each rank has 0.67 of weights, gradients and moments, sends 24 MiB of streams or
+their gradients a step and once 147 MiB, the gradient of an embedding that is the head too, and
+waits for 0.11 of the step; the last one, with the head, has more to compute.
+
+Point-to-point calls of torch.distributed, and not its pipelining module, which knows of a loss on
+the last stage alone: blocks here may have losses of their own. The first GPU keeps the whole
+weights and moments, which other configurations go on from; if a rank ends, they are as they were
+before these steps. Live metrics are of all stages, means over the micro-batches. Without a GPU the
+ranks share the CPU, which shows that it is right and not how fast it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from models import Footprint
+from models._stage_footprint import largest_stage
+from models._stages import chain
+from sessions.sizes import size_text
+from workbench.protocol import Blocked
+from workbench.runner.compiles import counted
+from workbench.runner.ranks.pipeline import PipelineDivided
+from workbench.runner.toggles._ranks import (
+    OPTIONS,
+    RANKS,
+    captured,
+    eight_bit,
+    peaks_text,
+    taken,
+    too_few,
+)
+from workbench.runner.toggles._toggle import (
+    NEEDS_TRAINING,
+    Finding,
+    Situation,
+    Stage,
+    Toggle,
+    effective,
+    no_effect,
+)
+from workbench.runner.toggles.micro_batches import micro_batches_of, suited
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm, Build
+
+
+def pipeline_ranks_of(situation: Situation) -> int:
+    """On how many ranks the blocks of the situation's model are stages."""
+    return RANKS[situation.option(TOGGLE.name)]
+
+
+def of_stages(situation: Situation, step: dict[str, Any]) -> Footprint | None:
+    """The footprint of the rank that needs most of a ``step`` as of ``models``' footprints; None of
+    a situation without stages.
+    """
+    ranks, family, config = pipeline_ranks_of(situation), situation.family, situation.config
+    if ranks == 1 or not situation.workload.trains or chain(family, config).n_blocks < ranks:
+        return None
+    count = micro_batches_of(situation, ranks)
+    sizes = {name: each for name, each in step.items() if name != "quantization"}  # in inference
+    return largest_stage(family, config, ranks, count, **sizes)
+
+
+def _blocked(option: str, situation: Situation) -> Blocked | None:
+    ranks = RANKS[option]
+    if ranks == 1:
+        return None
+    if not situation.workload.trains:
+        return NEEDS_TRAINING
+    found = chain(situation.family, situation.config)
+    if found.unstaged:
+        return _unstaged(found.unstaged, situation)
+    if why := too_few(ranks, situation):
+        return why
+    if found.n_blocks < ranks:
+        return Blocked(
+            f"{counted(found.n_blocks, 'block')} cannot be stages on {ranks} ranks",
+            "Choose fewer ranks, or a deeper model.",
+        )
+    if int(situation.configuration.settings["batch"]) < 2:
+        return Blocked(
+            "a batch of 1 is one micro-batch: no two stages would ever compute at a time",
+            "Choose a batch of 2 at least.",
+        )
+    return _other_options(situation)
+
+
+def _unstaged(why: str, situation: Situation) -> Blocked:
+    if getattr(situation.config, "mixture_of_recursions", False):
+        return Blocked(why, "Go without recursions.", {"mixture_of_recursions": "off"})
+    return Blocked(why, "Choose another model, or other fields of it.")
+
+
+def _other_options(situation: Situation) -> Blocked | None:
+    if why := taken(TOGGLE.name, situation):
+        return why
+    if situation.option("activation_offload") == "on":
+        return Blocked(
+            "what goes to the host and back is counted by call, and stages make several a step",
+            "Checkpoint blocks instead.",
+            {"activation_offload": "off", "checkpointing": "full"},
+        )
+    if situation.option("kernel_tuning") == "on":
+        return Blocked(
+            "tiles are tuned in a whole step on one device, and no rank has one",
+            "Take the tiles that are stored.",
+            {"kernel_tuning": "cached"},
+        )
+    return captured(situation) or eight_bit(situation)
+
+
+def _apply(option: str, build: Build) -> None:
+    build.pipeline_ranks = RANKS[option]
+    batch = int(build.situation.configuration.settings["batch"])
+    build.micro_batches = build.micro_batches or suited(batch, build.pipeline_ranks)
+
+
+def _evidence(option: str, arm: Arm) -> Finding:
+    divided = arm.divided
+    if not isinstance(divided, PipelineDivided):
+        return no_effect("the blocks were not divided")
+    if not divided.turns:
+        return no_effect("no step was made by all ranks")
+    text = _told(divided, arm)
+    if problem := _wrong(divided):
+        return no_effect(f"{text}; {problem}")
+    return effective(f"{text}; what the stages trained is rank 0's to the last bit")
+
+
+def _told(divided: PipelineDivided, arm: Arm) -> str:
+    """What the ranks have, did and sent."""
+    stages, first = divided.stages, divided.turns[0]
+    assert stages.whole is not None
+    blocks = ", ".join(str(turn.blocks) for turn in divided.turns)
+    held = ", ".join(str(turn.held) for turn in divided.turns)
+    text = (
+        f"{blocks} blocks on {divided.ranks} ranks, which {first.forwards} micro-batches went "
+        f"through, and of which these held {held} at most; this rank has "
+        f"{size_text(stages.own.bytes)} of {size_text(stages.whole.bytes)} of weights, and made "
+        f"{counted(first.sends, 'send')} and {counted(first.receives, 'receive')} a step, "
+        f"{size_text(first.bytes)} in all"
+    )
+    return text + peaks_text(divided, on_gpu=arm.situation.on_gpu)
+
+
+def _wrong(divided: PipelineDivided) -> str:
+    """What the ranks did not do, or did another way; empty where all is as it should be."""
+    turns, count = divided.turns, divided.micro_batches
+    for rank, (turn, stage) in enumerate(zip(turns, divided.stages.stages, strict=True)):
+        if turn.blocks != len(stage.blocks):
+            return f"rank {rank} computed {turn.blocks} of its {len(stage.blocks)} blocks"
+        if (turn.forwards, turn.backwards) != (count, count):
+            return (
+                f"rank {rank} went {turn.forwards} times forward and {turn.backwards} times "
+                f"backward, and there are {count} micro-batches"
+            )
+    sends, receives = sum(turn.sends for turn in turns), sum(turn.receives for turn in turns)
+    least = 2 * (divided.ranks - 1) * count
+    if sends != receives or sends < least:
+        return f"{sends} sends and {receives} receives of all ranks, where {least} are needed"
+    if divided.differing:
+        return f"rank 0 has other numbers of {counted(divided.differing, 'parameter')}"
+    return ""
+
+
+TOGGLE = Toggle(
+    name="pipeline_parallel",
+    title="Pipeline parallel",
+    help=__doc__,
+    group="Devices",
+    stage=Stage.GRAPHS,
+    options=OPTIONS,
+    apply=_apply,
+    evidence=_evidence,
+    blocked=_blocked,
+    bundled="divides the blocks of the bundled families, which a model of yours need not have",
+)
