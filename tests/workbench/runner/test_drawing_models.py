@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from sessions.model import Configuration
 from workbench.runner import loss_curve, numerics
 from workbench.runner.arm import Arms
 from workbench.runner.phases import PhaseTracker
+from workbench.runner.ranks.divided import Divided
 from workbench.runner.resolve import resolve
 
 CPU = torch.device("cpu")
@@ -208,7 +210,8 @@ def test_what_draws_in_evaluation_mode_too_is_not_checked(build, workload):
 def test_ranks_that_each_draw_others_are_not_checked(build):
     arm, situation = build()
     alone = lambda *_: contextlib.nullcontext()  # noqa: E731
-    arm.divided = SimpleNamespace(ranks=1, entered=alone, evaluating=alone, whole=None)
+    asked = {name: functools.partial(getattr(Divided, name), None) for name in ("outputs", "loss")}
+    arm.divided = SimpleNamespace(ranks=1, entered=alone, evaluating=alone, whole=None, **asked)
     found = numerics.check(arm, situation)
     assert found.ok is None and found.text.endswith("in training, each rank others")
 

@@ -374,7 +374,7 @@ def test_steps_leave_nothing_behind_and_take_what_was_estimated(asked):
     assert "nothing is left behind" in steady.evidence
     with arm.entered():  # nor does what threads of collectives free seem to be left
         checks.step(arm, 2)
-        assert {left_by_a_step(arm) for _ in range(12)} == {0}
+        assert {left_by_a_step(arm) for _ in range(8)} == {0}
     step, kept = arm.step, []
     arm.step = lambda: kept.append(torch.zeros(4)) or step()
     steady = checks.steady_memory(arm, 6)

@@ -50,7 +50,7 @@ def test_the_demo_goes_on_without_a_journal_and_fails_where_nothing_can_be_saved
     demo._folder, demo._segments = Path("/dev/null/out"), 1
     demo._look()
     (failure,) = demo.outcome.failures
-    assert "Not a directory" in failure.sentence and said[-1] == failure.sentence
+    assert "Not a directory" in failure.sentence and said[-1] == failure.said
 
 
 def test_a_run_can_be_driven_with_clicks_from_start_to_stop(qtbot, ready):

@@ -5,17 +5,18 @@ the last one the last blocks, the head and the loss. Each batch is divided by it
 forward and their gradients backward between neighbours, and one update follows from all of it, the
 same as of the whole batch. The turns are one forward, one backward (1F1B, PipeDream-Flush as in
 Narayanan et al., arXiv 2104.04473): p stages and m micro-batches make every rank wait for
-(p - 1) / (m + p - 1) of a step. Pays where a model does not fit one GPU, or links are too slow for
+(p - 1) / (m + p - 1) of a step. Pays where a step does not fit one GPU, or links are too slow for
 what other ways to divide it send. Counted for HYDRA base training (8 x 1,024 tokens), two ranks, 8
 micro-batches: each rank has 0.67 of weights, gradients and moments, sends 24 MiB of streams or
 their gradients a step and once 147 MiB, the gradient of an embedding that is the head too, and
 waits for 0.11 of the step; the last one, with the head, has more to compute.
 
 Point-to-point calls of torch.distributed, and not its pipelining module, which knows of a loss on
-the last stage alone: blocks here may have losses of their own. The first GPU keeps the whole
-weights and moments, which other configurations go on from; if a rank ends, they are as they were
-before these steps. Live metrics are of all stages, means over the micro-batches. Without a GPU the
-ranks share the CPU, which shows that it is right and not how fast it is.
+the last stage alone: blocks here may have losses of their own. The first GPU also keeps the whole
+weights and moments, which other configurations go on from, and so has to hold these too; if a rank
+ends, they are as they were before these steps. Live metrics are of all stages, means over the
+micro-batches. Without a GPU the ranks share the CPU, which shows that it is right and not how fast
+it is.
 """
 
 from __future__ import annotations

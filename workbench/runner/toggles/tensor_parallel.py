@@ -6,11 +6,12 @@ over a single group, which then spans the ranks, runs as steps of PyTorch). What
 summed over the ranks, and in training the gradient of what it took; embedding, head, norms and
 routers are on every rank. Saves the memory of what is divided, weights, gradients, moments and what
 a layer keeps for its backward pass, and costs a sum of the stream a layer each way, for which every
-rank waits: pays where a model does not fit one GPU, or its products are large beside the stream.
+rank waits: pays where a step does not fit one GPU, or its products are large beside the stream.
 Counted for HYDRA base training (8 x 1,024 tokens, AMP BF16): each of two ranks has 0.67 of weights,
 gradients and moments, and they sum 48 times 12 MiB a step. The first GPU also keeps the whole
-weights and moments, which other configurations go on from. The ranks are processes, as with data
-parallelism; without a GPU they share the CPU, which shows that it is right and not how fast it is.
+weights and moments, which other configurations go on from, and so has to hold these too. The ranks
+are processes, as with data parallelism; without a GPU they share the CPU, which shows that it is
+right and not how fast it is.
 """
 
 from __future__ import annotations
