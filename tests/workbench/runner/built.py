@@ -48,6 +48,18 @@ def left_by_a_step(arm: Arm) -> int:
     return allocations.of(lambda: checks.step(arm, 1), arm.situation.device).left
 
 
+def own_peak(arm: Arm, arms: Arms) -> int:
+    """Bytes that four steps of an arm of ``arms`` need at most on its GPU, without the others'."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    with arm.entered():
+        for _ in range(4):
+            arm.batches.advance()
+            arm.step()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - arms.others_bytes(arm)
+
+
 def blocked(
     configuration: Configuration, workload: str = "train", *, device: str = "cpu", **toggles: str
 ) -> dict[str, dict[str, Blocked]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from built import found, stepped
+from built import found, own_peak, stepped
 from test_ranks_gpu import BF16, ended, pytestmark  # noqa: F401 - a fixture, and marks
 
 from sessions.model import Configuration
@@ -108,14 +108,7 @@ def test_a_rank_has_less_memory():
     for toggles in ({}, ON):
         arms = Arms()
         arm = stepped(base, device="cuda", steps=4, arms=arms, **toggles, **BF16)
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        with arm.entered():
-            for _ in range(4):
-                arm.batches.advance()
-                arm.step()
-            torch.cuda.synchronize()
-            own = torch.cuda.max_memory_allocated() - arms.others_bytes(arm)
+        own = own_peak(arm, arms)
         peaks.append([own, *(arm.divided.peaks[1:] if arm.divided else [])])
         del arm, arms
         torch.cuda.empty_cache()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from built import found, stepped
+from built import found, own_peak, stepped
 from test_ranks_gpu import BF16, ended, pytestmark  # noqa: F401 - a fixture, and marks
 
 from sessions.model import Configuration
@@ -103,14 +103,7 @@ def test_a_rank_has_less_memory_and_computes_less():
     for ranks in ("off", "2"):
         arms = Arms()
         arm = stepped(base, device="cuda", steps=4, arms=arms, tensor_parallel=ranks, **BF16)
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        with arm.entered():
-            for _ in range(4):
-                arm.batches.advance()
-                arm.step()
-            torch.cuda.synchronize()
-            peaks.append(torch.cuda.max_memory_allocated() - arms.others_bytes(arm))
+        peaks.append(own_peak(arm, arms))
         del arm, arms
         torch.cuda.empty_cache()
     print(f"peak MiB {[peak >> 20 for peak in peaks]}")
