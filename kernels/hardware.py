@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import platform
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,19 @@ class Hardware:
     def is_gpu(self) -> bool:
         """Whether this is a CUDA device."""
         return self.device != "cpu"
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What PyTorch allocates for cuBLAS, by handle and stream: each thread has its handle.
+
+        As ``CUBLAS_WORKSPACE_CONFIG`` says; see "cuBLAS workspaces" in PyTorch's notes on CUDA.
+        """
+        if not self.is_gpu:
+            return 0
+        default = ":4096:8" if self.capability >= (9, 0) else ":4096:2:16:8"
+        config = os.environ.get("CUBLAS_WORKSPACE_CONFIG", default)
+        kib = [int(number) for number in re.findall(r":(\d+)", config)]
+        return 1024 * sum(size * count for size, count in zip(kib[::2], kib[1::2], strict=False))
 
     @property
     def precision(self) -> torch.dtype:

@@ -77,7 +77,7 @@ def costs(config: AdaAttnConfig) -> Costs:
         unfused_per_token=hidden,  # silu(gate)
         unfused_fp32_per_token=4 * dim,  # the norms' steps of q and of k
         backward_per_token=2 * hidden,  # the gradients of gate and up
-        tables_bytes=4 * config.max_sequence * head_dim,
+        table_bytes=4 * config.max_sequence * head_dim,
         attends=((((Attends(heads, heads, head_dim),),),) * layers),
         attention=attention,
         saved_past_attention=dim + 3 * hidden,

@@ -108,7 +108,8 @@ class Costs:
     saved_per_token: int  # compute-dtype numbers one block saves a token for its backward
     saved_stream_per_token: int  # numbers one block saves a token in the residual stream's dtype
     saved_fp32_per_token: int  # FP32 numbers one block saves a token whatever the precision
-    tables_bytes: int  # rotary tables and other constants, shared
+    table_bytes: int  # one rotary table
+    rotating: int | None = None  # layers, each with a table unless they share one; None: all
     cached_per_sequence: int = 0  # numbers kept a sequence while decoding, whatever its length
     cached_fp32_per_sequence: int = 0  # FP32 numbers of the same kind
     cached_bytes: int = 0  # kept while decoding, whatever the batch

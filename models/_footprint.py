@@ -26,12 +26,14 @@ class Footprint:
     activations: int
     cache: int  # decode state
     tables: int  # rotary ones, and whatever else a model goes by
+    workspaces: int  # that a library keeps for its matrix products
     together: int  # activations and gradients where both together are highest
 
     @property
     def total(self) -> int:
         """At the highest point of the step."""
-        return self.weights + self.optimizer + self.cache + self.tables + self.together
+        lasting = self.weights + self.optimizer + self.cache + self.tables + self.workspaces
+        return lasting + self.together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,8 @@ def footprint(
     compiled: bool = False,
     device_type: str = "cuda",
     optimizer_bytes: int | None = None,
-    rope_tables: int = 1,
+    rope_shared: bool = False,
+    workspace_bytes: int = 0,
     chunk: int = 0,
     attention: str = "",
     quantized: Saving | None = None,
@@ -105,10 +108,11 @@ def footprint(
     ``precision`` is one of ``PRECISIONS``; ``fused`` says whether the operators run as the
     library's fused kernels, and if not, ``device_type`` on what PyTorch's run and ``compiled``
     whether torch.compile fuses these; ``optimizer_bytes`` is what the optimizer keeps a parameter
-    (None: AdamW's two moments in the weights' dtype); ``rope_tables`` is how many copies of the
-    rotary tables exist; ``attention`` is the backend asked for, where it may be one that holds its
-    weights; ``quantized`` what the codes of linear layers change, in inference; ``sharding`` what
-    of a training step several ranks share out, whose ``batch`` is that of one.
+    (None: AdamW's two moments in the weights' dtype); ``rope_shared`` whether one rotary table
+    serves all layers; ``workspace_bytes`` what a library keeps for its products; ``attention`` is
+    the backend asked for, where it may be one that holds its weights; ``quantized`` what the codes
+    of linear layers change, in inference; ``sharding`` what of a training step several ranks share
+    out, whose ``batch`` is that of one.
     """
     size = PRECISIONS[precision]
     computing = size.compute, size.stream, device_type, fused, compiled
@@ -116,7 +120,9 @@ def footprint(
     if costs.attention is not None:
         how = how._replace(attention=costs.attention(how))
     weights = costs.parameters * size.weight
-    tables = costs.tables_bytes * rope_tables + costs.state_bytes
+    rotating = costs.n_layers if costs.rotating is None else costs.rotating
+    copies = min(1, rotating) if rope_shared else rotating
+    tables = costs.table_bytes * copies + costs.state_bytes
     if workload == "train":
         moments = 2 * size.weight if optimizer_bytes is None else optimizer_bytes
         course = list(_training(costs, size, how, checkpointing))
@@ -133,6 +139,7 @@ def footprint(
             activations=max(activations for activations, _ in course),
             cache=0,
             tables=tables,
+            workspaces=workspace_bytes,
             together=max(sum(held) for held in course),
         )
     taken = sequence
@@ -151,6 +158,7 @@ def footprint(
         activations=activations,
         cache=_cache(costs, size, batch, sequence) if workload in _DECODING else 0,
         tables=tables,
+        workspaces=workspace_bytes,
         together=activations,
     )
 

@@ -118,7 +118,8 @@ def costs(config: HydraConfig) -> Costs:
         saved_stream_per_token=2 * dim,
         saved_fp32_per_token=config.n_heads + 2,  # log-sum-exp, and both norms' inverse deviations
         unfused_per_token=hidden,  # silu(gate)
-        tables_bytes=4 * config.max_sequence * config.head_dim,
+        table_bytes=4 * config.max_sequence * config.head_dim,
+        rotating=distinct,
         routed=tuple(part for part in every if part not in whole),
         block_passes=tuple(tuple(each.units for each in block) for block in by_block),
         block_weights=tuple(block_weights),

@@ -76,14 +76,21 @@ class Cache:
             tensor.zero_()
 
     def mark(self) -> list[Tensor]:
-        """What ``go_back`` needs to return to the tokens taken in so far: copies, no more."""
-        return [tensor.clone() for state in self.states() for tensor in state.carried()]
+        """What ``go_back`` needs to return to the tokens taken in so far: copies, no more.
+
+        They wait in the host's memory: on the device they would count as the decoding step's.
+        """
+        carried = [tensor for state in self.states() for tensor in state.carried()]
+        marked = [torch.empty_like(one, device="cpu", pin_memory=one.is_cuda) for one in carried]
+        for copy, tensor in zip(marked, carried, strict=True):
+            copy.copy_(tensor)
+        return marked
 
     def go_back(self, mark: Sequence[Tensor]) -> None:
         """Forget, in place, the tokens since ``mark``; the next are at the position of then."""
         carried = [tensor for state in self.states() for tensor in state.carried()]
         for tensor, before in zip(carried, mark, strict=True):
-            tensor.copy_(before)
+            tensor.copy_(before, non_blocking=True)
 
     def save(
         self, path: str | Path, position: int, beside: Mapping[str, Any] | None = None

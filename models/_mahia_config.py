@@ -178,7 +178,7 @@ def costs(config: MahiaConfig) -> Costs:
         saved_stream_per_token=2 * text,
         saved_fp32_per_token=heads + 2,
         unfused_per_token=hidden * served,
-        tables_bytes=4 * config.text_seq_len * (text // heads),
+        table_bytes=4 * config.text_seq_len * (text // heads),
         causal=config.causal,
         matmul_per_sequence=round(
             beside

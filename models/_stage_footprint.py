@@ -53,12 +53,14 @@ def _costs(whole: Costs, stage: Stage, n_blocks: int, numbers: int) -> Costs:
     weights = whole.block_weights or (1 / n_blocks,) * n_blocks
     part = sum(weights[own])
     linears, beside = whole.linear_parameters, whole.kept_beside
+    attending = [block for block in whole.attends[own] if any(block)]
     return replace(
         whole,
         parameters=numbers,
         n_layers=len(stage.blocks),
         rows=whole.rows if stage.last else 0,
         matmul_per_token=round(part * whole.matmul_per_token),
+        rotating=None if whole.rotating is None else len(attending),
         linear_parameters=None if linears is None else round(part * linears),
         block_passes=whole.block_passes[own],
         block_weights=tuple(weight / part for weight in weights[own]),

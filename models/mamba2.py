@@ -371,7 +371,8 @@ def costs(config: Mamba2Config) -> Costs:
             ((Attends(heads, config.n_kv_heads, dim // heads),) * each,) for each in attends
         ),
         inference_per_token=inference_per_token,
-        tables_bytes=4 * config.max_sequence * (dim // heads) if attending else 0,
+        table_bytes=4 * config.max_sequence * (dim // heads),
+        rotating=attending,
     )
 
 

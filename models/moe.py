@@ -111,7 +111,7 @@ def costs(config: MoEConfig) -> Costs:
         attends=((((Attends(config.n_heads, config.n_kv_heads, config.head_dim),),),) * layers),
         saved_past_attention=dim + 2 * k * width + 3 * shared * width,
         backward_per_token=2 * k * (width + dim) + 2 * shared * width,
-        tables_bytes=4 * config.max_sequence * config.head_dim,
+        table_bytes=4 * config.max_sequence * config.head_dim,
     )
 
 

@@ -29,6 +29,7 @@ from models._family import WORKLOADS
 from sessions import statistics
 from sessions.model import Configuration
 from workbench import headless, protocol
+from workbench.runner import resolve
 
 ROWS = (
     ("hydra", "base"),
@@ -114,10 +115,8 @@ def measure(
         flops = known.flops(config, batch, 1, context=sequence)
     else:
         flops = known.flops(config, batch, sequence, training=workload == "train")
-    length = sequence + settings.get("new_tokens", 0)
-    estimate = known.footprint(
-        config, workload=workload, batch=batch, sequence=length, precision="half"
-    )
+    estimate = resolve.footprint(resolve.resolve(asked, torch.device("cuda")))
+    assert estimate is not None
     return row | {
         "settings": settings,
         "parameters": known.parameter_count(config),

@@ -36,6 +36,31 @@ def test_the_precision_follows_the_generation(capability, expected):
     assert facts.precision == expected
 
 
+@pytest.mark.parametrize(
+    ("capability", "config", "mib"),
+    [((9, 0), None, 32), ((8, 9), None, 8.125), ((9, 0), ":16:8", 0.125), ((0, 0), ":16:8", 0)],
+)
+def test_the_workspace_of_matrix_products_is_as_configured(capability, config, mib, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    if config is not None:
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", config)
+    facts = dataclasses.replace(
+        hardware.of("cpu"), capability=capability, device="cuda:0" if any(capability) else "cpu"
+    )
+    assert facts.workspace_bytes == mib * 2**20
+
+
+@pytest.mark.gpu
+def test_a_product_on_another_stream_takes_a_workspace_of_the_stated_size():
+    a = torch.ones(512, 512, device="cuda", dtype=torch.bfloat16)
+    a @ a
+    with torch.cuda.stream(torch.cuda.Stream()):
+        before = torch.cuda.memory_allocated()
+        product = a @ a
+        taken = torch.cuda.memory_allocated() - before - product.nbytes
+    assert taken == hardware.of("cuda").workspace_bytes
+
+
 @pytest.mark.gpu
 def test_a_gpu_has_what_its_generation_has():
     facts = hardware.of("cuda")

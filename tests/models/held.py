@@ -150,6 +150,7 @@ def held_by_training(
     The arguments are those of the family's footprint.
     """
     model = family.build(config, dtype=_dtype(precision)).train()
+    model.share_rope_cache(False)
     model.set_checkpointing(checkpointing)
     step = batch, sequence, precision, fused, attention
     with _metered(family, config, model, *step) as (meter, inputs):
@@ -179,6 +180,7 @@ def held_by_inference(
 ) -> int:
     """Bytes at the peak of a forward pass or of a prefill, its cache made before."""
     model = family.build(config, dtype=_dtype(precision)).eval()
+    model.share_rope_cache(False)
     metered = _metered(family, config, model, batch, sequence, precision, fused, attention)
     with metered as (meter, inputs), _amp(precision), torch.no_grad():
         if workload == "prefill":

@@ -293,7 +293,7 @@ def test_weights_gradients_and_optimizer_are_counted_exactly(name):
         state[key].nbytes for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")
     ]
     assert estimate.optimizer == sum(moments)
-    model.share_rope_cache(True)
+    model.share_rope_cache(False)
     tables = model.rope_cache_bytes()
     if name == "adaattn":  # also what it adapts by, and what a call computes with of it
         chosen = model.adaptation.chosen().tensors()
@@ -334,8 +334,8 @@ def test_a_prompt_taken_in_by_pieces_holds_the_activations_of_one_piece(name):
 
 
 def test_the_peak_is_lasting_memory_with_activations_and_gradients_together():
-    lasting = {"weights": 10, "optimizer": 20, "cache": 3, "tables": 4}
-    assert Footprint(**lasting, gradients=10, activations=60, together=65).total == 102
+    lasting = {"weights": 10, "optimizer": 20, "cache": 3, "tables": 4, "workspaces": 5}
+    assert Footprint(**lasting, gradients=10, activations=60, together=65).total == 107
 
 
 def test_the_estimates_of_training_are_those_that_an_h200_needed():
@@ -358,3 +358,23 @@ def test_the_estimates_of_training_are_those_that_an_h200_needed():
             estimate = family.footprint(family.presets[preset], **step).total / 2**20
         print(name, preset, f"{estimate / peak - 1:+.1%}")
         assert estimate == pytest.approx(peak, rel=0.1)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [(name, {}) for name in NAMES]
+    + [
+        ("hydra", {"mixture_of_recursions": True}),
+        ("hydra", {"ccgqa": True, "mixture_of_depths": True}),
+        ("mamba2", {"attention_every": 0}),
+    ],
+)
+def test_a_rotary_table_is_counted_for_each_layer_that_holds_one(name, fields, shared):
+    family = FAMILIES[name]
+    config = dataclasses.replace(family.presets[DEFAULTS[name]], **fields)
+    model = family.build(config)
+    model.share_rope_cache(shared)
+    step = {"workload": "forward", "batch": 1, "sequence": 8, "rope_shared": shared}
+    tables = family.footprint(config, **step).tables - family.costs(config).state_bytes
+    assert tables == model.rope_cache_bytes()

@@ -19,6 +19,7 @@ from workbench.protocol import OR, Availability, Blocked, Field, Start
 from workbench.runner import own
 from workbench.runner.failures import Mistake
 from workbench.runner.toggles import Situation, Toggle, all_toggles
+from workbench.runner.toggles.compile import WITH_GRAPHS
 from workbench.runner.toggles.data_parallel import ranks_of
 from workbench.runner.toggles.pipeline_parallel import of_stages
 from workbench.runner.toggles.tensor_parallel import share_of
@@ -90,6 +91,8 @@ def footprint(situation: Situation) -> models.Footprint | None:
         "fused": _fused(situation),
         "compiled": situation.option("compile") != "off",
         "device_type": situation.device.type,
+        "rope_shared": situation.option("rope_cache") == "shared",
+        "workspace_bytes": _handles(situation) * hardware.of(situation.device).workspace_bytes,
         **_sizes(situation),
     }
     if staged := of_stages(situation, step):
@@ -97,6 +100,15 @@ def footprint(situation: Situation) -> models.Footprint | None:
     found = situation.family.footprint(situation.config, sharding=_sharding(situation), **step)
     element = PRECISIONS[_SIZES[situation.option("precision")]].compute
     return share_of(found, situation, element) if found.total else None
+
+
+def _handles(situation: Situation) -> int:
+    """How many workspaces cuBLAS has: the forward pass's thread and the backward pass's, and the
+    same again on the stream that a CUDA graph is captured on.
+    """
+    captured = situation.option("cuda_graphs") == "on"
+    captured |= situation.option("compile") in WITH_GRAPHS
+    return (2 if situation.workload.trains else 1) * (2 if captured else 1)
 
 
 def _fused(situation: Situation) -> bool:

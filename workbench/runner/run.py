@@ -273,6 +273,7 @@ class Run:
                 if numbers.due(arm, self._steady):
                     self._check_numbers(arm)
                 rig.clock.begin()
+            self._output = None  # whose memory the step may need
             self._output = step()
             phase = phases.step_phase(now_ns)
             now_ns = watchdog.beat_ns = lap(phase)

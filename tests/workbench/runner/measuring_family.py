@@ -73,7 +73,7 @@ def _costs(config: MeasuringConfig) -> Costs:
     numbers: Mapping[str, int] = dict.fromkeys(
         (
             "score_width", "cached_per_token", "saved_stream_per_token", "saved_fp32_per_token",
-            "unfused_per_token", "tables_bytes",
+            "unfused_per_token", "table_bytes",
         ),
         0,
     )  # fmt: skip

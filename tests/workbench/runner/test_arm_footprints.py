@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -19,8 +20,10 @@ from workbench.runner.arm import Arms
 from workbench.runner.footprints import _storages
 from workbench.runner.memory import GpuMemory, Memory
 from workbench.runner.rig import Rig
+from workbench.runner.run import Run, RunEnded
 from workbench.runner.timing import Lap
 
+CPU = torch.device("cpu")
 CODES = "int8_weight_only"
 
 
@@ -169,3 +172,27 @@ def test_a_segment_is_told_its_highest_steady_peak_without_what_others_held(rig)
 def test_where_no_allocator_counts_nothing_is_told_of_an_arms_own_memory(rig):
     assert send(rig, Phase.STEADY, 700.0, math.nan) == []
     assert math.isnan(Rig(RecordingWire(), torch.device("cpu")).memory.sample().others)
+
+
+def test_what_a_step_gave_is_given_back_before_the_next_one_begins(monkeypatch):
+    gave, kept = [], []
+    follow = Rig.follow
+
+    def watched(rig, arm):
+        if arm is not None:
+            step = arm.step
+
+            def counted():
+                kept.extend(one for one in gave if one() is not None)
+                output = step()
+                gave[:] = [weakref.ref(output)]
+                return output
+
+            monkeypatch.setattr(arm, "step", counted)
+        follow(rig, arm)
+
+    monkeypatch.setattr(Rig, "follow", watched)
+    run = Run(Rig(RecordingWire(), CPU), protocol.Start(configuration=asked(), steps=4))
+    with pytest.raises(RunEnded, match="done"):
+        run.execute()
+    assert gave and not kept

@@ -1,8 +1,10 @@
 """What is estimated of memory follows from how operators run: by Triton, by PyTorch, compiled."""
 
+import msgspec
 import pytest
 import torch
 
+from kernels import hardware
 from sessions.model import Configuration
 from workbench.runner import resolve
 
@@ -47,3 +49,31 @@ def test_the_attention_that_was_chosen_decides_on_the_estimate():
     assert of("auto") == of("sdpa_flash") < of("chunked") < of("manual")
     # On a CPU its own operator holds the matrix, whatever backend is asked for.
     assert of("chunked", "adaattn") == of("auto", "adaattn")
+
+
+@pytest.mark.parametrize(
+    ("workload", "toggles", "handles"),
+    [
+        ("decode", {}, 1),
+        ("decode", {"cuda_graphs": "on"}, 2),
+        ("train", {}, 2),
+        ("train", {"compile": "reduce-overhead"}, 4),
+    ],
+)
+def test_each_thread_and_stream_of_a_gpu_has_a_workspace_of_its_own(workload, toggles, handles):
+    asked = Configuration(family="hydra", preset="tiny", workload=workload, toggles=toggles)
+    with hardware.imagined((9, 0)):
+        on_gpu = resolve.footprint(resolve.resolve(asked, torch.device("cuda", 0)))
+    assert on_gpu.workspaces == handles * (32 << 20)
+    assert resolve.footprint(resolve.resolve(asked, CPU)).workspaces == 0
+
+
+def test_layers_that_share_a_rotary_table_are_estimated_with_one():
+    asked = Configuration(family="hydra", preset="tiny", workload="forward")
+    own, shared = (
+        resolve.footprint(
+            resolve.resolve(msgspec.structs.replace(asked, toggles={"rope_cache": option}), CPU)
+        ).tables
+        for option in ("per_layer", "shared")
+    )
+    assert own == 4 * shared > 0
