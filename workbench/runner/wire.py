@@ -39,6 +39,22 @@ def leave() -> NoReturn:
         os._exit(0)
 
 
+def take_standard_streams() -> tuple[BinaryIO, int]:
+    """Standard input, and a descriptor of standard output, for nobody else.
+
+    What is printed from here on goes to standard error, and processes that are started inherit
+    neither: a pipe that one of them held open would seem to have a reader when we are gone.
+    """
+    output = os.dup(1)
+    commands = os.fdopen(os.dup(0), "rb")
+    os.dup2(2, 1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    sys.stdout = sys.stderr
+    return commands, output
+
+
 class Wire:
     """Sends messages from any thread; queues commands for the engine.
 
@@ -60,16 +76,10 @@ class Wire:
 
     @classmethod
     def take_standard_streams(cls) -> Wire:
-        """Take stdin and stdout for the wire; all that prints goes to stderr from here on."""
-        output = os.dup(1)
-        commands = os.fdopen(os.dup(0), "rb")
-        os.dup2(2, 1)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
+        """Take stdin and stdout for the wire."""
+        commands, output = take_standard_streams()
         with contextlib.suppress(OSError):  # no pipe, or no more memory for pipes
             fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        sys.stdout = sys.stderr
         return cls(commands, output)
 
     def seconds(self, now_ns: int | None = None) -> float:

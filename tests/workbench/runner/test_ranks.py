@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -167,6 +169,28 @@ def test_a_peer_that_is_killed_before_the_first_step_is_named(asked, monkeypatch
     with pytest.raises(group.RankError, match="rank 1 ended unasked"), arm.entered():
         pass
     assert group.current() is None
+
+
+@needs_cores
+def test_nothing_that_a_peer_starts_holds_its_orders_open_when_it_is_gone():
+    (pid,) = group.of(2, CPU).pids
+    assert str(Path(f"/proc/{pid}/fd/0").readlink()) == os.devnull
+
+
+def test_no_group_is_left_between_calls_that_are_taken_as_one(monkeypatch):
+    happened = []
+    monkeypatch.setattr(group.dist, "is_initialized", lambda: happened.append("left"))
+    leaving = threading.Thread(target=group._abort)
+    with group.launching():
+        leaving.start()
+        leaving.join(0.1)
+        happened.append("launched")
+    leaving.join()
+    assert happened == ["launched", "left"]
+    monkeypatch.setattr(group, "_LAUNCH_S", 0.01)
+    with group.launching():  # by a call that never returns it is not held up for ever
+        group._abort()
+    assert happened == ["launched", "left", "left"]
 
 
 @needs_cores

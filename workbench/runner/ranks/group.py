@@ -26,6 +26,8 @@ START_S = 120.0  # for a peer to import torch and join
 TIMEOUT = timedelta(minutes=10)  # of a sum: ranks may compile before it
 _POLL_S = 0.05
 _LAST_WORDS_S = 10.0  # for a peer to end that is hung up on
+_LAUNCHING = threading.Lock()
+_LAUNCH_S = 5.0  # a call that waits for a peer that is gone is ended by leaving the group
 _LOOPBACK = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
@@ -60,6 +62,21 @@ def join(size: int, device: torch.device, store: dist.Store) -> None:
         timeout=TIMEOUT,
         device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
     )
+
+
+@contextlib.contextmanager
+def launching() -> Iterator[None]:
+    """Around calls that NCCL takes as one: they are all made before a group is left.
+
+    Otherwise NCCL would wait for the rest in this thread, and the next group would begin with what
+    was meant for the last. Where one of the calls raises, those before it are not waited for.
+    """
+    with _LAUNCHING:
+        try:
+            yield
+        except BaseException:
+            _end_open_call()
+            raise
 
 
 class _Peer:
@@ -271,13 +288,25 @@ def close() -> None:
 
 def _abort() -> None:
     """Leave the process group without waiting for those that are gone."""
-    if not dist.is_initialized():
-        return
-    with contextlib.suppress(RuntimeError, ValueError, AssertionError):
-        if dist.get_backend() == "nccl":
-            dist.distributed_c10d._abort_process_group()
-        else:
-            dist.destroy_process_group()
+    launched = _LAUNCHING.acquire(timeout=_LAUNCH_S)
+    try:
+        with contextlib.suppress(RuntimeError, ValueError, AssertionError):
+            if not dist.is_initialized():
+                return
+            if dist.get_backend() == "nccl":
+                dist.distributed_c10d._abort_process_group()
+            else:
+                dist.destroy_process_group()
+    finally:
+        if launched:
+            _LAUNCHING.release()
+
+
+def _end_open_call() -> None:
+    """Close what ``batch_isend_irecv`` leaves open in NCCL where one of its calls raises."""
+    with contextlib.suppress(RuntimeError, ValueError):
+        if dist.is_initialized() and dist.get_backend() == "nccl":
+            dist.group.WORLD._get_backend(torch.device("cuda"))._group_end()
 
 
 def _environment(number: int, device: torch.device) -> dict[str, str]:

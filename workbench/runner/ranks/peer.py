@@ -34,7 +34,7 @@ from workbench.runner.ranks.messages import (
     Step,
 )
 from workbench.runner.resolve import resolve
-from workbench.runner.wire import leave
+from workbench.runner.wire import leave, take_standard_streams
 
 
 class Peer:
@@ -113,9 +113,7 @@ class Peer:
 def main() -> NoReturn:
     """Join the group and serve until rank 0 ends this process; a failure is told to it."""
     size, port = map(int, sys.argv[1:])
-    answers = os.dup(1)
-    os.dup2(2, 1)  # what libraries print must not reach rank 0
-    peer = Peer(sys.stdin.buffer, answers)
+    peer = Peer(*take_standard_streams())
     try:
         peer.answer(Ready())
         join(size, peer.device, dist.TCPStore(HOST, port, size, timeout=timedelta(seconds=START_S)))

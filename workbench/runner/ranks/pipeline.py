@@ -16,6 +16,7 @@ from torch import Tensor
 import kernels
 from models import LanguageModel
 from models._stages import StageOutput
+from workbench.runner.ranks.group import launching
 from workbench.runner.ranks.layers import LayersDivided
 from workbench.runner.ranks.measures import Measures
 from workbench.runner.ranks.region import sum_over_ranks, told
@@ -86,7 +87,9 @@ def exchange(sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]]
     operations += [dist.P2POp(dist.irecv, one, peer) for one, peer in receives]
     if not operations:
         return
-    for work in dist.batch_isend_irecv(operations):
+    with launching():
+        works = dist.batch_isend_irecv(operations)
+    for work in works:
         work.wait()
     for kind, moved in ((SEND, sends), (RECEIVE, receives)):
         for one, _ in moved:
