@@ -6,6 +6,7 @@ Reading the allocator takes tens of microseconds, so it is sampled and not read 
 from __future__ import annotations
 
 import math
+import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,13 +23,20 @@ if TYPE_CHECKING:
 class Memory(NamedTuple):
     """Bytes now, and the highest allocated since the phase began; NaN where unknown.
 
-    ``others``: of what is allocated, what is held for others than the arm that steps.
+    ``others``: of what is allocated, what is held for others than the arm that steps. The phase
+    began at ``since_ns`` of ``perf_counter_ns``, and ``before`` is the highest of what came before.
     """
 
     allocated: float
     reserved: float
     peak: float
     others: float = math.nan
+    before: float = math.nan
+    since_ns: int = 0
+
+    def peak_of(self, start_ns: int) -> float:
+        """The peak that counts for a step which began then."""
+        return self.peak if start_ns >= self.since_ns else self.before
 
 
 class GpuMemory:
@@ -45,6 +53,8 @@ class GpuMemory:
         self._others_bytes = 0
         self._arm: weakref.ref[Arm] | None = None  # that steps; it may be freed meanwhile
         self._pool_bytes: int | None = None  # of its graphs; None: to be counted, which takes long
+        self._before = math.nan
+        self._since_ns = 0
 
     def sample(self) -> Memory:
         """The allocator's counters now."""
@@ -55,7 +65,8 @@ class GpuMemory:
             self._pool_bytes = 0 if arm is None else resident_bytes(arm)
             self._others_bytes = 0 if arm is None else self._count_others(arm)
         peak = allocated["peak"] + self._pool_bytes
-        return Memory(allocated["current"], reserved["current"], peak, self._others_bytes)
+        now = Memory(allocated["current"], reserved["current"], peak, self._others_bytes)
+        return now._replace(before=self._before, since_ns=self._since_ns)
 
     def follow(self, arm: Arm | None) -> None:
         """Begin a new peak if another arm steps than before; None if none does."""
@@ -65,7 +76,9 @@ class GpuMemory:
 
     def new_phase(self) -> None:
         """Begin a new peak; from any thread."""
+        peak = torch.cuda.max_memory_allocated(self._device) + (self._pool_bytes or 0)
         torch.cuda.reset_peak_memory_stats(self._device)
+        self._before, self._since_ns = float(peak), time.perf_counter_ns()
         self._pool_bytes = None
 
 

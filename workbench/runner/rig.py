@@ -148,7 +148,7 @@ class Rig:
             "wall_ms": [lap.wall_ms for lap in laps],
             "phase": [int(lap.phase) for lap in laps],
             "allocated": [memory.allocated] * len(laps),
-            "peak": [memory.peak] * len(laps),
+            "peak": [memory.peak_of(lap.start_ns) for lap in laps],
         }
         if block:
             columns["block"] = [block] * len(laps)
@@ -156,7 +156,7 @@ class Rig:
             columns["gpu_ms"] = [lap.gpu_ms for lap in laps]
             columns["reserved"] = [memory.reserved] * len(laps)
         self.wire.send(protocol.Steps(segment=self.segment, columns=columns))
-        if any(lap.phase == Phase.STEADY for lap in laps):
+        if any(lap.phase == Phase.STEADY and lap.start_ns >= memory.since_ns for lap in laps):
             self._tell_own(memory)
 
     def _tell_own(self, memory: Memory) -> None:

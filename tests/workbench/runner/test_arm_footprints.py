@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import time
 import weakref
 
 import pytest
@@ -133,15 +134,31 @@ def test_the_allocators_peak_comes_with_what_others_hold_of_it(monkeypatch):
     }
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: stats)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 250)
     counted = []
     arm = stepped(asked())
     memory = GpuMemory(torch.device("cuda:0"), lambda one: counted.append(one) or 120)
-    assert memory.sample() == (100, 900, 300, 0), "nobody steps"
+    assert memory.sample()[:4] == (100, 900, 300, 0), "nobody steps"
     memory.follow(arm)
     assert [memory.sample().others for _ in range(3)] == [120] * 3
     assert counted == [arm], "once a phase"
+    began_ns = time.perf_counter_ns()
     memory.new_phase()
-    assert memory.sample().others == 120 and len(counted) == 2
+    now = memory.sample()
+    assert now.others == 120 and len(counted) == 2
+    assert (now.peak_of(time.perf_counter_ns()), now.peak_of(began_ns)) == (300, 250)
+
+
+def test_steps_of_the_phase_before_keep_their_peak_and_tell_nothing_of_the_one_that_began(rig):
+    now = Memory(100.0, 1000.0, 150.0, 0.0, before=900.0, since_ns=50)
+    rig.memory.sample = lambda: now
+    rig.send_steps([Lap(start_ns, None, 1.0, Phase.STEADY) for start_ns in (20, 40)])
+    assert not [m for m in rig.wire.sent if isinstance(m, protocol.Facts)]
+    rig.send_steps([Lap(start_ns, None, 1.0, Phase.STEADY) for start_ns in (45, 50)])
+    steps = [m.columns["peak"] for m in rig.wire.sent if isinstance(m, protocol.Steps)]
+    assert steps == [[900.0, 900.0], [900.0, 150.0]]
+    (told,) = [m.ledger for m in rig.wire.sent if isinstance(m, protocol.Facts)]
+    assert told[OWN_PEAK] == 150.0
 
 
 @pytest.fixture
