@@ -89,7 +89,7 @@ def try_all(
         for toggle, option in list(left):
             reason = blocked.get(toggle, {}).get(option)
             if reason is not None:
-                left[toggle, option] = reason.reason
+                left[toggle, option] = left[toggle, option] or reason.reason  # the first one's
             elif time.monotonic() < deadline:
                 del left[toggle, option]
                 status, text = switch(driver, {**off, toggle: option}, toggle)
