@@ -43,6 +43,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 
 import kernels
 
@@ -269,25 +270,29 @@ def analyse(
     q_BHSD, k_BHTD = q_BHSD.detach(), k_BHTD.detach()
     length, keys, device = q_BHSD.shape[2], k_BHTD.shape[2], q_BHSD.device
     n = min(SAMPLES, length)
-    at_N = torch.arange(1, n + 1, device=device) * length // n - 1
-    seen = torch.ones(1, 1, n, keys, dtype=torch.bool, device=device)
+    if length % n == 0:  # a view, where there is one: this runs in every layer, bound by launches
+        every = length // n
+        at_N = torch.arange(every - 1, length, every, device=device)
+        sampled_BHND = q_BHSD[:, :, every - 1 :: every]
+    else:
+        at_N = torch.arange(1, n + 1, device=device) * length // n - 1
+        sampled_BHND = q_BHSD.index_select(2, at_N)
     if causal:
-        seen = torch.arange(keys, device=device) <= (at_N + (keys - length))[:, None]
+        hidden = torch.arange(keys, device=device) > (at_N + (keys - length))[:, None]
+    else:
+        hidden = torch.zeros(1, keys, dtype=torch.bool, device=device)
     if mask is not None:
         wide = mask.expand(*mask.shape[:-2], length, keys)
-        seen = seen & wide.index_select(-2, at_N)
-    scores = (q_BHSD.index_select(2, at_N) @ k_BHTD.mT).float() * scale
-    seen = seen.expand(scores.shape)
-    weights = scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1) * seen
-    count_BHN = seen.sum(-1)
-    usable_BHN = count_BHN > 1
-    share_BHN = torch.special.entr(weights).sum(-1) / count_BHN.clamp_min(2).float().log()
-    usable_H = usable_BHN.sum((0, 2))
-    entropy_H = (share_BHN * usable_BHN).sum((0, 2)) / usable_H.clamp_min(1)
+        hidden = hidden | ~wide.index_select(-2, at_N)
+    scores = (sampled_BHND @ k_BHTD.mT).float() * scale
+    weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1)
+    count = keys - hidden.sum(-1)
+    share_BHN = torch.special.entr(weights).sum(-1) / count.clamp_min(2).log()
+    usable_BHN = (count > 1).expand_as(share_BHN)
     return {
-        # Where nothing could be measured there is nothing to adapt to.
-        "entropy": torch.where(usable_H > 0, entropy_H, torch.nan),
-        "largest": (scores.abs() * seen).amax((0, 2, 3)),
+        # NaN where nothing could be measured: there is nothing to adapt to.
+        "entropy": (share_BHN * usable_BHN).sum((0, 2)) / usable_BHN.sum((0, 2)),
+        "largest": vector_norm(scores.masked_fill(hidden, 0), math.inf, (0, 2, 3)),
         "rows": torch.cat([_tokens(q_BHSD), _tokens(k_BHTD)], 1),
     }
 
@@ -303,8 +308,11 @@ def score_error(
     dtype say what rounding there is.
     """
     dim, narrow = q_BHSD.shape[-1], q_BHSD.element_size() > 2
-    q_H, q_left_H = _longest(q_BHSD, choice.rank if rules.adaptive_rank else None)
-    k_H, k_left_H = _longest(k_BHTD, choice.rank if rules.adaptive_rank else None)
+    past_HD = None
+    if rules.adaptive_rank:
+        past_HD = torch.arange(dim, device=q_BHSD.device) >= choice.rank[:, None]
+    q_H, q_left_H = _longest(q_BHSD, past_HD)
+    k_H, k_left_H = _longest(k_BHTD, past_HD)
     rounding_H = torch.zeros_like(q_H)
     if rules.narrows and (narrow or rules.allow_fp8):
         for bits in (16, 8) if rules.allow_fp8 else (16,):
@@ -315,21 +323,26 @@ def score_error(
     return scale * (q_left_H * k_left_H + stretched_H * q_H * k_H)
 
 
-def _longest(x_BHSD: Tensor, rank_H: Tensor | None) -> tuple[Tensor, Tensor]:
+def _longest(x_BHSD: Tensor, past_HD: Tensor | None) -> tuple[Tensor, Tensor]:
     """The longest row of a head, and the longest of what lies past the rank: both [H], FP32."""
-    squares_BHSD = x_BHSD.detach().float().square()
-    longest_H = squares_BHSD.sum(-1).amax((0, 2)).sqrt()
-    if rank_H is None:
+    x_BHSD = x_BHSD.detach()
+    dtype = torch.promote_types(x_BHSD.dtype, torch.float32)
+    longest_H = vector_norm(x_BHSD, dim=-1, dtype=dtype).amax((0, 2)).float()
+    if past_HD is None:
         return longest_H, torch.zeros_like(longest_H)
-    past_HD = torch.arange(x_BHSD.shape[-1], device=x_BHSD.device) >= rank_H[:, None]
-    return longest_H, (squares_BHSD * past_HD[:, None]).sum(-1).amax((0, 2)).sqrt()
+    past_BHSD = x_BHSD * past_HD[:, None]
+    return longest_H, vector_norm(past_BHSD, dim=-1, dtype=dtype).amax((0, 2)).float()
 
 
 def _tokens(x_BHSD: Tensor) -> Tensor:
     """Evenly spaced tokens of a batch: [H, R, D] in FP32."""
-    batch, _, length, _ = x_BHSD.shape
-    at_R = torch.arange(TOKENS, device=x_BHSD.device) * (batch * length) // TOKENS
-    return x_BHSD[at_R // length, :, at_R % length].transpose(0, 1).float()
+    batch, heads, length, dim = x_BHSD.shape
+    every, uneven = divmod(batch * length, TOKENS)
+    if uneven or every == 0 or (length % every and every % length):
+        at_R = torch.arange(TOKENS, device=x_BHSD.device) * (batch * length) // TOKENS
+        return x_BHSD[at_R // length, :, at_R % length].transpose(0, 1).float()
+    taken = x_BHSD[:, :, ::every] if every <= length else x_BHSD[:: every // length, :, :1]
+    return taken.transpose(0, 1).float().reshape(heads, TOKENS, dim)
 
 
 def _refreshed(rows_LHRD: Tensor, start_LHDD: Tensor) -> tuple[Tensor, Tensor]:
@@ -339,7 +352,7 @@ def _refreshed(rows_LHRD: Tensor, start_LHDD: Tensor) -> tuple[Tensor, Tensor]:
     """
     dim = rows_LHRD.shape[-1]
     halves = rows_LHRD.unflatten(-2, (2, -1))
-    norm = torch.linalg.vector_norm(halves, dim=(-2, -1), keepdim=True)
+    norm = vector_norm(halves, dim=(-2, -1), keepdim=True)
     rows_LHRD = (halves / norm.clamp_min(torch.finfo(norm.dtype).tiny)).flatten(-3, -2)
     ridge_DD = torch.eye(dim, device=rows_LHRD.device) * math.sqrt(RIDGE / dim)
     rows_LHRD = torch.cat([rows_LHRD, ridge_DD.expand(*rows_LHRD.shape[:-2], dim, dim)], -2)

@@ -12,8 +12,11 @@ as queries meet them, which depends on the token alone; so a step does not prepa
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 from torch.nn import functional
 
 import kernels
@@ -96,7 +99,7 @@ class AdaptiveHeads(nn.Module):
             k = k @ basis_HDD.to(k.dtype)
         if adapts and choice is not None:
             error_H = score_error(q, k, choice, self.scale, self.rules)
-            largest_H = v.detach().float().abs().amax((0, 2, 3))
+            largest_H = vector_norm(v.detach(), math.inf, (0, 2, 3)).float()
             measured |= {
                 "rank": choice.rank.float(),
                 "precision": choice.bits.float(),
