@@ -107,6 +107,8 @@ def settle(outcome: Outcome, output: Path | None) -> str | None:
         except SessionError as error:
             raise Failed(f"{error} {_kept(outcome)}".strip()) from None
         saved = str(output)
+    elif output is not None:
+        say(f"Nothing was measured, so that {output} was not written.")
     lost = any(failure.kind == "died" for failure in outcome.failures)
     if saved is None and session.segments and (lost or outcome.reason == "died"):
         say(_kept(outcome))
