@@ -171,7 +171,9 @@ def _list(arguments: argparse.Namespace) -> None:
         answer(f"{path}:")
         for name, tables in named.items():
             answer(f"  {name:<15}{EXPORTS[name].help}")
-            answer("\n".join(f"{'':<17}{_one_line(one)}" for one in tables))
+            for number, table in enumerate(tables, 1):
+                which = f"{number}  " if len(tables) > 1 else ""
+                answer(f"{'':<17}{which}{_one_line(table)}")
     if len(found) > 1:
         answer("\n".join(f"{name:<17}{text}" for name, text in _TOGETHER.items()))
 
