@@ -50,6 +50,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="of several tables of that name (one a profile, say) the N-th; default: all, one "
         "after another, which CSV cannot hold",
     )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=CHOICE",
+        help="of the plot, where the window has a choice: --option profile=2, metric=load ...; "
+        "an unknown one is answered with those there are",
+    )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
     parser.add_argument(
         *("-o", "--output"),
@@ -63,6 +71,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.number is not None and not arguments.table:
         raise Mistaken("--number chooses among tables of one name; name one by --table")
+    if arguments.option and not arguments.plot:
+        raise Mistaken("--option chooses how a plot is drawn; name one by --plot")
     if arguments.list:
         if arguments.output is not None:
             raise Mistaken("--list prints its answer; leave out -o")
@@ -72,18 +82,33 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         if arguments.output is None:
             raise Mistaken("a plot needs -o FILE; its suffix says as what it is drawn")
-        _draw(arguments.plot, arguments.files, arguments.output)
+        _draw(arguments)
         answer_written(arguments, plot=arguments.plot, table=None)
     return DONE
 
 
-def _draw(plot: str, paths: list[Path], output: Path) -> None:
-    from workbench.ui.export import SUFFIXES, ExportError, export_plot  # Qt: only to draw
+def _draw(arguments: argparse.Namespace) -> None:
+    from workbench.ui.export import (  # Qt: only to draw
+        SUFFIXES,
+        ExportError,
+        export_plot,
+        find_plot,
+    )
 
-    check_output(output, SUFFIXES)
+    paths, options = arguments.files, {}
+    check_output(arguments.output, SUFFIXES)
+    for text in arguments.option:
+        name, equals, choice = text.partition("=")
+        if not equals:
+            raise Mistaken(f"--option {text}: expected NAME=CHOICE")
+        options[name.strip()] = choice.strip()
     runs = runs_of([load(path) for path in paths], names(paths))
     try:
-        export_plot(plot, runs, output)
+        find_plot(arguments.plot, runs, options)
+    except ExportError as error:
+        raise Mistaken(str(error)) from None
+    try:
+        export_plot(arguments.plot, runs, arguments.output, options=options)
     except ExportError as error:
         raise Failed(str(error)) from None
 

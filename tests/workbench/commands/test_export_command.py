@@ -139,6 +139,19 @@ def test_tables_of_several_files_set_them_side_by_side(pair, tmp_path, capsys):
     assert "name two or more" in refused(["export", str(pair[0]), "--table", "differences"], capsys)
 
 
+def test_what_a_window_lets_one_choose_of_a_plot_can_be_chosen_here(file, tmp_path, capsys):
+    drawn = []
+    for choice in ([], ["--option", "profile=1"], ["--option", "profile=2"]):
+        output = tmp_path / f"{len(drawn)}.csv"
+        words = ["export", str(file), "--plot", "breakdown", "-o", str(output), *choice]
+        printed(words, capsys)
+        drawn.append(output.read_text())
+    newest, first, second = drawn
+    assert newest == second != first
+    said = refused([*words[:-1], "profile=7"], capsys)
+    assert "The option profile of the plot breakdown cannot be '7'; expected one of 2, 1." in said
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -146,6 +159,9 @@ def test_tables_of_several_files_set_them_side_by_side(pair, tmp_path, capsys):
         (["--list", "-o", "a.md"], "--list prints its answer"),
         (["--list", "--number", "1"], "--number chooses among tables of one name"),
         (["--plot", "box", "--number", "1", "-o", "a.png"], "--number chooses among tables"),
+        (["--plot", "box", "-o", "a.csv", "--option", "log"], "expected NAME=CHOICE"),
+        (["--plot", "box", "-o", "a.csv", "--option", "a=b"], "plot box has no option 'a'; it has"),
+        (["--table", "segments", "--option", "a=b"], "--option chooses how a plot is drawn"),
         (
             ["--table", "segments", "-o", "a.png"],
             "unknown suffix '.png'",
