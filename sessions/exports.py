@@ -31,10 +31,14 @@ _ALL = sys.maxsize  # rows: a file has room for what a window has not
 
 @dataclass(frozen=True)
 class Export:
-    """One kind of table: what it has, and those of a session; none where it has nothing."""
+    """One kind of table: what it has, and those of a session; none where it has nothing.
+
+    ``by`` is the command that measures what is in it.
+    """
 
     help: str
     tables: Callable[[Session], list[Table]]
+    by: str = "run"
 
 
 def exportable(session: Session) -> dict[str, list[Table]]:
@@ -99,58 +103,93 @@ EXPORTS = {
     "verdicts": Export(
         "every paired comparison: ratio, interval, and the verdict that holds among all",
         lambda session: [verdicts_table(session.comparisons)] if session.comparisons else [],
+        by="ab",
     ),
     "blocks": Export(
         "the blocks of each comparison as they ran, pair by pair: median, clock, why one is void",
         lambda session: [blocks_table(one) for one in session.comparisons if one.order],
+        by="ab",
     ),
     "effects": Export(
         "an attribution: what each toggle gave, in time and memory",
         _each(_attributed, attribution_words.effects_table),
+        by="attribute",
     ),
     "arms": Export(
         "an attribution: each arm that ran, its time over the base's, its memory, its numbers",
         _each(_attributed, attribution_words.arms_table),
+        by="attribute",
     ),
-    "points": Export("a sweep: every size under every arm", _each(_swept, sweep.points_table)),
+    "points": Export(
+        "a sweep: every size under every arm",
+        _each(_swept, sweep.points_table),
+        by="sweep",
+    ),
     "exponents": Export(
         "a sweep: how the time of each curve grows, with intervals",
         _each(_swept, sweep.fits_table),
+        by="sweep",
     ),
     "checks": Export(
         "a checklist: each check, how it ended, its evidence",
         _each(_checked, checklist.checks_table),
+        by="validate",
     ),
     "lines": Export(
         "a checklist: the source lines that its checks found",
         _each(_checked, checklist.lines_table),
+        by="validate",
     ),
-    "claims": Export("what documents claim beside what was measured", _claims),
+    "claims": Export(
+        "what documents claim beside what was measured",
+        _claims,
+        by="reproduce",
+    ),
     "classes": Export(
         "a profile: time by operator class",
         _each(breakdown.profiles, breakdown_tables.kinds_table),
+        by="profile",
     ),
-    "kernels": Export("a profile: time by kernel", _each(breakdown.profiles, _kernels)),
+    "kernels": Export(
+        "a profile: time by kernel",
+        _each(breakdown.profiles, _kernels),
+        by="profile",
+    ),
     "modules": Export(
-        "a profile: time by module, the whole tree", _each(breakdown.profiles, _modules)
+        "a profile: time by module, the whole tree",
+        _each(breakdown.profiles, _modules),
+        by="profile",
     ),
     "roof": Export(
         "a profile: each operator's time against what this device could reach",
         _each(breakdown.profiles, breakdown_tables.achieved_table),
+        by="profile",
     ),
     "waits": Export(
         "a profile: before which module's kernels the GPU waited",
         _each(breakdown.profiles, breakdown_tables.gaps_table),
+        by="profile",
     ),
     "memory": Export(
         "a profile: memory by role, at the peak and at most, beside the estimate",
         _each(breakdown.profiles, breakdown_tables.memory_table),
+        by="profile",
     ),
-    "changes": Export("two profiles: time by module, B less A", _apart(_differences)),
+    "changes": Export(
+        "two profiles: time by module, B less A",
+        _apart(_differences),
+        by="profile",
+    ),
     "memory_changes": Export(
-        "two profiles: memory by role, B less A", _apart(breakdown_tables.memory_difference_table)
+        "two profiles: memory by role, B less A",
+        _apart(breakdown_tables.memory_difference_table),
+        by="profile",
     ),
-    "bench": Export("the kernel library as it was timed, beside its peers", _bench),
+    "bench": Export(
+        "the kernel library as it was timed, beside its peers",
+        _bench,
+        by="bench",
+    ),
     "events": Export(
         "what happened when: toggles, notes, warnings, errors",
         lambda session: [events_table(session)] if session.events else [],

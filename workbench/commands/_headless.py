@@ -109,8 +109,9 @@ def settle(outcome: Outcome, output: Path | None) -> str | None:
         saved = str(output)
     elif output is not None:
         say(f"Nothing was measured, so that {output} was not written.")
-    lost = any(failure.kind == "died" for failure in outcome.failures)
-    if saved is None and session.segments and (lost or outcome.reason == "died"):
+    cut = any(failure.kind == "died" for failure in outcome.failures)
+    cut = cut or outcome.reason in ("died", "cancelled")
+    if saved is None and session.segments and cut:
         say(_kept(outcome))
     else:
         journal.discard(outcome.journal)

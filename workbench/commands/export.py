@@ -148,7 +148,11 @@ def _tables(paths: list[Path], name: str) -> list[Table]:
         )
     found = EXPORTS[name].tables(load(paths[0]))
     if not found:
-        raise Mistaken(f"{paths[0]} has no {name} ({EXPORTS[name].help}); {_offered(paths)}")
+        one = EXPORTS[name]
+        raise Mistaken(
+            f"{paths[0]} has no {name} ({one.help}), which `workbench {one.by}` measures; "
+            f"{_offered(paths)}"
+        )
     return found
 
 
