@@ -46,7 +46,7 @@ def of_configuration(
 
 
 def of_order(command: Mapping[str, Any], output: str) -> list[str]:
-    """The words that ask for a comparison, a study or a benchmark again.
+    """The words that ask for a run, a comparison, a study or a benchmark again.
 
     ``command`` as an ``Order`` keeps it. What depends on the machine is not told: its noise floor.
     """
@@ -133,6 +133,15 @@ def of_comparison(
     return ["ab", *of_configuration(base, shared, asked, output)]
 
 
+def _start(command: Mapping[str, Any], output: str) -> list[str]:
+    configuration, asked = _read(command["configuration"]), []
+    for name in ("steps", "seconds"):
+        if command[name] is not None:
+            asked += [f"--{name}", exactly(command[name])]
+    asked += of_start(command, True, True, output)
+    return ["run", *of_configuration(configuration, configuration.toggles, asked, output)]
+
+
 def _compare(command: Mapping[str, Any], output: str) -> list[str]:
     base, other = _read(command["base"]), _read(command["other"])
     if is_calibration(command):
@@ -206,6 +215,7 @@ def _bench(command: Mapping[str, Any], output: str) -> list[str]:
 
 
 _KINDS = {
+    "start": _start,
     "compare": _compare,
     "attribute": _attribute,
     "sweep": _sweep,

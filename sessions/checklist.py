@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sessions.model import Session, Study
+from sessions.tables import Column, Table
 from sessions.verdict_words import budget_of
 
 KIND = "checklist"
@@ -63,6 +64,19 @@ def rows(study: Study) -> list[Row]:
             status, evidence = WAITING, ""
         found.append(Row(name, title, status, evidence, own))
     return found
+
+
+def checks_table(study: Study) -> Table:
+    """One row a check: how it ended, and how one can tell."""
+    columns = [Column("check"), Column("result"), Column("evidence")]
+    cells = [[row.title, row.status, row.evidence or "not done"] for row in rows(study)]
+    return Table("Checks", columns, cells)
+
+
+def lines_table(study: Study) -> Table:
+    """One row for each line of source that a check found."""
+    cells = [[row.title, line] for row in rows(study) for line in row.lines]
+    return Table("Lines of source", [Column("check"), Column("line")], cells)
 
 
 def failed(study: Study) -> list[Row]:

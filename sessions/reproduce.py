@@ -25,6 +25,17 @@ from sessions.model import (
     Study,
 )
 
+# How an order is called of which there is no study, by the type of its command.
+_ASKED = {
+    "start": "A run",
+    "compare": "A comparison",
+    "attribute": "An attribution",
+    "sweep": "A sweep",
+    "profile": "A profile",
+    "validate": "A checklist",
+    "bench": "A benchmark",
+}
+
 Call = list[str] | str  # the words after ``workbench``, or a line that says why there are none
 Part = tuple[str, Callable[[str], list[str]]]  # of a session: its title, its call by its output
 
@@ -94,8 +105,9 @@ def session_commands(session: Session, stem: str = "again") -> str:
 
     Studies (attribution, sweep, profile, checklist, claims), comparisons, calibrations and
     benchmarks are asked for as they were; what else ran is run for as many steps. Files of before
-    orders were kept tell of comparisons and claims; of other studies the segments run. What no
-    command asks for is a comment that says so. Raises ``SessionError`` where nothing was asked for.
+    orders were kept tell of comparisons and claims; of other studies the segments run. What was
+    interrupted is asked for like what was not; what no command asks for, and what nothing was
+    measured of, is a comment that says so. Raises ``SessionError`` where nothing was asked for.
     """
     lines = ["#!/bin/sh", "set -e"]
     for call in _calls(session, stem):
@@ -158,18 +170,20 @@ def _before_orders(session: Session, end: Order) -> Iterator[Part]:
 
 
 def _ordered(session: Session, order: Order, after: Order) -> Iterator[Part]:
-    """What came of one order, until the next; nothing where nothing did."""
+    """What one order asked for, also where it was interrupted before there was an answer."""
     segments = session.segments[order.segments : after.segments]
-    match order.command.get("type"):
-        case "start":
-            yield from _runs(session, segments, order.command)
-        case "compare" if after.comparisons > order.comparisons:
-            yield "A comparison", functools.partial(_arguments.of_order, order.command)
-        case "bench" if segments:
-            yield "A benchmark", functools.partial(_arguments.of_order, order.command)
-        case _ if after.studies > order.studies:
-            title = _title(session.studies[order.studies])
-            yield title, functools.partial(_arguments.of_order, order.command)
+    studies = session.studies[order.studies : after.studies]
+    kind = order.command.get("type", "")
+    answered = studies or after.comparisons > order.comparisons
+    if kind == "start" and segments:
+        yield from _runs(session, segments, order.command)
+    elif kind in _ASKED:
+        title = _title(studies[0]) if studies else _ASKED[kind]
+        call = functools.partial(_arguments.of_order, order.command)
+        if not segments and not answered:
+            yield title, functools.partial(_unmeasured, call)
+        elif answered or not order.command.get("before_s"):  # or it went on from one that is told
+            yield title, call
 
 
 def _runs(
@@ -203,6 +217,12 @@ def _run(
 ) -> list[str]:
     asked = _arguments.of_start(start, first, last, output)
     return arguments(segment.configuration, row_count(segment.steps) or None, output, asked)
+
+
+def _unmeasured(call: Callable[[str], list[str]], output: str) -> list[str]:
+    asked = shlex.join(["workbench", *call(output)])
+    why = "it was refused or interrupted before anything was measured"
+    raise Untold(f"{why}; it was asked for by {asked}")
 
 
 def _claims(study: Study) -> Part:

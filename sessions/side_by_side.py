@@ -72,6 +72,25 @@ def verdicts_table(comparisons: Sequence[PairedComparison]) -> Table:
     return Table(f"Verdicts, of {of} comparisons" if of > 1 else "Verdicts", columns, rows)
 
 
+def blocks_table(comparison: PairedComparison) -> Table:
+    """One row a block, as they ran; an empty "void" is of a block that counts."""
+    count = len(comparison.order)
+    pairs = comparison.pairs or [place // 2 for place in range(count)]
+    clocks = comparison.clocks_mhz or [math.nan] * count
+    voids = comparison.voids or [""] * count
+    rows: list[list[Cell]] = [
+        [pair, "AB"[arm] if arm < 2 else str(arm), comparison.arms[arm], median_ms, clock, void]
+        for pair, arm, median_ms, clock, void in zip(
+            pairs, comparison.order, comparison.medians_ms, clocks, voids, strict=True
+        )
+    ]
+    columns = [
+        *(Column("pair"), Column("arm"), Column("configuration"), Column("median", "ms")),
+        *(Column("SM clock", "MHz"), Column("void")),
+    ]
+    return Table(f"Blocks of {' against '.join(comparison.arms[::-1])}", columns, rows)
+
+
 def _counts(comparison: PairedComparison) -> bool:
     """Whether it was judged, and claims something."""
     facts = comparison.facts

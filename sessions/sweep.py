@@ -186,7 +186,9 @@ def dimensions(study: Study) -> int:
 
 def curves(study: Study) -> list[Curve]:
     """Every arm at every value of the second field, as far as it was measured."""
-    table = study.tables[POINTS]
+    table = study.tables.get(POINTS)
+    if table is None:
+        return []
     xs, ys = axis(study, 0), axis(study, 1) if "y" in table else [None]
     arms = table["arm"].astype(int)
     words = not is_numeric(study)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sessions import checked
 from sessions.ceilings import UTILIZATION, doubt, utilization
@@ -72,6 +74,17 @@ class Table:
             for index in range(len(self.columns))
         ]
 
+    def to_data(self) -> dict[str, Any]:
+        """Columns and rows for programs: numbers as they are, without their errors."""
+        return {
+            "title": self.title,
+            "columns": [column.heading for column in self.columns],
+            "rows": [
+                [cell.value if isinstance(cell, Measured) else cell for cell in row]
+                for row in self.rows
+            ],
+        }
+
     def to_csv(self) -> str:
         """Headings and rows, comma-separated as RFC 4180 has it; a missing number is empty."""
         stream = io.StringIO()
@@ -119,6 +132,40 @@ def differences_table(comparison: Comparison, title: str = "Differences") -> Tab
         for one in comparison.differences
     ]
     return Table(title, columns, rows)
+
+
+def evidence_table(session: Session) -> Table:
+    """One row for each toggle of each segment that left its evidence."""
+    names = ("segment", "toggle", "asked", "effect", "evidence")
+    rows = [
+        [segment.title, one.toggle, one.requested, one.status, one.text]
+        for segment in session.segments
+        for one in segment.evidence
+    ]
+    return Table("Requested and effective", [Column(name) for name in names], rows)
+
+
+def facts_table(session: Session) -> Table:
+    """One row for each other fact of a segment, as it is kept."""
+    rows: list[list[Cell]] = [
+        [segment.title, name, value if isinstance(value, str) else json.dumps(value)]
+        for segment in session.segments
+        for name, value in sorted(segment.ledger.items())
+    ]
+    return Table("Facts", [Column("segment"), Column("fact"), Column("value")], rows)
+
+
+def events_table(session: Session) -> Table:
+    """One row an event, in the order in which they happened."""
+    columns = [Column("time", "s"), Column("kind"), Column("what happened")]
+    rows = [[f"{one.t_s:.2f}", one.kind, one.text] for one in session.events]
+    return Table("Events", columns, rows)
+
+
+def environment_table(session: Session) -> Table:
+    """One row for each thing that is known of the machine."""
+    rows = [[name, value] for name, value in session.environment.items()]
+    return Table("Environment", [Column("name"), Column("value")], rows)
 
 
 NUMBERS = "numbers"

@@ -132,11 +132,26 @@ class Runner:
         else:
             yield obituaries.never_spoke(self.command, code, babble, self.log_tail)
 
-    def cancel(self) -> None:
-        """Ask the run to end; a runner that does not is terminated, then killed."""
+    @property
+    def ended_by_force(self) -> bool:
+        """Whether it did not hear Cancel."""
+        return self._cancelled_by is not None
+
+    def cancel(self, within_s: float | None = None) -> None:
+        """Ask the run to end; a runner that does not in that time is terminated, then killed.
+
+        ``within_s``: ``GRACE_S`` where not given.
+        """
         self.send(protocol.Cancel())
         if self._escalation is None:
-            self._arm(self._terminate)
+            self._arm(self.terminate, within_s)
+
+    def terminate(self) -> None:
+        """End the run by force, and kill a runner that does not end even so."""
+        self._disarm()
+        self._cancelled_by = "terminated"
+        self._signal(signal.SIGTERM)
+        self._arm(self._kill)
 
     def abandon(self) -> None:
         """End a runner that was not asked for anything yet, without a word and without waiting."""
@@ -182,8 +197,8 @@ class Runner:
         yield failure
         self.close()
 
-    def _arm(self, action: Callable[[], None]) -> None:
-        self._escalation = threading.Timer(GRACE_S, action)
+    def _arm(self, action: Callable[[], None], within_s: float | None = None) -> None:
+        self._escalation = threading.Timer(GRACE_S if within_s is None else within_s, action)
         self._escalation.daemon = True
         self._escalation.start()
 
@@ -191,11 +206,6 @@ class Runner:
         if self._escalation is not None:
             self._escalation.cancel()
             self._escalation = None
-
-    def _terminate(self) -> None:
-        self._cancelled_by = "terminated"
-        self._signal(signal.SIGTERM)
-        self._arm(self._kill)
 
     def _kill(self) -> None:
         self._cancelled_by = "killed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import signal
 import threading
@@ -17,6 +18,7 @@ from workbench.client import NotStarted, Runner
 from workbench.journal import Journal
 from workbench.recorder import Recorder
 
+PATIENCE_S = 1.0  # from Ctrl+C to the end by force: what is steps so far has arrived by then
 Watcher = Callable[[protocol.AnyMessage], None]
 Chooser = Callable[[protocol.Catalogue], protocol.Command]
 
@@ -80,7 +82,8 @@ class Outcome:
 def run(choose: Chooser, *, watch: Watcher = lambda _message: None) -> Outcome:
     """Run the command (Start, Bench) that ``choose`` makes of the catalogue.
 
-    Ctrl+C cancels and keeps what was measured.
+    Ctrl+C cancels and keeps what was measured, and a warning in the session tells of it; a runner
+    that does not hear it is ended after ``PATIENCE_S``, or by another Ctrl+C, and not blamed.
     """
     return run_plan(_Once(choose), watch=watch)
 
@@ -107,6 +110,7 @@ class _Driver:
         self._interrupt = _Interrupt()
         self._begun = False
         self._last_s = 0.0
+        self._at = "while the runner started"
         self._timer: threading.Timer | None = None
 
     def drive(self) -> Outcome:
@@ -121,8 +125,11 @@ class _Driver:
                         self._outcome.failures.append(error.failure)
                         break
                     goes_on = self._drive(runner)
-            if self._interrupt.pressed and self._outcome.reason == "died":
-                self._outcome.reason = "cancelled"  # it did not hear, and was ended by force
+            if self._interrupt.pressed:
+                if self._outcome.reason == "died":
+                    self._outcome.reason = "cancelled"  # it did not hear, and was ended by force
+                told = f"interrupted with Ctrl+C {self._at}"
+                self._own([protocol.Note(kind="warning", text=told)])
             self._own(self._plan.finish("interrupted" if self._interrupt.pressed else ""))
             if complaint := self._journal.complaint():  # that no runner was left to bring
                 self._record(complaint)
@@ -138,6 +145,8 @@ class _Driver:
         catalogue: protocol.Catalogue | None = None
         try:
             for message in runner.messages():
+                if self._interrupt.pressed and _is_obituary(message, runner):
+                    continue  # it did what the person wanted
                 message = self._record(message)
                 self._own(self._plan.heed(message))
                 match message:
@@ -153,6 +162,9 @@ class _Driver:
                         if not asked:
                             outcome.reason = "done"
                             return False
+                    case protocol.State() if not self._interrupt.pressed:
+                        doing = f"at {message.text!r}" if message.text else f"while {message.state}"
+                        self._at = doing
                     case protocol.Failure() if message.kind == protocol.JOURNAL:
                         outcome.unjournaled = message.sentence
                     case protocol.Failure():
@@ -178,6 +190,8 @@ class _Driver:
         self._own(self._plan.tell())
         if command is None:
             return False
+        # A decode state may take long to write, and is what the run was for.
+        self._interrupt.patience_s = None if getattr(command, "save_state", "") else PATIENCE_S
         runner.send(command)
         if math.isfinite(self._plan.allowed_s):
             self._timer = threading.Timer(self._plan.allowed_s, self._cut, (runner, command))
@@ -217,6 +231,12 @@ class _Driver:
         return message
 
 
+def _is_obituary(message: protocol.AnyMessage, runner: Runner) -> bool:
+    """Whether it tells that the runner was ended because it did not hear Cancel."""
+    died = isinstance(message, protocol.Failure) and message.kind == "died"
+    return died and runner.ended_by_force
+
+
 class _Once:
     """The plan of a single command."""
 
@@ -251,6 +271,7 @@ class _Interrupt:
         self.pressed = False
         self.runner: Runner | None = None
         self.asked = False  # for anything: until then there is nothing to wait for
+        self.patience_s: float | None = PATIENCE_S  # with a runner that is asked to end
 
     @contextlib.contextmanager
     def cancels(self) -> Iterator[None]:
@@ -265,8 +286,12 @@ class _Interrupt:
             signal.signal(signal.SIGINT, before)
 
     def _cancel(self, *_: object) -> None:
-        self.pressed = True
-        if self.runner is not None:
-            # Not here: the interrupted code may hold the lock that sending takes.
-            end = self.runner.cancel if self.asked else self.runner.abandon
-            threading.Thread(target=end, name="canceller", daemon=True).start()
+        again, self.pressed = self.pressed, True
+        if self.runner is None:
+            return
+        end: Callable[[], None] = self.runner.abandon
+        if self.asked:
+            patient = functools.partial(self.runner.cancel, self.patience_s)
+            end = self.runner.terminate if again else patient
+        # Not here: the interrupted code may hold the lock that sending takes.
+        threading.Thread(target=end, name="canceller", daemon=True).start()

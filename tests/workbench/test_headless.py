@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 
+import msgspec
 import pytest
 import wire_samples
 from interrupts import press_ctrl_c
@@ -97,6 +98,7 @@ def test_ctrl_c_cancels_and_keeps_what_was_measured(monkeypatch, presses):
     assert outcome.reason == "cancelled"
     assert sum(len(segment.steps["t_s"]) for segment in outcome.session.segments) == 60
     assert signal.getsignal(signal.SIGINT) is before
+    assert outcome.session.events[-1].text.startswith("interrupted with Ctrl+C")
 
 
 def test_ctrl_c_before_the_catalogue_starts_nothing(monkeypatch):
@@ -120,12 +122,42 @@ def test_ctrl_c_while_a_runner_starts_ends_it_at_once_and_blames_nobody(monkeypa
     assert time.monotonic() - began < 3.0, "it was given time to stop what had not begun"
 
 
-def test_a_runner_that_does_not_hear_ctrl_c_is_ended_by_force(monkeypatch):
-    monkeypatch.setattr("workbench.client.GRACE_S", 0.3)
+def pressed_in_a_run_that_goes_on(monkeypatch, presses: int, patience_s: float, **started):
+    """The outcome of a run that takes no cancelling, and how long it went on after the press."""
+    monkeypatch.setattr(headless, "PATIENCE_S", patience_s)
     lead(monkeypatch, *LIGHT, "0.02")
-    stepped = threading.Event()
-    press_ctrl_c(after=stepped)
-    outcome = run(choose, watch=lambda said: isinstance(said, protocol.Steps) and stepped.set())
-    assert outcome.reason == "cancelled"
-    assert "did not stop when cancelled" in outcome.failures[-1].sentence
+    stepped, pressed = threading.Event(), []
+    press_ctrl_c(presses, after=stepped)
+    start = msgspec.structs.replace(choose(None), **started)
+
+    def watch(said):
+        if isinstance(said, protocol.Steps) and not stepped.is_set():
+            stepped.set()
+            pressed.append(time.monotonic())
+
+    outcome = run(lambda _: start, watch=watch)
+    return outcome, time.monotonic() - pressed[0]
+
+
+def test_a_runner_that_does_not_hear_ctrl_c_is_ended_and_not_blamed_for_what_the_person_did(
+    monkeypatch,
+):
+    outcome, _ = pressed_in_a_run_that_goes_on(monkeypatch, 1, 0.3)
+    assert (outcome.reason, outcome.failures) == ("cancelled", [])
     assert len(outcome.session.segments[0].steps["t_s"]) > 0
+    (told,) = outcome.session.events
+    assert (told.kind, told.text[:23]) == ("warning", "interrupted with Ctrl+C")
+    assert journal.recover(outcome.journal).events == outcome.session.events
+
+
+def test_a_second_ctrl_c_ends_the_run_at_once(monkeypatch):
+    outcome, seconds = pressed_in_a_run_that_goes_on(monkeypatch, 2, 60.0)
+    assert (outcome.reason, outcome.failures) == ("cancelled", [])
+    assert len(outcome.session.segments[0].steps["t_s"]) > 0
+    assert seconds < 10, "it waited for a runner that the person had given up"
+
+
+def test_a_run_that_leaves_a_decode_state_has_longer_to_write_it(monkeypatch):
+    monkeypatch.setattr("workbench.client.GRACE_S", 2.0)
+    _, seconds = pressed_in_a_run_that_goes_on(monkeypatch, 1, 0.0, save_state="/a")
+    assert seconds >= 2.0

@@ -107,8 +107,11 @@ def settle(outcome: Outcome, output: Path | None) -> str | None:
         except SessionError as error:
             raise Failed(f"{error} {_kept(outcome)}".strip()) from None
         saved = str(output)
-    lost = any(failure.kind == "died" for failure in outcome.failures)
-    if saved is None and session.segments and (lost or outcome.reason == "died"):
+    elif output is not None:
+        say(f"Nothing was measured, so that {output} was not written.")
+    cut = any(failure.kind == "died" for failure in outcome.failures)
+    cut = cut or outcome.reason in ("died", "cancelled")
+    if saved is None and session.segments and cut:
         say(_kept(outcome))
     else:
         journal.discard(outcome.journal)

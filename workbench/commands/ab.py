@@ -93,8 +93,9 @@ def _run(arguments: argparse.Namespace) -> int:
     comparisons = outcome.session.comparisons
     if arguments.json:
         answer_json(_as_data(outcome, saved))
-    elif comparisons:
-        answer("\n".join(_lines(outcome.session, comparisons[-1])))
+    else:
+        if comparisons:
+            answer("\n".join(_lines(outcome.session, comparisons[-1])))
         if saved:
             answer(f"saved {saved}")
     return _code(arguments, outcome)

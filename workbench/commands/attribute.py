@@ -99,8 +99,9 @@ def _run(arguments: argparse.Namespace) -> int:
     study = newest(session)
     if arguments.json:
         answer_json(_as_data(outcome, saved))
-    elif study is not None:
-        answer("\n".join(study_lines(study)))
+    else:
+        if study is not None:
+            answer("\n".join(study_lines(study)))
         if saved:
             answer(f"saved {saved}")
     code = exit_code(outcome)

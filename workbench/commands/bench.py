@@ -74,8 +74,9 @@ def _run(arguments: argparse.Namespace) -> int:
             }
         )
     else:
-        answer(kernels_table(session).to_markdown())
-        if arguments.tune:
+        if session.segments:
+            answer(kernels_table(session).to_markdown())
+        if arguments.tune and session.segments:
             answer(tuned_tiles(session))
         if saved:
             answer(f"saved {saved}")

@@ -35,11 +35,10 @@ def _run(arguments: argparse.Namespace) -> int:
     where = remote.place(outcome.session.environment)
     for why in dict.fromkeys(one.why for one in heard if one.why):
         say(f"warning{where}: {why}")
-    last = heard[-1] if heard else None
-    if last is None or last.ceilings is None:
+    last, code = heard[-1] if heard else None, exit_code(outcome)
+    if last is None or last.ceilings is None or code != DONE:  # or no more than those kept before
         if arguments.json:
             answer_json(as_data(outcome, None))
-        code = exit_code(outcome)
         return FAILED if code == DONE else code
     if arguments.json:
         found = msgspec.to_builtins(last.ceilings) | {"source": last.source}

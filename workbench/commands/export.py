@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
-from sessions.claims import claims_table, newest
-from sessions.tables import segments_table
+from sessions.comparison import compare
+from sessions.exports import EXPORTS, exportable
+from sessions.tables import Table, comparison_table, differences_table
+from workbench.commands._arguments import positive_int
 from workbench.commands._command import (
     DONE,
     Command,
     Failed,
     Mistaken,
+    answer,
+    answer_json,
     answer_written,
     check_output,
     files_of,
@@ -22,7 +27,11 @@ from workbench.commands._command import (
 )
 
 _TABLE_SUFFIXES = (".md", ".csv")
-_TABLES = ("segments", "claims")
+# Tables of two to ten files, the first of which is what ratios refer to.
+_TOGETHER = {
+    "comparison": "several files: the newest steps of each, its ratio to the first with interval",
+    "differences": "several files: what differs in their configurations and environments",
+}
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,54 +39,177 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     plots = files_of("workbench.ui.plots")
     what.add_argument("--plot", metavar="NAME", choices=plots, help=f"one of {', '.join(plots)}")
-    what.add_argument("--table", choices=_TABLES, help="of one session: a row each")
+    what.add_argument("--table", metavar="NAME", help=f"one of {', '.join([*EXPORTS, *_TOGETHER])}")
+    what.add_argument(
+        "--list", action="store_true", help="say which tables the files have, and what is in them"
+    )
+    parser.add_argument(
+        "--number",
+        type=positive_int,
+        metavar="N",
+        help="of several tables of that name (one a profile, say) the N-th; default: all, one "
+        "after another, which CSV cannot hold",
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=CHOICE",
+        help="of the plot, where the window has a choice: --option profile=2, metric=load ...; "
+        "an unknown one is answered with those there are",
+    )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
     parser.add_argument(
         *("-o", "--output"),
         type=Path,
-        required=True,
         metavar="FILE",
-        help="what its suffix says: a plot .png .svg .pdf .csv, a table .md .csv",
+        help="what its suffix says: a plot .png .svg .pdf .csv, a table .md .csv; without it a "
+        "table is printed",
     )
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.table:
-        _write_table(arguments.table, arguments.files, arguments.output)
+    if arguments.number is not None and not arguments.table:
+        raise Mistaken("--number chooses among tables of one name; name one by --table")
+    if arguments.option and not arguments.plot:
+        raise Mistaken("--option chooses how a plot is drawn; name one by --plot")
+    if arguments.list:
+        if arguments.output is not None:
+            raise Mistaken("--list prints its answer; leave out -o")
+        _list(arguments)
+    elif arguments.table:
+        _write_table(arguments)
     else:
-        _draw(arguments.plot, arguments.files, arguments.output)
-    answer_written(arguments, plot=arguments.plot, table=arguments.table)
+        if arguments.output is None:
+            raise Mistaken("a plot needs -o FILE; its suffix says as what it is drawn")
+        _draw(arguments)
+        answer_written(arguments, plot=arguments.plot, table=None)
     return DONE
 
 
-def _draw(plot: str, paths: list[Path], output: Path) -> None:
-    from workbench.ui.export import SUFFIXES, ExportError, export_plot  # Qt: only to draw
+def _draw(arguments: argparse.Namespace) -> None:
+    from workbench.ui.export import (  # Qt: only to draw
+        SUFFIXES,
+        ExportError,
+        export_plot,
+        find_plot,
+    )
 
-    check_output(output, SUFFIXES)
+    paths, options = arguments.files, {}
+    check_output(arguments.output, SUFFIXES)
+    for text in arguments.option:
+        name, equals, choice = text.partition("=")
+        if not equals:
+            raise Mistaken(f"--option {text}: expected NAME=CHOICE")
+        options[name.strip()] = choice.strip()
     runs = runs_of([load(path) for path in paths], names(paths))
     try:
-        export_plot(plot, runs, output)
+        find_plot(arguments.plot, runs, options)
+    except ExportError as error:
+        raise Mistaken(str(error)) from None
+    try:
+        export_plot(arguments.plot, runs, arguments.output, options=options)
     except ExportError as error:
         raise Failed(str(error)) from None
 
 
-def _write_table(name: str, paths: list[Path], output: Path) -> None:
-    check_output(output, _TABLE_SUFFIXES)
+def _write_table(arguments: argparse.Namespace) -> None:
+    name, output = arguments.table, arguments.output
+    if output is not None:
+        check_output(output, _TABLE_SUFFIXES)
+    found = _tables(arguments.files, name)
+    if arguments.number is not None:
+        found = [_chosen(found, name, arguments.number)]
+    is_csv = output is not None and output.suffix.lower() == ".csv"
+    if is_csv and len(found) > 1:
+        raise Mistaken(f"a CSV file holds one table; choose one by --number: {_numbered(found)}")
+    text = found[0].to_csv() if is_csv else "\n".join(table.to_markdown() for table in found)
+    if output is not None:
+        write_text(output, text)
+        answer_written(arguments, plot=None, table=name)
+    elif arguments.json:
+        answer_json({"reason": "done", "table": name, "tables": [one.to_data() for one in found]})
+    else:
+        answer(text)
+
+
+def _tables(paths: list[Path], name: str) -> list[Table]:
+    """The tables of that name, at least one; raises ``Mistaken``."""
+    if name not in EXPORTS and name not in _TOGETHER:
+        raise Mistaken(f"unknown table {name!r}; {_offered(paths)}")
+    if name in _TOGETHER:
+        if len(paths) < 2:
+            raise Mistaken(f"--table {name} sets several sessions side by side; name two or more")
+        return [_of_several(paths, name)]
     if len(paths) > 1:
         raise Mistaken(
-            f"--table takes one session, not {len(paths)}; `workbench compare` sets several "
-            "side by side"
+            f"--table {name} takes one session, not {len(paths)}; {' and '.join(_TOGETHER)} set "
+            "several side by side"
         )
-    session = load(paths[0])
-    if name == "claims":
-        rows = list(newest(session).values())
-        if not rows:
-            raise Mistaken(f"{paths[0]} has no claims; `workbench reproduce` measures them")
-        table = claims_table(rows, session.title)
-    else:
-        table = segments_table(session)
-    is_csv = output.suffix.lower() == ".csv"
-    write_text(output, table.to_csv() if is_csv else table.to_markdown())
+    found = EXPORTS[name].tables(load(paths[0]))
+    if not found:
+        one = EXPORTS[name]
+        raise Mistaken(
+            f"{paths[0]} has no {name} ({one.help}), which `workbench {one.by}` measures; "
+            f"{_offered(paths)}"
+        )
+    return found
+
+
+def _of_several(paths: list[Path], name: str) -> Table:
+    from sessions import hdf5  # slow to import, as in load()
+
+    sessions = [load(path) for path in paths]
+    for label, session in zip(names(paths), sessions, strict=True):
+        session.title = label  # titles may repeat
+    with hdf5.held_open(sessions):
+        found = compare(sessions)
+    return comparison_table(found) if name == "comparison" else differences_table(found)
+
+
+def _chosen(found: Sequence[Table], name: str, number: int) -> Table:
+    if number > len(found):
+        raise Mistaken(f"there is no {name} number {number}; there are: {_numbered(found)}")
+    return found[number - 1]
+
+
+def _numbered(found: Sequence[Table]) -> str:
+    return ", ".join(f"{number} {table.title!r}" for number, table in enumerate(found, 1))
+
+
+def _offered(paths: list[Path]) -> str:
+    """What the files have, as a clause."""
+    if len(paths) > 1:
+        return f"of several files there are {', '.join(_TOGETHER)}"
+    return f"{paths[0]} has: {', '.join(exportable(load(paths[0]))) or 'none'}"
+
+
+def _list(arguments: argparse.Namespace) -> None:
+    found = {str(path): exportable(load(path)) for path in arguments.files}
+    if arguments.json:
+        told = {
+            path: {
+                name: [{"title": one.title, "rows": len(one.rows)} for one in tables]
+                for name, tables in named.items()
+            }
+            for path, named in found.items()
+        }
+        answer_json({"reason": "done", "tables": told})
+        return
+    for path, named in found.items():
+        answer(f"{path}:")
+        for name, tables in named.items():
+            answer(f"  {name:<15}{EXPORTS[name].help}")
+            for number, table in enumerate(tables, 1):
+                which = f"{number}  " if len(tables) > 1 else ""
+                answer(f"{'':<17}{which}{_one_line(table)}")
+    if len(found) > 1:
+        answer("\n".join(f"{name:<17}{text}" for name, text in _TOGETHER.items()))
+
+
+def _one_line(table: Table) -> str:
+    rows = len(table.rows)
+    return f"{' '.join(table.title.split())}: {rows} row{'s' * (rows != 1)}"
 
 
 COMMAND = Command(name="export", help=__doc__, arguments=_arguments, run=_run)

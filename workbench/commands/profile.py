@@ -87,8 +87,9 @@ def _run(arguments: argparse.Namespace) -> int:
                 "difference": _changes(studies),
             }
         )
-    elif studies:
-        answer("\n".join(line for study in studies for line in study_lines(study)))
+    else:
+        if studies:
+            answer("\n".join(line for study in studies for line in study_lines(study)))
         if len(studies) == 2:
             if why_not := breakdown.not_by_module(studies[0], studies[1]):
                 answer(why_not)

@@ -89,8 +89,9 @@ def _run(arguments: argparse.Namespace) -> int:
     measured = sweep.sweeps(studies)
     if arguments.json:
         answer_json(_as_data(outcome, saved, measured))
-    elif measured:
-        answer("\n".join(study_lines(measured[-1])))
+    else:
+        if measured:
+            answer("\n".join(study_lines(measured[-1])))
         if saved:
             answer(f"saved {saved}")
     code = exit_code(outcome)

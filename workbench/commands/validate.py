@@ -82,8 +82,9 @@ def _run(arguments: argparse.Namespace) -> int:
     saved = settle(outcome, arguments.output)
     if arguments.json:
         answer_json(_as_data(outcome, study, saved))
-    elif study is not None:
-        answer("\n".join(study_lines(study)))
+    else:
+        if study is not None:
+            answer("\n".join(study_lines(study)))
         if saved:
             answer(f"saved {saved}")
     code = exit_code(outcome)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions.checklist import KIND, headline, rows
-from sessions.tables import Column, Table
+from sessions.checklist import KIND, checks_table, headline, rows
 from workbench.report._section import Heading, Parts, Script, Section, Words, studies
 from workbench.ui.plots import Run
 
@@ -16,11 +15,8 @@ def parts(runs: Sequence[Run]) -> Parts:
     for study in studies(run.session, KIND):
         yield Heading(study.title)
         yield Words([f"{headline(study)}."])
-        found = rows(study)
-        columns = [Column("check"), Column("result"), Column("evidence")]
-        cells = [[row.title, row.status, row.evidence or "not done"] for row in found]
-        yield Table("Checks", columns, cells)
-        for row in found:
+        yield checks_table(study)
+        for row in rows(study):
             if row.lines:
                 yield Words([f"{row.title}:"])
                 yield Script("\n".join(row.lines))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sessions.model import Session
-from sessions.tables import Column, Table
+from sessions.tables import evidence_table
 from workbench.report._section import Parts, Section
 from workbench.ui.plots import Run
 
@@ -13,13 +13,7 @@ from workbench.ui.plots import Run
 def parts(runs: Sequence[Run]) -> Parts:
     """A row for each toggle of each segment that left its evidence."""
     (run,) = runs
-    names = ("segment", "toggle", "asked", "effect", "evidence")
-    rows = [
-        [segment.title, one.toggle, one.requested, one.status, one.text]
-        for segment in run.session.segments
-        for one in segment.evidence
-    ]
-    yield Table("Requested and effective", [Column(name) for name in names], rows)
+    yield evidence_table(run.session)
 
 
 def _has(session: Session) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sessions.tables import Column, Table
+from sessions.tables import environment_table, events_table
 from workbench.report._section import Chart, Parts, Section
 from workbench.ui.plots import Run
 
@@ -17,11 +17,8 @@ def parts(runs: Sequence[Run]) -> Parts:
         for plot in ("memory", "utilization", "power"):
             yield Chart(plot, runs)
     if session.events:
-        columns = [Column("time", "s"), Column("kind"), Column("what happened")]
-        rows = [[f"{one.t_s:.2f}", one.kind, one.text] for one in session.events]
-        yield Table("Events", columns, rows)
-    facts = [[name, value] for name, value in session.environment.items()]
-    yield Table("Environment", [Column("name"), Column("value")], facts)
+        yield events_table(session)
+    yield environment_table(session)
 
 
 SECTION = Section(

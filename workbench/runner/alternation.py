@@ -110,7 +110,7 @@ class Alternation:
         rig.segment = contender.segment
         rig.state("running", f"Checking the numbers of {contender.name}")
         assert contender.arm is not None  # no name of its own: it may have to make room below
-        found = numerics.check(contender.arm, contender.situation)
+        found = numerics.check(contender.arm, contender.situation, rig.check_cancelled)
         rig.arms.keep_numbers(contender.situation, found)
         rig.wire.send(protocol.Facts(segment=contender.segment, ledger=checked.facts(found)))
         free_memory()
@@ -190,7 +190,7 @@ class Alternation:
     def take_commands(self) -> None:
         """Act on what waits; raises ``Cancelled`` or ``RunEnded``."""
         rig = self._rig
-        self.check_cancelled()
+        self._rig.check_cancelled()
         while (command := rig.wire.pending()) is not None:
             if isinstance(command, protocol.Pause):
                 rig.watchdog.active = False
@@ -212,11 +212,6 @@ class Alternation:
                 case _:
                     raise RunEnded("stopped", command)
 
-    def check_cancelled(self) -> None:
-        """Raise ``Cancelled`` if that was asked for."""
-        if self._rig.wire.cancelled.is_set():
-            raise Cancelled
-
     def forget(self) -> None:
         """Free every arm and all weights, so that the next arm has the memory to itself."""
         for contender in self.contenders:
@@ -235,7 +230,7 @@ class Alternation:
             arm = rig.arms.get(contender.situation, rig.phases, contender.copy)
         with arm.entered():
             if not reused and arm.prepare():
-                self.check_cancelled()
+                self._rig.check_cancelled()
             rig.phases.restart()
             if not reused:
                 with arm.watched():
@@ -246,7 +241,7 @@ class Alternation:
                 rig.clock.lap(rig.phases.step_phase(time.perf_counter_ns()))
                 arm.restart()
                 rig.send_steps(rig.clock.drain(wait=True))
-        self.check_cancelled()
+        self._rig.check_cancelled()
         contender.arm = arm
         contender.build_s = time.perf_counter() - began
         rig.wire.send(protocol.Facts(segment=contender.segment, ledger=rig.facts_of(arm)))

@@ -54,11 +54,11 @@ def not_applicable(evidence: str) -> Result:
     return Result(NOT_APPLICABLE, evidence)
 
 
-def right_numbers(arm: Arm) -> Result:
-    """Outputs, and in training losses, against the reference."""
+def right_numbers(arm: Arm, between: numerics.Between = numerics.go_on) -> Result:
+    """Outputs, and in training losses, against the reference; ``between`` as in the latter."""
     with arm.entered():
         step(arm, arm.steps_to_settle())
-    found = numerics.check(arm, arm.situation)
+    found = numerics.check(arm, arm.situation, between)
     if found.ok is None:
         return Result(NOT_CHECKED, found.text.removeprefix("not checked: "))
     text = f"against {found.reference}: {found.text}"

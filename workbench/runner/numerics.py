@@ -36,7 +36,7 @@ from sessions.model import Numerics
 from sessions.sizes import size_text
 from workbench.runner import draws, evaluation, loss_curve
 from workbench.runner.arm import Arm
-from workbench.runner.failures import explain, is_fatal, lacks_memory
+from workbench.runner.failures import Cancelled, explain, is_fatal, lacks_memory
 from workbench.runner.loss_curve import Between, Curve, go_on
 from workbench.runner.outputs import tensors
 from workbench.runner.plain import Outputs, Plain, free_bytes
@@ -68,8 +68,8 @@ def check(arm: Arm, situation: Situation, between: Between = go_on) -> Numerics:
     """Compare the arm with its reference, outside of all timing; never raises but fatally.
 
     What lacks the memory, or a reference, is not checked; whatever else goes wrong is wrong.
-    ``between`` is called between its parts and may end it by raising ``PutOff``; the arm is left
-    as it was, even so.
+    ``between`` is called between its parts and may end it by raising ``PutOff`` or ``Cancelled``;
+    the arm is left as it was, even so.
     """
     name = ""
     try:
@@ -83,7 +83,7 @@ def check(arm: Arm, situation: Situation, between: Between = go_on) -> Numerics:
             between()
             with _choices_kept(arm) as put_back:
                 return _judge(plain, reference, name, how, put_back, between)
-    except PutOff:
+    except (PutOff, Cancelled):
         raise
     except Exception as error:
         if is_fatal(error):

@@ -247,21 +247,93 @@ def check_limits(start: Start) -> None:
 
 def require_unblocked(situation: Situation) -> None:
     """Raise ``Mistake`` for the first option that is asked for and cannot be used."""
-    for name, options in blocked_options(situation).items():
+    for name in all_toggles():
         option = situation.option(name)
-        if option in options:
-            why = options[option]
+        if why := _why(name, option, situation):
             raise Mistake(f"toggle {name}: {option!r} cannot be used: {why.reason}. {why.fix}")
 
 
 def blocked_options(situation: Situation) -> dict[str, dict[str, Blocked]]:
-    """Every option that cannot be used in this situation, by toggle."""
+    """Every option that cannot be used in this situation, by toggle.
+
+    Of two options that do not go together one toggle knows why: it is told of the other too. A fix
+    by toggles names all that could not stay as they are.
+    """
     found: dict[str, dict[str, Blocked]] = {}
+    chosen = {
+        name: option
+        for name, toggle in all_toggles().items()
+        if (option := situation.option(name)) != toggle.off and not _why(name, option, situation)
+    }
     for name, toggle in all_toggles().items():
         for option in toggle.options:
-            if why := _why(name, option, situation):
-                found.setdefault(name, {})[option] = why
+            why = _why(name, option, situation) or _opposed(name, option, situation, chosen)
+            if why:
+                whole = _complete(why, name, option, situation, chosen)
+                found.setdefault(name, {})[option] = whole
     return found
+
+
+def _opposed(
+    name: str, option: str, situation: Situation, chosen: Mapping[str, str]
+) -> Blocked | None:
+    """Which of the ``chosen`` options of other toggles could not be used beside this one, and why.
+
+    None of an option that is chosen itself, or leaves the model alone.
+    """
+    if option in (all_toggles()[name].off, situation.option(name)):
+        return None
+    beside = switched(situation, {name: option})
+    for other, its_option in chosen.items():
+        if other != name and (why := _why(other, its_option, beside)):
+            toggle = all_toggles()[other]
+            reason = f"does not go with {toggle.title}: {why.reason}"
+            fix = f"Choose {toggle.title}: {toggle.options[toggle.off]}."
+            return Blocked(reason, fix, {other: toggle.off})
+    return None
+
+
+def _complete(
+    why: Blocked, name: str, option: str, situation: Situation, chosen: Mapping[str, str]
+) -> Blocked:
+    """The reason with a fix after which all others that are ``chosen`` can be used, or are off.
+
+    Where the fix would need what cannot be used either, that is the reason.
+    """
+    toggles = all_toggles()
+    if not why.set or not why.set.keys() <= toggles.keys():
+        return why
+    needed, given_up = dict(why.set), dict[str, str]()
+    while True:
+        fixed = switched(situation, {**given_up, **needed, name: option})
+        inner = next(filter(None, (_why(each, needed[each], fixed) for each in needed)), None)
+        left = chosen.keys() - {name, *needed, *given_up}
+        more = {each: toggles[each].off for each in left if _why(each, chosen[each], fixed)}
+        if inner is not None:
+            if not inner.set or not inner.set.keys() <= toggles.keys() - needed.keys():
+                return inner
+            needed |= inner.set
+            why = msgspec.structs.replace(why, fix=f"{why.fix} {inner.fix}")
+        elif more:
+            given_up |= more
+        else:
+            break
+    fix = why.fix
+    if given_up:
+        titles = " and ".join(sorted(toggles[each].title for each in given_up))
+        fix = f"{fix} {titles} cannot stay as chosen then."
+    return msgspec.structs.replace(why, fix=fix, set={**needed, **given_up})
+
+
+def switched(situation: Situation, options: Mapping[str, str]) -> Situation:
+    """The situation with other options of some toggles."""
+    toggles = {**situation.configuration.toggles, **options}
+    configuration = msgspec.structs.replace(situation.configuration, toggles=toggles)
+    found = dataclasses.replace(situation, configuration=configuration)
+    if all(all_toggles()[name].configure is None for name in options):
+        return found
+    config = _configured(dataclasses.replace(found, config=situation.base))
+    return dataclasses.replace(found, config=config)
 
 
 def availability(configuration: Configuration, device: torch.device) -> Availability:

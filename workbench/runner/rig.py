@@ -21,6 +21,7 @@ from workbench.runner.ceilings import Roof, matrix_dtype
 from workbench.runner.clocks import ClockMeter
 from workbench.runner.companions import Companions
 from workbench.runner.contention import BUSY, CPU_BUSY, Alarm
+from workbench.runner.failures import Cancelled
 from workbench.runner.memory import GpuMemory, HostMemory, Memory, make_memory
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.predictor import Predictor
@@ -127,6 +128,11 @@ class Rig:
         """Wait until the device has done all that was queued."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def check_cancelled(self) -> None:
+        """Raise ``Cancelled`` if that was asked for."""
+        if self.wire.cancelled.is_set():
+            raise Cancelled
 
     def state(self, state: str, text: str = "") -> None:
         """Tell what the runner does now."""

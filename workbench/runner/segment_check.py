@@ -72,7 +72,7 @@ class SegmentCheck:
         if self._when == "steady":
             self._tell(Numerics(reference="", ok=None, text=EARLY))
         elif self._when == "last" and not self._rig.wire.cancelled.is_set():
-            self._look(arm, numerics.go_on)
+            self._look(arm, self._rig.check_cancelled)
 
     def _look(self, arm: Arm, between: numerics.Between) -> Numerics:
         rig = self._rig

@@ -273,7 +273,12 @@ class SweepRun:
         rig.state("running", f"Checking the numbers of {name}")
         rig.watchdog.active = False  # nothing steps meanwhile, which would count as a hang
         assert contender.arm is not None
-        found = numerics.check(contender.arm, contender.situation)
+        try:
+            found = numerics.check(contender.arm, contender.situation, rig.check_cancelled)
+        except Cancelled:
+            text = "not checked: cancelled"
+            self._tell_numbers(point, Numerics(reference="", ok=None, text=text))
+            raise
         text = f"at {self._size(point)}: {found.text}"
         self._tell_numbers(point, msgspec.structs.replace(found, text=text))
 

@@ -109,7 +109,7 @@ class ValidateRun:
         try:
             match name:
                 case "numerics":
-                    return checks.right_numbers(self._arm)
+                    return checks.right_numbers(self._arm, self._rig.check_cancelled)
                 case "syncs":
                     return checks.no_syncs(self._arm)
                 case "graph":

@@ -12,6 +12,7 @@ import sys
 import pytest
 from interrupts import press_ctrl_c
 
+from sessions.model import Ceilings
 from workbench import commands, protocol
 from workbench.cli import main
 from workbench.commands import compare, export, onnx, report
@@ -117,6 +118,39 @@ def test_a_trace_or_state_that_could_not_be_written_is_1_and_what_was_measured_i
     printed = capsys.readouterr()
     assert "The trace could not be written to /x." in printed.err and output.exists()
     assert json.loads(printed.out)["reason"] == "done"
+
+
+def test_ceilings_that_were_not_measured_for_an_interruption_are_not_answered_with_older_ones(
+    ran, sent, capsys
+):
+    kept = protocol.CeilingsFound(
+        ceilings=Ceilings(
+            device="d", driver="1", torch="2", created=1.0, bytes_per_s=1e9, flops_per_s={}
+        ),
+        source="kept",
+    )
+    sent(ran.catalogue, kept, protocol.Finished(reason="cancelled", steps=0))
+    assert main(COMMANDS["ceilings"]) == 130
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("name", COMMANDS.keys() - {"calibrate", "ceilings"})
+def test_a_file_that_was_asked_for_is_told_of_however_little_was_measured(
+    name, ran, sent, tmp_path, capsys
+):
+    output = tmp_path / "a.h5"
+    ended = protocol.Finished(reason="cancelled", steps=0)
+    sent(ran.catalogue, ended)
+    assert main([*COMMANDS[name], "-o", str(output)]) == 130
+    printed = capsys.readouterr()
+    assert printed.err == f"Nothing was measured, so that {output} was not written.\n"
+    assert printed.out == "" and not output.exists()
+    begun = next(each for each in ran.messages if isinstance(each, protocol.SegmentStarted))
+    if name != "bench":  # whose segments are kernels
+        sent(ran.catalogue, begun, ended)
+        assert main([*COMMANDS[name], "-o", str(output)]) == 130
+        assert capsys.readouterr().out.splitlines()[-1] == f"saved {output}"
+        assert output.exists()
 
 
 def test_ctrl_c_before_a_line_is_read_is_130_without_a_traceback(monkeypatch, capsys):

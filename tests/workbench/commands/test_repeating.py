@@ -59,6 +59,18 @@ def printed(capsys, tmp_path):
     return lines
 
 
+def interrupted_of(ran, path: Path, order: protocol.Command, segments: int) -> Path:
+    """A file of a session whose order was interrupted when so many segments had begun."""
+    recorder = Recorder()
+    recorder.record(ran.catalogue)
+    recorder.record(protocol.Ordered(command=order))
+    for place in range(segments):
+        for message in wire_samples.begin(1.0 + place, place):
+            recorder.record(message)
+    hdf5.save(recorder.session, path)
+    return path
+
+
 def session_of(ran, path: Path, *orders: protocol.Command) -> Path:
     """A file of a session in which a runner took up these orders, each of which came to something.
 
@@ -122,6 +134,29 @@ def test_a_command_line_is_printed_again_as_one_that_leads_to_the_same_order(
     (again,) = printed(session_of(ran, tmp_path / "a.h5", order))
     assert again[0] == line.split()[0]
     assert ask(again) == order
+
+
+@pytest.mark.parametrize("line", SPELT, ids=lambda line: line[:24])
+@pytest.mark.parametrize("segments", [1, 2])
+def test_what_was_interrupted_before_it_had_an_answer_is_asked_for_again(
+    ran, ask, printed, tmp_path, line, segments
+):
+    order = ask(shlex.split(line))
+    (again,) = printed(interrupted_of(ran, tmp_path / "a.h5", order, segments))
+    assert ask(again) == order
+
+
+@pytest.mark.parametrize("line", [*SPELT, "run hydra --steps 7 --check", "run moe --seconds 2.5"])
+def test_what_was_interrupted_before_anything_was_measured_is_told_with_its_command(
+    ran, ask, tmp_path, capsys, line
+):
+    order = ask(shlex.split(line))
+    path = interrupted_of(ran, tmp_path / "a.h5", order, segments=0)
+    assert main(["info", str(path), "--command"]) == 0
+    *_, told = capsys.readouterr().out.splitlines()
+    why, _, again = told.partition("it was asked for by workbench ")
+    assert "is not repeated: it was refused or interrupted before anything was measured" in why
+    assert told.startswith("# ") and ask(shlex.split(again)) == order
 
 
 def window_orders(ran) -> dict[str, protocol.Command]:
@@ -232,7 +267,7 @@ def test_claims_of_a_file_of_before_orders_were_kept_are_measured_again(ask, pri
 
 
 def test_what_came_to_nothing_is_not_repeated_and_what_goes_on_is_repeated_once(
-    ran, printed, tmp_path
+    ran, printed, tmp_path, capsys
 ):
     base = whole(ran)
     compare = protocol.Compare(base=base, other=base, budget_s=1.0, predict=True)
@@ -259,6 +294,8 @@ def test_what_came_to_nothing_is_not_repeated_and_what_goes_on_is_repeated_once(
     path = tmp_path / "n.h5"
     hdf5.save(recorder.session, path)
     assert [call[0] for call in printed(path)] == ["ab"]
+    assert main(["info", str(path), "--command"]) == 0
+    assert "# An attribution is not repeated: it was refused" in capsys.readouterr().out
     assert "before" not in hdf5.load(path).orders[-1].command
 
 

@@ -266,3 +266,12 @@ def test_wrong_numbers_exit_with_1_where_they_were_asked_for(ran, sent, capsys, 
     assert main(["run", "hydra", "--check"]) == code
     (start,) = (one for one in commands if isinstance(one, protocol.Start))
     assert start.check == "last" and said in capsys.readouterr().out
+
+
+def test_ctrl_c_without_a_file_tells_where_what_was_measured_is_kept(ran, sent, tmp_path, capsys):
+    cancelled = protocol.Finished(reason="cancelled", steps=60)
+    sent(ran.catalogue, *wire_samples.stream()[1:-2], cancelled)
+    assert main(["run", "hydra"]) == 130
+    left = capsys.readouterr().err.strip().rpartition("workbench recover ")[2]
+    assert main(["recover", left, "-o", str(tmp_path / "a.h5")]) == 0
+    assert len(hdf5.load(tmp_path / "a.h5").segments) == 3

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import urllib.parse
 import xml.etree.ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
 
-import attribution_samples
-import claims_samples
-import profile_samples
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from synthetic import bench_session, comparison, empty_session, gpu_session, sweep_study
+from synthetic import empty_session, gpu_session
+from whole_session import everything
 
-from sessions import checklist, hdf5
-from sessions.model import Evidence, Session, Study
+from sessions import hdf5
+from sessions.model import Evidence
 from sessions.numbers import text
 from sessions.side_by_side import verdicts_table
 from sessions.tables import segments_table
 from workbench.cli import main
-from workbench.recorder import Recorder
 from workbench.report import SECTIONS, _page
 from workbench.ui.export import ExportError
 from workbench.ui.plots import PLOTS, Run
@@ -84,45 +80,6 @@ class Page(HTMLParser):
     @property
     def whole(self) -> bool:
         return not self.open and not self.wrong and not self.needs
-
-
-def checked() -> Study:
-    return Study(
-        checklist.KIND,
-        "hydra base train",
-        1.0,
-        tables={
-            "checks": {
-                "check": ["numerics", "syncs"],
-                "status": ["pass", "fail"],
-                "evidence": ["relative error 1e-7", "2 in a step"],
-            },
-            "lines": {"check": ["syncs"], "line": ["models/_routing.py:88 in forward: .item()"]},
-        },
-    )
-
-
-def everything() -> Session:
-    """A session with something for every section but that of several sessions."""
-    recorder = Recorder()
-    for message in claims_samples.messages(1.0):
-        recorder.record(message)
-    session = gpu_session(steps=200)
-    session.comparisons = [comparison(0), comparison(1)]
-    session.segments[1].evidence = [Evidence("precision", "bf16", "effective", "tensors are BF16")]
-    bench = bench_session()
-    session.segments += [
-        dataclasses.replace(one, index=len(session.segments) + place)
-        for place, one in enumerate(bench.segments)
-    ]
-    session.studies = [
-        *recorder.session.studies,
-        attribution_samples.study(),
-        sweep_study(),
-        profile_samples.study(),
-        checked(),
-    ]
-    return session
 
 
 @pytest.fixture(scope="module")

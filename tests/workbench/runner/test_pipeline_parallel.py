@@ -334,7 +334,8 @@ def many_cores(monkeypatch) -> None:
     [
         ("forward", {}, "acts on the backward pass", {"workload": "train"}),
         ("train", {"data_parallel": "2"}, "do not go together yet", {"data_parallel": "off"}),
-        ("train", {"data_parallel": "2", "sharding": "full"}, "yet", {"data_parallel": "off"}),
+        ("train", {"data_parallel": "2", "sharding": "full"}, "yet",
+         {"data_parallel": "off", "sharding": "off"}),
         ("train", {"tensor_parallel": "2"}, "do not go together yet", {"tensor_parallel": "off"}),
         ("train", {"adamw": "8bit_torchao"}, "moments in 8 bits", {"adamw": "fused"}),
         ("train", {"compile": "reduce-overhead"}, "captures CUDA graphs", {"compile": "default"}),

@@ -11,7 +11,7 @@ from fake_catalogue import catalogue
 from fake_session import session
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QFontMetrics
-from PySide6.QtWidgets import QLabel, QPushButton, QTextEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLabel, QMenu, QPushButton, QTextEdit, QVBoxLayout, QWidget
 
 from sessions import claims
 from sessions.model import Configuration, Session
@@ -20,6 +20,7 @@ from sessions.tables import Column, Table
 from workbench import protocol
 from workbench.ui.panels._bar import Bar
 from workbench.ui.panels._calm_table import FIGURE_SPACE, POINT_SPACE, CalmTable, aligned, headed
+from workbench.ui.panels._compare_tables import DifferencesTable
 from workbench.ui.panels._parts import BRIEF, brief_note
 from workbench.ui.panels._table_view import TableView
 from workbench.ui.panels._verdicts_table import WITHOUT, apart
@@ -43,12 +44,20 @@ def _whole(metrics: QFontMetrics, text: str) -> int:
     return metrics.horizontalAdvance(text.strip().partition(".")[0])
 
 
-def test_what_is_copied_from_a_table_has_no_filling(qtbot, qapp):
-    view = TableView()
+@pytest.mark.parametrize("kind", [CalmTable, TableView, DifferencesTable])
+def test_what_is_copied_from_a_table_by_its_menu_has_no_filling(qtbot, qapp, kind):
+    view = kind()
     qtbot.addWidget(view)
     view.show_table(Table("t", [Column("name"), Column("us", "µs")], [["a", 2], ["b", 1.25]]))
     assert view.item(0, 1).text() == f"2{POINT_SPACE}{2 * FIGURE_SPACE}"
-    view.copy(".csv")
+    view.show_table(view.table)
+    assert view.contextMenuPolicy() == Qt.ContextMenuPolicy.CustomContextMenu
+    view.customContextMenuRequested.emit(view.rect().center())
+    (menu,) = view.findChildren(QMenu)
+    markdown, csv = menu.actions()
+    markdown.trigger()
+    assert qapp.clipboard().text().startswith("### t\n")
+    csv.trigger()
     assert qapp.clipboard().text().split() == ["name,us", "(µs)", "a,2", "b,1.25"]
 
 

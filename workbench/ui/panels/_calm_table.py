@@ -1,15 +1,16 @@
-"""A calm table of text: no grid, rows of one height, numbers to the right."""
+"""A calm table of text: no grid, rows of one height, numbers to the right; it can be copied."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from PySide6.QtCore import Qt, QTimer
+from PySide6.QtCore import QPoint, Qt, QTimer
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
+    QMenu,
     QTableWidget,
     QTableWidgetItem,
     QWidget,
@@ -17,7 +18,7 @@ from PySide6.QtWidgets import (
 
 from sessions.numbers import MISSING, Cell
 from sessions.tables import Table, text
-from workbench.ui import fonts
+from workbench.ui import export, fonts
 from workbench.ui.panels.segments import ROW_HEIGHT
 
 FIGURE_SPACE, POINT_SPACE = "\u2007", "\u2008"  # as wide as a figure, as a point
@@ -33,6 +34,7 @@ class CalmTable(QTableWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self.table: Table | None = None  # that is shown
         self._last_px = 0
         self.setShowGrid(False)
         self.setTabKeyNavigation(False)  # Tab goes on; arrows move within
@@ -100,7 +102,11 @@ class CalmTable(QTableWidget):
         return item
 
     def show_table(self, table: Table) -> None:
-        """Show a table of a session; what is no text is a number."""
+        """Show a table of a session, which can be copied; what is no text is a number."""
+        if self.table is None:
+            self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+            self.customContextMenuRequested.connect(self._show_copy_menu)
+        self.table = table
         shown = [[text(cell) for cell in row] for row in table.rows]
         columns = [aligned(column) for column in zip(*shown, strict=True)]
         if self.columnCount() != len(table.columns):
@@ -113,6 +119,18 @@ class CalmTable(QTableWidget):
                 item = self.item(row, column)
                 assert item is not None
                 item.setToolTip(shown[row][column])
+
+    def copy(self, suffix: str) -> None:
+        """Put the table on the clipboard as ``.csv`` or ``.md``."""
+        if self.table is not None:
+            export.copy_table(self.table, suffix)
+
+    def _show_copy_menu(self, place: QPoint) -> None:
+        menu = QMenu(self)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.addAction("Copy as Markdown", lambda: self.copy(".md"))
+        menu.addAction("Copy as CSV", lambda: self.copy(".csv"))
+        menu.popup(self.viewport().mapToGlobal(place))
 
 
 def with_interval(table: Table, ratio: str, low: str, high: str) -> Table:

@@ -1,0 +1,201 @@
+"""Which tables a session has, by name: for the command line, reports and the window alike.
+
+A kind of table that a session has several of (one a profile, one a comparison) gives them in the
+order in which they were measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sessions import attribution_words, breakdown, breakdown_tables, checklist, sweep
+from sessions.claims import claims_table, newest
+from sessions.kernels import kernels_table
+from sessions.model import KERNELS, Session, Study
+from sessions.side_by_side import blocks_table, verdicts_table
+from sessions.tables import (
+    Table,
+    environment_table,
+    events_table,
+    evidence_table,
+    facts_table,
+    segments_table,
+)
+
+_ALL = sys.maxsize  # rows: a file has room for what a window has not
+
+
+@dataclass(frozen=True)
+class Export:
+    """One kind of table: what it has, and those of a session; none where it has nothing.
+
+    ``by`` is the command that measures what is in it.
+    """
+
+    help: str
+    tables: Callable[[Session], list[Table]]
+    by: str = "run"
+
+
+def exportable(session: Session) -> dict[str, list[Table]]:
+    """The tables that this session has, by the name of their kind."""
+    found = {name: one.tables(session) for name, one in EXPORTS.items()}
+    return {name: tables for name, tables in found.items() if tables}
+
+
+def _each(
+    chosen: Callable[[Session], Sequence[Study]], made: Callable[[Study], Table]
+) -> Callable[[Session], list[Table]]:
+    """The table of each of some studies, without those that have no rows."""
+    return lambda session: [table for study in chosen(session) if (table := made(study)).rows]
+
+
+def _of(kind: str) -> Callable[[Session], list[Study]]:
+    return lambda session: [study for study in session.studies if study.kind == kind]
+
+
+def _swept(session: Session) -> list[Study]:
+    return sweep.sweeps(session.studies)
+
+
+def _claims(session: Session) -> list[Table]:
+    rows = list(newest(session).values())
+    return [claims_table(rows, session.title)] if rows else []
+
+
+def _bench(session: Session) -> list[Table]:
+    timed = any(segment.configuration.family == KERNELS for segment in session.segments)
+    return [kernels_table(session)] if timed else []
+
+
+def _apart(made: Callable[[Study, Study], Table]) -> Callable[[Session], list[Table]]:
+    """Each profile beside the one before it."""
+
+    def tables(session: Session) -> list[Table]:
+        profiles = breakdown.profiles(session)
+        return [made(*sides) for sides in itertools.pairwise(profiles)]
+
+    return tables
+
+
+_attributed, _checked = _of(attribution_words.KIND), _of(checklist.KIND)
+_kernels = functools.partial(breakdown_tables.kernels_table, most=_ALL)
+_modules = functools.partial(breakdown_tables.modules_table, depth=_ALL)
+_differences = functools.partial(breakdown_tables.difference_table, most=_ALL)
+
+EXPORTS = {
+    "segments": Export(
+        "every configuration that ran: step times, ratios to the first, peak memory, numbers",
+        lambda session: [segments_table(session)] if session.segments else [],
+    ),
+    "evidence": Export(
+        "what was asked of each toggle, whether it took effect, and how one can tell",
+        lambda session: [found] if (found := evidence_table(session)).rows else [],
+    ),
+    "facts": Export(
+        "what else is known of each segment: parameters, FLOPs, loss, compile time ...",
+        lambda session: [found] if (found := facts_table(session)).rows else [],
+    ),
+    "verdicts": Export(
+        "every paired comparison: ratio, interval, and the verdict that holds among all",
+        lambda session: [verdicts_table(session.comparisons)] if session.comparisons else [],
+        by="ab",
+    ),
+    "blocks": Export(
+        "the blocks of each comparison as they ran, pair by pair: median, clock, why one is void",
+        lambda session: [blocks_table(one) for one in session.comparisons if one.order],
+        by="ab",
+    ),
+    "effects": Export(
+        "an attribution: what each toggle gave, in time and memory",
+        _each(_attributed, attribution_words.effects_table),
+        by="attribute",
+    ),
+    "arms": Export(
+        "an attribution: each arm that ran, its time over the base's, its memory, its numbers",
+        _each(_attributed, attribution_words.arms_table),
+        by="attribute",
+    ),
+    "points": Export(
+        "a sweep: every size under every arm",
+        _each(_swept, sweep.points_table),
+        by="sweep",
+    ),
+    "exponents": Export(
+        "a sweep: how the time of each curve grows, with intervals",
+        _each(_swept, sweep.fits_table),
+        by="sweep",
+    ),
+    "checks": Export(
+        "a checklist: each check, how it ended, its evidence",
+        _each(_checked, checklist.checks_table),
+        by="validate",
+    ),
+    "lines": Export(
+        "a checklist: the source lines that its checks found",
+        _each(_checked, checklist.lines_table),
+        by="validate",
+    ),
+    "claims": Export(
+        "what documents claim beside what was measured",
+        _claims,
+        by="reproduce",
+    ),
+    "classes": Export(
+        "a profile: time by operator class",
+        _each(breakdown.profiles, breakdown_tables.kinds_table),
+        by="profile",
+    ),
+    "kernels": Export(
+        "a profile: time by kernel",
+        _each(breakdown.profiles, _kernels),
+        by="profile",
+    ),
+    "modules": Export(
+        "a profile: time by module, the whole tree",
+        _each(breakdown.profiles, _modules),
+        by="profile",
+    ),
+    "roof": Export(
+        "a profile: each operator's time against what this device could reach",
+        _each(breakdown.profiles, breakdown_tables.achieved_table),
+        by="profile",
+    ),
+    "waits": Export(
+        "a profile: before which module's kernels the GPU waited",
+        _each(breakdown.profiles, breakdown_tables.gaps_table),
+        by="profile",
+    ),
+    "memory": Export(
+        "a profile: memory by role, at the peak and at most, beside the estimate",
+        _each(breakdown.profiles, breakdown_tables.memory_table),
+        by="profile",
+    ),
+    "changes": Export(
+        "two profiles: time by module, B less A",
+        _apart(_differences),
+        by="profile",
+    ),
+    "memory_changes": Export(
+        "two profiles: memory by role, B less A",
+        _apart(breakdown_tables.memory_difference_table),
+        by="profile",
+    ),
+    "bench": Export(
+        "the kernel library as it was timed, beside its peers",
+        _bench,
+        by="bench",
+    ),
+    "events": Export(
+        "what happened when: toggles, notes, warnings, errors",
+        lambda session: [events_table(session)] if session.events else [],
+    ),
+    "environment": Export(
+        "what it ran on",
+        lambda session: [environment_table(session)] if session.environment else [],
+    ),
+}

@@ -1,0 +1,173 @@
+"""Every table that a page or a window shows of a session can be had as a file, by its name."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import profile_samples
+import pytest
+from whole_session import everything
+
+from sessions import breakdown_tables, hdf5
+from sessions.exports import EXPORTS, exportable
+from sessions.model import Session, Study
+from sessions.tables import Table
+from workbench.cli import main
+from workbench.report import SECTIONS
+from workbench.ui.plots import Run
+
+
+@pytest.fixture(scope="module")
+def session() -> Session:
+    found = everything()
+    found.studies.append(under_a_roof(profile_samples.study(seed=1, faster=0.5, label="quicker")))
+    return found
+
+
+def under_a_roof(profile: Study) -> Study:
+    """The profile with the operator of each kernel, and what one of them needs at least."""
+    kernels = dict(profile.tables["kernels"])
+    operators = ["swiglu" if "swi" in one else "" for one in kernels["name"]]
+    kernels["operator"] = np.array(operators, object)
+    least = {"name": np.array(["swiglu"], object), "calls": np.ones(1), "us": np.ones(1)}
+    return dataclasses.replace(
+        profile, tables={**profile.tables, "kernels": kernels, "least": least}
+    )
+
+
+@pytest.fixture(scope="module")
+def file(session, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("whole") / "whole.h5"
+    hdf5.save(session, path)
+    return path
+
+
+def printed(words: list[str], capsys) -> str:
+    assert main(words) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def refused(words: list[str], capsys) -> str:
+    assert main(words) == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_each_kind_of_table_is_written_as_markdown_and_told_to_programs(
+    name, session, file, tmp_path, capsys
+):
+    tables = exportable(session)[name]  # the session has every kind
+    assert all(table.rows for table in tables)
+    printed(["export", str(file), "--table", name, "-o", str(tmp_path / "a.md")], capsys)
+    written = (tmp_path / "a.md").read_text()
+    assert written == "\n".join(table.to_markdown() for table in tables)
+    assert printed(["export", str(file), "--table", name], capsys) == written
+    told = json.loads(printed(["export", str(file), "--table", name, "--json"], capsys))
+    assert [len(one["rows"]) for one in told["tables"]] == [len(one.rows) for one in tables]
+
+
+def test_whatever_table_a_report_has_can_be_exported_too(session, qapp):
+    shown = [
+        part
+        for section in SECTIONS.values()
+        if not section.why_not([Run(session, "whole")])
+        for part in section.parts([Run(session, "whole")])
+        if isinstance(part, Table)
+    ]
+    assert len(shown) > 12
+    offered = [headings(table) for tables in exportable(session).values() for table in tables]
+    left_out = [table.title for table in shown if headings(table) not in offered]
+    assert left_out == ["Claimed and measured"], "a shorter form of the claims, for a page"
+
+
+def headings(table: Table) -> list[str]:
+    return [column.name for column in table.columns]
+
+
+def test_a_file_has_all_rows_where_a_window_has_the_first(session, file, capsys):
+    (study, _) = [study for study in session.studies if study.kind == "profile"]
+    words = ["export", str(file), "--table", "modules", "--number", "1", "--json"]
+    (told,) = json.loads(printed(words, capsys))["tables"]
+    assert len(told["rows"]) > len(breakdown_tables.modules_table(study).rows)
+
+
+def test_of_several_tables_of_a_name_csv_holds_the_one_that_is_chosen(file, tmp_path, capsys):
+    words = ["export", str(file), "--table", "memory", "-o", str(tmp_path / "m.csv")]
+    said = refused(words, capsys)
+    assert "a CSV file holds one table; choose one by --number: 1 'Memory by role: hydra" in said
+    assert "quicker'" in said and not (tmp_path / "m.csv").exists()
+    printed([*words, "--number", "2"], capsys)
+    rows = list(csv.DictReader((tmp_path / "m.csv").open(newline="")))
+    assert len(rows) > 3 and rows[-1]["Role"] == "together"
+    assert "there is no memory number 3; there are: 1 " in refused([*words, "--number=3"], capsys)
+
+
+def test_what_a_file_lacks_is_answered_with_what_it_has(pair, file, capsys):
+    for name in ("pie", "modules"):
+        said = refused(["export", str(pair[0]), "--table", name], capsys)
+        (offered,) = re.findall(rf"{re.escape(str(pair[0]))} has: (.*)\n", said)
+        assert offered.split(", ") == list(exportable(hdf5.load(pair[0])))
+        assert repr(name) in said or EXPORTS[name].help in said
+
+
+def test_what_files_have_is_listed_with_titles_and_rows(session, file, pair, capsys):
+    listed = printed(["export", str(file), "--list"], capsys)
+    for name, tables in exportable(session).items():
+        assert re.search(rf"^  {name} +{re.escape(EXPORTS[name].help)}$", listed, re.MULTILINE)
+        for table in tables:
+            rows = len(table.rows)
+            assert f"{table.title}: {rows} row{'s' * (rows != 1)}\n" in listed
+    told = json.loads(printed(["export", *map(str, pair), "--list", "--json"], capsys))
+    assert told["tables"].keys() == set(map(str, pair))
+    assert "comparison " in printed(["export", *map(str, pair), "--list"], capsys)
+
+
+def test_tables_of_several_files_set_them_side_by_side(pair, tmp_path, capsys):
+    output = tmp_path / "c.csv"
+    words = ["export", *map(str, pair), "--table", "comparison", "-o", str(output)]
+    printed(words, capsys)
+    rows = list(csv.DictReader(output.open(newline="")))
+    assert float(rows[1]["ratio"]) == pytest.approx(0.7, rel=0.02)
+    assert "| setting | base | fast |" in printed(
+        ["export", *map(str, pair), "--table", "differences"], capsys
+    )
+    assert "name two or more" in refused(["export", str(pair[0]), "--table", "differences"], capsys)
+
+
+def test_what_a_window_lets_one_choose_of_a_plot_can_be_chosen_here(file, tmp_path, capsys):
+    drawn = []
+    for choice in ([], ["--option", "profile=1"], ["--option", "profile=2"]):
+        output = tmp_path / f"{len(drawn)}.csv"
+        words = ["export", str(file), "--plot", "breakdown", "-o", str(output), *choice]
+        printed(words, capsys)
+        drawn.append(output.read_text())
+    newest, first, second = drawn
+    assert newest == second != first
+    said = refused([*words[:-1], "profile=7"], capsys)
+    assert "The option profile of the plot breakdown cannot be '7'; expected one of 2, 1." in said
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--plot", "box"], "a plot needs -o FILE"),
+        (["--list", "-o", "a.md"], "--list prints its answer"),
+        (["--list", "--number", "1"], "--number chooses among tables of one name"),
+        (["--plot", "box", "--number", "1", "-o", "a.png"], "--number chooses among tables"),
+        (["--plot", "box", "-o", "a.csv", "--option", "log"], "expected NAME=CHOICE"),
+        (["--plot", "box", "-o", "a.csv", "--option", "a=b"], "plot box has no option 'a'; it has"),
+        (["--table", "segments", "--option", "a=b"], "--option chooses how a plot is drawn"),
+        (
+            ["--table", "segments", "-o", "a.png"],
+            "unknown suffix '.png'",
+        ),
+    ],
+)
+def test_words_that_do_not_go_together_are_a_mistake_in_one_sentence(words, why, pair, capsys):
+    said = refused(["export", str(pair[0]), *words], capsys)
+    assert said.startswith("workbench export: ") and why in said and said.count("\n") == 1

@@ -1,0 +1,108 @@
+"""A session that ended at any message of a study is told, exported and reported as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import attribution_samples
+import claims_samples
+import msgspec
+import numpy as np
+import pytest
+import wire_samples
+
+from sessions import sweep
+from sessions.exports import exportable
+from sessions.model import Phase, Session
+from sessions.reproduce import session_commands
+from workbench import protocol
+from workbench.commands.info import _study, _study_lines
+from workbench.recorder import Recorder
+from workbench.report import SECTIONS
+from workbench.ui.plots import PLOTS, Run
+
+
+def swept() -> Iterator[protocol.AnyMessage]:
+    """A sweep of two sizes under one arm, with its numbers and fits."""
+    asked = {
+        "fields": ["settings.batch"], "values_0": [1, 2], "arms": ["defaults"],
+        "toggles": ["{}"], "points": 2, "order": "in random order", "seed": 0,
+    }  # fmt: skip
+    yield protocol.StudyStarted(index=0, kind=sweep.KIND, title="s", asked=asked)
+    measured = {name: [1.0] for name in sweep._NUMBERS}
+    for x in (1.0, 2.0):
+        numbers = {"arm": [0.0], "right": [None], "text": ["not checked: cancelled"]}
+        yield protocol.StudyRows(study=0, table=sweep.NUMBERS, columns=numbers)
+        point = {"x": [x], "arm": [0.0], "outcome": [sweep.MEASURED], "reason": [""]}
+        yield protocol.StudyRows(study=0, table=sweep.POINTS, columns=point | measured)
+    yield protocol.StudyFacts(study=0, facts={"final": True})
+
+
+def checked() -> Iterator[protocol.AnyMessage]:
+    """A checklist of which two checks are done."""
+    yield protocol.StudyStarted(index=0, kind="checklist", title="c", asked={})
+    yield protocol.StudyRows(
+        study=0, table="lines", columns={"check": ["syncs"], "line": ["a.py:8"]}
+    )
+    for name in ("numerics", "syncs"):
+        columns = {"check": [name], "status": ["pass"], "evidence": ["as expected"]}
+        yield protocol.StudyRows(study=0, table="checks", columns=columns)
+
+
+def profiled() -> Iterator[protocol.AnyMessage]:
+    """A profile without a kernel."""
+    yield protocol.StudyStarted(index=0, kind="profile", title="p", asked={"device": "cpu"})
+    yield protocol.StudyFacts(study=0, facts={"step_us": 5.0})
+
+
+def compared() -> Iterator[protocol.AnyMessage]:
+    yield from wire_samples.comparison(np.random.default_rng(0), 1.0)
+
+
+STREAMS = {
+    "attribution": lambda: attribution_samples.messages(1.0),
+    "claims": lambda: claims_samples.messages(1.0),
+    "sweep": swept,
+    "checklist": checked,
+    "profile": profiled,
+    "comparison": compared,
+}
+
+
+def prefixes(messages: Iterable[protocol.AnyMessage]) -> Iterator[Session]:
+    """The session after each message, two segments before all of them."""
+    recorder = Recorder()
+    recorder.record(wire_samples.catalogue())
+    order = protocol.Start(configuration=wire_samples.configuration())
+    recorder.record(protocol.Ordered(command=order))
+    for index in range(2):
+        for message in wire_samples.begin(0.1 + index, index):
+            recorder.record(message)
+        steps = wire_samples.steps(np.random.default_rng(0), 0.1 + index, index, Phase.STEADY)
+        recorder.record(steps)
+    for message in messages:
+        recorder.record(protocol.decode_message(protocol.encode(message)))
+        yield recorder.session
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_whatever_it_ended_at_a_session_is_told_as_far_as_it_goes(kind, qapp):
+    seen = 0
+    for session in prefixes(STREAMS[kind]()):
+        seen += 1
+        assert all(
+            table.to_markdown() for tables in exportable(session).values() for table in tables
+        )
+        assert session_commands(session).startswith("#!/bin/sh")
+        for study in session.studies:
+            told = "\n".join(_study_lines(study))
+            assert not told.endswith(" rows"), "the command that makes it could not tell of it"
+            msgspec.json.encode(_study(study)["asked"])
+        run = Run(session, "interrupted")
+        for section in SECTIONS.values():
+            if not section.why_not([run]):
+                list(section.parts([run]))
+        for plot in PLOTS.values():
+            plot.can_show([run])
+            plot.choices([run])
+    assert seen > 1
