@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch._inductor.compile_fx  # now, so that nobody looks for garbage among what it brings
 from runner_driver import FAULTY, Driver
 
 from sessions.model import Configuration
