@@ -32,6 +32,8 @@ def main() -> int:
             )
         )
         return 1
+    finally:
+        gc.unfreeze()  # else extensions complain at the end of what they take for leaks
 
 
 def _engine() -> type[Engine]:
