@@ -8,6 +8,7 @@ makes another model of the same configuration around the *same* parameters, so t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import sys
 import typing
@@ -98,13 +99,17 @@ class Family:
 
     def fields(self) -> list[ConfigField]:
         """The configuration's fields, for forms and for the command line."""
-        kinds = typing.get_type_hints(self.config)
-        return [
+        return list(self._fields)
+
+    @functools.cached_property
+    def _fields(self) -> tuple[ConfigField, ...]:
+        kinds = typing.get_type_hints(self.config)  # takes 2 ms: it compiles each annotation
+        return tuple(
             ConfigField(
                 name=each.name, kind=kinds[each.name], default=each.default, **each.metadata
             )
             for each in dataclasses.fields(self.config)
-        ]
+        )
 
     def of_weights(self, config: Any) -> Any:
         """The configuration with everything as by default that its weights do not depend on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import types
 import typing
@@ -28,6 +29,7 @@ PLAIN = {
 }
 
 
+@functools.cache
 def strategy(kind) -> st.SearchStrategy:
     """Values of a type that the protocol uses; a kind of type that is new here fails."""
     if kind in PLAIN:

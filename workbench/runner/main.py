@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import traceback
+from typing import TYPE_CHECKING
 
 from workbench import protocol
 from workbench.runner.profiling import provenance
 from workbench.runner.wire import Wire
+
+if TYPE_CHECKING:
+    from workbench.runner.engine import Engine
 
 
 def main() -> int:
@@ -15,9 +20,7 @@ def main() -> int:
     wire.listen()  # before what takes long: a window that goes meanwhile takes us along
     provenance.ask()
     try:
-        from workbench.runner.engine import Engine  # after the wire: importing torch may print
-
-        return Engine(wire).serve()
+        return _engine()(wire).serve()
     except Exception as error:  # noqa: BLE001 - whatever an installation lacks must reach a person
         wire.send(
             protocol.Failure(
@@ -29,3 +32,19 @@ def main() -> int:
             )
         )
         return 1
+    finally:
+        gc.unfreeze()  # else extensions complain at the end of what they take for leaks
+
+
+def _engine() -> type[Engine]:
+    """Imported after the wire: importing torch may print.
+
+    It makes some 200,000 objects that stay: none is garbage, to be looked for now or in a run.
+    """
+    gc.disable()
+    try:
+        from workbench.runner.engine import Engine
+    finally:
+        gc.enable()
+    gc.freeze()
+    return Engine

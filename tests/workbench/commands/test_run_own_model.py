@@ -42,10 +42,11 @@ def test_the_example_trains_and_its_session_says_how_to_run_it_again(tmp_path, m
     ("text", "code", "sentence"),
     [
         (None, 2, "own: cannot read '{path}' on {host}: No such file or directory"),
-        (
+        pytest.param(
             "def build():\n    return 3\n",
             2,
             "own: build() of {path} returned int; expected (module",
+            marks=pytest.mark.slow,  # the sentence: test_own_model.py; a mistake's code: above
         ),
         (
             "def build():\n    raise OSError('no disk')\n",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
+import psutil
 import pytest
 import torch
+import torch._inductor.compile_fx  # now, so that nobody looks for garbage among what it brings
 from runner_driver import FAULTY, Driver
 
 from sessions.model import Configuration
 from workbench import client, protocol
+from workbench.runner.ranks import group
 
 
 @pytest.fixture(scope="session")
@@ -57,6 +60,15 @@ def small() -> Configuration:
         model={"dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "max_sequence": 256},
         settings={"batch": 1, "sequence": 16},
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_peer_is_left() -> Iterator[None]:
+    """Ranks that one test starts serve the next, also of another file, and end with the last."""
+    yield
+    group.close()
+    names = [" ".join(child.cmdline()) for child in psutil.Process().children()]
+    assert not [name for name in names if "ranks.peer" in name]
 
 
 @pytest.fixture

@@ -203,7 +203,7 @@ def recorded(rig: Rig):
 def test_a_block_in_which_something_was_compiled_is_void_kept_and_repeated(rig, small, monkeypatch):
     monkeypatch.setattr(alternation, "WARM_UP_S", 0.3)
     disturbed(rig, small, blocks=(2, 3))
-    CompareRun(rig, protocol.Compare(base=small, other=small, budget_s=6.0)).execute()
+    CompareRun(rig, protocol.Compare(base=small, other=small, budget_s=3.0)).execute()
     found, session = recorded(rig)
     voids = [place for place, void in enumerate(found.voids) if void]
     assert [found.voids[place] for place in voids] == ["a compile happened in it"] * 2

@@ -10,7 +10,7 @@ import pytest
 import torch
 from built import blocked, found, left_by_a_step, stepped
 from runner_driver import Driver
-from test_ranks import ended, needs_cores, switched  # noqa: F401 - a fixture of modules
+from test_ranks import needs_cores, switched
 
 from models import LanguageModel
 from sessions.model import Configuration

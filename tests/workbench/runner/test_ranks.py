@@ -43,15 +43,6 @@ def asked(small) -> Configuration:
     return msgspec.structs.replace(small, settings={"batch": 4, "sequence": 16})
 
 
-@pytest.fixture(scope="module", autouse=True)
-def ended():
-    """No peer outlives this module."""
-    yield
-    group.close()
-    names = [" ".join(child.cmdline()) for child in psutil.Process().children()]
-    assert not [name for name in names if "ranks.peer" in name]
-
-
 def trained(asked: Configuration, steps: int, **toggles: str) -> tuple[list, list[torch.Tensor]]:
     """Losses and weights after some steps from the same weights, each of another batch."""
     arm = stepped(asked, arms=Arms(), **toggles)

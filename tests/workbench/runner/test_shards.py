@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from built import blocked, found, left_by_a_step, stepped
 from runner_driver import Driver
-from test_ranks import CPU, ended, needs_cores, switched  # noqa: F401 - one is a fixture
+from test_ranks import CPU, needs_cores, switched
 from torch import nn
 
 from models import FAMILIES, Sharding

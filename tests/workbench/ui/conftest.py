@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from shown_window import opened
 
 from workbench.client import Runner
+from workbench.ui.panels.later import Later
 from workbench.ui.panels.toggles import TogglesPanel
 from workbench.ui.settings import Settings
 from workbench.ui.state import AppState
@@ -53,13 +54,35 @@ def panel(qtbot, state, settings):
     return panel
 
 
+class OnceSeen(Later):
+    """Makes its panel when it comes to the front: of a dock behind another Qt paints nothing."""
+
+    def showEvent(self, event):
+        QWidget.showEvent(self, event)
+
+    def paintEvent(self, event):
+        super().paintEvent(event)
+        if self._panel is None and not self._timer.isActive():
+            self._timer.start(0)
+
+
 @pytest.fixture
 def window(qapp, qtbot, state, settings, monkeypatch):
     """The window without the plots, which have tests of their own and load slowly."""
+    monkeypatch.setattr("workbench.ui.window.Later", OnceSeen)
     monkeypatch.setattr("workbench.ui.window._live", lambda state: QWidget())
     monkeypatch.setattr("workbench.ui.window._compare", lambda state: QWidget())
     with opened(qapp, qtbot, state, settings) as window:
         yield window
+
+
+@pytest.fixture
+def whole(window):
+    """The window with every panel made, those that lie behind another too."""
+    for dock in window.desk.docks.values():
+        if isinstance(dock.widget(), Later):
+            dock.widget().panel()
+    return window
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ def seen(widget) -> bool:
 
 
 @pytest.fixture
-def full(qtbot, ready):
+def full(qtbot, whole, ready):
     """The window with a session and two beside it, and what each panel shows of them."""
     first, *others = compared()
     show(ready, first)

@@ -189,7 +189,8 @@ def test_a_layout_of_another_version_is_not_restored(settings):
     assert settings.layout("docks") is None
 
 
-def test_the_theme_changes_every_token_at_once(qapp, window):
+def test_the_theme_changes_every_token_at_once(qapp, whole):
+    window = whole
     window.set_theme("light")
     assert window.state.theme.name == "light"
     assert window.state.theme.surface in qapp.styleSheet()

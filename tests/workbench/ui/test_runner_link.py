@@ -126,7 +126,7 @@ def threads_before():
     return set(python_threads())
 
 
-def test_closing_leaves_no_thread_timer_or_process(qtbot, threads_before, ready):
+def test_closing_leaves_no_thread_timer_or_process(qtbot, threads_before, whole, ready):
     state = ready.state
     run(qtbot, ready)
     qtbot.waitUntil(lambda: state.runner_state == "running")

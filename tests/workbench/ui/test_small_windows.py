@@ -61,7 +61,7 @@ def judged(state):
     return state.session
 
 
-def test_no_panel_needs_more_width_than_a_small_window_has_for_it(qtbot, ready):
+def test_no_panel_needs_more_width_than_a_small_window_has_for_it(qtbot, whole, ready):
     ready.resize(1024, 700)
     ready.desk.proportion()
     for name, dock in ready.desk.docks.items():
@@ -222,7 +222,7 @@ def test_sessions_that_are_compared_can_be_told_apart_by_the_ends_of_their_title
     assert table.columnWidth(1) >= _SHARING_PX
 
 
-def test_a_heading_that_does_not_fit_ends_in_an_ellipsis(ready):
+def test_a_heading_that_does_not_fit_ends_in_an_ellipsis(whole, ready):
     headers = [table.horizontalHeader() for table in ready.findChildren(QTableView)]
     named = [header for header in headers if not header.isHidden()]
     assert len(named) > 5

@@ -46,7 +46,7 @@ def test_tab_goes_through_forms_toggles_and_tables_as_they_lie_and_comes_round(q
     assert [*back[at:], *back[:at]] == found[::-1]
 
 
-def test_panels_behind_another_tab_have_no_stops(qtbot, ready):
+def test_panels_behind_another_tab_have_no_stops(qtbot, whole, ready):
     ready.desk.bring("checklist")
     qtbot.waitUntil(lambda: ready.checklist.isVisible())
     behind = [ready.desk.docks[name].widget() for name in ("attribution", "sweep")]
