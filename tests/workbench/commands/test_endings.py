@@ -134,7 +134,7 @@ def test_ceilings_that_were_not_measured_for_an_interruption_are_not_answered_wi
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("name", COMMANDS.keys() - {"calibrate", "ceilings"})
+@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"calibrate", "ceilings"}))
 def test_a_file_that_was_asked_for_is_told_of_however_little_was_measured(
     name, ran, sent, tmp_path, capsys
 ):
