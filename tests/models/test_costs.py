@@ -79,7 +79,8 @@ def test_weights_gradients_and_optimizer_are_counted_exactly(config, tokens_BS, 
     optimizer = torch.optim.AdamW(model.parameters())
     model.loss(tokens_BS, targets_BS).backward()
     optimizer.step()
-    estimate = HYDRA.footprint(config, workload="train", batch=2, sequence=17)
+    step = {"workload": "train", "batch": 2, "sequence": 17}
+    estimate = HYDRA.footprint(config, rope_shared=True, **step)
     assert estimate.weights == sum(p.nbytes for p in model.parameters())
     assert estimate.gradients == sum(p.grad.nbytes for p in model.parameters())
     moments = [

@@ -124,6 +124,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated():
     with pytest.raises(ConfigurationError, match="897,201,600 parameters with batch 4"):
         MAHIA.check_memory(MAHIA.presets["large"], sequence=32, **step)
     weights = MAHIA.materialise(tiny).weights().values()
-    estimate = MAHIA.footprint(tiny, workload="train", batch=4, sequence=32)
+    step = {"workload": "train", "batch": 4, "sequence": 32}
+    estimate = MAHIA.footprint(tiny, rope_shared=True, **step)
     assert estimate.weights == sum(weight.nbytes for weight in weights) == estimate.gradients
     assert estimate.tables == MAHIA.materialise(tiny).rope_cache_bytes()

@@ -101,7 +101,8 @@ def test_weights_gradients_and_optimizer_are_counted_exactly(tokens_BS, targets_
     optimizer = torch.optim.AdamW(model.parameters())
     model.loss(tokens_BS, targets_BS).backward()
     optimizer.step()
-    estimate = MAMBA2.footprint(CONFIG, workload="train", batch=2, sequence=17)
+    step = {"workload": "train", "batch": 2, "sequence": 17}
+    estimate = MAMBA2.footprint(CONFIG, rope_shared=True, **step)
     assert estimate.weights == sum(p.nbytes for p in model.parameters())
     assert estimate.gradients == sum(p.grad.nbytes for p in model.parameters())
     moments = [

@@ -91,7 +91,7 @@ FAULTS = {
 }
 
 
-_constructed: Counter[FaultyConfig] = Counter()
+_called: Counter[FaultyConfig] = Counter()  # models; others show what ranks can divide, say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,14 +104,14 @@ class FaultyConfig(hydra.HydraConfig):
 
 def _construct(config: FaultyConfig) -> LanguageModel:
     model = hydra.construct(config)
-    _constructed[config] += 1
-    # The first shows what ranks can divide, the second is for the weights, the third around them.
-    number = _constructed[config]
-    wrong = {"later": number > 3, "tight": number == 4}.get(config.fault, True)
-    calls = 0
+    calls, wrong = 0, True
 
     def misbehave(*_: object) -> None:
-        nonlocal calls
+        nonlocal calls, wrong
+        if not calls:
+            _called[config] += 1
+            number = _called[config]
+            wrong = {"later": number > 1, "tight": number == 2}.get(config.fault, True)
         calls += 1
         if calls >= config.call and wrong:
             FAULTS[config.fault]()
