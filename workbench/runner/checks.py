@@ -148,7 +148,7 @@ def steady_memory(arm: Arm, steps: int) -> Result:
         return passed(f"{text}; there is no estimate for this model")
     pools = resident_bytes(arm)
     measured = standing + max(first.highest, second.highest) + pools
-    estimated = estimate.total - estimate.cache
+    estimated = estimate.total - estimate.cache - estimate.workspaces  # neither is measured
     text += (
         f"; {size_text(measured)} at most, {measured / estimated:.2f} times the "
         f"{size_text(estimated)} that were estimated"

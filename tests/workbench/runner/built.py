@@ -11,6 +11,7 @@ from workbench.runner import checks, resolve
 from workbench.runner.arm import Arm, Arms
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.probes import allocations
+from workbench.runner.ranks import group
 
 
 def stepped(
@@ -41,6 +42,19 @@ def stepped(
 def found(arm: Arm) -> dict[str, tuple[str, str]]:
     """Status and text of each option that is not off."""
     return {each.toggle: (each.status, each.text) for each in arm.find_evidence()}
+
+
+def step_without_peer(arm: Arm) -> None:
+    """Kill the only other rank of an arm that is entered, and step on, which fails."""
+    found = group.current()
+    assert found is not None
+    (peer,) = found._peers
+    peer.process.kill()
+    peer.process.wait()
+    for _ in range(3):  # the first may still be taken
+        arm.step()
+        if arm.situation.on_gpu:
+            torch.cuda.synchronize()
 
 
 def left_by_a_step(arm: Arm) -> int:

@@ -7,6 +7,7 @@ import torch
 from kernels import hardware
 from sessions.model import Configuration
 from workbench.runner import resolve
+from workbench.runner.profiling import findings
 
 CPU = torch.device("cpu")
 
@@ -63,8 +64,10 @@ def test_the_attention_that_was_chosen_decides_on_the_estimate():
 def test_each_thread_and_stream_of_a_gpu_has_a_workspace_of_its_own(workload, toggles, handles):
     asked = Configuration(family="hydra", preset="tiny", workload=workload, toggles=toggles)
     with hardware.imagined((9, 0)):
-        on_gpu = resolve.footprint(resolve.resolve(asked, torch.device("cuda", 0)))
+        situation = resolve.resolve(asked, torch.device("cuda", 0))
+        on_gpu, by_role = resolve.footprint(situation), findings._estimate(situation)
     assert on_gpu.workspaces == handles * (32 << 20)
+    assert by_role["other"] == on_gpu.workspaces + on_gpu.cache
     assert resolve.footprint(resolve.resolve(asked, CPU)).workspaces == 0
 
 

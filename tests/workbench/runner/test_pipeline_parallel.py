@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 
 import msgspec
 import pytest
 import torch
-from built import blocked, found, left_by_a_step, stepped
+from built import blocked, found, left_by_a_step, step_without_peer, stepped
 from runner_driver import Driver
 from test_ranks import needs_cores, switched
 
@@ -402,13 +401,9 @@ def test_a_peer_that_is_killed_ends_the_step_with_a_sentence_and_the_weights_sur
     arms = Arms()
     arm = stepped(asked, steps=2, arms=arms, **ON)
     before = [each.detach().clone() for each in arm.plain_weights().values()]
-    (peer,) = group.current()._peers
     with pytest.raises(group.RankError, match="rank 1 ended unasked") as over, arm.entered():
         arm.step()
-        os.kill(peer.process.pid, signal.SIGKILL)
-        peer.process.wait()
-        for _ in range(3):
-            arm.step()
+        step_without_peer(arm)
     assert explain(over.value).sentence == "Divided step: rank 1 ended unasked"
     assert group.current() is None
     for each, kept in zip(arm.plain_weights().values(), before, strict=True):

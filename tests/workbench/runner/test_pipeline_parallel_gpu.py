@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from built import found, own_peak, stepped
+from built import found, own_peak, step_without_peer, stepped
 from test_ranks_gpu import BF16, ended, pytestmark  # noqa: F401 - a fixture, and marks
 
 from sessions.model import Configuration
@@ -87,13 +87,8 @@ def test_a_killed_peer_lets_the_gpu_go_on_from_the_weights_before():
     arms = Arms()
     arm = stepped(asked("hydra"), device="cuda", arms=arms, **ON)
     before = [each.detach().clone() for each in arm.plain_weights().values()]
-    (peer,) = group.current()._peers
     with pytest.raises(group.RankError, match="rank 1 ended unasked"), arm.entered():
-        peer.process.kill()
-        peer.process.wait()
-        for _ in range(3):
-            arm.step()
-            torch.cuda.synchronize()
+        step_without_peer(arm)
     for each, kept in zip(arm.plain_weights().values(), before, strict=True):
         assert torch.equal(each, kept)
     right(stepped(asked("hydra"), device="cuda", steps=2, arms=arms, **ON))

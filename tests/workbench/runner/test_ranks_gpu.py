@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from built import found, stepped
+from built import found, step_without_peer, stepped
 
 from sessions.model import Configuration
 from workbench.runner import numerics
@@ -54,13 +54,8 @@ def test_a_killed_peer_lets_the_gpu_go_on():
     asked = Configuration(family="hydra", preset="tiny", settings=settings, workload="train")
     arms = Arms()
     arm = stepped(asked, device="cuda", arms=arms, data_parallel="2")
-    (peer,) = group.current()._peers
     with pytest.raises(group.RankError, match="rank 1 ended unasked"), arm.entered():
-        peer.process.kill()
-        peer.process.wait()
-        for _ in range(3):
-            arm.step()
-            torch.cuda.synchronize()
+        step_without_peer(arm)
     again = stepped(asked, device="cuda", steps=2, arms=arms, data_parallel="2")
     assert found(again)["data_parallel"][0] == "effective"
 

@@ -107,7 +107,7 @@ def _estimate(situation: Situation) -> dict[str, float]:
         "gradients": found.gradients,
         "optimizer": found.optimizer,
         working: found.activations,
-        "other": found.cache,
+        "other": found.cache + found.workspaces,
     }
 
 

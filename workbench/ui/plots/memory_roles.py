@@ -1,8 +1,8 @@
 """Whose the memory is where a step holds most: measured, and as estimated from the model's sizes.
 
 Measured is what the allocator held in the profiled step at its peak. What is reserved beyond that
-(blocks that are free, or too small for what was asked) is fragmentation. The estimate knows no
-workspace.
+(blocks that are free, or too small for what was asked) is fragmentation. The estimate of a training
+step counts temporaries among the activations.
 """
 
 from __future__ import annotations
