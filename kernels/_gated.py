@@ -59,15 +59,23 @@ def halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
+def sigmoid(x):
+    """1 / (1 + exp(-x)) in 8 instructions, where ``tl.sigmoid`` takes 12: 4 of them save what is
+    denormal of the exponential, which adding 1 loses again.
+    """
+    return 1 / (1 + tl.exp2(x * -1.4426950408889634))
+
+
+@triton.jit
 def activate(x, ACT: tl.constexpr):
     """``act(x)`` and its derivative."""
     if ACT == "silu":
-        s = tl.sigmoid(x)
+        s = sigmoid(x)
         y = x * s
         slope = s + y * (1 - s)
     elif ACT == "gelu_tanh":
         # 0.5 (1 + tanh z) is sigmoid(2 z), with z = sqrt(2 / pi) (x + 0.044715 x^3).
-        s = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+        s = sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
         y = x * s
         slope = s + y * (1 - s) * 1.5957691216057308 * (1 + 0.134145 * x * x)
     else:

@@ -209,14 +209,14 @@ def _backward_tiles(
     """
     block, shared = power_of_two(dim), shared_bytes(device)
     row_bytes = block * sum(dtype.itemsize for dtype in (x, dy, dsum) if dtype is not None)
-    most = max(1, min(32, (8192 if block <= 1024 else 16384) // block))
+    most = max(1, min(32, (16384 if 1024 < block < 8192 else 8192) // block))
     rows, stages = most, 1
     for buffers in (2, 1):
         fitting = int(0.6 * shared) // (buffers * row_bytes)
         if fitting >= 1:
             rows, stages = min(most, power_of_two(fitting + 1) // 2), buffers + 1
             break
-    warps = max(4, min(32, rows * block // (2048 if block <= 8192 else 1024)))
+    warps = max(4, min(32, rows * block // (2048 if block < 8192 else 1024)))
     per_sm = 2 if block <= 1024 else 1
     half = max(1, rows // 2)
     tiles = [

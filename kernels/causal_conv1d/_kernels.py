@@ -65,6 +65,7 @@ def causal_conv1d_forward_kernel(
     HAS_BIAS: tl.constexpr,
     HAS_STATE: tl.constexpr,
     STRETCH: tl.constexpr,
+    STAGES: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     i_b = tl.program_id(2).to(tl.int64)
@@ -82,19 +83,19 @@ def causal_conv1d_forward_kernel(
     b_1 = _row(x_ptr, state_ptr, begin - 1, length, x_row, o_d, dim, W, HAS_STATE)
     b_2 = _row(x_ptr, state_ptr, begin - 2, length, x_row, o_d, dim, W, HAS_STATE)
     b_3 = _row(x_ptr, state_ptr, begin - 3, length, x_row, o_d, dim, W, HAS_STATE)
-    for step in range(0, STRETCH, 4):
+    for step in tl.range(0, STRETCH, 4, num_stages=STAGES):
         t = begin + step
         b_a = _row(x_ptr, state_ptr, t, length, x_row, o_d, dim, W, False)
         b_b = _row(x_ptr, state_ptr, t + 1, length, x_row, o_d, dim, W, False)
         b_c = _row(x_ptr, state_ptr, t + 2, length, x_row, o_d, dim, W, False)
         b_d = _row(x_ptr, state_ptr, t + 3, length, x_row, o_d, dim, W, False)
-        b_p = b_3 * b_w3 + b_2 * b_w2 + b_1 * b_w1 + b_a * b_w0 + b_bias
+        b_p = b_bias + b_3 * b_w3 + b_2 * b_w2 + b_1 * b_w1 + b_a * b_w0
         _store_row(y_ptr, b_p, t, length, dim, o_d, dim, SILU)
-        b_p = b_2 * b_w3 + b_1 * b_w2 + b_a * b_w1 + b_b * b_w0 + b_bias
+        b_p = b_bias + b_2 * b_w3 + b_1 * b_w2 + b_a * b_w1 + b_b * b_w0
         _store_row(y_ptr, b_p, t + 1, length, dim, o_d, dim, SILU)
-        b_p = b_1 * b_w3 + b_a * b_w2 + b_b * b_w1 + b_c * b_w0 + b_bias
+        b_p = b_bias + b_1 * b_w3 + b_a * b_w2 + b_b * b_w1 + b_c * b_w0
         _store_row(y_ptr, b_p, t + 2, length, dim, o_d, dim, SILU)
-        b_p = b_a * b_w3 + b_b * b_w2 + b_c * b_w1 + b_d * b_w0 + b_bias
+        b_p = b_bias + b_a * b_w3 + b_b * b_w2 + b_c * b_w1 + b_d * b_w0
         _store_row(y_ptr, b_p, t + 3, length, dim, o_d, dim, SILU)
         b_1, b_2, b_3 = b_d, b_c, b_b
     if tl.program_id(1) == 0:
@@ -170,6 +171,7 @@ def causal_conv1d_backward_kernel(
     HAS_STATE: tl.constexpr,
     HAS_DFINAL: tl.constexpr,
     STRETCH: tl.constexpr,
+    STAGES: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     """Rows of the stretch and, of the partial sums, W of dweight and one of dbias."""
@@ -202,25 +204,25 @@ def causal_conv1d_backward_kernel(
     b_dw3 = tl.zeros([BLOCK_D], dtype=tl.float32)
     b_dbias = tl.zeros([BLOCK_D], dtype=tl.float32)
     # dx of a row needs the slopes of three rows after it: the walk goes on four rows past the end.
-    for step in range(0, STRETCH + 4, 4):
+    for step in tl.range(0, STRETCH + 4, 4, num_stages=STAGES):
         t = begin + step
         b_a = _row(x_ptr, state_ptr, t, length, x_row, o_d, dim, W, False)
         b_b = _row(x_ptr, state_ptr, t + 1, length, x_row, o_d, dim, W, False)
         b_c = _row(x_ptr, state_ptr, t + 2, length, x_row, o_d, dim, W, False)
         b_d = _row(x_ptr, state_ptr, t + 3, length, x_row, o_d, dim, W, False)
-        b_p = b_3 * b_w3 + b_2 * b_w2 + b_1 * b_w1 + b_a * b_w0 + b_bias
+        b_p = b_bias + b_3 * b_w3 + b_2 * b_w2 + b_1 * b_w1 + b_a * b_w0
         b_ua = _slope(dy_ptr, b_p, t, length, dy_row, o_d, dim, SILU)
-        b_p = b_2 * b_w3 + b_1 * b_w2 + b_a * b_w1 + b_b * b_w0 + b_bias
+        b_p = b_bias + b_2 * b_w3 + b_1 * b_w2 + b_a * b_w1 + b_b * b_w0
         b_ub = _slope(dy_ptr, b_p, t + 1, length, dy_row, o_d, dim, SILU)
-        b_p = b_1 * b_w3 + b_a * b_w2 + b_b * b_w1 + b_c * b_w0 + b_bias
+        b_p = b_bias + b_1 * b_w3 + b_a * b_w2 + b_b * b_w1 + b_c * b_w0
         b_uc = _slope(dy_ptr, b_p, t + 2, length, dy_row, o_d, dim, SILU)
-        b_p = b_a * b_w3 + b_b * b_w2 + b_c * b_w1 + b_d * b_w0 + b_bias
+        b_p = b_bias + b_a * b_w3 + b_b * b_w2 + b_c * b_w1 + b_d * b_w0
         b_ud = _slope(dy_ptr, b_p, t + 3, length, dy_row, o_d, dim, SILU)
         if step < STRETCH:
-            b_dw0 += b_ua * b_a + b_ub * b_b + b_uc * b_c + b_ud * b_d
-            b_dw1 += b_ua * b_1 + b_ub * b_a + b_uc * b_b + b_ud * b_c
-            b_dw2 += b_ua * b_2 + b_ub * b_1 + b_uc * b_a + b_ud * b_b
-            b_dw3 += b_ua * b_3 + b_ub * b_2 + b_uc * b_1 + b_ud * b_a
+            b_dw0 = b_dw0 + b_ua * b_a + b_ub * b_b + b_uc * b_c + b_ud * b_d
+            b_dw1 = b_dw1 + b_ua * b_1 + b_ub * b_a + b_uc * b_b + b_ud * b_c
+            b_dw2 = b_dw2 + b_ua * b_2 + b_ub * b_1 + b_uc * b_a + b_ud * b_b
+            b_dw3 = b_dw3 + b_ua * b_3 + b_ub * b_2 + b_uc * b_1 + b_ud * b_a
             b_dbias += b_ua + b_ub + b_uc + b_ud
         b_dx = b_ua * b_w3 + b_u1 * b_w2 + b_u2 * b_w1 + b_u3 * b_w0
         _store_slope(

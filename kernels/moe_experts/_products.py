@@ -5,6 +5,7 @@ of one expert; the blocks of one expert run together and share its weights in th
 a block does not have is read as its first one, and what comes of it is not stored.
 """
 
+from kernels._gated import sigmoid
 from kernels._launch import launcher
 from kernels._triton import tl, triton
 
@@ -51,7 +52,7 @@ def moe_experts_hidden_kernel(
             b_gate = tl.dot(b_x, tl.trans(b_w), acc=b_gate, input_precision=PRECISION)
             b_up = tl.dot(b_x, tl.trans(b_v), acc=b_up, input_precision=PRECISION)
         m = m_m[:, None] & m_f[None, :]
-        b_hidden = b_gate * tl.sigmoid(b_gate) * b_up
+        b_hidden = b_gate * sigmoid(b_gate) * b_up
         tl.store(hidden_ptr + o_m[:, None] * F + o_f[None, :], b_hidden, mask=m)
         if KEEP:
             p_both = both_ptr + o_m[:, None] * (2 * F) + o_f[None, :]
@@ -132,7 +133,7 @@ def moe_experts_slope_kernel(
         b_dh = tl.load(p_dhidden, mask=m, other=0.0).to(tl.float32)
         b_gate = tl.load(both_ptr + o_both, mask=m, other=0.0).to(tl.float32)
         b_up = tl.load(both_ptr + o_both + F, mask=m, other=0.0).to(tl.float32)
-        b_s = tl.sigmoid(b_gate)
+        b_s = sigmoid(b_gate)
         b_y = b_gate * b_s
         b_sum += b_y * b_up * b_dh
         tl.store(p_dhidden, b_weight * b_y * b_up, mask=m)

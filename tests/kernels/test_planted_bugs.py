@@ -197,28 +197,37 @@ BUGS = {
         "kernels.graph_diffusion", "STEPS - 1 - s if BACKWARD else s", "s", None,
     ),
     "gated_rms_norm: the gate comes after the norm": (
-        "kernels.gated_rms_norm._kernels", "b_r = tl.rsqrt(tl.sum(b_h * b_h, axis=1) / E + EPS)",
-        "b_r = tl.rsqrt(tl.sum(b_x.to(tl.float32) * b_x, axis=1) / E + EPS)", None,
+        "kernels.gated_rms_norm._kernels", "b_squares += b_h * b_h",
+        "b_squares += b_xs[i].to(tl.float32) * b_xs[i]", None,
     ),
     "gated_rms_norm: every group is normalised by the first one's mean": (
         "kernels.gated_rms_norm._kernels", "b_r = tl.load(r_ptr + o_n * n_groups + i_g, mask",
         "b_r = tl.load(r_ptr + o_n * n_groups, mask", {"rows": 3, "dim": 12, "group": 4},
     ),
     "gated_rms_norm: the gate's slope lacks its second term": (
-        "kernels.gated_rms_norm._kernels", "b_dh * b_x * b_slope",
-        "b_dh * b_x * tl.sigmoid(b_z.to(tl.float32))", None,
+        "kernels.gated_rms_norm._kernels", "(b_x * b_slope,)",
+        "(b_x * tl.sigmoid(b_zs[i].to(tl.float32)),)", None,
     ),
     "gated_rms_norm: the mean is missing from dx and dz": (
-        "kernels.gated_rms_norm._kernels", "(b_g - b_n * b_mean) * b_r", "b_g * b_r", None,
+        "kernels.gated_rms_norm._kernels", "(b_scaled[i] - b_normed[i] * b_mean) * b_r",
+        "b_scaled[i] * b_r", None,
+    ),
+    "gated_rms_norm: only a row's last piece counts in its norm": (
+        "kernels.gated_rms_norm._kernels", "b_squares += b_h * b_h", "b_squares = b_h * b_h",
+        {"rows": 2, "dim": 600},
+    ),
+    "gated_rms_norm: only a row's last piece counts in the gradient's mean": (
+        "kernels.gated_rms_norm._kernels", "b_products += b_g * b_n", "b_products = b_g * b_n",
+        {"rows": 2, "dim": 600},
     ),
     "gated_rms_norm: only the last rows of a program reach dweight": (
-        "kernels.gated_rms_norm._kernels", "b_dw += b_g * b_n", "b_dw = b_g * b_n",
+        "kernels.gated_rms_norm._kernels", "(b_dws[i] + b_g * b_n,)", "(b_g * b_n,)",
         {"rows": 300, "dim": 70},
     ),
     "causal_conv1d: the row before a stretch is forgotten": (
         "kernels.causal_conv1d._kernels",
-        "b_p = b_3 * b_w3 + b_2 * b_w2 + b_1 * b_w1 + b_a * b_w0 + b_bias\n        _store",
-        "b_p = b_2 * b_w2 + b_1 * b_w1 + b_a * b_w0 + b_bias\n        _store", CONV,
+        "b_p = b_bias + b_3 * b_w3 + b_2 * b_w2 + b_1 * b_w1 + b_a * b_w0\n        _store",
+        "b_p = b_bias + b_2 * b_w2 + b_1 * b_w1 + b_a * b_w0\n        _store", CONV,
     ),
     "causal_conv1d: the state is read one place too late": (
         "kernels.causal_conv1d._kernels", "state_ptr + o_d * W + W + t, mask=m, other",
