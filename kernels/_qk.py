@@ -5,7 +5,6 @@ Launches of the kernels in ``_qk_kernels``, their autograd functions, and the ch
 
 from __future__ import annotations
 
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -62,16 +61,29 @@ def _constants(
     }  # fmt: skip
 
 
-def _tiles(pairs: int, device: int, dim: int, q_heads: int, k_heads: int, *_: Any) -> list[Tile]:
-    """Heads and warps of tiles of about that many pairs, of half and of twice as many."""
+def _heads(pairs: int, dim: int, q_heads: int, k_heads: int) -> int:
+    """Heads of a tile of about that many pairs."""
     heads = power_of_two(max(q_heads, k_heads, 1))
-    block = power_of_two(dim // 2)
-    most, half, twice = (max(1, min(heads, n // block)) for n in (pairs, pairs // 2, 2 * pairs))
+    return max(1, min(heads, pairs // power_of_two(dim // 2)))
+
+
+def _forward_tiles(device: int, dim: int, q_heads: int, k_heads: int, *_: Any) -> list[Tile]:
+    """Heads and warps of tiles of about 1024 pairs, of half and of twice as many."""
+    most, half, twice = (_heads(pairs, dim, q_heads, k_heads) for pairs in (1024, 512, 2048))
     return [(most, 4), (most, 2), (most, 8), (half, 2), (half, 4), (twice, 4), (twice, 8)]
 
 
-_FORWARD = Tunable("qk.forward", (qk_forward_kernel,), partial(_tiles, 1024))
-_BACKWARD = Tunable("qk.backward", (qk_backward_kernel,), partial(_tiles, 512))
+def _backward_tiles(device: int, dim: int, q_heads: int, k_heads: int, *_: Any) -> list[Tile]:
+    """Heads, warps, programs of a multiprocessor and stages, of as many pairs, half and twice."""
+    most, half, twice = (_heads(pairs, dim, q_heads, k_heads) for pairs in (512, 256, 1024))
+    return [
+        (most, 4, 8, 1), (most, 4, 4, 2), (most, 4, 2, 3), (half, 2, 8, 2), (twice, 4, 4, 2),
+        (twice, 8, 4, 1),
+    ]  # fmt: skip
+
+
+_FORWARD = Tunable("qk.forward", (qk_forward_kernel,), _forward_tiles)
+_BACKWARD = Tunable("qk.backward", (qk_backward_kernel,), _backward_tiles)
 
 
 def _key(q: Tensor, k: Tensor, cos: Tensor | None, interleaved: bool) -> Key:
@@ -139,19 +151,19 @@ def _launch_backward(
         return dq, dk, torch.zeros_like(q_weight), torch.zeros_like(k_weight)
     dq_out, dk_out = unit_stride(dq_out), unit_stride(dk_out)
     cos, sin, positions, table_stride, step = _table_arguments(cos, sin, interleaved, dim)
-    block_h, warps = _BACKWARD.tile(
+    block_h, warps, per_sm, stages = _BACKWARD.tile(
         _key(q, k, cos, interleaved), _launch_backward, dq_out, dk_out, q, k, q_weight, k_weight,
         cos, sin, interleaved, offset, offsets, eps,
     )  # fmt: skip
     n_tokens = batch * length
-    programs = min(n_tokens, 8 * sm_count(q.device.index))
+    programs = min(n_tokens, per_sm * sm_count(q.device.index))
     partial_sums = torch.empty(programs, 2 * dim, dtype=torch.float32, device=q.device)
     with on_device(q):
         launch_backward((programs,),
             q, k, dq_out, dk_out, dq, dk, q_weight, k_weight, partial_sums, cos, sin,
             offsets, offset, n_tokens, length, positions, table_stride,
             *head_strides(q, k, dq_out, dk_out, dq, dk),
-            TABLE_STEP=step, BLOCK_H=block_h, num_warps=warps,
+            TABLE_STEP=step, BLOCK_H=block_h, STAGES=stages, num_warps=warps,
             **_constants(q, k, cos, interleaved, offsets, eps),
         )  # fmt: skip
         dq_weight, dk_weight = blank(q_weight), blank(k_weight)

@@ -201,7 +201,7 @@ def qk_backward_kernel(
     dq_batch, dq_head, dq_token, dk_batch, dk_head, dk_token,
     OFFSETS: tl.constexpr, Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HALF: tl.constexpr,
     TABLE_STEP: tl.constexpr, INTERLEAVED: tl.constexpr, ROPE: tl.constexpr, EPS: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     # Each program walks over tokens with the stride of the grid and writes its share of the
     # weights' gradients once.
@@ -209,7 +209,7 @@ def qk_backward_kernel(
     b_dqb = tl.zeros([BLOCK_H, BLOCK_D], dtype=tl.float32)
     b_dka = tl.zeros([BLOCK_H, BLOCK_D], dtype=tl.float32)
     b_dkb = tl.zeros([BLOCK_H, BLOCK_D], dtype=tl.float32)
-    for token in tl.range(tl.program_id(0), n_tokens, tl.num_programs(0)):
+    for token in tl.range(tl.program_id(0), n_tokens, tl.num_programs(0), num_stages=STAGES):
         i_b = tl.cast(token // length, tl.int64)
         i_s = tl.cast(token % length, tl.int64)
         b_cos = 0.0

@@ -139,12 +139,15 @@ def _store_slope(
     """The gradient of row ``t``, if it is from ``begin`` to ``end`` or one of the state's."""
     if HAS_DFINAL:
         w = t - length + W
-        m_final = o_d < tl.where((w >= 0) & (w < W), dim, 0)
-        b_dx += tl.load(dfinal_ptr + o_d * W + w, mask=m_final, other=0.0).to(tl.float32)
+        if w >= 0:
+            m_final = o_d < tl.where(w < W, dim, 0)
+            b_dx += tl.load(dfinal_ptr + o_d * W + w, mask=m_final, other=0.0).to(tl.float32)
     tl.store(dx_ptr + t * dx_row + o_d, b_dx, mask=o_d < tl.where((t >= begin) & (t < end), dim, 0))
     if HAS_STATE:
-        m = o_d < tl.where((begin == 0) & (t < 0) & (t > -W), dim, 0)
-        tl.store(dstate_ptr + o_d * W + W + t, b_dx, mask=m)
+        before = t < 0  # the first stretch alone has such rows
+        if before:
+            m = o_d < tl.where(t > -W, dim, 0)
+            tl.store(dstate_ptr + o_d * W + W + t, b_dx, mask=m)
 
 
 @triton.jit

@@ -6,6 +6,7 @@ import sys
 import types
 
 import pytest
+import torch
 from subjects import DEVICE, DTYPES
 
 import kernels
@@ -14,7 +15,7 @@ from kernels._check import Exact
 from kernels._triton import INTERPRETED
 
 # operator and bug: module, what stands in its source, what is planted instead, and the sizes of the
-# case that sees it (None: the operator's first case)
+# case that sees it (None: the operator's first case), in FP16 with "half"
 HEADS = {"batch": 1, "length": 3, "heads": 3, "kv_heads": 1, "dim": 12}
 ATTENTION = {
     "batch": 1, "length": 9, "heads": 2, "kv_heads": 1, "dim": 16, "keys": 9, "causal": True,
@@ -70,8 +71,16 @@ BUGS = {
         {"rows": 3, "dim": 1001, "packed": True},
     ),
     "geglu: the derivative of the Gaussian is missing": (
-        "kernels._gated", "slope = s + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)", "slope = s",
+        "kernels._gated", "slope = s + x * 0.3989422804014327 * bell", "slope = s",
         {"rows": 3, "dim": 5},
+    ),
+    "geglu: the tail that 16 bits are served with lacks a term": (
+        "kernels._gated", "(tail * t + 0.127414796) * t", "tail * t * t",
+        {"rows": 3, "dim": 5, "half": True},
+    ),
+    "geglu: the tail that 16 bits are served with is that of the other side": (
+        "kernels._gated", "tl.where(x < 0, tail, 1 - tail)", "tl.where(x > 0, tail, 1 - tail)",
+        {"rows": 3, "dim": 5, "half": True},
     ),
     "geglu: the derivative of the tanh form lacks its cubic term": (
         "kernels._gated", "(1 + 0.134145 * x * x)", "(1 + 0.0 * x)", None,
@@ -464,7 +473,8 @@ def check(operator: str, sizes) -> bool:
     """Whether the generic check finds the operator's Triton implementation right."""
     op = kernels.OPS[operator]
     case = Case("planted", sizes) if sizes else op.cases[0]
-    exact = Exact(op, op.inputs(case, DEVICE, DTYPES[0], 0))
+    dtype = torch.float16 if case.sizes.get("half") else DTYPES[0]
+    exact = Exact(op, op.inputs(case, DEVICE, dtype, 0))
     return all(c.right for c in exact.compare(op.implementations["triton"]))
 
 
