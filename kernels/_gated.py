@@ -31,7 +31,7 @@ from kernels._triton import on_device, rows_of, tl, triton
 from kernels._tuning import Key, Tile, Tunable, size_class
 
 # Block and warps.
-TILES: list[Tile] = [(2048, 8), (1024, 4), (2048, 4), (4096, 8), (4096, 16), (1024, 8)]
+TILES: list[Tile] = [(1024, 4), (2048, 8), (2048, 4), (4096, 8), (4096, 16), (1024, 8)]
 
 
 def validate(op: str, gate: Tensor, up: Tensor | None) -> None:

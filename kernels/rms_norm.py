@@ -212,7 +212,7 @@ def _backward_tiles(
     most = max(1, min(32, (16384 if 1024 < block < 8192 else 8192) // block))
     rows, stages = most, 1
     for buffers in (2, 1):
-        fitting = int(0.6 * shared) // (buffers * row_bytes)
+        fitting = int(0.72 * shared) // (buffers * row_bytes)
         if fitting >= 1:
             rows, stages = min(most, power_of_two(fitting + 1) // 2), buffers + 1
             break
