@@ -148,16 +148,22 @@ class Family:
             if isinstance(value, str) and each.kind is not str:
                 raise self._not_of_kind(each, value)
             self._read(each, value)
-            if each.choices and value not in each.choices:
-                raise ConfigurationError(
-                    f"{self.name}: {each.name} = {_shown(value)} is not one of {each.choices}"
-                )
+            self._check_choice(each, value)
             low, high = each.minimum, each.maximum
             if (low is not None and value < low) or (high is not None and value > high):
                 raise ConfigurationError(
                     f"{self.name}: {each.name} = {_shown(value)} is outside of {low} to {high}"
                 )
         self.check(config)
+
+    def check_choice(self, name: str, value: Any) -> None:
+        """Raise ``ConfigurationError`` for what a field that is a switch or a choice never is.
+
+        Any other field of that name, and any other name, is let pass.
+        """
+        for each in self.fields():
+            if each.name == name and (each.choices or each.kind is bool):
+                self._check_choice(each, self._read(each, value))
 
     def check_memory(
         self,
@@ -330,6 +336,12 @@ class Family:
             return _READERS[field.kind](value)
         except (ValueError, TypeError, OverflowError):
             raise self._not_of_kind(field, value) from None
+
+    def _check_choice(self, field: ConfigField, value: Any) -> None:
+        if field.choices and value not in field.choices:
+            raise ConfigurationError(
+                f"{self.name}: {field.name} = {_shown(value)} is not one of {field.choices}"
+            )
 
     def _not_of_kind(self, field: ConfigField, value: Any) -> ConfigurationError:
         names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

@@ -259,6 +259,20 @@ def _copies(costs: Costs, size: Precision) -> int:
     return _in_blocks(costs) * (size.compute if size.compute != size.weight else 0)
 
 
+def cached_copies(costs: Costs, precision: str, checkpointing: str) -> tuple[int, int]:
+    """Of what ``_copies`` counts, bytes that autocast's cache has: of all blocks, and of those that
+    keep it for a backward pass.
+    """
+    size = PRECISIONS[precision]
+    shares = costs.block_weights or (1 / costs.n_layers,) * costs.n_layers
+    again = _checkpointed(checkpointing, len(shares))
+    whole = _copies(costs, size)
+    once = costs.cast_by_operators * size.compute if whole else 0
+    each = [max(0, round(share * whole) - once) for share in shares]
+    kept = (one for one, recomputed in zip(each, again, strict=True) if not recomputed)
+    return sum(each), sum(kept)
+
+
 def _head_copy(costs: Costs, size: Precision) -> int:
     """The same of the head."""
     return costs.dim * costs.rows * (size.compute if size.compute != size.weight else 0)

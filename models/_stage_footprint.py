@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from models._costs import Costs
-from models._footprint import PRECISIONS, Footprint, footprint
+from models._footprint import PRECISIONS, Footprint, cached_copies, footprint
 from models._stages import Stage, chain, stages
 
 if TYPE_CHECKING:
@@ -20,17 +20,23 @@ def largest_stage(
     """The footprint of the stage that needs most; ``batch`` and ``step`` as of ``footprint``.
 
     A stage keeps activations of as many micro-batches as there are stages from it on, beside all of
-    its gradients. Raises ``ValueError`` for fewer blocks than ranks.
+    its gradients; autocast's copies of weights it has once, for all of a step, unless a compiler
+    makes them. Raises ``ValueError`` for fewer blocks than ranks.
     """
     whole, every = family.costs(config), _stages(family, config, ranks)
     rows = -(-batch // micro_batches)
     stream = rows * step["sequence"] * whole.dim * PRECISIONS[step["precision"]].stream
     found = []
     for rank, (stage, numbers) in enumerate(every):
-        one = footprint(_costs(whole, stage, every[-1][0].blocks.stop, numbers), batch=rows, **step)
+        costs = _costs(whole, stage, every[-1][0].blocks.stop, numbers)
+        one = footprint(costs, batch=rows, **step)
         held = min(ranks - rank, micro_batches)
         # What is passed on stays, as the end of the graph that its gradient comes back to.
         activations = held * (one.activations + (0 if stage.last else stream))
+        if not step.get("compiled"):
+            checkpointing = step.get("checkpointing", "none")
+            copies, kept = cached_copies(costs, step["precision"], checkpointing)
+            activations += copies - held * kept
         together = activations + one.gradients
         found.append(replace(one, activations=activations, together=together))
     return max(found, key=lambda one: one.total)

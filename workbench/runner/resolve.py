@@ -61,9 +61,7 @@ def resolve(configuration: Configuration, device: torch.device) -> Situation:
         name: toggle.default_option(device) for name, toggle in all_toggles().items()
     } | configuration.toggles
     for name, option in configuration.toggles.items():
-        toggle = _known("toggle", name, all_toggles())
-        for one in option.split(OR):
-            _known(f"toggle {name}", one, toggle.options)
+        check_choice(configuration, f"toggles.{name}", option)
     preferred = {name: option.split(OR) for name, option in toggles.items() if OR in option}
     toggles |= {name: options[0] for name, options in preferred.items()}
     resolved = msgspec.structs.replace(
@@ -145,6 +143,26 @@ def _sizes(situation: Situation) -> dict[str, Any]:
         "attention": situation.option("attention"),
         "quantization": "" if scheme == "none" else scheme,
     }
+
+
+def check_choice(configuration: Configuration, field: str, value: Scalar) -> None:
+    """Raise ``Mistake`` or ``models.ConfigurationError`` for a value that a preset, a workload, a
+    toggle, or a field of the model that is a choice never has, whatever stands beside it.
+
+    ``field`` is named as by ``Configuration.replaced``.
+    """
+    family = _known("family", configuration.family, families())
+    group, _, name = field.partition(".")
+    if field == "preset":
+        _known(field, str(value), family.presets)
+    elif field == "workload":
+        _known(f"{field} of {family.name}", str(value), dict.fromkeys(family.workloads))
+    elif group == "model":
+        family.check_choice(name, value)
+    elif group == "toggles":
+        toggle = _known("toggle", name, all_toggles())
+        for one in str(value).split(OR):
+            _known(f"toggle {name}", one, toggle.options)
 
 
 def families() -> dict[str, models.Family]:

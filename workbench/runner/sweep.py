@@ -3,9 +3,10 @@
 The sizes come in random order and the arms in turn within each, in random order too, so that a
 clock that drifts looks like scatter and not like scaling, and arms at one size are measured close
 together. Each point is built alone in memory; what it cannot share with the next is freed. What
-does not fit, cannot be asked for, or fails, is a point with its reason, and the sweep goes on. Each
-arm's numbers are checked once, at its smallest size, after that was timed; along a field that is no
-size, such as a toggle, for each of its values.
+does not fit, cannot be asked for, or fails, is a point with its reason, and the sweep goes on; a
+preset or an option that does not exist is refused before the first. Each arm's numbers are checked
+once, at its smallest size, after that was timed; along a field that is no size, such as a toggle,
+for each of its values.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ from workbench.runner.arm import label
 from workbench.runner.blocks import Contender
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
 from workbench.runner.memory import free_memory
-from workbench.runner.resolve import LONGEST_S, require_unblocked, resolve, tell_left_out
+from workbench.runner.resolve import (
+    LONGEST_S,
+    check_choice,
+    require_unblocked,
+    resolve,
+    tell_left_out,
+)
 from workbench.runner.rig import Rig
 from workbench.runner.run import RunEnded
 from workbench.runner.toggles import Situation
@@ -92,7 +99,10 @@ class SweepRun:
     # What is asked for
 
     def _plan(self) -> list[Point]:
-        """Every point, in the order in which they are run; raises ``Mistake``."""
+        """Every point, in the order in which they are run.
+
+        Raises ``Mistake`` or ``models.ConfigurationError``.
+        """
         command = self._command
         if not 0 < command.seconds <= LONGEST_S:
             raise Mistake(f"seconds = {command.seconds:g} is outside of 0 to {LONGEST_S:g}")
@@ -103,6 +113,8 @@ class SweepRun:
             )
         for field, values in command.axes.items():
             _check_axis(field, values)
+            for value in values:  # one that no situation allows is misspelt, and no point
+                check_choice(command.base, field, value)
         sizes = list(itertools.product(*command.axes.values()))
         count = len(sizes) * len(self._arms)
         if count > MOST_POINTS:

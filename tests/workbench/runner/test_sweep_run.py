@@ -167,6 +167,23 @@ def test_whoever_ends_it_in_the_middle_keeps_the_points_so_far(runner, small, co
             {},
             "setting of forward: unknown 'nonsense'; expected one of batch, sequence",
         ),
+        # A value that a field never has, beside others that it may have.
+        (
+            {"preset": ["tiny", "nosuch"]}, {},
+            "preset: unknown 'nosuch'; expected one of tiny, small, base, medium, "
+            "published, large",
+        ),
+        (
+            {"settings.batch": [1], "workload": ["train", "fly"]}, {},
+            "workload of hydra: unknown 'fly'; expected one of forward, train, prefill, decode, "
+            "generate",
+        ),
+        (
+            {"toggles.rope_cache": ["shared", "lost"]}, {},
+            "toggle rope_cache: unknown 'lost'; expected one of per_layer, shared",
+        ),
+        ({"model.conv_width": [2, 5]}, {}, "hydra: conv_width = 5 is not one of (2, 3, 4)"),
+        ({"model.ccgqa": ["on", "maybe"]}, {}, "hydra: ccgqa = 'maybe' is not true or false"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_swept_is_refused_in_one_sentence(runner, small, axes, asked, sentence):
@@ -176,6 +193,13 @@ def test_what_cannot_be_swept_is_refused_in_one_sentence(runner, small, axes, as
     assert (failure.kind, failure.sentence) == ("mistake", sentence)
     assert runner.finish().reason == "failed"
     assert len(runner.session.studies) == count
+
+
+def test_an_option_that_is_blocked_here_is_a_refused_point(runner, small):
+    study = swept(runner, small, {"toggles.checkpointing": ["none", "full"]})
+    told = {x: (outcome, reason) for x, outcome, reason in points(study, "x", "outcome", "reason")}
+    assert told["none"] == ("measured", "") and told["full"][0] == "refused"
+    assert "'full' cannot be used: " in told["full"][1]
 
 
 def test_presets_and_switches_are_swept_in_words_without_an_exponent(runner, small):

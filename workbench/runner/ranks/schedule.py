@@ -9,6 +9,9 @@ turns that a step has.
 
 What is sent one way and received the other way at the same moment goes together, as two neighbours
 that both sent first would wait for each other.
+
+Each micro-batch costs the host what a whole batch costs one device: what can be done once is done
+once a step, as is the division by their number, the scale, and autocast's casts of weights.
 """
 
 from __future__ import annotations
@@ -55,8 +58,8 @@ class Turns:
 class Schedule:
     """The turns of one of ``ranks`` stages, number ``rank``.
 
-    ``compute(x, targets)`` is what the stage makes of a micro-batch, ``scale(loss)`` what the
-    backward pass begins with. ``passed`` is called after each turn forward.
+    ``compute(x, targets)`` is what the stage makes of a micro-batch, ``passed`` is called after
+    each turn forward.
     """
 
     def __init__(
@@ -78,24 +81,39 @@ class Schedule:
     ) -> Tensor:
         """The stage's part of the mean loss over all micro-batches, [], its gradients made.
 
-        ``tokens`` and ``targets`` are those of each micro-batch, all of one shape.
+        ``tokens`` and ``targets`` are those of each micro-batch, all of one shape; ``scale(loss)``
+        is linear, and what the backward pass begins with.
         """
-        count, waiting = len(tokens), deque[_Passed]()
+        # Autocast forgets its casts where the outermost region ends: here, and not each time that
+        # ``compute`` returns. In between it is off, as it has to be in backward passes.
+        with torch.autocast(tokens[0].device.type, enabled=False):
+            losses = self._take_turns(tokens, targets, scale)
+        if not losses:
+            return torch.zeros((), device=tokens[0].device)
+        return torch.stack(losses).sum() / len(tokens)
+
+    def _take_turns(
+        self, tokens: list[Tensor], targets: list[Tensor], scale: Callable[[Tensor], Tensor]
+    ) -> list[Tensor]:
+        """All turns of a step; the losses of the micro-batches."""
+        count, waiting, losses = len(tokens), deque[_Passed](), list[Tensor]()
         self.turns = Turns()
-        total = torch.zeros((), device=tokens[0].device)
         ahead = min(self._after, count)
+        share: Tensor | None = None  # of the mean's gradient that each loss has
 
         def forward(number: int, x: Tensor | None) -> Tensor | None:
-            nonlocal total
             one = self._forward(tokens[number] if x is None else x, targets[number])
             waiting.append(one)
             self.turns.held = max(self.turns.held, len(waiting))
             if one.loss is not None:
-                total = total + one.loss.detach() / count
+                losses.append(one.loss.detach())
             return one.out
 
         def backward(gradient: Tensor | None) -> Tensor | None:
-            return self._backward(waiting.popleft(), gradient, lambda loss: scale(loss / count))
+            nonlocal share
+            if share is None and losses:
+                share = scale(torch.ones_like(losses[0])) / count
+            return self._backward(waiting.popleft(), gradient, share)
 
         for number in range(ahead):
             out = forward(number, self._swap(receive=(BEFORE,)).get(BEFORE))
@@ -109,7 +127,7 @@ class Schedule:
             x = self._swap(before=back, receive=(BEFORE,) if number + 1 < count else ()).get(BEFORE)
         for _ in range(ahead):
             self._swap(before=backward(self._swap(receive=(AFTER,)).get(AFTER)))
-        return total
+        return losses
 
     def forward(
         self, tokens: list[Tensor], targets: list[Tensor], keep: Callable[[StageOutput], None]
@@ -130,17 +148,14 @@ class Schedule:
         return _Passed(x, found.x, found.loss)
 
     def _backward(
-        self, one: _Passed, gradient: Tensor | None, scale: Callable[[Tensor], Tensor]
+        self, one: _Passed, gradient: Tensor | None, share: Tensor | None
     ) -> Tensor | None:
-        """The gradient of what came in; None of the first stage, which takes tokens."""
-        roots: list[Tensor] = []
-        gradients: list[Tensor | None] = []
-        if one.out is not None:
-            roots.append(one.out)
-            gradients.append(gradient)
-        if one.loss is not None:
-            roots.append(scale(one.loss))
-            gradients.append(None)
+        """The gradient of what came in; None of the first stage, which takes tokens.
+
+        ``gradient`` is that of the output, ``share`` that of the loss.
+        """
+        ends = [(one.out, gradient), (one.loss, share)]
+        roots, gradients = zip(*(each for each in ends if each[0] is not None), strict=True)
         torch.autograd.backward(roots, gradients)
         self.turns.backwards += 1
         return None if self._stage.first else one.x.grad
