@@ -230,16 +230,16 @@ def test_a_tile_that_is_chosen_anew_is_launched(driver, monkeypatch):
         )
 
     for _ in range(4):
-        assert block() == 2048
+        assert block() == 1024
     monkeypatch.setattr(_gated._FORWARD, "candidates", lambda *_: [(256, 4)])
     kernels.reset_tiles()
     for _ in range(4):
         assert block() == 256
     key = next(iter(_gated._FORWARD._tiles))
     kernels.reset_tiles()
-    with _gated._FORWARD.trying(key, (1024, 4)):
+    with _gated._FORWARD.trying(key, (2048, 8)):
         for _ in range(4):
-            assert block() == 1024
+            assert block() == 2048
     for _ in range(4):
         assert block() == 256
 
