@@ -8,6 +8,7 @@ import contextlib
 import functools
 import gc
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -254,9 +255,10 @@ class Arms:
         key = _arm_key(situation, copy)
         arm = self._arms.pop(key, None)
         if arm is None:
-            while len(self._arms) >= KEPT_ARMS or (self._arms and is_short(situation.device)):
-                self._arms.pop(next(iter(self._arms)))
-                gc.collect()  # what was compiled holds its model in a cycle
+            while self._arms and (
+                (short := is_short(situation.device)) or len(self._arms) >= KEPT_ARMS
+            ):
+                self._free_oldest(collect=short)
             if is_short(situation.device):
                 kept = [arm.situation for arm in self._arms.values()]
                 self._weights.keep_structures([*kept, situation])
@@ -266,6 +268,15 @@ class Arms:
                 self._others.clear()
         self._arms[key] = arm
         return arm
+
+    def _free_oldest(self, *, collect: bool) -> None:
+        oldest = self._arms.pop(next(iter(self._arms)))
+        held = (oldest, oldest.model, oldest.trainer)
+        parts = [weakref.ref(part) for part in held if part is not None]
+        del oldest, held
+        # What was compiled holds its model in a cycle. Looking for it takes a tenth of a second.
+        if collect or any(part() is not None for part in parts):
+            gc.collect()
 
     def others_bytes(self, arm: Arm) -> int:
         """Bytes on the device that are held for others than this arm.
