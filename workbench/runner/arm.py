@@ -255,10 +255,12 @@ class Arms:
         key = _arm_key(situation, copy)
         arm = self._arms.pop(key, None)
         if arm is None:
-            while self._arms and (
-                (short := is_short(situation.device)) or len(self._arms) >= KEPT_ARMS
-            ):
-                self._free_oldest(collect=short)
+            while self._arms and (len(self._arms) >= KEPT_ARMS or is_short(situation.device)):
+                old = self._arms.pop(next(iter(self._arms)))
+                left = [weakref.ref(x) for x in (old, old.model, old.trainer) if x is not None]
+                del old  # what was compiled holds its model in a cycle; looking takes 0.1 s
+                if is_short(situation.device) or any(x() is not None for x in left):
+                    gc.collect()
             if is_short(situation.device):
                 kept = [arm.situation for arm in self._arms.values()]
                 self._weights.keep_structures([*kept, situation])
@@ -268,15 +270,6 @@ class Arms:
                 self._others.clear()
         self._arms[key] = arm
         return arm
-
-    def _free_oldest(self, *, collect: bool) -> None:
-        oldest = self._arms.pop(next(iter(self._arms)))
-        held = (oldest, oldest.model, oldest.trainer)
-        parts = [weakref.ref(part) for part in held if part is not None]
-        del oldest, held
-        # What was compiled holds its model in a cycle. Looking for it takes a tenth of a second.
-        if collect or any(part() is not None for part in parts):
-            gc.collect()
 
     def others_bytes(self, arm: Arm) -> int:
         """Bytes on the device that are held for others than this arm.
