@@ -3,6 +3,7 @@
 import faulthandler
 import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
@@ -25,6 +26,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: garbage is looked for among what the tests make."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_a_module_leaves_behind_stays() -> Iterator[None]:
+    """Caches of compilers above all, which grow to millions of objects: each of hundreds of
+    collections that later tests ask for would look through them for a quarter of a second.
+    """
+    yield
     gc.collect()
     gc.freeze()
 

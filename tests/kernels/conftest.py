@@ -4,8 +4,11 @@ It replaces functions of ``triton.language`` again in every call that a kernel m
 of its own, finds nothing left to replace, and spends about half of the time of these tests on
 looking. Of the other half it spends a third on types: what a shape means is worked out for every
 value of every operation. Here functions are replaced once a launch, and shapes and dtypes are
-remembered; which numbers are computed, and how, is left as it is.
+remembered. Each sum of integers it computes in 64 bits too, for an assertion that it leaves out
+unless it debugs: here both are left out. Which numbers are computed, and how, is left as it is.
 """
+
+import inspect
 
 from kernels._triton import INTERPRETED
 
@@ -17,6 +20,7 @@ def _replace_once_a_launch() -> None:
     replace = interpreter._patch_lang
     places: dict[object, frozenset[str]] = {}  # where a kernel's module has the functions
     replaced: set[str] = set()  # by the launch in progress
+    members: dict[object, list[tuple[str, object]]] = {}  # what is replaced, and by what
 
     class Nothing:
         def restore(self) -> None:
@@ -42,7 +46,23 @@ def _replace_once_a_launch() -> None:
             scope.restore = all_restored
         return scope
 
-    interpreter._patch_lang = once
+    def with_semantic(member):
+        semantic = interpreter.interpreter_semantic
+
+        def computed(*args, **kwargs):
+            kwargs["_semantic"] = semantic
+            return member(*args, **kwargs)
+
+        return computed
+
+    def replace_members(place, builder, scope):
+        if place not in members:
+            found = inspect.getmembers(place, tl.core.is_builtin)
+            members[place] = [(name, with_semantic(member)) for name, member in found]
+        for name, computed in members[place]:
+            scope.set_attr(place, name, computed)
+
+    interpreter._patch_lang, interpreter._patch_builtin = once, replace_members
 
 
 def _remember_types() -> None:
@@ -54,8 +74,13 @@ def _remember_types() -> None:
     shapes: dict[object, tuple[object, object]] = {}  # a tensor's shape and number of elements
     dtypes: dict[str, object] = {}  # of numpy, by Triton's name
     block_init, tensor_init = tl.block_type.__init__, tl.tensor.__init__
+    results: dict[object, object] = {}  # the dtype in which two are computed
+    common: dict[object, list[int]] = {}  # the shape in which two are
+    alike_blocks: dict[object, object] = {}
+    with_elements = tl.block_type.with_element_ty
     np_dtype, broadcast = interpreter._get_np_dtype, TritonSemantic.broadcast_impl_value
-    cast = TritonSemantic.cast
+    cast, computed_in = TritonSemantic.cast, TritonSemantic.computation_type_impl
+    assert_in_range = TritonSemantic.binary_op_sanitize_overflow_impl
 
     def block(self, element_ty, shape):
         if element_ty.is_ptr():  # of which two may have one name
@@ -83,18 +108,50 @@ def _remember_types() -> None:
         return dtypes[name]
 
     def alike(self, lhs, rhs):
-        one, other = lhs.type, rhs.type
-        if one.is_block() and other.is_block() and one.shape.values == other.shape.values:
-            return lhs, rhs
+        if lhs.type.is_block() and rhs.type.is_block():
+            shapes = lhs.type.shape.values, rhs.type.shape.values
+            if shapes[0] == shapes[1]:
+                return lhs, rhs
+            key = tuple(map(tuple, shapes))
+            if key not in common:
+                common[key] = broadcast(self, lhs, rhs)[0].type.shape.values
+            return [
+                x if shape == common[key] else in_shape(self, x, common[key])
+                for x, shape in zip((lhs, rhs), shapes, strict=True)
+            ]
         return broadcast(self, lhs, rhs)
+
+    def in_shape(self, x, shape):
+        handle = self.builder.create_broadcast(x.handle, shape)
+        return self.make_tensor(handle, tl.block_type(x.type.scalar, shape))
+
+    def of_elements(self, scalar):
+        if scalar.is_ptr():
+            return with_elements(self, scalar)
+        key = (scalar.name, *self.shape.values)
+        if key not in alike_blocks:
+            alike_blocks[key] = with_elements(self, scalar)
+        return alike_blocks[key]
 
     def as_is(self, input, dst_ty, *rounding):
         if dst_ty is input.type.scalar:
             return input
         return cast(self, input, dst_ty, *rounding)
 
+    def of_both(self, one, one_is_scalar, other, other_is_scalar, div_or_mod):
+        key = (one.name, one_is_scalar, other.name, other_is_scalar, div_or_mod)
+        if key not in results:
+            results[key] = computed_in(self, one, one_is_scalar, other, other_is_scalar, div_or_mod)
+        return results[key]
+
+    def where_it_debugs(self, *operation):
+        if self.builder.options.debug:
+            assert_in_range(self, *operation)
+
     tl.block_type.__init__, tl.tensor.__init__ = block, tensor
-    TritonSemantic.cast = as_is
+    tl.block_type.with_element_ty = of_elements
+    TritonSemantic.cast, TritonSemantic.computation_type_impl = as_is, of_both
+    TritonSemantic.binary_op_sanitize_overflow_impl = where_it_debugs
     interpreter._get_np_dtype, TritonSemantic.broadcast_impl_value = of_numpy, alike
 
 

@@ -461,10 +461,11 @@ def plant(monkeypatch, module_name: str, old: str, new: str) -> None:
     """Put the copy's functions, classes and kernels wherever the original's are in use."""
     copy = planted(module_name, old, new)
     original = sys.modules[module_name]
+    users = [m for n, m in list(sys.modules.items()) if n.startswith("kernels")]
     for name, value in list(vars(original).items()):
         if not callable(value) or name.startswith("__") or not hasattr(copy, name):
             continue
-        for user in [m for n, m in list(sys.modules.items()) if n.startswith("kernels")]:
+        for user in users:
             if user is not copy and vars(user).get(name) is value:
                 monkeypatch.setattr(user, name, getattr(copy, name))
 

@@ -9,6 +9,7 @@ import time
 import psutil
 import pytest
 import wire_samples
+from ended import assert_end
 
 from workbench import client, protocol
 from workbench.client import Runner
@@ -111,8 +112,7 @@ def test_closing_takes_the_workers_of_the_runner_along():
     while not (workers := psutil.Process(runner.process.pid).children()):
         assert time.monotonic() < deadline
     runner.close()
-    _, left = psutil.wait_procs(workers, timeout=10)
-    assert not left
+    assert_end(workers)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 import pytest
 import wire_samples
+from ended import assert_end
 from runner_driver import HERE, LIGHT, REAL, Driver
 
 from sessions import hdf5
@@ -32,6 +33,7 @@ from workbench.recorder import Recorder
 
 KILLS = 10
 REAL_KILLS = 2  # of each
+AT_ONCE = 2  # processes that journal and save
 PERIOD_S = 0.02  # between two batches of the light child
 GRACE_S = 1.0  # what was sent so long before the kill must be there
 TINY = Configuration(
@@ -99,9 +101,10 @@ def test_a_killed_runner_loses_nothing_and_the_next_one_goes_on(sitting, number)
     assert (np.diff(times) > 0).all()
 
 
-def keep_and_save(log: Path, saved: Path) -> None:
+def keep_and_save(folder: Path) -> None:
     """What the window does with a runner, without the window: journal, record, save for ever."""
-    runner = Runner(Journal(), (*LIGHT, str(PERIOD_S), str(log)))
+    os.environ["XDG_STATE_HOME"] = str(folder / "state")
+    runner = Runner(Journal(), (*LIGHT, str(PERIOD_S), str(folder / "sent")))
     recorder = Recorder()
     next_save = 0.0
     for message in runner.messages():
@@ -109,7 +112,7 @@ def keep_and_save(log: Path, saved: Path) -> None:
         if isinstance(message, protocol.Catalogue):
             runner.send(protocol.Start(configuration=TINY))
         if recorder.session.segments and time.monotonic() > next_save:
-            hdf5.save(recorder.session, saved)
+            hdf5.save(recorder.session, folder / "s.h5")
             next_save = time.monotonic() + 0.1
 
 
@@ -142,27 +145,28 @@ def steps_saved(saved: Path) -> int:
     return rows(hdf5.load(saved)) if saved.exists() else 0
 
 
-def assert_runner_leaves(pid: int) -> None:
-    """A runner whose window is gone ends by itself."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        psutil.Process(pid).wait(timeout=20)
-
-
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-@pytest.mark.parametrize("number", range(KILLS - REAL_KILLS))
-def test_a_process_killed_while_it_journals_and_saves_loses_nothing(tmp_path, number):
-    log, saved = tmp_path / "sent", tmp_path / "s.h5"
-    process = multiprocessing.get_context("fork").Process(target=keep_and_save, args=(log, saved))
-    process.start()
-    wait_for(saved.exists)
-    # At least the second that may be lost, so that there is something that may not.
-    time.sleep(random.Random(number).uniform(GRACE_S, GRACE_S + 0.4))
-    (runner,) = psutil.Process(process.pid).children()
-    process.kill()
-    killed = time.time()
-    process.join()
-    assert_runner_leaves(runner.pid)
-    assert_nothing_lost(saved, killed, log)
+@pytest.mark.parametrize("first", range(0, KILLS - REAL_KILLS, AT_ONCE))
+def test_a_process_killed_while_it_journals_and_saves_loses_nothing(tmp_path, monkeypatch, first):
+    """Several live at once, each in a folder of its own: they wait for most of their time."""
+    living = []
+    for number in range(first, first + AT_ONCE):
+        (folder := tmp_path / str(number)).mkdir()
+        process = multiprocessing.get_context("fork").Process(target=keep_and_save, args=(folder,))
+        process.start()
+        # At least the second that may be lost, so that there is something that may not.
+        living.append((random.Random(number).uniform(GRACE_S, GRACE_S + 0.4), folder, process))
+    wait_for(lambda: all((folder / "s.h5").exists() for _, folder, _ in living))
+    began = time.monotonic()
+    for lived_s, folder, process in sorted(living, key=lambda one: one[0]):
+        time.sleep(max(0.0, began + lived_s - time.monotonic()))
+        (runner,) = psutil.Process(process.pid).children()
+        process.kill()
+        killed = time.time()
+        process.join()
+        assert_end([runner])  # by itself, as its window is gone
+        monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+        assert_nothing_lost(folder / "s.h5", killed, folder / "sent")
 
 
 @pytest.mark.parametrize("number", range(REAL_KILLS))
@@ -180,6 +184,5 @@ def test_a_window_killed_while_it_streams_and_saves_loses_nothing(tmp_path, numb
         killed = time.time()
         window.wait()
         window.stderr.close()
-    for runner in runners:
-        assert_runner_leaves(runner.pid)
+    assert_end(runners)
     assert_nothing_lost(saved, killed, None)

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import wire_samples
+from ended import assert_end
 from runner_driver import Driver
 
 from sessions.model import Configuration, Phase
@@ -182,8 +183,7 @@ def test_a_runner_that_no_signal_reaches_ends_with_its_input(there, busy, how):
         runner.close()
     else:
         os.kill(runner.process.pid, signal.SIGKILL)
-    _, alive = psutil.wait_procs(family, timeout=20)
-    assert not alive
+    assert_end(family)
     runner.close()
 
 
@@ -199,7 +199,7 @@ def test_cancelling_a_deaf_runner_ends_it_though_the_command_ignores_signals(the
     left = psutil.Process(int(runner.log_tail[0]))
     runner.cancel()
     assert "did not stop when cancelled" in list(messages)[-1].sentence
-    left.wait(timeout=10)
+    assert_end([left])
     runner.close()
 
 
@@ -241,7 +241,7 @@ def test_a_real_runner_is_gone_after_its_ssh_is_killed_while_it_measures(there):
     assert os.getsid(left.pid) != os.getsid(driver.runner.process.pid)
     os.kill(driver.runner.process.pid, signal.SIGKILL)
     assert driver.rest()[-1].sentence.startswith("The runner was ended by SIGKILL.")
-    left.wait(timeout=20)
+    assert_end([left])
     driver.close()
 
 

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import gc
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -254,9 +255,12 @@ class Arms:
         key = _arm_key(situation, copy)
         arm = self._arms.pop(key, None)
         if arm is None:
-            while len(self._arms) >= KEPT_ARMS or (self._arms and is_short(situation.device)):
-                self._arms.pop(next(iter(self._arms)))
-                gc.collect()  # what was compiled holds its model in a cycle
+            while self._arms and (len(self._arms) >= KEPT_ARMS or is_short(situation.device)):
+                old = self._arms.pop(next(iter(self._arms)))
+                left = [weakref.ref(x) for x in (old, old.model, old.trainer) if x is not None]
+                del old  # what was compiled holds its model in a cycle; looking takes 0.1 s
+                if is_short(situation.device) or any(x() is not None for x in left):
+                    gc.collect()
             if is_short(situation.device):
                 kept = [arm.situation for arm in self._arms.values()]
                 self._weights.keep_structures([*kept, situation])

@@ -112,7 +112,11 @@ class Demo(QObject):
         configuration = draft.with_family(catalogue, configuration, FAMILY)
         configuration = draft.with_workload(catalogue, configuration, "train")
         toggles = {**configuration.toggles, "triton": "off"}
-        self._state.edit(msgspec.structs.replace(configuration, toggles=toggles))
+        settings = configuration.settings
+        if catalogue.device == "cpu":
+            settings = {**settings, "batch": 1}  # short on a slow machine too
+        configuration = msgspec.structs.replace(configuration, toggles=toggles, settings=settings)
+        self._state.edit(configuration)
         self._acts = acts(catalogue.device)
         self._segments = 1
         self._say(f"1/4  {FAMILY} {configuration.preset}, training, on {catalogue.device_title}")

@@ -79,9 +79,9 @@ def test_identical_arms_are_not_told_apart_and_all_is_kept(runner, small):
 
 def test_a_truly_slower_arm_is_called_slower_and_the_faster_one_faster(runner, small):
     deep = with_(small, model={**small.model, "n_layers": 12})
-    found = compare(runner, small, deep, budget_s=6.0)
+    found = compare(runner, small, deep, budget_s=3.0)
     assert found.verdict == "SLOWER" and found.low > 2
-    found = compare(runner, deep, small, budget_s=6.0, order="abba")
+    found = compare(runner, deep, small, budget_s=3.0, order="abba")
     assert found.verdict == "FASTER" and found.high < 0.5
     assert found.order[:8] == [0, 1, 1, 0, 0, 1, 1, 0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -20,8 +21,21 @@ def situation(option: str) -> SimpleNamespace:
 @pytest.fixture
 def arms(monkeypatch):
     """Arms that are quickly built."""
-    monkeypatch.setattr(Arms, "_build", lambda self, situation, phases: object())
+    monkeypatch.setattr(Arms, "_build", lambda self, situation, phases: built())
     return Arms()
+
+
+class Built:
+    """As much of an arm, and of a model, as freeing them asks for."""
+
+    trainer = None
+
+    def __init__(self, model=None) -> None:
+        self.model = model
+
+
+def built() -> Built:
+    return Built(Built())
 
 
 def kept(arms, options: str) -> str:
@@ -48,6 +62,20 @@ def test_the_number_kept_is_bounded(arms, monkeypatch):
     for option in "abcd":
         arms.get(situation(option), None)
     assert kept(arms, "abcd") == "bcd"
+
+
+@pytest.mark.parametrize("which", ["model", "arm"])
+def test_one_that_holds_itself_is_gone_before_the_next_is_built(arms, monkeypatch, which):
+    """As what was compiled does."""
+    monkeypatch.setattr(arm, "KEPT_ARMS", 1)
+    first = arms.get(situation("a"), None)
+    (first.model if which == "model" else first).itself = first
+    left = weakref.ref(first.model)
+    del first
+    gone = []
+    monkeypatch.setattr(Arms, "_build", lambda self, *_: gone.append(left() is None) or built())
+    arms.get(situation("b"), None)
+    assert gone == [True]
 
 
 def test_all_can_be_freed_at_once(arms):

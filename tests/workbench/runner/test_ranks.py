@@ -16,6 +16,7 @@ import psutil
 import pytest
 import torch
 from built import blocked, found, step_without_peer, stepped
+from ended import assert_end
 from runner_driver import Driver
 from torch import nn
 
@@ -225,7 +226,7 @@ def test_a_peer_ends_when_rank_0_is_killed():
     with subprocess.Popen([sys.executable, "-c", told], stdout=subprocess.PIPE) as rank_0:
         peer = psutil.Process(int(rank_0.stdout.readline()))
         rank_0.kill()
-        peer.wait(timeout=30)
+        assert_end([peer], limit_s=30)
 
 
 def switched(runner: Driver, name: str, option: str, **toggles: str) -> Evidence:

@@ -1,0 +1,24 @@
+"""Waiting for processes that nobody here is the parent of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import psutil
+
+
+def assert_end(processes: Sequence[psutil.Process], limit_s: float = 20.0) -> None:
+    """Each has ended; whoever inherits orphans may let seconds pass before it reaps one."""
+    deadline = time.monotonic() + limit_s
+    for process in processes:
+        while _runs(process):
+            assert time.monotonic() < deadline, f"{process} lives on"
+            time.sleep(0.01)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
