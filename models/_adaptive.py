@@ -36,6 +36,7 @@ row that would take fewer even if they had found ``MARGIN`` more.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -248,12 +249,8 @@ class Adaptation(nn.Module):
         # Neither is ever below zero; what is not a number is not less than any.
         due_LH = (self.step % rules.refresh_every == 0) & (entropy_LH + largest_LH < math.inf)
         if rules.adaptive_precision:
-            bits_LH, calm_LH = settle(
-                self.bits_LH,
-                self._wanted_bits(largest_LH),
-                self._wanted_bits(largest_LH * (1 + MARGIN)),
-                self.bits_calm_LH,
-            )
+            wanted_LH, relaxed_LH = self._wanted_bits(_with_margin(largest_LH))
+            bits_LH, calm_LH = settle(self.bits_LH, wanted_LH, relaxed_LH, self.bits_calm_LH)
             _keep(self.bits_LH, due_LH, bits_LH)
             _keep(self.bits_calm_LH, due_LH, calm_LH)
         if rules.adaptive_rank:
@@ -264,12 +261,8 @@ class Adaptation(nn.Module):
             total_LH1 = share_LHD[..., -1:]
             share_LHD = share_LHD / total_LH1
             columns_LH = self._wanted_columns(energy_LHD / total_LH1, share_LHD)
-            rank_LH, calm_LH = settle(
-                self.rank_LH,
-                self._width(columns_LH, entropy_LH),
-                self._width(columns_LH * (1 + MARGIN), entropy_LH * (1 + MARGIN)),
-                self.rank_calm_LH,
-            )
+            wanted_LH, relaxed_LH = self._width(_with_margin(columns_LH), _with_margin(entropy_LH))
+            rank_LH, calm_LH = settle(self.rank_LH, wanted_LH, relaxed_LH, self.rank_calm_LH)
             kept_LH = share_LHD.gather(-1, rank_LH.long()[..., None] - 1)[..., 0]
             sound_LH = total_LH1[..., 0] < math.inf  # which all of the basis has gone into
             _keep(self.next_basis_LHDD, sound_LH[..., None, None], basis_LHDD)
@@ -292,22 +285,30 @@ class Adaptation(nn.Module):
             columns_LH = 1.0 + (share_LHD < rules.rank_threshold).sum(-1)
         return columns_LH
 
-    def _width(self, columns_LH: Tensor, entropy_LH: Tensor) -> Tensor:
+    def _width(self, columns: Tensor, entropy: Tensor) -> Tensor:
         """The least width that holds the columns; the widest if none does, or nothing may go."""
-        *narrower, widest = self.widths
-        columns_LH = columns_LH.clamp_min(self.rules.rank_ratio * self.head_dim)
-        width_LH = torch.full_like(self.rank_LH, widest)
-        for width in reversed(narrower):
-            width_LH = torch.where(columns_LH <= width, width, width_LH)
-        if self.rules.rank_estimation == "entropy":
-            width_LH = torch.where(entropy_LH < self.rules.rank_threshold, width_LH, widest)
-        return width_LH
+        rules, (*narrower, widest) = self.rules, self.widths
+        if rules.rank_estimation == "entropy":
+            columns = columns.masked_fill(entropy >= rules.rank_threshold, math.inf)
+        least = rules.rank_ratio * self.head_dim
+        return _lowest(columns, {width: width for width in narrower if width >= least}, widest)
 
-    def _wanted_bits(self, largest_LH: Tensor) -> Tensor:
-        bits_LH = torch.full_like(self.bits_LH, 32)
-        for bits in (16, 8) if self.rules.allow_fp8 else (16,):
-            bits_LH = torch.where(largest_LH <= TOLERANCE / (2 * HALF_STEP[bits]), bits, bits_LH)
-        return bits_LH
+    def _wanted_bits(self, largest: Tensor) -> Tensor:
+        levels = (8, 16) if self.rules.allow_fp8 else (16,)
+        return _lowest(largest, {bits: TOLERANCE / (2 * HALF_STEP[bits]) for bits in levels}, 32)
+
+
+def _with_margin(x: Tensor) -> Tensor:
+    """What was found, and a margin more."""
+    return torch.stack([x, x * (1 + MARGIN)])
+
+
+def _lowest(x: Tensor, limits: Mapping[int, float], highest: int) -> Tensor:
+    """The lowest level up to whose limit x is, of rising ``limits`` by level; else the highest."""
+    found = torch.full_like(x, highest, dtype=torch.int32)
+    for level, above in itertools.pairwise((*limits, highest)):
+        found = torch.add(found, x <= limits[level], alpha=level - above)
+    return found
 
 
 def settle(
@@ -318,11 +319,10 @@ def settle(
     ``wanted`` is what an analysis asks for and ``relaxed``, never lower, what it would ask for had
     it found a margin more; all are integers of one shape.
     """
-    calm = torch.where(relaxed < current, calm + 1, 0)
-    lowers = calm >= patience
-    level = torch.where(lowers, relaxed, current)
-    level = torch.where(wanted > current, wanted, level)
-    return level, torch.where(lowers, 0, calm)
+    calm = (calm + 1) * (relaxed < current)
+    waits = calm < patience
+    level = torch.where(waits, current, relaxed)
+    return torch.maximum(level, wanted), calm * waits
 
 
 class Sight(NamedTuple):
