@@ -20,7 +20,7 @@ from torch.linalg import vector_norm
 from torch.nn import functional
 
 import kernels
-from kernels.adaptive_attention import prepared
+from kernels.adaptive_attention import cut_and_rounded, prepared
 from models._adaptive import Choice, Rules, Sight, longest, look, sampled
 from models._attention import KVState, RotaryCache
 from models._layers import INIT_STD, Linear, RMSNorm
@@ -157,7 +157,10 @@ class AdaptiveHeads(nn.Module):
         if state is not None:
             low_q, low_k = q, k
             if choice is not None and not choice.cut:
-                low_q, low_k, _ = prepared(q, k, rank_H, bits_H, scale, rules.allow_fp8)
+                if position is None:  # no query meets them there
+                    low_k = cut_and_rounded(k, rank_H, bits_H, rules.allow_fp8)
+                else:
+                    low_q, low_k, _ = prepared(q, k, rank_H, bits_H, scale, rules.allow_fp8)
             state.write(low_k, v, position)
             if position is not None:
                 seen = position + q.shape[2] if kv_length is None else kv_length
