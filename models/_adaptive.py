@@ -326,15 +326,18 @@ def settle(
 
 
 class Sight(NamedTuple):
-    """The queries that are looked at and what they see, the same in every layer of a call.
+    """What is looked at in every layer of a call.
 
-    Heads before samples, as in memory that ``AdaptiveHeads`` has turned into a basis.
+    Queries, and the keys that they see: heads before samples, as in memory that ``AdaptiveHeads``
+    has turned into a basis. And the tokens that a basis comes from.
     """
 
-    at: slice | Tensor  # places of the queries
+    at: slice | Tensor  # of the queries
     seen: Tensor  # [H, B, N, T], Boolean; 1 for H and B where all are alike
     hidden: Tensor  # as this, FP32: to be added to scores, the least number for what is not seen
     share: Tensor  # [H, B, N], FP32: by how much the nats of each go into its head's entropy
+    queries: Places  # for the basis
+    keys: Places
 
     @classmethod
     def of(
@@ -367,6 +370,7 @@ class Sight(NamedTuple):
         seen_HBNT = seen[(None,) * (4 - seen.dim())].transpose(0, 1)
         count_HBN = seen_HBNT.sum(-1)
         usable_HBN = count_HBN > 1
+        places = _places(batch, length, device)
         usable_H = usable_HBN.sum((1, 2), keepdim=True) * (batch // seen_HBNT.shape[1])
         return cls(
             at,
@@ -374,6 +378,8 @@ class Sight(NamedTuple):
             ~seen_HBNT * torch.finfo(torch.float32).min,
             # NaN where nothing can be measured: there is nothing to adapt to.
             usable_HBN / count_HBN.clamp_min(2).log() / usable_H,
+            places,
+            places if keys == length else _places(batch, keys, device),
         )
 
 
@@ -428,20 +434,30 @@ def score_error(
     return scale * error_LH
 
 
-def sampled(q_BHSD: Tensor, k_BHTD: Tensor) -> Tensor:
+def sampled(q_BHSD: Tensor, k_BHTD: Tensor, sight: Sight) -> Tensor:
     """Rows for the basis: [H, 2 R, D], queries first; no gradients."""
-    return torch.cat([_tokens(q_BHSD.detach()), _tokens(k_BHTD.detach())], 1)
+    return torch.cat([_tokens(q_BHSD, sight.queries), _tokens(k_BHTD, sight.keys)], 1)
 
 
-def _tokens(x_BHSD: Tensor) -> Tensor:
-    """Evenly spaced tokens of a batch: [H, R, D]."""
-    batch, heads, length, dim = x_BHSD.shape
+Places = tuple[slice, slice] | tuple[Tensor, Tensor]  # of samples and of tokens
+
+
+def _places(batch: int, length: int, device: torch.device) -> Places:
+    """Evenly spaced tokens of a batch, R of them."""
     every, uneven = divmod(batch * length, TOKENS)
     if uneven or every == 0 or (length % every and every % length):
-        at_R = torch.arange(TOKENS, device=x_BHSD.device) * (batch * length) // TOKENS
-        return x_BHSD[at_R // length, :, at_R % length].transpose(0, 1)
-    taken = x_BHSD[:, :, ::every] if every <= length else x_BHSD[:: every // length, :, :1]
-    return taken.transpose(0, 1).reshape(heads, TOKENS, dim)
+        at_R = torch.arange(TOKENS, device=device) * (batch * length) // TOKENS
+        return at_R // length, at_R % length
+    if every <= length:
+        return slice(None), slice(None, None, every)
+    return slice(None, None, every // length), slice(0, 1)
+
+
+def _tokens(x_BHSD: Tensor, places: Places) -> Tensor:
+    """What is there: [H, R, D]."""
+    samples, tokens = places
+    taken = x_BHSD.detach()[samples, :, tokens].transpose(0, 1)
+    return taken.reshape(x_BHSD.shape[1], TOKENS, -1)
 
 
 def _refreshed(rows_LHRD: Tensor, start_LHDD: Tensor) -> tuple[Tensor, Tensor]:

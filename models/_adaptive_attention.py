@@ -93,8 +93,9 @@ class AdaptiveHeads(nn.Module):
         """
         q, k, v = self._project(q_BSE, k_BTE, v_BTE)
         q, k = self._turned(q, k, position)
-        measures = sight is not None and choice is not None
-        measured = {"rows": sampled(q, k)} if measures else {}
+        measured: dict[str, Tensor] = {}
+        if sight is not None and choice is not None:
+            measured["rows"] = sampled(q, k, sight)
         if choice is not None and choice.to_queries is not None and choice.to_keys is not None:
             q, k = _times(q, choice.to_queries), _times(k, choice.to_keys)
         if sight is not None and choice is not None:

@@ -68,7 +68,7 @@ def analyse(q, k, scale, causal, mask=None):
     sight = Sight.of(batch, length, keys, causal, q.device, mask)
     found = look(q, k, sight, scale) | {"q": longest(q, None), "k": longest(k, None)}
     adaptation = Adaptation(1, heads, dim, Rules(adaptive_rank=False))
-    measured = adaptation.measures([found | {"rows": sampled(q, k)}], sight)
+    measured = adaptation.measures([found | {"rows": sampled(q, k, sight)}], sight)
     return {name: values[0] for name, values in measured.items()} | {
         "largest": found["largest"] * scale
     }
