@@ -185,6 +185,16 @@ def blank(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def by_tokens(q_BHSD: Tensor) -> Tensor:
+    """Memory of q's shape, dtype and device, laid out [B, S, H, D] as the next projection reads it.
+
+    However q itself lies there, which would have it copied for that.
+    """
+    _, heads, length, dim = q_BHSD.shape
+    strides = (length * heads * dim, dim, heads * dim, 1)
+    return torch.empty_strided(q_BHSD.shape, strides, dtype=q_BHSD.dtype, device=q_BHSD.device)
+
+
 def cdiv(n: int, d: int) -> int:
     """``n / d`` rounded up; ``triton.cdiv`` takes as long as an allocation."""
     return -(-n // d)

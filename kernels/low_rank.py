@@ -96,10 +96,12 @@ def _subspace(x: Tensor, rank: int, iterations: int, start: Tensor | None) -> tu
             basis = columns.expand(*x.shape[:-2], *columns.shape)
         else:
             # A start that holds nothing of a direction would never find it.
-            basis = start.double() + 1e-3 * columns
+            basis = torch.add(start, columns, alpha=1e-3)  # in FP64, as columns are
         for _ in range(max(iterations, 1)):
             basis = _orthonormal(square @ basis)
         basis = basis.to(wide.dtype)
+        if rank == x.shape[-1]:  # a basis of everything, which loses nothing
+            return basis.to(x.dtype), torch.zeros(x.shape[:-2], dtype=wide.dtype, device=x.device)
         lost = (wide - (wide @ basis) @ basis.mT).square().sum((-2, -1))
         lost = lost / wide.square().sum((-2, -1)).clamp_min(_tiny(wide))
         return basis.to(x.dtype), lost.sqrt()
@@ -116,14 +118,13 @@ def _orthonormal(columns: Tensor) -> Tensor:
 
     Unlike Householder's QR it is made of products, which are batched, and waits for nothing.
     """
+    eye = torch.eye(columns.shape[-1], dtype=columns.dtype, device=columns.device)
     for shift in (1e-12, 0.0, 0.0):
         gram = columns.mT @ columns
-        scale = gram.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(_tiny(gram))[..., None, None]
-        eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-        factor, _ = torch.linalg.cholesky_ex(gram / scale + (shift + 1e-15) * eye)
-        columns = torch.linalg.solve_triangular(
-            factor.mT, columns / scale.sqrt(), upper=True, left=False
-        )
+        # Of zeros the shift alone is left, which 1e-15 must not take below the least number.
+        scale = gram.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(1e-280)[..., None, None]
+        factor, _ = torch.linalg.cholesky_ex(torch.addcmul(gram, scale, eye, value=shift + 1e-15))
+        columns = torch.linalg.solve_triangular(factor.mT, columns, upper=True, left=False)
     return columns
 
 

@@ -36,10 +36,11 @@ row that would take fewer even if they had found ``MARGIN`` more.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -78,32 +79,65 @@ class Rules:
         """Whether any head may ever be narrower than its inputs."""
         return self.adaptive_precision or self.default_precision != "inputs"
 
+    def rounds(self, dtype: torch.dtype) -> bool:
+        """Whether heads that compute in ``dtype`` may round queries and keys."""
+        return self.narrows and (self.allow_fp8 or dtype.itemsize > 2)
+
 
 class Choice(NamedTuple):
-    """What the heads of one attention compute with; no later analysis changes these tensors."""
+    """What the heads of one layer compute with; no later analysis changes these tensors.
+
+    ``to_queries`` and ``to_keys`` turn queries and keys into the basis, in the dtype of these, the
+    factor of the scale in the former; None where ranks do not adapt. ``cut`` says that ``to_keys``
+    leaves zeros past the rank, and with them all that queries have there. The last two are for what
+    is measured, None where nothing is.
+    """
 
     rank: Tensor  # [H], int32: columns
     bits: Tensor  # [H], int32
-    basis: Tensor  # [H, D, D], FP32: orthonormal columns, those that matter most first
-    factor: Tensor  # [H], FP32: of the scale 1 / sqrt(D)
+    to_queries: Tensor | None = None  # [H, D, D]
+    to_keys: Tensor | None = None
+    cut: bool = False
+    scale: Tensor | None = None  # [H, 1, 1, 1], FP32: of products in the basis, without the factor
+    parts: Tensor | None = None  # [2, 1, H, 1, D], Boolean: all columns, and those past the rank
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The choices of all layers: a ``Choice`` with one dimension more, L, in front of each tensor.
+    """What all layers were given.
 
     As a part of a decode state it is what the keys there were made with.
     """
 
-    rank: Tensor
-    bits: Tensor
-    basis: Tensor
-    factor: Tensor
+    rank: Tensor  # [L, H], int32: columns
+    bits: Tensor  # [L, H], int32
+    basis: Tensor  # [L, H, D, D], FP32: orthonormal columns, those that matter most first
+    factor: Tensor  # [L, H], FP32: of the scale 1 / sqrt(D)
 
-    def rows(self) -> list[Choice]:
-        """The choice of each layer."""
-        layers = zip(*(each.unbind() for each in self.tensors()), strict=True)
-        return [Choice(*layer) for layer in layers]
+    def layers(
+        self, rules: Rules, dtype: torch.dtype, *, cached: bool = False, adapts: bool = False
+    ) -> list[Choice]:
+        """The choice of each layer, whose heads compute in ``dtype``: made for all of them at once.
+
+        ``cached``: for a call that keeps keys; ``adapts``: for one that measures.
+        """
+        found: dict[str, Sequence[Any]] = {"rank": self.rank.unbind(), "bits": self.bits.unbind()}
+        cut = rules.adaptive_rank and cached and not rules.rounds(dtype)
+        if rules.adaptive_rank:
+            factor_LH11, to_keys = self.factor[..., None, None], self.basis
+            dim = to_keys.shape[-1]
+            if cut or adapts:
+                column_D = torch.arange(dim, device=to_keys.device)
+            if cut:
+                to_keys = to_keys * (column_D < self.rank[..., None, None])
+            found["to_keys"] = to_keys.to(dtype).unbind()
+            found["to_queries"] = (self.basis * factor_LH11).to(dtype).unbind()
+            if adapts:
+                found["scale"] = (dim**-0.5 / factor_LH11[..., None]).unbind()
+                first_LPH = torch.stack([torch.zeros_like(self.rank), self.rank], 1)
+                found["parts"] = (column_D >= first_LPH[:, :, None, :, None, None]).unbind()
+        rows = zip(*found.values(), strict=True)
+        return [Choice(**dict(zip(found, row, strict=True)), cut=cut) for row in rows]
 
     def tensors(self) -> list[Tensor]:
         """All that is held."""
@@ -173,41 +207,64 @@ class Adaptation(nn.Module):
 
     def begin(self, chosen: Chosen, position: Tensor | None) -> None:
         """A call on cached sequences: those that begin (None or 0) take what is chosen now."""
-        for kept, current in zip(chosen.tensors(), self._current, strict=True):
-            kept.copy_(current if position is None else torch.where(position == 0, current, kept))
+        pairs = zip(chosen.tensors(), self._current, strict=True)
+        if position is None:
+            for kept, current in pairs:
+                kept.copy_(current)
+            return
+        begins = position == 0
+        for kept, current in pairs:
+            torch.where(begins, current, kept, out=kept)
 
-    def update(self, measured: Sequence[Mapping[str, Tensor]]) -> None:
-        """Take what ``analyse`` found in every layer; every ``refresh_every`` calls it counts.
+    def measures(self, found: Sequence[Mapping[str, Tensor]], sight: Sight) -> dict[str, Tensor]:
+        """What ``look``, ``longest`` and ``sampled`` found in every layer, of the present choice.
+
+        ``entropy``, ``largest`` and ``score_error`` [L, H], ``rows`` [L, H, 2 R, D], all FP32.
+        """
+        nats_LHBN, largest_LH, rows_LHRD = (
+            torch.stack([each[name] for each in found]) for name in ("nats", "largest", "rows")
+        )
+        longest_LXPH = torch.stack([each[name] for each in found for name in ("q", "k")])
+        q_LPH, k_LPH = longest_LXPH.unflatten(0, (-1, 2)).float().unbind(1)
+        scale = self.head_dim**-0.5
+        largest_LH = largest_LH.float() * scale
+        if self.rules.adaptive_rank:
+            largest_LH = largest_LH / self.factor_LH
+        return {
+            "entropy": (nats_LHBN * sight.share).sum((2, 3)).float(),
+            "largest": largest_LH,
+            "score_error": score_error(
+                q_LPH, k_LPH, Chosen(*self._current), scale, self.rules, rows_LHRD.dtype
+            ),
+            "rows": rows_LHRD.float(),
+        }
+
+    def update(self, measured: Mapping[str, Tensor]) -> None:
+        """Take what ``measures`` gives; every ``refresh_every`` calls it counts.
 
         A head whose measurements are not finite keeps what it has.
         """
         rules = self.rules
-        entropy_LH = torch.stack([each["entropy"] for each in measured])
-        largest_LH = torch.stack([each["largest"] for each in measured])
-        due_LH = (self.step % rules.refresh_every == 0) & entropy_LH.isfinite()
-        due_LH = due_LH & largest_LH.isfinite()
+        entropy_LH, largest_LH = measured["entropy"], measured["largest"]
+        # Neither is ever below zero; what is not a number is not less than any.
+        due_LH = (self.step % rules.refresh_every == 0) & (entropy_LH + largest_LH < math.inf)
         if rules.adaptive_precision:
-            bits_LH, calm_LH = settle(
-                self.bits_LH,
-                self._wanted_bits(largest_LH),
-                self._wanted_bits(largest_LH * (1 + MARGIN)),
-                self.bits_calm_LH,
-            )
+            wanted_LH, relaxed_LH = self._wanted_bits(_with_margin(largest_LH))
+            bits_LH, calm_LH = settle(self.bits_LH, wanted_LH, relaxed_LH, self.bits_calm_LH)
             _keep(self.bits_LH, due_LH, bits_LH)
             _keep(self.bits_calm_LH, due_LH, calm_LH)
         if rules.adaptive_rank:
-            rows_LHRD = torch.stack([each["rows"] for each in measured])
+            rows_LHRD = measured["rows"]
             with torch.autocast(rows_LHRD.device.type, enabled=False):
-                basis_LHDD, share_LHD = _refreshed(rows_LHRD, self.next_basis_LHDD)
-            columns_LH = self._wanted_columns(share_LHD)
-            rank_LH, calm_LH = settle(
-                self.rank_LH,
-                self._width(columns_LH, entropy_LH),
-                self._width(columns_LH * (1 + MARGIN), entropy_LH * (1 + MARGIN)),
-                self.rank_calm_LH,
-            )
+                basis_LHDD, energy_LHD = _refreshed(rows_LHRD, self.next_basis_LHDD)
+            share_LHD = energy_LHD.cumsum(-1)
+            total_LH1 = share_LHD[..., -1:]
+            share_LHD = share_LHD / total_LH1
+            columns_LH = self._wanted_columns(energy_LHD / total_LH1, share_LHD)
+            wanted_LH, relaxed_LH = self._width(_with_margin(columns_LH), _with_margin(entropy_LH))
+            rank_LH, calm_LH = settle(self.rank_LH, wanted_LH, relaxed_LH, self.rank_calm_LH)
             kept_LH = share_LHD.gather(-1, rank_LH.long()[..., None] - 1)[..., 0]
-            sound_LH = basis_LHDD.flatten(-2).isfinite().all(-1)
+            sound_LH = total_LH1[..., 0] < math.inf  # which all of the basis has gone into
             _keep(self.next_basis_LHDD, sound_LH[..., None, None], basis_LHDD)
             due_LH = due_LH & sound_LH
             _keep(self.rank_LH, due_LH, rank_LH)
@@ -216,32 +273,42 @@ class Adaptation(nn.Module):
             _keep(self.factor_LH, due_LH, kept_LH.rsqrt())
         self.step.add_(1)
 
-    def _wanted_columns(self, share_LHD: Tensor) -> Tensor:
-        """Columns that a head needs, not yet rounded up to a width."""
+    def _wanted_columns(self, each_LHD: Tensor, share_LHD: Tensor) -> Tensor:
+        """Columns that a head needs, not yet rounded up to a width.
+
+        Of the sum of squares, ``each`` column's share and the share of the first 1 ... D.
+        """
         rules = self.rules
         if rules.rank_estimation == "entropy":
-            each_LHD = torch.diff(share_LHD, prepend=torch.zeros_like(share_LHD[..., :1]))
-            columns_LH = torch.special.entr(each_LHD.clamp_min(0)).sum(-1).exp()
+            columns_LH = torch.special.entr(each_LHD).sum(-1).exp()
         else:
             columns_LH = 1.0 + (share_LHD < rules.rank_threshold).sum(-1)
         return columns_LH
 
-    def _width(self, columns_LH: Tensor, entropy_LH: Tensor) -> Tensor:
+    def _width(self, columns: Tensor, entropy: Tensor) -> Tensor:
         """The least width that holds the columns; the widest if none does, or nothing may go."""
-        *narrower, widest = self.widths
-        columns_LH = columns_LH.clamp_min(self.rules.rank_ratio * self.head_dim)
-        width_LH = torch.full_like(self.rank_LH, widest)
-        for width in reversed(narrower):
-            width_LH = torch.where(columns_LH <= width, width, width_LH)
-        if self.rules.rank_estimation == "entropy":
-            width_LH = torch.where(entropy_LH < self.rules.rank_threshold, width_LH, widest)
-        return width_LH
+        rules, (*narrower, widest) = self.rules, self.widths
+        if rules.rank_estimation == "entropy":
+            columns = columns.masked_fill(entropy >= rules.rank_threshold, math.inf)
+        least = rules.rank_ratio * self.head_dim
+        return _lowest(columns, {width: width for width in narrower if width >= least}, widest)
 
-    def _wanted_bits(self, largest_LH: Tensor) -> Tensor:
-        bits_LH = torch.full_like(self.bits_LH, 32)
-        for bits in (16, 8) if self.rules.allow_fp8 else (16,):
-            bits_LH = torch.where(largest_LH <= TOLERANCE / (2 * HALF_STEP[bits]), bits, bits_LH)
-        return bits_LH
+    def _wanted_bits(self, largest: Tensor) -> Tensor:
+        levels = (8, 16) if self.rules.allow_fp8 else (16,)
+        return _lowest(largest, {bits: TOLERANCE / (2 * HALF_STEP[bits]) for bits in levels}, 32)
+
+
+def _with_margin(x: Tensor) -> Tensor:
+    """What was found, and a margin more."""
+    return torch.stack([x, x * (1 + MARGIN)])
+
+
+def _lowest(x: Tensor, limits: Mapping[int, float], highest: int) -> Tensor:
+    """The lowest level up to whose limit x is, of rising ``limits`` by level; else the highest."""
+    found = torch.full_like(x, highest, dtype=torch.int32)
+    for level, above in itertools.pairwise((*limits, highest)):
+        found = torch.add(found, x <= limits[level], alpha=level - above)
+    return found
 
 
 def settle(
@@ -252,101 +319,149 @@ def settle(
     ``wanted`` is what an analysis asks for and ``relaxed``, never lower, what it would ask for had
     it found a margin more; all are integers of one shape.
     """
-    calm = torch.where(relaxed < current, calm + 1, 0)
-    lowers = calm >= patience
-    level = torch.where(lowers, relaxed, current)
-    level = torch.where(wanted > current, wanted, level)
-    return level, torch.where(lowers, 0, calm)
+    calm = (calm + 1) * (relaxed < current)
+    waits = calm < patience
+    level = torch.where(waits, current, relaxed)
+    return torch.maximum(level, wanted), calm * waits
 
 
-def analyse(
-    q_BHSD: Tensor, k_BHTD: Tensor, scale: float, causal: bool, mask: Tensor | None = None
-) -> dict[str, Tensor]:
-    """What sampled queries find in the keys, per head, and rows for the basis; no gradients.
+class Sight(NamedTuple):
+    """What is looked at in every layer of a call.
 
-    ``entropy`` and ``largest`` [H], ``rows`` [H, 2 R, D], queries first, FP32. ``mask``, Boolean,
-    broadcasts to [B, H, S, T]: True where a key is seen. Queries that see one key have no entropy.
+    Queries, and the keys that they see: heads before samples, as in memory that ``AdaptiveHeads``
+    has turned into a basis. And the tokens that a basis comes from.
     """
-    q_BHSD, k_BHTD = q_BHSD.detach(), k_BHTD.detach()
-    length, keys, device = q_BHSD.shape[2], k_BHTD.shape[2], q_BHSD.device
-    n = min(SAMPLES, length)
-    if length % n == 0:  # a view, where there is one: this runs in every layer, bound by launches
-        every = length // n
-        at_N = torch.arange(every - 1, length, every, device=device)
-        sampled_BHND = q_BHSD[:, :, every - 1 :: every]
+
+    at: slice | Tensor  # of the queries
+    seen: Tensor  # [H, B, N, T], Boolean; 1 for H and B where all are alike
+    hidden: Tensor  # as this, FP32: to be added to scores, the least number for what is not seen
+    share: Tensor  # [H, B, N], FP32: by how much the nats of each go into its head's entropy
+    queries: Places  # for the basis
+    keys: Places
+
+    @classmethod
+    def of(
+        cls,
+        batch: int,
+        length: int,
+        keys: int,
+        causal: bool,
+        device: torch.device,
+        mask: Tensor | None = None,
+    ) -> Sight:
+        """Evenly spaced queries of ``length``.
+
+        ``mask``, Boolean, broadcasts to [B, H, S, T]: True where a key is seen. Queries that see
+        one key have no entropy.
+        """
+        n = min(SAMPLES, length)
+        every, uneven = divmod(length, n)
+        if uneven:
+            at = at_N = torch.arange(1, n + 1, device=device) * length // n - 1
+        else:  # a view, where there is one: this runs in every layer, bound by launches
+            at = slice(every - 1, None, every)
+            at_N = torch.arange(every - 1, length, every, device=device)
+        if causal:
+            seen = torch.arange(keys, device=device) <= (at_N + (keys - length))[:, None]
+        else:
+            seen = torch.ones(n, keys, dtype=torch.bool, device=device)
+        if mask is not None:
+            seen = seen & mask.expand(*mask.shape[:-2], length, keys).index_select(-2, at_N)
+        seen_HBNT = seen[(None,) * (4 - seen.dim())].transpose(0, 1)
+        count_HBN = seen_HBNT.sum(-1)
+        usable_HBN = count_HBN > 1
+        places = _places(batch, length, device)
+        usable_H = usable_HBN.sum((1, 2), keepdim=True) * (batch // seen_HBNT.shape[1])
+        return cls(
+            at,
+            seen_HBNT,
+            ~seen_HBNT * torch.finfo(torch.float32).min,
+            # NaN where nothing can be measured: there is nothing to adapt to.
+            usable_HBN / count_HBN.clamp_min(2).log() / usable_H,
+            places,
+            places if keys == length else _places(batch, keys, device),
+        )
+
+
+def look(q_BHSD: Tensor, k_BHTD: Tensor, sight: Sight, scale: Tensor | float) -> dict[str, Tensor]:
+    """What sampled queries find in the keys, per head; no gradients.
+
+    ``nats`` [H, B, N], the entropies of their weights, and ``largest`` [H], of what ``scale`` (or
+    [H, 1, 1, 1]) has yet to be multiplied with to give scores.
+    """
+    q_HBND = q_BHSD.detach().transpose(0, 1)[:, :, sight.at]
+    products = q_HBND @ k_BHTD.detach().transpose(0, 1).mT
+    if isinstance(scale, Tensor):
+        scores = torch.addcmul(sight.hidden, products, scale)
     else:
-        at_N = torch.arange(1, n + 1, device=device) * length // n - 1
-        sampled_BHND = q_BHSD.index_select(2, at_N)
-    if causal:
-        hidden = torch.arange(keys, device=device) > (at_N + (keys - length))[:, None]
-    else:
-        hidden = torch.zeros(1, keys, dtype=torch.bool, device=device)
-    if mask is not None:
-        wide = mask.expand(*mask.shape[:-2], length, keys)
-        hidden = hidden | ~wide.index_select(-2, at_N)
-    scores = (sampled_BHND @ k_BHTD.mT).float() * scale
-    weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1)
-    count = keys - hidden.sum(-1)
-    share_BHN = torch.special.entr(weights).sum(-1) / count.clamp_min(2).log()
-    usable_BHN = (count > 1).expand_as(share_BHN)
+        scores = torch.add(sight.hidden, products, alpha=scale)
     return {
-        # NaN where nothing could be measured: there is nothing to adapt to.
-        "entropy": (share_BHN * usable_BHN).sum((0, 2)) / usable_BHN.sum((0, 2)),
-        "largest": vector_norm(scores.masked_fill(hidden, 0), math.inf, (0, 2, 3)),
-        "rows": torch.cat([_tokens(q_BHSD), _tokens(k_BHTD)], 1),
+        "nats": torch.special.entr(scores.softmax(-1)).sum(-1),
+        "largest": vector_norm(products * sight.seen, math.inf, (1, 2, 3)),
     }
 
 
+def longest(x_BHSD: Tensor, parts: Tensor | None) -> Tensor:
+    """The longest row of each head [1, H], or [2, H] also of what lies past its rank; FP32."""
+    x_BHSD = x_BHSD.detach()
+    dtype = torch.promote_types(x_BHSD.dtype, torch.float32)
+    x_PBHSD = x_BHSD[None] if parts is None else x_BHSD * parts
+    return vector_norm(x_PBHSD, dim=-1, dtype=dtype).amax((1, 3))
+
+
 def score_error(
-    q_BHSD: Tensor, k_BHTD: Tensor, choice: Choice, scale: float, rules: Rules
+    q_LPH: Tensor, k_LPH: Tensor, chosen: Chosen, scale: float, rules: Rules, dtype: torch.dtype
 ) -> Tensor:
-    """By how much any score may differ from that of all columns unrounded, in nats, [H].
+    """By how much any score may differ from that of all columns unrounded, in nats, [L, H].
 
     For every token: |s - s'| <= scale (|q - q P| |k - k P| + (|1 - f| + f (2 u + u^2)) |q| |k|),
     P the kept columns, f the factor of the scale, u the rounding of a row; each output then differs
-    by at most (e^(2 |s - s'|) - 1) max |v|. Queries and keys are in the basis; ``rules`` and their
-    dtype say what rounding there is.
+    by at most (e^(2 |s - s'|) - 1) max |v|. Queries and keys, in the basis and ``dtype``, are known
+    by their ``longest``; ``rules`` and ``dtype`` say what rounding there is.
     """
-    dim, narrow = q_BHSD.shape[-1], q_BHSD.element_size() > 2
-    past_HD = None
-    if rules.adaptive_rank:
-        past_HD = torch.arange(dim, device=q_BHSD.device) >= choice.rank[:, None]
-    q_H, q_left_H = _longest(q_BHSD, past_HD)
-    k_H, k_left_H = _longest(k_BHTD, past_HD)
-    rounding_H = torch.zeros_like(q_H)
-    if rules.narrows and (narrow or rules.allow_fp8):
+    bits_LH, factor_LH, dim = chosen.bits, chosen.factor, chosen.basis.shape[-1]
+    stretched_LH = (1 - factor_LH).abs()
+    if rules.rounds(dtype):
+        rounding_LH = torch.zeros_like(factor_LH)
         for bits in (16, 8) if rules.allow_fp8 else (16,):
             unit = HALF_STEP[bits] + math.sqrt(dim) * LEAST_STEP[bits]
-            of_bits = 2 * unit + unit * unit if narrow or bits == 8 else 0.0
-            rounding_H = torch.where(choice.bits <= bits, of_bits, rounding_H)
-    stretched_H = (1 - choice.factor).abs() + choice.factor * rounding_H
-    return scale * (q_left_H * k_left_H + stretched_H * q_H * k_H)
+            of_bits = 2 * unit + unit * unit if dtype.itemsize > 2 or bits == 8 else 0.0
+            rounding_LH = torch.where(bits_LH <= bits, of_bits, rounding_LH)
+        stretched_LH = stretched_LH + factor_LH * rounding_LH
+    error_LH = stretched_LH * q_LPH[:, 0] * k_LPH[:, 0]
+    if q_LPH.shape[1] > 1:
+        error_LH = torch.addcmul(error_LH, q_LPH[:, 1], k_LPH[:, 1])
+    return scale * error_LH
 
 
-def _longest(x_BHSD: Tensor, past_HD: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The longest row of a head, and the longest of what lies past the rank: both [H], FP32."""
-    x_BHSD = x_BHSD.detach()
-    dtype = torch.promote_types(x_BHSD.dtype, torch.float32)
-    longest_H = vector_norm(x_BHSD, dim=-1, dtype=dtype).amax((0, 2)).float()
-    if past_HD is None:
-        return longest_H, torch.zeros_like(longest_H)
-    past_BHSD = x_BHSD * past_HD[:, None]
-    return longest_H, vector_norm(past_BHSD, dim=-1, dtype=dtype).amax((0, 2)).float()
+def sampled(q_BHSD: Tensor, k_BHTD: Tensor, sight: Sight) -> Tensor:
+    """Rows for the basis: [H, 2 R, D], queries first; no gradients."""
+    return torch.cat([_tokens(q_BHSD, sight.queries), _tokens(k_BHTD, sight.keys)], 1)
 
 
-def _tokens(x_BHSD: Tensor) -> Tensor:
-    """Evenly spaced tokens of a batch: [H, R, D] in FP32."""
-    batch, heads, length, dim = x_BHSD.shape
+Places = tuple[slice, slice] | tuple[Tensor, Tensor]  # of samples and of tokens
+
+
+def _places(batch: int, length: int, device: torch.device) -> Places:
+    """Evenly spaced tokens of a batch, R of them."""
     every, uneven = divmod(batch * length, TOKENS)
     if uneven or every == 0 or (length % every and every % length):
-        at_R = torch.arange(TOKENS, device=x_BHSD.device) * (batch * length) // TOKENS
-        return x_BHSD[at_R // length, :, at_R % length].transpose(0, 1).float()
-    taken = x_BHSD[:, :, ::every] if every <= length else x_BHSD[:: every // length, :, :1]
-    return taken.transpose(0, 1).float().reshape(heads, TOKENS, dim)
+        at_R = torch.arange(TOKENS, device=device) * (batch * length) // TOKENS
+        return at_R // length, at_R % length
+    if every <= length:
+        return slice(None), slice(None, None, every)
+    return slice(None, None, every // length), slice(0, 1)
+
+
+def _tokens(x_BHSD: Tensor, places: Places) -> Tensor:
+    """What is there: [H, R, D]."""
+    samples, tokens = places
+    taken = x_BHSD.detach()[samples, :, tokens].transpose(0, 1)
+    return taken.reshape(x_BHSD.shape[1], TOKENS, -1)
 
 
 def _refreshed(rows_LHRD: Tensor, start_LHDD: Tensor) -> tuple[Tensor, Tensor]:
-    """A basis, and the share of the sum of squares that its first 1 ... D columns hold [L, H, D].
+    """A basis, and of the sum of squares what each of its columns holds [L, H, D].
 
     Queries and keys count the same, however long they are.
     """
@@ -357,9 +472,8 @@ def _refreshed(rows_LHRD: Tensor, start_LHDD: Tensor) -> tuple[Tensor, Tensor]:
     ridge_DD = torch.eye(dim, device=rows_LHRD.device) * math.sqrt(RIDGE / dim)
     rows_LHRD = torch.cat([rows_LHRD, ridge_DD.expand(*rows_LHRD.shape[:-2], dim, dim)], -2)
     basis_LHDD, _ = kernels.low_rank(rows_LHRD, dim, iterations=1, start=start_LHDD)
-    energy_LHD = (rows_LHRD @ basis_LHDD).square().sum(-2).cumsum(-1)
-    return basis_LHDD, energy_LHD / energy_LHD[..., -1:]
+    return basis_LHDD, (rows_LHRD @ basis_LHDD).square().sum(-2)
 
 
 def _keep(held: Tensor, due: Tensor, value: Tensor) -> None:
-    held.copy_(torch.where(due, value, held))
+    torch.where(due, value, held, out=held)

@@ -20,8 +20,8 @@ from torch.linalg import vector_norm
 from torch.nn import functional
 
 import kernels
-from kernels.adaptive_attention import prepared
-from models._adaptive import Choice, Rules, analyse, score_error
+from kernels.adaptive_attention import cut_and_rounded, prepared
+from models._adaptive import Choice, Rules, Sight, longest, look, sampled
 from models._attention import KVState, RotaryCache
 from models._layers import INIT_STD, Linear, RMSNorm
 
@@ -43,6 +43,7 @@ class AdaptiveHeads(nn.Module):
         rotary: RotaryCache | None = None,
         norm_eps: float | None = None,
         std_out: float = INIT_STD,
+        measures_values: bool = False,
     ) -> None:
         super().__init__()
         self.n_heads, self.head_dim, self.rules, self.causal = (
@@ -51,6 +52,7 @@ class AdaptiveHeads(nn.Module):
             rules,
             causal,
         )
+        self.measures_values = measures_values
         self.scale = self.head_dim**-0.5
         self.qkv = Linear(dim, 3 * dim)
         self.out = Linear(dim, dim, std_out)
@@ -79,34 +81,30 @@ class AdaptiveHeads(nn.Module):
         mask: Tensor | None = None,
         state: KVState | None = None,
         position: Tensor | None = None,
-        adapts: bool = False,
+        kv_length: Tensor | None = None,
+        sight: Sight | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The output (B, S, E), and what was measured, if this call ``adapts``.
+        """The output (B, S, E), and what ``Adaptation.measures`` takes, if there is a ``sight``.
 
-        ``choice`` None computes with all columns, unrounded. ``mask``, Boolean, broadcasts to
-        [B, H, S, T]: True where a key is seen. ``state`` and ``position`` as in
-        ``models._attention.Attention``. Measured are, all [H]: ``entropy``, ``largest``, ``rank``,
-        ``precision``, ``score_error``, ``output_error``; and ``rows`` for the basis.
+        ``choice`` None computes with all columns, unrounded, and measures nothing. ``mask``,
+        Boolean, broadcasts to [B, H, S, T]: True where a key is seen. ``state`` and ``position`` as
+        in ``models._attention.Attention``; with these, ``kv_length`` is the position behind this
+        call's. With ``measures_values`` the largest of the ``values`` [H] is measured too.
         """
         q, k, v = self._project(q_BSE, k_BTE, v_BTE)
         q, k = self._turned(q, k, position)
         measured: dict[str, Tensor] = {}
-        if adapts:
-            measured = analyse(q, k, self.scale, self.causal, mask)
-        if choice is not None and self.rules.adaptive_rank:
-            basis_HDD = choice.basis
-            q = q @ (basis_HDD * choice.factor[:, None, None]).to(q.dtype)
-            k = k @ basis_HDD.to(k.dtype)
-        if adapts and choice is not None:
-            error_H = score_error(q, k, choice, self.scale, self.rules)
-            largest_H = vector_norm(v.detach(), math.inf, (0, 2, 3)).float()
-            measured |= {
-                "rank": choice.rank.float(),
-                "precision": choice.bits.float(),
-                "score_error": error_H,
-                "output_error": torch.expm1(2 * error_H) * largest_H,
-            }
-        y = self._attend(q, k, v, choice, mask, state, position)
+        if sight is not None and choice is not None:
+            measured["rows"] = sampled(q, k, sight)
+        if choice is not None and choice.to_queries is not None and choice.to_keys is not None:
+            q, k = _times(q, choice.to_queries), _times(k, choice.to_keys)
+        if sight is not None and choice is not None:
+            scale = self.scale if choice.scale is None else choice.scale
+            measured |= look(q, k, sight, scale)
+            measured |= {"q": longest(q, choice.parts), "k": longest(k, choice.parts)}
+            if self.measures_values:
+                measured["values"] = vector_norm(v.detach(), math.inf, (0, 2, 3))
+        y = self._attend(q, k, v, choice, mask, state, position, kv_length)
         return self.out(y.transpose(1, 2).flatten(2)), measured
 
     def _project(
@@ -150,6 +148,7 @@ class AdaptiveHeads(nn.Module):
         mask: Tensor | None,
         state: KVState | None,
         position: Tensor | None,
+        kv_length: Tensor | None,
     ) -> Tensor:
         rules, scale = self.rules, self.scale
         rank_H = bits_H = None
@@ -157,12 +156,17 @@ class AdaptiveHeads(nn.Module):
             rank_H = choice.rank if rules.adaptive_rank else None
             bits_H = choice.bits if rules.narrows else None
         if state is not None:
-            low_q, low_k, _ = prepared(q, k, rank_H, bits_H, scale, rules.allow_fp8)
+            low_q, low_k = q, k
+            if choice is not None and not choice.cut:
+                if position is None:  # no query meets them there
+                    low_k = cut_and_rounded(k, rank_H, bits_H, rules.allow_fp8)
+                else:
+                    low_q, low_k, _ = prepared(q, k, rank_H, bits_H, scale, rules.allow_fp8)
             state.write(low_k, v, position)
             if position is not None:
-                length = position + q.shape[2]
+                seen = position + q.shape[2] if kv_length is None else kv_length
                 return kernels.attention(
-                    low_q, state.keys, state.values, causal=True, scale=scale, kv_length=length
+                    low_q, state.keys, state.values, causal=True, scale=scale, kv_length=seen
                 )
         if mask is not None:
             low_q, low_k, _ = prepared(q, k, rank_H, bits_H, scale, rules.allow_fp8)
@@ -173,3 +177,13 @@ class AdaptiveHeads(nn.Module):
         return kernels.adaptive_attention(
             q, k, v, rank_H, bits_H, causal=self.causal, scale=scale, allow_fp8=rules.allow_fp8
         )
+
+
+def _times(x_BHSD: Tensor, matrix_HDD: Tensor) -> Tensor:
+    """Each head times its matrix: [B, H, S, D], in memory [H, B, S, D].
+
+    Heads are the batch of the product, for torch would copy matrices and what is laid out by tokens
+    to have both samples and heads there.
+    """
+    x_HND = x_BHSD.transpose(0, 1).flatten(1, 2)
+    return torch.bmm(x_HND, matrix_HDD).unflatten(1, (x_BHSD.shape[0], -1)).transpose(0, 1)

@@ -20,7 +20,7 @@ import kernels
 from models import _cache_file
 from models._cache_file import SavedState
 from models._division import WHOLE, Region
-from models._layers import Embedding, Linear, RMSNorm
+from models._layers import Embedding, Linear, RMSNorm, computed_dtype
 from models._mistake import ConfigurationError
 from models._model import Model
 from models._stages import Stage, StageOutput
@@ -250,8 +250,7 @@ class LanguageModel(Model):
             )
         weight = self.embedding.weight
         if dtype is None:
-            autocast = torch.is_autocast_enabled(weight.device.type)
-            dtype = torch.get_autocast_dtype(weight.device.type) if autocast else weight.dtype
+            dtype = computed_dtype(weight)
         states: list[Any] = [
             block.new_state(batch, length, weight.device, dtype) for block in self.blocks
         ]
@@ -285,7 +284,9 @@ class LanguageModel(Model):
         """
         self.fused_loss = fused
 
-    def given(self, cache: Cache | None, position: Tensor | None) -> Sequence[tuple[Any, ...]]:
+    def given(
+        self, x_BSE: Tensor, cache: Cache | None, position: Tensor | None
+    ) -> Sequence[tuple[Any, ...]]:
         """What each block is called with beside its input, state and position: nothing.
 
         A family whose blocks depend on something that changes from call to call overrides it. What
@@ -339,7 +340,7 @@ class LanguageModel(Model):
         normed_BSE: Tensor | None = None  # the next block's norm, where the addition made it
         measured: dict[int, Mapping[str, Tensor]] = {}
         x_BSE = self.stream.split(x_BSE)
-        given = self.given(cache, position)
+        given = self.given(x_BSE, cache, position)
         for index, block in enumerate(self.blocks):
             state = None if cache is None else cache.layers[index]
             drawn = block.draw(x_BSE) if hasattr(block, "draw") else ()

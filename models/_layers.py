@@ -107,6 +107,14 @@ class SwiGLUMLP(nn.Module):
         return self.region.leave(self.down(hidden))
 
 
+def computed_dtype(x: Tensor) -> torch.dtype:
+    """What a linear map of ``x`` gives: x's own, or autocast's, which leaves FP64 alone."""
+    device_type = x.device.type
+    if torch.is_autocast_enabled(device_type) and x.dtype != torch.float64:
+        return torch.get_autocast_dtype(device_type)
+    return x.dtype
+
+
 def usable(workspace: kernels.Workspace | None) -> kernels.Workspace | None:
     """The workspace where it may be used: a compiler plans memory itself, and a backward pass needs
     what the next layer would overwrite.

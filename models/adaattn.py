@@ -29,13 +29,14 @@ from models._adaptive import (
     Choice,
     Chosen,
     Rules,
+    Sight,
 )
 from models._adaptive_attention import AdaptiveHeads
 from models._attention import KVState, RotaryCache
 from models._family import Family, setting
 from models._initialise import started
 from models._language_model import BlockOutput, Cache, LanguageModel, loss_operators
-from models._layers import RMSNorm, SwiGLUMLP, mlp_width, residual_std
+from models._layers import RMSNorm, SwiGLUMLP, computed_dtype, mlp_width, residual_std
 from models._mistake import ConfigurationError
 from models._model import Metric, Promise
 
@@ -79,7 +80,7 @@ class AdaAttention(nn.Module):
                 f"AdaAttention: embed_dim = {embed_dim} does not divide into num_heads = "
                 f"{num_heads} heads"
             )
-        self.heads = AdaptiveHeads(embed_dim, num_heads, rules, causal=causal)
+        self.heads = AdaptiveHeads(embed_dim, num_heads, rules, causal=causal, measures_values=True)
         self.adaptation = Adaptation(1, num_heads, embed_dim // num_heads, rules)
         self.adapting = True
         self._counted: dict[str, dict[str, int]] = {}  # as ``kernels.usage``
@@ -98,16 +99,28 @@ class AdaAttention(nn.Module):
         projection. Raises ``ConfigurationError`` for shapes and masks that do not go together.
         """
         self._check(q_BSE, k_BTE, v_BTE, mask)
-        (choice,) = self.adaptation.chosen().rows()
-        adapts = self.adapting and k_BTE.shape[1] > 1
+        adaptation, sight = self.adaptation, None
+        if self.adapting and k_BTE.shape[1] > 1:
+            (batch, queries, _), keys = q_BSE.shape, k_BTE.shape[1]
+            sight = Sight.of(batch, queries, keys, self.heads.causal, q_BSE.device, mask)
+        rules, dtype, adapts = adaptation.rules, computed_dtype(q_BSE), sight is not None
+        (choice,) = adaptation.chosen().layers(rules, dtype, adapts=adapts)
         before = None if torch.compiler.is_compiling() else kernels.usage()
-        out_BSE, measured = self.heads(q_BSE, k_BTE, v_BTE, choice, mask=mask, adapts=adapts)
+        out_BSE, found = self.heads(q_BSE, k_BTE, v_BTE, choice, mask=mask, sight=sight)
         if before is not None:
             self._count(before, masked=mask is not None)
-        if adapts:
-            self.adaptation.update([measured])
-        statistics = {"rank": choice.rank.float(), "precision": choice.bits.float()} | measured
-        statistics.pop("rows", None)
+        statistics = {"rank": choice.rank.float(), "precision": choice.bits.float()}
+        if sight is not None:
+            measured = adaptation.measures([found], sight)
+            adaptation.update(measured)
+            (entropy_H,), (largest_H,) = measured["entropy"], measured["largest"]
+            (error_H,) = measured["score_error"]
+            statistics |= {
+                "entropy": entropy_H,
+                "largest": largest_H,
+                "score_error": error_H,
+                "output_error": torch.expm1(2 * error_H) * found["values"].float(),
+            }
         return out_BSE, statistics
 
     def get_statistics(self) -> dict[str, Any]:
@@ -283,15 +296,16 @@ class Block(nn.Module):
         state: KVState | None = None,
         position: Tensor | None = None,
         choice: Choice | None = None,
-        adapts: bool = False,
+        kv_length: Tensor | None = None,
+        sight: Sight | None = None,
     ) -> Tensor | BlockOutput:
-        """(B, S, E) -> (B, S, E); what was measured goes with it where the call adapts."""
-        adapts = adapts and x_BSE.shape[1] > 1
+        """(B, S, E) -> (B, S, E); with a ``sight``, what was measured goes with it."""
         y = self.attention_norm(x_BSE)
-        y, measured = self.attention(y, y, y, choice, state=state, position=position, adapts=adapts)
+        cached = {"state": state, "position": position, "kv_length": kv_length}
+        y, measured = self.attention(y, y, y, choice, **cached, sight=sight)
         x_BSE = x_BSE + y
         x_BSE = x_BSE + self.mlp(self.mlp_norm(x_BSE))
-        return BlockOutput(x_BSE, None, measured) if adapts else x_BSE
+        return BlockOutput(x_BSE, None, measured) if measured else x_BSE
 
 
 class AdaAttnModel(LanguageModel):
@@ -316,6 +330,7 @@ class AdaAttnModel(LanguageModel):
         )
         self.adaptation = Adaptation(config.n_layers, config.n_heads, head_dim, config.rules)
         self.adapting = True
+        self._sight: Sight | None = None  # of the call that is under way
 
     def freeze(self, frozen: bool = True) -> None:
         """Keep the ranks and precisions as they are: calls are pure, and cost no analysis."""
@@ -345,19 +360,39 @@ class AdaAttnModel(LanguageModel):
             f"ranks and precisions that move no score by more than {float(worst_L.max()):.2g} nats",
         )
 
-    def given(self, cache: Cache | None, position: Tensor | None) -> Sequence[tuple[Any, ...]]:
-        """To every block what its heads compute with, and whether it is to measure itself."""
+    def given(
+        self, x_BSE: Tensor, cache: Cache | None, position: Tensor | None
+    ) -> Sequence[tuple[Any, ...]]:
+        """To every block what its heads compute with, and what they are to look at.
+
+        All that layers have in common is computed here, once.
+        """
+        (batch, length, _), rules = x_BSE.shape, self.adaptation.rules
+        dtype = computed_dtype(x_BSE)
+        self._sight = None
         if cache is None:
-            return [(choice, self.adapting) for choice in self.adaptation.chosen().rows()]
+            if self.adapting and length > 1:
+                self._sight = Sight.of(batch, length, length, True, x_BSE.device)
+            adapts = self._sight is not None
+            choices = self.adaptation.chosen().layers(rules, dtype, adapts=adapts)
+            return [(choice, None, self._sight) for choice in choices]
         assert isinstance(cache.common, Chosen)
         self.adaptation.begin(cache.common, position)
-        return [(choice, False) for choice in cache.common.rows()]
+        kv_length = None if position is None else position + length
+        choices = cache.common.layers(rules, dtype, cached=True)
+        return [(choice, kv_length, None) for choice in choices]
 
     def observe(self, measured: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Record the metrics, and choose what the next call computes with."""
-        super().observe(measured)
-        if measured:
-            self.adaptation.update(list(measured.values()))
+        sight, self._sight = self._sight, None
+        if sight is None:
+            return
+        adaptation = self.adaptation
+        found = adaptation.measures(list(measured.values()), sight)
+        values = found | {"rank": adaptation.rank_LH, "precision": adaptation.bits_LH}
+        for name, metric in self.metrics().items():
+            metric.copy_(values[name])
+        adaptation.update(found)
 
 
 def check(config: AdaAttnConfig) -> None:

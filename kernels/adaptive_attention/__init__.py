@@ -32,12 +32,15 @@ saved. ``manual`` is the definition, with the whole matrix of weights.
 
 from __future__ import annotations
 
+import math
 from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
+from kernels._autograd import needs_gradient
 from kernels._dispatch import run
 from kernels._operator import (
     Case,
@@ -134,7 +137,7 @@ def _check(
             )
 
 
-def _cut_and_rounded(
+def cut_and_rounded(
     x: Tensor, rank: Tensor | None, precision: Tensor | None, allow_fp8: bool
 ) -> Tensor:
     """``x`` [B, G, ..., D] with zeros past the rank, at each head's precision."""
@@ -146,19 +149,21 @@ def _cut_and_rounded(
         if allow_fp8:
             chosen = torch.where(bits <= 8, _rounded(x, torch.float8_e4m3fn), chosen)
         # Zero in value, and the whole of the gradient.
-        x = (x - x.detach()) + chosen
+        x = (x - x.detach()) + chosen if needs_gradient(x) else chosen
     if rank is not None:
-        x = torch.where(torch.arange(x.shape[-1], device=x.device) < rank.view(shape), x, 0)
+        x = x.masked_fill(torch.arange(x.shape[-1], device=x.device) >= rank.view(shape), 0)
     return x
 
 
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Multiples in ``dtype`` of a power of two per row, which are exact in x's own dtype."""
-    top = x.detach().abs().amax(-1, keepdim=True).float()
-    exponent = (top.view(torch.int32) >> 23).clamp_min(16) - 7
-    unit = (exponent << 23).view(torch.float32)
-    wide = accumulator(x.dtype)
-    return ((x.detach().to(wide) / unit).to(dtype).to(wide) * unit).to(x.dtype)
+    top = vector_norm(x.detach(), math.inf, -1, keepdim=True).float()
+    exponent = (top.view(torch.int32) & 0xFF << 23).clamp_min(16 << 23) - (7 << 23)
+    unit = exponent.view(torch.float32)
+    low = (x.detach() / unit).to(dtype)
+    if dtype != torch.float16:  # which FP32 multiplies as it is, and all of these products fit
+        low = low.to(torch.float32)
+    return (low * unit).to(x.dtype)
 
 
 def prepared(
@@ -183,8 +188,12 @@ def prepared(
             factor = rank.to(accumulator(q.dtype)).rsqrt()
             factor = factor[:, None].expand(groups, heads // groups).reshape(heads, 1, 1)
     q_BGRSD = q.unflatten(1, (groups, heads // groups))
-    q = _cut_and_rounded(q_BGRSD, rank, precision, allow_fp8).flatten(1, 2)
-    return q, _cut_and_rounded(k, rank, precision, allow_fp8), factor
+    if q.shape[2] == k.shape[2] == 1:  # a token that is decoded: launches are what it costs
+        both = torch.cat([q_BGRSD, k[:, :, None]], 2)
+        both = cut_and_rounded(both, rank, precision, allow_fp8)
+        return both[:, :, :-1].flatten(1, 2), both[:, :, -1], factor
+    q = cut_and_rounded(q_BGRSD, rank, precision, allow_fp8).flatten(1, 2)
+    return q, cut_and_rounded(k, rank, precision, allow_fp8), factor
 
 
 def reference(

@@ -232,6 +232,9 @@ def _dkdv(
         rank, scale, R, D, CAUSAL, False, False, M, PRECISION,
     )  # fmt: skip
     tl.store(dk_ptr + o_kt * dk_token + o_c[None, :], b_dk * scale, mask=m_kc)
+    b_none = tl.zeros([N, BLOCK_D], dtype=tl.float32)
+    m_past = m_kd & (o_d >= rank)[None, :]
+    tl.store(dk_ptr + o_kt * dk_token + o_d[None, :], b_none, mask=m_past)
     tl.store(dv_ptr + o_kt * dv_token + o_d[None, :], b_dv, mask=m_kd)
 
 
@@ -244,7 +247,7 @@ def adaptive_attention_dkdv_kernel(
     CAUSAL: tl.constexpr, RANKED: tl.constexpr, WIDTHS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one block of keys and values; columns of dk past the rank are not written."""
+    """Gradients of one block of keys and values; columns of dk past the rank are zeros."""
     n_groups = tl.num_programs(0) // tl.cdiv(keys, N)
     i_bg = tl.program_id(0) % n_groups
     i_n = tl.program_id(0) // n_groups
@@ -312,6 +315,9 @@ def _dq(
     )  # fmt: skip
     p_dq = dq_ptr + o_r[:, None] * dq_head + o_st * dq_token + o_c[None, :]
     tl.store(p_dq, b_dq * scale, mask=m_mc)
+    p_past = dq_ptr + o_r[:, None] * dq_head + o_st * dq_token + o_d[None, :]
+    b_none = tl.zeros([M, BLOCK_D], dtype=tl.float32)
+    tl.store(p_past, b_none, mask=m_md & (o_d >= rank)[None, :])
 
 
 @triton.jit

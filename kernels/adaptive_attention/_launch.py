@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels import hardware
 from kernels._autograd import applied, needs_gradient, once_differentiable
-from kernels._operator import Implementation, cdiv, unit_stride
+from kernels._operator import Implementation, by_tokens, cdiv, unit_stride
 from kernels._replay import replayed
 from kernels._triton import (
     LARGE_BYTES,
@@ -100,7 +100,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor | None]:
     (batch, groups, keys, _), (heads, length) = k.shape, q.shape[1:3]
     rows = length * (heads // groups)
-    out = torch.empty_like(q)
+    out = by_tokens(q)
     lse = None
     if keep:
         lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
@@ -128,9 +128,7 @@ def _dkdv(
     rank: Tensor | None,
     options: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
-    # What lies past a head's rank has no gradient, and the kernels do not write it.
-    dk = torch.empty_like(k) if rank is None else torch.zeros_like(k)
-    dv = torch.empty_like(v)
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
     m, n, warps, stages = _DKDV.tile(
         key_of(q, MANY_ROWS, options["CAUSAL"], options["WIDTHS"]),
         _dkdv, q, k, v, dout, lse, delta, rank, options,
@@ -154,7 +152,7 @@ def _dq(
     rank: Tensor | None,
     options: dict[str, Any],
 ) -> Tensor:
-    dq = torch.empty_like(q) if rank is None else torch.zeros_like(q)
+    dq = torch.empty_like(q)
     m, n, warps, stages = _DQ.tile(
         key_of(q, MANY_ROWS, options["CAUSAL"], options["WIDTHS"]),
         _dq, q, k, v, dout, lse, delta, rank, options,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels._autograd import applied, needs_gradient, once_differentiable
-from kernels._operator import Implementation, cdiv, unit_stride
+from kernels._operator import Implementation, by_tokens, cdiv, unit_stride
 from kernels._replay import replayed
 from kernels._triton import (
     LARGE_BYTES,
@@ -196,7 +196,7 @@ def _forward(
         _forward, q, k, v, causal, window, scale, kv_length, keep,
     )  # fmt: skip
     splits = _splits(q, k, rows, m, n)
-    out = torch.empty_like(q)
+    out = by_tokens(q)
     lse = None
     if keep:
         lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)

@@ -213,13 +213,16 @@ def test_frozen_sequences_of_a_batch_do_not_touch_one_another(model, tokens_BS):
     torch.testing.assert_close(whole, alone, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("bits", [8, 16, 32])
+@pytest.mark.parametrize("bits", [8, 16, 32, None])
 @given(pieces=st.lists(st.integers(1, 6), min_size=1, max_size=6), first_is_empty=st.booleans())
 @settings(max_examples=10)
 def test_decoding_in_any_pieces_gives_what_one_frozen_call_gives(bits, pieces, first_is_empty):
-    """In FP64: the sums of other shapes then never lie on the other side of a rounding."""
-    config = dataclasses.replace(CONFIG, allow_fp8=True)
-    model = chosen(ADAATTN.materialise(config, dtype=torch.float64, seed=7), bits=bits)
+    """In FP64: the sums of other shapes then never lie on the other side of a rounding.
+
+    With no bits to choose, nothing is rounded, and keys are cut by their basis.
+    """
+    config = dataclasses.replace(CONFIG, allow_fp8=True, adaptive_precision=bits is not None)
+    model = chosen(ADAATTN.materialise(config, dtype=torch.float64, seed=7), bits=bits or 32)
     total = sum(pieces)
     tokens_BS = torch.randint(0, 256, (2, total), generator=torch.Generator().manual_seed(4))
     with torch.inference_mode():

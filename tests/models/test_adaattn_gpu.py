@@ -139,13 +139,11 @@ def test_the_basis_on_the_gpu_is_that_of_the_cpu():
     for _ in range(2):
         here(tokens(2, LENGTH))
         there(tokens(2, LENGTH).cpu())
-    for one, other in zip(
-        here.adaptation.chosen().rows(), there.adaptation.chosen().rows(), strict=True
-    ):
-        assert torch.equal(one.rank.cpu(), other.rank)
-        # Behind a quarter of the columns the spectrum falls steeply.
-        kept, expected = one.basis[..., : DIM // 4].cpu(), other.basis[..., : DIM // 4]
-        torch.testing.assert_close(kept @ kept.mT, expected @ expected.mT, rtol=0, atol=0.02)
+    one, other = here.adaptation.chosen(), there.adaptation.chosen()
+    assert torch.equal(one.rank.cpu(), other.rank)
+    # Behind a quarter of the columns the spectrum falls steeply.
+    kept, expected = one.basis[..., : DIM // 4].cpu(), other.basis[..., : DIM // 4]
+    torch.testing.assert_close(kept @ kept.mT, expected @ expected.mT, rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp", "half"])

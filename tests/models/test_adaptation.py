@@ -17,9 +17,12 @@ from models._adaptive import (
     TOKENS,
     TOLERANCE,
     Adaptation,
-    Choice,
+    Chosen,
     Rules,
-    analyse,
+    Sight,
+    longest,
+    look,
+    sampled,
     score_error,
     settle,
 )
@@ -59,6 +62,18 @@ def measured_by_hand(q, k, scale, seen):
     return entropies, largest
 
 
+def analyse(q, k, scale, causal, mask=None):
+    """As one layer that does not adapt its rank."""
+    (batch, heads, length, dim), keys = q.shape, k.shape[2]
+    sight = Sight.of(batch, length, keys, causal, q.device, mask)
+    found = look(q, k, sight, scale) | {"q": longest(q, None), "k": longest(k, None)}
+    adaptation = Adaptation(1, heads, dim, Rules(adaptive_rank=False))
+    measured = adaptation.measures([found | {"rows": sampled(q, k, sight)}], sight)
+    return {name: values[0] for name, values in measured.items()} | {
+        "largest": found["largest"] * scale
+    }
+
+
 @pytest.mark.parametrize("length", [2, 5, 45, 70])
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_analysis_is_its_definition(length, causal):
@@ -95,14 +110,11 @@ def update(adaptation, entropy=0.5, largest=1.0, rows=None, times=1):
         rows = drawn(heads, 2 * TOKENS, dim)
     for _ in range(times):
         adaptation.update(
-            [
-                {
-                    "entropy": torch.as_tensor(entropy).float().expand(heads),
-                    "largest": torch.as_tensor(largest).float().expand(heads),
-                    "rows": rows,
-                }
-            ]
-            * adaptation.rows
+            {
+                "entropy": torch.as_tensor(entropy).float().expand(adaptation.rows, heads),
+                "largest": torch.as_tensor(largest).float().expand(adaptation.rows, heads),
+                "rows": rows.expand(adaptation.rows, *rows.shape),
+            }
         )
 
 
@@ -121,11 +133,11 @@ def test_the_basis_becomes_as_good_as_that_of_a_full_decomposition(every):
     rows, _ = rows_of_spectrum([0.8**i for i in range(DIM)])
     adaptation = Adaptation(1, HEADS, DIM, Rules(refresh_every=every))
     update(adaptation, rows=rows, times=25)
-    (choice,) = adaptation.chosen().rows()
+    (basis,) = adaptation.chosen().basis
     eye = torch.eye(DIM).expand(HEADS, DIM, DIM)
-    torch.testing.assert_close(choice.basis.mT @ choice.basis, eye, rtol=0, atol=1e-5)
+    torch.testing.assert_close(basis.mT @ basis, eye, rtol=0, atol=1e-5)
     for rank in (2, 8, 14):
-        kept = choice.basis[..., :rank]
+        kept = basis[..., :rank]
         lost = (rows - rows @ kept @ kept.mT).flatten(1).norm(dim=1) / rows.flatten(1).norm(dim=1)
         _, least = kernels.low_rank(rows, rank, impl="torch")
         assert (lost <= 1.05 * least).all() and (lost >= 0.999 * least).all(), rank
@@ -136,8 +148,8 @@ def test_the_basis_follows_when_what_matters_changes_places():
     adaptation = Adaptation(1, HEADS, DIM, Rules(refresh_every=1))
     update(adaptation, rows=forwards, times=3)
     update(adaptation, rows=forwards.flip(-1), times=16)
-    (choice,) = adaptation.chosen().rows()
-    kept = choice.basis[..., : DIM // 4]
+    (basis,) = adaptation.chosen().basis
+    kept = basis[..., : DIM // 4]
     lost = (forwards.flip(-1) @ (torch.eye(DIM) - kept @ kept.mT)).flatten(1).norm(dim=1)
     _, least = kernels.low_rank(forwards.flip(-1), DIM // 4, impl="torch")
     assert (lost / forwards.flatten(1).norm(dim=1) <= 1.02 * least).all()
@@ -270,13 +282,15 @@ def test_no_score_is_further_off_than_the_bound(seed, rank, bits, decay, factor)
     spectrum = decay ** torch.arange(DIM).double()
     q, k = (drawn(2, HEADS, 12, DIM, seed=seed + i) * spectrum.float() for i in range(2))
     rules = Rules(allow_fp8=True)
-    choice = Choice(
-        torch.full((HEADS,), rank),
-        torch.full((HEADS,), bits),
-        torch.eye(DIM).expand(HEADS, DIM, DIM),
-        torch.full((HEADS,), factor),
+    chosen = Chosen(
+        torch.full((1, HEADS), rank),
+        torch.full((1, HEADS), bits),
+        torch.eye(DIM).expand(1, HEADS, DIM, DIM),
+        torch.full((1, HEADS), factor),
     )
-    bound = score_error(factor * q, k, choice, 0.25, rules)
+    (choice,) = chosen.layers(rules, q.dtype, adapts=True)
+    lengths = (longest(x, choice.parts)[None] for x in (factor * q, k))
+    (bound,) = score_error(*lengths, chosen, 0.25, rules, q.dtype)
     low_q, low_k, _ = prepared(factor * q, k, choice.rank, choice.bits, 0.25, True)
     exact = q.double() @ k.double().mT * 0.25
     off = (low_q.double() @ low_k.double().mT * 0.25 - exact).abs().amax((0, 2, 3))
