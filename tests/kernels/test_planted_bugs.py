@@ -410,7 +410,7 @@ BUGS = {
         CHOICE, "b_p * (b_dp - tl.sum(b_p * b_dp, axis=1)[:, None])", "b_p * b_dp", None,
     ),
     "moe_experts: the gate is not activated": (
-        EXPERTS, "b_gate * tl.sigmoid(b_gate) * b_up", "b_gate * b_up", MIXTURE,
+        EXPERTS, "b_gate * sigmoid(b_gate) * b_up", "b_gate * b_up", MIXTURE,
     ),
     "moe_experts: choices are taken for tokens": (
         EXPERTS, "o_n = (tl.load(order_ptr + o_m) // K)", "o_n = (tl.load(order_ptr + o_m) % K)",

@@ -3,6 +3,9 @@
 import dataclasses
 import gc
 import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ import kernels
 from kernels import GENERATIONS, OPS, Implementation, Mistake, hardware
 from kernels._dispatch import _candidates_once
 from kernels._triton import DISABLED, INSTALLED, INTERPRETED
-from kernels.attention import _chunked, _flash, _memory
+from kernels.attention import _chunked, _flash, _memory, _sdpa
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="nothing here runs a kernel")
 
@@ -128,6 +131,26 @@ def test_the_chain_of_attention_never_ends(monkeypatch):
     finally:
         monkeypatch.undo()
         _candidates_once.cache_clear()
+
+
+def test_threads_that_attend_at_once_leave_the_switches_as_they_were(monkeypatch):
+    began = threading.Event()
+
+    def slowly(q, *_, **__):
+        began.set()
+        time.sleep(0.05)
+        return q
+
+    monkeypatch.setattr(_sdpa, "scaled_dot_product_attention", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(kernels.attention, *inputs(4), backend="sdpa_flash")
+        began.wait(10)
+        second = pool.submit(kernels.attention, *inputs(4), backend="sdpa_flash")
+        assert first.result() is not second.result()
+    try:
+        assert torch.backends.cuda.math_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_math_sdp(True)
 
 
 def without_flash(monkeypatch, total_bytes):
