@@ -2,7 +2,8 @@
 
 Masks of a row under a condition are comparisons of channels with either all channels or none. Four
 rows are taken at a time and loaded before any is stored, because the compiler cannot move a load
-above a store; the three rows before them stay in registers.
+above a store, and the next ones are fetched meanwhile (``STAGES``); the three rows before them stay
+in registers.
 """
 
 from __future__ import annotations
