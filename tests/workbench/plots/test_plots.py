@@ -26,6 +26,7 @@ from sessions.model import (
     TELEMETRY_COLUMNS,
     Configuration,
     Event,
+    Phase,
     PhaseSpan,
     Segment,
     Session,
@@ -34,6 +35,7 @@ from workbench.ui import export
 from workbench.ui.plots import PLOTS, Plot, Run
 from workbench.ui.plots._canvas import Canvas, canvas_view
 from workbench.ui.plots._layers import Line
+from workbench.ui.plots._phases import Phases
 from workbench.ui.plots._telemetry import devices
 from workbench.ui.style import paper_style, screen_style
 from workbench.ui.theme import DARK, LIGHT, PRINT
@@ -314,11 +316,32 @@ def test_labels_of_markers_do_not_overlap():
 def test_one_slow_step_does_not_flatten_the_others_and_is_told():
     session = gpu_session(1, 400)
     session.segments[0].steps["gpu_ms"][200] = 31_000.0
+    times = np.asarray(session.segments[0].steps["gpu_ms"])
+    highest = times[times < 1.5 * np.median(times)].max()
     _, canvas = painted(PLOTS["step_time"], [Run(session)], STYLES["dark"])
     bottom, top = canvas.vb.viewRange()[1]
     assert bottom == 0
-    assert top < 100
+    assert highest < top < 1.2 * highest  # room for the note, and none for what it tells of
     assert canvas._off_scale.text == "above the axis: up to 31.0 s"
+
+
+def test_no_phase_is_named_below_the_note_on_what_is_off_the_scale():
+    session = gpu_session(1, 400)
+    segment = session.segments[0]
+    segment.steps["gpu_ms"][:] = 20.0
+    last = float(segment.steps["t_s"][-1])
+    segment.phases.append(PhaseSpan(Phase.WARM_UP, 0.8 * last, last))
+
+    def named() -> list[str]:
+        _, canvas = painted(PLOTS["step_time"], [Run(session)], STYLES["print"], size=(900, 500))
+        frame = canvas._frame(canvas.vb.rect())
+        (phases,) = (layer for layer in canvas.layers if isinstance(layer, Phases))
+        places = [(area.left(), name) for area, _, name in phases.areas(frame) if name]
+        return [name for left, name in places if left > 0.5 * frame.width]
+
+    assert named() == ["warm-up"]
+    segment.steps["gpu_ms"][200] = 31_000.0
+    assert named() == []
 
 
 def test_the_second_axis_reads_what_was_measured():

@@ -24,6 +24,7 @@ from workbench.ui.style import Style, shade
 # How far samples may lift the y axis above what it follows: single outliers shall not flatten it.
 _REACH = 0.6
 _BELOW_STRIP_PX = 5.0  # where that note begins: under the colours of the segments
+_NOTE_ROOM = 0.1  # of the axis, for that note
 _NOTE_PX = 300.0  # from the right edge: where the note on what is off the scale ends at most
 _BINS_PER_OCTAVE = 4  # bin widths are rounded to these, so that a growing view shimmers rarely
 
@@ -223,6 +224,9 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         if text != self._off_scale.text:
             self._off_scale.text = text
             self._off_scale.fresh = -math.inf
+        for layer in self.layers:
+            if isinstance(layer, Phases):
+                layer.name_left_of(self._off_scale.left(frame))
         for layer in [*self.layers, self._cursor, self._off_scale]:
             layer.settle(frame)
 
@@ -242,10 +246,12 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         low, high = min(s[0] for s in spans), max(s[1] for s in spans)
         base = min(0.0, low) if self.zero else low
         reach = _REACH * ((high - base) or abs(high) or 1.0)
-        if loose:
-            high = max(high, min(max(s[1] for s in loose), high + reach))
-            if not self.zero:
-                low = min(low, max(min(s[0] for s in loose), low - reach))
+        for layer in self.layers:
+            if isinstance(layer, TrackLayer):
+                lowest, highest = layer.extremes_within(low - reach, high + reach)
+                low, high = (low if self.zero else min(low, lowest)), max(high, highest)
+        if any(high < span[1] for span in loose):
+            high += _NOTE_ROOM * (high - base)
         if self.zero:
             low = min(0.0, low)
         if high <= low:
@@ -332,17 +338,21 @@ class OffScale(Layer):
         self._style = style
         self.text = ""
 
+    def left(self, frame: Frame) -> float:
+        """Where the note begins, in pixels; the right edge where there is none."""
+        metrics = QFontMetricsF(self._style.font(small=True))
+        left = frame.width - metrics.horizontalAdvance(self.text) - 24
+        return left if self.text and left > -4 else frame.width
+
     def draw(self, painter: QPainter, frame: Frame) -> None:
-        if not self.text or self.exposed[1] < frame.width - _NOTE_PX:
+        begins = self.left(frame)
+        if begins >= frame.width or self.exposed[1] < frame.width - _NOTE_PX:
             return
         style = self._style
         font = style.font(small=True)
         metrics = QFontMetricsF(font)
-        width = metrics.horizontalAdvance(self.text)
-        left = frame.width - width - 8
-        if left < 12:
-            return
-        plate = QRectF(left - 16, _BELOW_STRIP_PX, width + 22, metrics.height() + 2)
+        left = begins + 16
+        plate = QRectF(begins, _BELOW_STRIP_PX, frame.width - 2 - begins, metrics.height() + 2)
         painter.fillRect(plate, shade(style.theme.surface, 0.92))
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
         painter.setPen(Qt.PenStyle.NoPen)

@@ -215,6 +215,13 @@ class TrackLayer(Layer):
         """Lowest and highest finite value of what is looked at."""
         return self._extremes
 
+    def extremes_within(self, low: float, high: float) -> tuple[float, float]:
+        """Lowest and highest value looked at from ``low`` to ``high``; inf and -inf without any."""
+        values = [bound for view, _ in self._views for bound in (view.low, view.high)]
+        seen = np.concatenate([np.empty(0), *values])
+        seen = seen[(seen >= low) & (seen <= high)]
+        return float(seen.min(initial=np.inf)), float(seen.max(initial=-np.inf))
+
     def _find_extremes(self) -> tuple[float, float] | None:
         views = [view for view, _ in self._views if len(view.low)]
         if not views:

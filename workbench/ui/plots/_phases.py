@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QBrush, QFontMetricsF, QPainter, QPen
@@ -25,6 +26,13 @@ class Phases(Layer):
         self._run = run
         self._style = style
         self._spans: list[PhaseSpan] = []
+        self._named_until = math.inf
+
+    def name_left_of(self, place: float) -> None:
+        """Leave ``place`` and what is right of it, in pixels, to another text."""
+        if place != self._named_until:
+            self._named_until = place
+            self.fresh = -math.inf
 
     def pull(self) -> None:
         spans: list[PhaseSpan] = []
@@ -53,24 +61,31 @@ class Phases(Layer):
             for phase in present
         ]
 
+    def areas(self, frame: Frame) -> Iterator[tuple[QRectF, int, str]]:
+        """Where each phase is, in pixels, which it is, and its name, empty without room for it."""
+        metrics = QFontMetricsF(self._style.font(small=True))
+        for span in self._spans:
+            if not 0 <= span.phase < len(self._style.theme.phases):
+                continue
+            left = max(0.0, frame.px(span.start_s))
+            right = min(frame.width, frame.px(span.stop_s))
+            name = Phase(span.phase).title
+            room = min(right, self._named_until) - left
+            if room <= metrics.horizontalAdvance(name) + 8 or frame.height <= 60:
+                name = ""
+            yield QRectF(left, 0, max(1.0, right - left), frame.height), span.phase, name
+
     def draw(self, painter: QPainter, frame: Frame) -> None:
         style = self._style
-        scale = frame.width / (frame.x[1] - frame.x[0])
-        for span in self._spans:
-            if not 0 <= span.phase < len(style.theme.phases):
+        font = style.font(small=True)
+        ascent = QFontMetricsF(font).ascent()
+        for area, phase, name in self.areas(frame):
+            if area.right() < max(0.0, self.exposed[0]):
                 continue
-            left = max(0.0, (span.start_s - frame.x[0]) * scale)
-            right = min(frame.width, (span.stop_s - frame.x[0]) * scale)
-            if right < max(0.0, self.exposed[0]) or left > min(frame.width, self.exposed[1]):
+            if area.left() > min(frame.width, self.exposed[1]):
                 continue
-            font = style.font(small=True)
-            metrics = QFontMetricsF(font)
-            color = style.theme.phases[span.phase]
-            width = max(1.0, right - left)
-            painter.fillRect(QRectF(left, 0, width, frame.height), shade(color, _ALPHA))
-            text = Phase(span.phase).title
-            if width > metrics.horizontalAdvance(text) + 8 and frame.height > 60:
-                painter.setFont(font)
-                painter.setPen(shade(style.theme.muted))
-                painter.drawText(QPointF(left + 4, 3 + metrics.ascent()), text)
+            painter.fillRect(area, shade(style.theme.phases[phase], _ALPHA))
+            painter.setFont(font)
+            painter.setPen(shade(style.theme.muted))
+            painter.drawText(QPointF(area.left() + 4, 3 + ascent), name)
         painter.setPen(Qt.PenStyle.NoPen)

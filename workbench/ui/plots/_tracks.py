@@ -19,6 +19,7 @@ from workbench.ui.plots._arrays import Array
 from workbench.ui.plots._pyramid import Pyramid, reduce_bins
 
 WINDOW = 41  # steps; puts the 5th, 50th and 95th percentile exactly on the 3rd, 21st and 39th
+FEWEST = 20  # steps of which 5 % are one: of fewer, the outer percentiles are the extremes
 # Up to how many steps every how many get rolling values: as many as a screen can show apart.
 _HOPS = ((4096, 1), (65_536, 8), (np.inf, 32))
 _EVERY = ((np.inf, 1),)
@@ -178,9 +179,10 @@ class Rolling:
     """Rolling median, 5th and 95th percentile over the last ``WINDOW`` steady steps of a segment.
 
     Compiling and warming up are left out: one slow first step would lift the percentiles of the
-    next twenty. The first windows hold fewer steps. Unless it is not to be ``thin``, only some
-    steps of a long segment get values, every 8th or 32nd. ``columns`` has the steady step's start,
-    its number among the steady steps, its row among all steps, and the three percentiles.
+    next twenty. The first windows hold fewer steps, and below ``FEWEST`` a median alone. Unless it
+    is not to be ``thin``, only some steps of a long segment get values, every 8th or 32nd.
+    ``columns`` has the steady step's start, its number among the steady steps, its row among all
+    steps, and the three percentiles.
     """
 
     def __init__(self, segment: Segment, column: str, *, thin: bool = True) -> None:
@@ -237,13 +239,18 @@ class Rolling:
 def rolling_percentiles(windows: Array) -> tuple[Array, Array, Array]:
     """5th, 50th and 95th percentile of every window (n, WINDOW); leading NaN is passed over.
 
+    The outer two are NaN where fewer than ``FEWEST`` values are left.
+
     Trailing windows, unlike the centred ones of ``sessions.statistics``: a live line cannot wait
     for the steps that come after it.
     """
     results = np.empty((3, len(windows)), np.float32)
     partial = int(np.count_nonzero(np.isnan(windows[:WINDOW, 0])))
     for index in range(partial):
-        results[:, index] = np.nanpercentile(windows[index], (5, 50, 95))
+        held = windows[index][~np.isnan(windows[index])]
+        results[:, index] = np.nan, np.median(held), np.nan
+        if len(held) >= FEWEST:
+            results[[0, 2], index] = np.percentile(held, (5, 95), method="nearest")
     ranks = [(WINDOW - 1) * percent // 100 for percent in (5, 50, 95)]
     for start in range(partial, len(windows), _CHUNK):
         chunk = slice(start, start + _CHUNK)

@@ -1,7 +1,8 @@
 """Time of every step: samples, rolling median, and the band from the 5th to the 95th percentile.
 
-Median and band run over the last 41 steady steps of a segment. The axis follows the band; how far
-single samples reach above it is said in the corner.
+Median and band run over the last 41 steady steps of a segment; the band begins with the twentieth,
+since 5 % of fewer are less than one. The axis follows the band; how far single samples reach above
+it is said in the corner.
 """
 
 from __future__ import annotations
