@@ -61,6 +61,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from workbench.ui.interrupts import Interrupts
 
     application = QApplication(["workbench"])
+    display.hush_offscreen()
     with tempfile.TemporaryDirectory() as folder:  # the demo leaves a person's settings alone
         arguments_of_window = app.parse(["--settings", str(Path(folder) / "demo.ini")])
         window = app.build(application, arguments_of_window)

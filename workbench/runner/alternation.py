@@ -244,7 +244,8 @@ class Alternation:
         self._rig.check_cancelled()
         contender.arm = arm
         contender.build_s = time.perf_counter() - began
-        rig.wire.send(protocol.Facts(segment=contender.segment, ledger=rig.facts_of(arm)))
+        facts = rig.facts_of(arm, contender.segment)
+        rig.wire.send(protocol.Facts(segment=contender.segment, ledger=facts))
         return arm
 
     def _go_alone(self, contender: Contender, failure: protocol.Failure) -> Arm:

@@ -42,13 +42,18 @@ class Roof:
     """The ceilings of one device, measured where they are not kept; each finding is told.
 
     ``found`` is what is known so far; ``disturbance`` says in a clause who else used the device in
-    a stretch of ``perf_counter_ns``, empty where nobody did.
+    a stretch of ``perf_counter_ns``, empty where nobody did; ``known`` hears of each finding.
     """
 
     def __init__(
-        self, wire: Wire, device: torch.device, disturbance: Callable[[int, int], str]
+        self,
+        wire: Wire,
+        device: torch.device,
+        disturbance: Callable[[int, int], str],
+        known: Callable[[Ceilings], None] = lambda _: None,
     ) -> None:
         self._wire, self.device, self._disturbance = wire, device, disturbance
+        self._known = known
         self.found: Ceilings | None = None
 
     def at_start(self) -> None:
@@ -121,6 +126,8 @@ class Roof:
 
     def _tell(self, source: str, why: str) -> None:
         self._wire.send(protocol.CeilingsFound(ceilings=self.found, source=source, why=why))
+        if self.found is not None:
+            self._known(self.found)
 
 
 def _keep(found: Ceilings) -> str:

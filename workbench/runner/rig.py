@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from sessions.comparison import OTHERS, OWN_PEAK
-from sessions.model import Phase, Scalar
+from sessions.model import Ceilings, Phase, Scalar
 from workbench import protocol
 from workbench.runner.arm import Arm, Arms
 from workbench.runner.ceilings import Roof, matrix_dtype
@@ -60,13 +60,14 @@ class Rig:
         self.memory = make_memory(self.device, self.arms.others_bytes)
         self.phases = PhaseTracker(self._phase_changed)
         self.watchdog = Watchdog(self.wire)
-        self.roof = Roof(self.wire, self.device, self.disturbance)
+        self.roof = Roof(self.wire, self.device, self.disturbance, self._ceilings_known)
         self.predictor = Predictor(self.roof)
         self._alarm = Alarm()
         self._companions = Companions(self.wire, self.device)
         self._arm: weakref.ref[Arm] | None = None  # that steps
         self._sampler: Sampler | None = None
         self._own_peaks: dict[int, float] = {}  # by segment
+        self._roofless: dict[int, tuple[str, int]] = {}  # by segment: dtype, devices
 
     def start(self) -> None:
         """Start the threads that watch."""
@@ -178,22 +179,21 @@ class Rig:
         facts: dict[str, Scalar] = {OWN_PEAK: own, OTHERS: memory.others}
         self.wire.send(protocol.Facts(segment=self.segment, ledger=facts))
 
-    def facts_of(self, arm: Arm) -> dict[str, Scalar]:
-        """The arm's ledger, and what its steps are set against."""
+    def facts_of(self, arm: Arm, segment: int) -> dict[str, Scalar]:
+        """The arm's ledger, and what the segment's steps are set against, or will be once known."""
         facts = {**arm.ledger, **arm.counted}
-        known = self.roof.found
-        if known is None:
-            return facts
-        dtype = matrix_dtype(arm.situation)
-        roof: dict[str, Scalar] = {
-            "bytes_per_s": known.bytes_per_s,
-            "ceilings_created": known.created,
-            "matrix_dtype": dtype,
-        }
         devices = 1 if arm.divided is None or self.device.type == "cpu" else arm.divided.ranks
-        if dtype in known.flops_per_s:
-            roof["matrix_flops_per_s"] = devices * known.flops_per_s[dtype]
-        return {**facts, **roof}
+        dtype = matrix_dtype(arm.situation)
+        if self.roof.found is None:
+            self._roofless[segment] = dtype, devices
+            return facts
+        return {**facts, **_roof_facts(self.roof.found, dtype, devices)}
+
+    def _ceilings_known(self, found: Ceilings) -> None:
+        for segment, (dtype, devices) in self._roofless.items():
+            facts = _roof_facts(found, dtype, devices)
+            self.wire.send(protocol.Facts(segment=segment, ledger=facts))
+        self._roofless.clear()
 
     def answer(self, asked: protocol.Predict) -> None:
         """Say what the roofline makes of two configurations."""
@@ -221,3 +221,15 @@ class Rig:
             self.phases.clock_mhz(sample["sm_clock"])
         if told := self._alarm.told(sample.get("others"), who, time.perf_counter()):
             self.wire.send(protocol.Note(kind="warning", text=told))
+
+
+def _roof_facts(known: Ceilings, dtype: str, devices: int) -> dict[str, Scalar]:
+    """What the ledger says of the ceilings that steps in ``dtype`` on so many devices have."""
+    facts: dict[str, Scalar] = {
+        "bytes_per_s": known.bytes_per_s,
+        "ceilings_created": known.created,
+        "matrix_dtype": dtype,
+    }
+    if dtype in known.flops_per_s:
+        facts["matrix_flops_per_s"] = devices * known.flops_per_s[dtype]
+    return facts

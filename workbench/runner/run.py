@@ -159,7 +159,7 @@ class Run:
             with rig.phases.during(Phase.BUILD):
                 arm = rig.arms.get(situation, rig.phases)
             self._check_cancelled()
-            self._facts(**rig.facts_of(arm))
+            self._facts(**rig.facts_of(arm, rig.segment))
             self._entered.enter_context(arm.entered())
             if not reused and arm.prepare():
                 self._facts(**arm.ledger)

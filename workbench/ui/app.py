@@ -34,6 +34,7 @@ def _open(arguments: argparse.Namespace) -> int:
     from workbench.ui.interrupts import Interrupts
 
     application = QApplication(["workbench"])
+    display.hush_offscreen()
     window = build(application, arguments)
     interrupts = Interrupts(window)
     if not arguments.replay:

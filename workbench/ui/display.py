@@ -56,6 +56,24 @@ def trouble(environment: Mapping[str, str] = os.environ) -> str:
     return _unreachable(display) or _missing(XCB_PACKAGES)
 
 
+def hush_offscreen() -> None:
+    """Leave out what Qt's offscreen platform says of itself whenever a window gets a size."""
+    from PySide6.QtCore import (
+        QMessageLogContext,
+        QtMsgType,
+        qFormatLogMessage,
+        qInstallMessageHandler,
+    )
+    from PySide6.QtGui import QGuiApplication
+
+    def tell(kind: QtMsgType, context: QMessageLogContext, message: str) -> None:
+        if not message.startswith("This plugin does not support"):
+            sys.stderr.write(f"{qFormatLogMessage(kind, context, message)}\n")
+
+    if QGuiApplication.platformName() == "offscreen":
+        qInstallMessageHandler(tell)
+
+
 def _missing(packages: Mapping[str, str]) -> str:
     absent = {name: package for name, package in packages.items() if not _loads(name)}
     if not absent:

@@ -12,6 +12,7 @@ from kernels import _timing
 from models import FAMILIES
 from sessions.ceilings import describe
 from sessions.model import Ceilings, Configuration
+from workbench import protocol
 from workbench.runner import predictor as predictors
 from workbench.runner import tally
 from workbench.runner.ceilings import Roof, matrix_dtype
@@ -164,6 +165,32 @@ def test_what_was_measured_beside_others_is_used_and_told_and_not_kept(monkeypat
     assert "while python (process 7) used 25 % of the CPU are not kept" in told[-1].why
     roof.at_start()
     assert roof.found == quiet and told[-1].why == ""
+
+
+def test_segments_from_before_the_ceilings_hear_of_them_once_they_are_measured(monkeypatch):
+    monkeypatch.setattr(_timing, "matrix_rate", lambda where, dtype: 1e12)
+    monkeypatch.setattr(_timing, "copy_rate", lambda where: 1e10)
+    told = []
+    rig = Rig(SimpleNamespace(send=told.append), CPU)
+    told_of = {"ledger": {}, "counted": {}, "divided": None}
+    wide, narrow = configured("forward"), configured("forward", precision="bf16")
+    arms = {
+        segment: SimpleNamespace(**told_of, situation=resolve(one, CPU))
+        for segment, one in ((0, wide), (3, narrow))
+    }
+    for segment, arm in arms.items():
+        assert rig.facts_of(arm, segment) == {}
+    rig.roof.measure()
+    rig.roof.measure()
+    facts = {one.segment: one.ledger for one in told if isinstance(one, protocol.Facts)}
+    assert {segment: one["matrix_dtype"] for segment, one in facts.items()} == {
+        0: "float32",
+        3: "bfloat16",
+    }
+    for segment, arm in arms.items():
+        assert facts[segment]["matrix_flops_per_s"] == 1e12
+        assert rig.facts_of(arm, segment).keys() == facts[segment].keys()
+    assert sum(isinstance(one, protocol.Facts) for one in told) == 2
 
 
 @pytest.mark.parametrize("share, told", [(24.0, ""), (60.0, "others used 60 % of the CPU")])
