@@ -173,12 +173,40 @@ def test_looking_at_all_pairs_at_once_gives_what_looking_at_each_gives(logs):
             assert half[n - 1] == np.inf
 
 
-def test_the_interval_reaches_at_least_as_far_as_t_and_as_bca():
-    logs = stats.expon.rvs(size=30, random_state=5) * 0.02
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_interval_reaches_at_least_as_far_as_t_and_as_bca(sign):
+    logs = sign * stats.expon.rvs(size=30, random_state=5) * 0.02
     found = verdict.interval(logs)
-    mean, half = verdict.paths(logs)
-    assert found.low <= mean[-1] - half[-1] + 1e-12 and found.high >= mean[-1] + half[-1]
-    assert found.high - found.mean > 1.05 * half[-1], "skewed to the right, BCa reaches further"
+    half = verdict.paths(logs)[1][-1]
+    below, above = found.mean - found.low, found.high - found.mean
+    assert min(below, above) >= half - 1e-12
+    assert (above if sign > 0 else below) > 1.05 * half, "where the tail is, BCa reaches further"
+
+
+def test_of_fewer_pairs_than_a_verdict_needs_the_interval_is_that_of_t():
+    logs = np.array([0.01, 0.03, 0.02, 0.05, 0.02, 0.01, 0.04])
+    found = verdict.interval(logs)
+    half = float(verdict.critical(7)) * logs.std(ddof=1) / math.sqrt(7)
+    assert (found.low, found.high) == pytest.approx((logs.mean() - half, logs.mean() + half))
+
+
+@given(
+    st.integers(2, 200),
+    st.floats(-0.2, 0.2),
+    st.just(0.0) | st.floats(1e-12, 0.1),
+    st.floats(0, 0.05),
+)
+def test_a_p_value_is_a_probability_and_smaller_the_farther_from_the_margin(n, mean, scatter, edge):
+    def of(mean: float) -> float:
+        return verdict.p_value(verdict.Interval(n, mean, 0.0, 0.0, scatter), edge)
+
+    farther = math.copysign(abs(mean) + 0.01, mean)
+    assert 0 <= of(farther) <= of(mean) <= 1
+    if abs(mean) <= edge:
+        assert of(mean) == 1
+    elif scatter == 0:
+        assert of(mean) == 0
+    assert verdict.p_value(verdict.Interval(1, farther, 0.0, 0.0, 0.0), 0.0) == 1
 
 
 @given(st.lists(st.floats(-0.1, 0.1), min_size=8, max_size=20))
@@ -209,7 +237,7 @@ def test_the_verdict_is_by_where_the_interval_lies(ratio, wanted):
     assert found.verdict == wanted
     assert found.low < ratio < found.high and found.settled
     if wanted == "UNDECIDED":
-        assert "over the edge" in found.reasons[0]
+        assert found.reasons[0] == "the interval reaches over the edge of ±1 %"
 
 
 def test_a_verdict_needs_eight_pairs_and_says_how_long_they_take():
@@ -234,6 +262,28 @@ def test_the_time_that_deciding_takes_is_enough_and_not_far_more():
     mean, half = verdict.paths(logs)
     decided = (np.abs(mean) - half > MARGIN)[:, -1]
     assert decided.mean() > 0.5
+
+
+@given(st.integers(8, 300), st.floats(0.002, 0.1), st.floats(1, 3))
+def test_the_time_that_deciding_takes_is_that_of_the_fewest_pairs_whose_interval_is_so_narrow(
+    n, distance, wider
+):
+    """``wider``: how much farther than t the interval reaches, as it does by the bootstrap."""
+    deviation, each_s = 0.02, 0.5
+    half = wider * float(verdict.critical(n)) * deviation / math.sqrt(n)
+    found = verdict.Interval(n, distance, distance - half, distance + half, deviation)
+    told = n + verdict.seconds_to_tell(found, 0.0, each_s * n) / each_s
+    counts = np.arange(n + 1, 200_000)
+    enough = wider * verdict.critical(counts) * deviation / np.sqrt(counts) <= distance
+    fewest = counts[enough.argmax()]
+    assert fewest - 1e-6 <= told <= fewest + max(1, fewest // 16)
+
+
+def test_one_looks_after_each_of_the_first_forty_pairs_and_then_after_5_percent_more():
+    looks = np.array([n for n in range(1, 5001) if verdict.is_look(n)])
+    assert looks[:42].tolist() == [*range(1, 41), 42, 45]
+    assert (looks[42:] <= np.ceil(1.05 * looks[41:-1])).all()
+    assert (looks[45:] > 1.025 * looks[44:-1]).all()
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])
