@@ -28,14 +28,12 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from kernels.ssd_scan import CHUNK, held_bytes
-from kernels.ssd_scan import Held as ScanHeld
 from models import _fields
 from models._attention import Attention, KVState, RotaryCache
-from models._costs import Attends, Beside, Costs, Held, How
 from models._family import Family, setting
 from models._language_model import BlockOutput, LanguageModel, loss_operators
 from models._layers import INIT_STD, RMSNorm
+from models._mamba2_costs import costs
 from models._mistake import ConfigurationError
 from models._model import Metric
 from models._ssm import SSM, SSMSizes, SSMState
@@ -260,120 +258,6 @@ def operators(config: Mamba2Config, workload: str) -> frozenset[str]:
     if config.attending:
         found |= {"attention", "rope"}
     return frozenset(found)
-
-
-def costs(config: Mamba2Config) -> Costs:
-    """What the sizes cost."""
-    dim, layers, rows, size = config.dim, config.n_layers, config.rows, config.mixer
-    attending, heads = config.attending, config.n_heads
-    kv_dim = config.n_kv_heads * (dim // heads)
-    state = size.inner * size.d_state
-    linears = dim * size.projected + size.inner * dim
-    attention = dim * (dim + 2 * kv_dim) + dim * dim + dim  # and the gate
-    small = (size.d_conv + 1) * size.convolved + 3 * size.n_heads + size.inner
-    matmuls = layers * linears + attending * attention
-    # The norm's output, all that in_proj and the convolution make, the scan's output, the norm's.
-    saved = dim + size.projected + size.convolved + 2 * size.inner
-    saved_fp32 = 1 + size.n_groups  # the norms' inverse deviations
-    # A block that attends, too: rotated q, k, v, the attention's output, the branches' difference;
-    # log-sum-exp and the gate, which are in FP32.
-    more = (dim + 2 * kv_dim) + dim + dim + 2 * (heads + 1)
-    attends = [config.attends(index) for index in range(layers)]
-
-    def scanning(how: How) -> ScanHeld:
-        cut = (size.n_heads, size.head_dim, size.n_groups, size.d_state)
-        dtype = {2: torch.bfloat16, 4: torch.float32}[how.element]
-        return held_bytes(how.batch, how.sequence, *cut, dtype)
-
-    def beside(how: How) -> Beside:
-        if not how.fused:
-            return Beside()
-        scan = scanning(how)
-        return Beside(scan.kept, scan.backward)
-
-    def by_torch(how: How) -> Held:
-        element = how.element
-        copied = element < 4  # what is computed, for arithmetic in FP32
-        inner, pairs, states = size.inner, CHUNK * size.n_heads, state // CHUNK
-        if how.compiled:
-            # The norm's output, all that in_proj and the convolution make, B; of the scan its
-            # scores, those decayed, x twice, the states' outputs; y and the gated norm's output.
-            computed = dim + size.projected + size.convolved + size.n_groups * size.d_state
-            computed += CHUNK * size.n_groups + pairs + (5 if copied else 4) * inner
-            # The decays, in FP64; the norms' deviations, the convolution's sum, the gated norm's.
-            fp32 = 2 * (pairs + size.n_heads) + 1 + size.n_groups + size.convolved + inner
-            # The gated norm's has products in FP32.
-            return Held(
-                kept_per_token=computed * element + fp32 * 4, backward_per_token=3 * 4 * inner
-            )
-        # The norm's output, the convolution's; of the scan its scores, those decayed, x, both terms
-        # of its outputs; the gated norm's output. Its z is a part of all that in_proj makes, and
-        # the states have a copy, where either is no copy in FP32.
-        computed = dim + size.convolved + CHUNK * size.n_groups + pairs + 4 * inner
-        computed += states if copied else size.projected
-        # The norms' deviations; the convolution's input and sum; the scan's decays, in FP64 too,
-        # with the scores, states, steps; the gated norm's input, gate, product and quotient.
-        fp32 = 1 + size.n_groups + 2 * size.convolved + 4 * pairs + states + 11 * size.n_heads
-        fp32 += (5 if copied else 4) * inner
-        return Held(
-            kept_per_token=computed * element + fp32 * 4,
-            # The gated norm's has five products in FP32, while its quotient and output have gone.
-            backward_per_token=(4 * 4 - element) * inner,
-        )
-
-    def inference_per_token(how: How) -> int:
-        # The block's input and its norm; all that in_proj and the convolution make.
-        before = 2 * dim * how.stream + (size.projected + size.convolved) * how.element
-        # Where it attends: the mixer's result; queries, keys, values, as they are and rotated.
-        attention = 2 * dim * how.stream + (3 * dim + 4 * kv_dim) * how.element + how.weights
-        if how.fused:
-            # While it scans, the scan's output; then the norm's as well, and what goes out.
-            scan, inner = scanning(how), size.inner * how.element
-            of_state = size.convolved * size.d_conv * how.element // how.sequence
-            held = max(
-                inner + scan.forward // (how.batch * how.sequence),
-                2 * inner + dim * how.element + scan.final // (how.batch * how.sequence),
-            )
-            return max(before + held + of_state, attention if attending else 0)
-        # The last chunk's decays, in FP64, and weights; while these are made more of the kind, then
-        # the scan's outputs, by chunk and together, D x, and their sum.
-        of_chunk = min(CHUNK, how.sequence) ** 2 * size.n_heads // how.sequence
-        before += 4 * size.inner + 10 * of_chunk + max(3 * 4 * size.inner, 10 * of_chunk)
-        return max(before, attention if attending else 0)
-
-    return Costs(
-        parameters=matmuls
-        + attending
-        + layers * (small + dim)
-        + dim
-        + (1 if config.tie_embeddings else 2) * rows * dim,
-        n_layers=layers,
-        dim=dim,
-        rows=rows,
-        matmul_per_token=matmuls,
-        scan_per_token=layers * (3 * state + size.d_conv * size.convolved),
-        score_width=attending * dim,
-        window=config.window,
-        cached_per_token=attending * 2 * kv_dim,
-        cached_per_sequence=layers * size.convolved * size.d_conv,
-        cached_fp32_per_sequence=layers * state,
-        saved_per_token=saved,
-        saved_stream_per_token=dim,
-        saved_fp32_per_token=saved_fp32,
-        by_torch=by_torch,
-        decisive="ssd_scan",
-        # The gradients of y, z and x, while y and the norm's output have gone.
-        backward_per_token=size.inner,
-        kept_beside=lambda how: tuple((more * each * how.element,) for each in attends),
-        block_weights=tuple((linears + each * attention) / matmuls for each in attends),
-        beside=beside,
-        attends=tuple(
-            ((Attends(heads, config.n_kv_heads, dim // heads),) * each,) for each in attends
-        ),
-        inference_per_token=inference_per_token,
-        table_bytes=4 * config.max_sequence * (dim // heads),
-        rotating=attending,
-    )
 
 
 PRESETS = {
