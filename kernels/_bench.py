@@ -65,7 +65,6 @@ class Row:
 
 
 _Timed = list[tuple[Row, Callable[[], Any]]]
-_Profiled = list[tuple[Row, Callable[[], Any], Callable[[], None]]]  # and what is to run before
 
 
 @dataclass(frozen=True)
@@ -116,12 +115,13 @@ def bench(
     # A backward pass that is timed runs many times over one forward pass.
     config.donated_buffer = False
     asked = _Asked(deadline, only, forward_only, tune, budget_s, enough)
-    profiled: _Profiled = []
+    done: list[_CaseBench] = []
     for case in cases if cases is not None else default_cases(op, device.type):
-        yield from _bench_case(op, case, device, dtype, profiled, asked)
-    if device.type != "cuda" or forward_only:
-        return
-    for row, call, restore in profiled:
+        made = _CaseBench(op, case, device, dtype, asked)
+        yield from made.rows()
+        if device.type == "cuda" and not forward_only:
+            done.append(made)
+    for row, call, restore in [(*one, case.restore) for case in done for one in case.timed]:
         if time.monotonic() > deadline:
             return
         restore()
@@ -137,110 +137,129 @@ def default_cases(op: Operator, device_type: str) -> tuple[Case, ...]:
     return op.cases[:1]
 
 
-def _bench_case(
-    op: Operator,
-    case: Case,
-    device: torch.device,
-    dtype: torch.dtype,
-    profiled: _Profiled,
-    asked: _Asked,
-) -> Iterator[Row]:
-    inputs = op.inputs(case, device, dtype, 0)
-    cost = op.cost(**inputs)
-    ceilings_for(cost.forward, str(device), dtype)  # measured now, while there is memory for it
+class _CaseBench:
+    """One operator at one case: its rows, and what is still to be profiled of them.
 
-    def row(impl: str, direction: str, work: Work, **known: Any) -> Row:
-        name = str(dtype).removeprefix("torch.")
-        floor_us = ceilings_for(work, str(device), dtype).floor_us(work)
-        return Row(op.name, case.name, impl, direction, name, work, floor_us, **known)
+    Inputs are drawn and the device's ceilings measured when it is made, while there is memory.
+    """
 
-    try:
-        exact = Exact(op, inputs, large=True)
-    except torch.OutOfMemoryError:
-        yield row(REFERENCE, "forward", cost.forward, problem="does not fit in memory")
-        return
-    pristine = {name: x.clone() for name, x in inputs.items() if isinstance(x, Tensor)}
+    def __init__(
+        self, op: Operator, case: Case, device: torch.device, dtype: torch.dtype, asked: _Asked
+    ) -> None:
+        self._op, self._case, self._device, self._dtype = op, case, device, dtype
+        self._asked = asked
+        self._inputs = op.inputs(case, device, dtype, 0)
+        self._cost = op.cost(**self._inputs)
+        ceilings_for(self._cost.forward, str(device), dtype)
+        self._ready: list[_Ready] = []
+        self._forward: _Timed = []
+        self._backward: _Timed = []
+        self._pristine: dict[str, Tensor] = {}
+        self._versions: tuple[int, ...] = ()
 
-    given = tuple(inputs[name] for name in pristine)
-    versions = tuple(x._version for x in given)
+    @property
+    def timed(self) -> _Timed:
+        """What was timed."""
+        return [one for one in self._forward + self._backward if one[0].times_us]
 
-    def restore() -> None:
-        # Some peers write into what they are given. With the version restored as well, the graphs
-        # that are kept for timing find what they have saved.
-        for name, value in pristine.items():
-            inputs[name].copy_(value)
-        torch._C._autograd._unsafe_set_version_counter(given, versions)
+    def restore(self) -> None:
+        """Give the inputs the values that they had: some peers write into what they are given.
 
-    tuned: dict[str, Any] = {}
-    if asked.tune and TUNED in op.implementations and time.monotonic() < asked.deadline:
-        tuned, problem = _tuned(op, inputs)
-        if problem:
-            yield row(TUNED, "forward", cost.forward, problem=problem)
-    ready: list[_Ready] = []
-    forward: _Timed = []
-    for impl, call, mode in _subjects(op, inputs, asked.only, asked.tune):
-        restore()
-        if time.monotonic() > asked.deadline:
-            yield row(impl, "forward", cost.forward, problem="not timed: out of time")
-            continue
-        began = time.perf_counter()
+        With their versions restored as well, the graphs that are kept for timing find what they
+        have saved.
+        """
+        given = tuple(self._inputs[name] for name in self._pristine)
+        for mine, value in zip(given, self._pristine.values(), strict=True):
+            mine.copy_(value)
+        torch._C._autograd._unsafe_set_version_counter(given, self._versions)
+
+    def rows(self) -> Iterator[Row]:
+        """Each as it is known to be right, and again as it is timed."""
         try:
-            compared = exact.compare(call, poison=False)
-            _synchronize(device)
-            known = {"first_s": time.perf_counter() - began, **_errors(compared)}
-            known |= tuned if impl == TUNED else {}
-            wrong = [str(c) for c in compared if not c.right]
-            if wrong:
-                yield row(impl, "forward", cost.forward, problem=f"wrong: {wrong[0]}", **known)
+            exact = Exact(self._op, self._inputs, large=True)
+        except torch.OutOfMemoryError:
+            problem = "does not fit in memory"
+            yield self._row(REFERENCE, "forward", self._cost.forward, problem=problem)
+            return
+        tensors = {name: x for name, x in self._inputs.items() if isinstance(x, Tensor)}
+        self._pristine = {name: x.clone() for name, x in tensors.items()}
+        self._versions = tuple(x._version for x in tensors.values())
+        yield from self._compared(exact)
+        del exact
+        directions = 1 if self._asked.forward_only or self._cost.backward is None else 2
+        yield from self._alternated(self._forward, directions)
+        # Their graphs are made only now: the forward pass has the memory before.
+        yield from self._recorded() if directions > 1 else ()
+        yield from self._alternated(self._backward, directions)
+
+    def _row(self, impl: str, direction: str, work: Work, **known: Any) -> Row:
+        floor_us = ceilings_for(work, str(self._device), self._dtype).floor_us(work)
+        name = str(self._dtype).removeprefix("torch.")
+        return Row(self._op.name, self._case.name, impl, direction, name, work, floor_us, **known)
+
+    def _compared(self, exact: Exact) -> Iterator[Row]:
+        """The forward rows: of what is right, and of what is not, with its problem."""
+        op, cost, asked = self._op, self._cost, self._asked
+        tuned: dict[str, Any] = {}
+        if asked.tune and TUNED in op.implementations and time.monotonic() < asked.deadline:
+            tuned, problem = _tuned(op, self._inputs)
+            if problem:
+                yield self._row(TUNED, "forward", cost.forward, problem=problem)
+        for impl, call, mode in _subjects(op, self._inputs, asked.only, asked.tune):
+            self.restore()
+            if time.monotonic() > asked.deadline:
+                late = "not timed: out of time"
+                yield self._row(impl, "forward", cost.forward, problem=late)
                 continue
-            ways = _directions(op, cost, call, inputs)
-            direction, work, timed = next(ways)
-        except Exception:  # noqa: BLE001  the rest is still to be timed
-            yield row(impl, "forward", cost.forward, problem=_failed(device))
-            continue
-        ready.append(_Ready(impl, mode, known, ways))
-        forward.append((row(impl, direction, work, **known), _under(mode, timed)))
-        yield forward[-1][0]
-    del exact
-    directions = 1 if asked.forward_only or cost.backward is None else 2
-    yield from _timed(forward, device, restore, asked, directions)
-    backward: _Timed = []  # whose graphs are only made now: the forward pass has the memory before
-    for one in ready if directions > 1 else ():
-        restore()
-        try:
-            for direction, work, timed in one.ways:
-                new = row(one.impl, direction, work, **one.known)
-                backward.append((new, _under(one.mode, timed)))
-                yield new
-        except Exception:  # noqa: BLE001  the rest is still to be timed
-            problem = _failed(device)
-            yield row(one.impl, "backward", cost.backward or cost.forward, problem=problem)
-    yield from _timed(backward, device, restore, asked, directions)
-    profiled += [(new, call, restore) for new, call in forward + backward if new.times_us]
+            began = time.perf_counter()
+            try:
+                compared = exact.compare(call, poison=False)
+                _synchronize(self._device)
+                known = {"first_s": time.perf_counter() - began, **_errors(compared)}
+                known |= tuned if impl == TUNED else {}
+                if wrong := next((str(c) for c in compared if not c.right), ""):
+                    problem = f"wrong: {wrong}"
+                    yield self._row(impl, "forward", cost.forward, problem=problem, **known)
+                    continue
+                ways = _directions(op, cost, call, self._inputs)
+                direction, work, timed = next(ways)
+            except Exception:  # noqa: BLE001  the rest is still to be timed
+                yield self._row(impl, "forward", cost.forward, problem=_failed(self._device))
+                continue
+            row = self._row(impl, direction, work, **known)
+            self._ready.append(_Ready(impl, mode, known, ways))
+            self._forward.append((row, _under(mode, timed)))
+            yield row
 
+    def _recorded(self) -> Iterator[Row]:
+        """The backward rows of what is right, whose forward passes are recorded now."""
+        work = self._cost.backward or self._cost.forward
+        for one in self._ready:
+            self.restore()
+            try:
+                for direction, its_work, timed in one.ways:
+                    row = self._row(one.impl, direction, its_work, **one.known)
+                    self._backward.append((row, _under(one.mode, timed)))
+                    yield row
+            except Exception:  # noqa: BLE001  the rest is still to be timed
+                yield self._row(one.impl, "backward", work, problem=_failed(self._device))
 
-def _timed(
-    contenders: _Timed,
-    device: torch.device,
-    restore: Callable[[], None],
-    asked: _Asked,
-    directions: int,
-) -> Iterator[Row]:
-    """The rows of one direction of a case, timed against each other."""
-
-    results = alternate(
-        [call for _, call in contenders],
-        str(device),
-        tell=lambda: _failed(device),
-        before=restore,
-        budget_s=None if asked.budget_s is None else asked.budget_s / directions,
-        deadline=asked.deadline,
-        enough=asked.enough,
-    )
-    for (row, _), result in zip(contenders, results, strict=True):
-        row.times_us, row.rounds, row.began_s = result.us, result.rounds, result.began_s
-        row.problem = result.problem
-        yield row
+    def _alternated(self, contenders: _Timed, directions: int) -> Iterator[Row]:
+        """The rows of one direction, timed against each other."""
+        asked = self._asked
+        results = alternate(
+            [call for _, call in contenders],
+            str(self._device),
+            tell=lambda: _failed(self._device),
+            before=self.restore,
+            budget_s=None if asked.budget_s is None else asked.budget_s / directions,
+            deadline=asked.deadline,
+            enough=asked.enough,
+        )
+        for (row, _), result in zip(contenders, results, strict=True):
+            row.times_us, row.rounds, row.began_s = result.us, result.rounds, result.began_s
+            row.problem = result.problem
+            yield row
 
 
 def _failed(device: torch.device) -> str:
