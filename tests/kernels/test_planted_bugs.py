@@ -36,26 +36,28 @@ ADAPTIVE = "kernels.adaptive_attention._kernels"
 ROUTER = "kernels.token_router"
 GATING = "kernels.moe_gating"
 CHOICE = "kernels.moe_gating._kernels"
+LOSS = "kernels.linear_cross_entropy._kernels"
+NORM = "kernels.rms_norm._kernels"
 EXPERTS = "kernels.moe_experts._products"
 MIXTURE = {"rows": 9, "dim": 5, "width": 6, "experts": 2, "k": 2}
 TOKENS = {"batch": 2, "length": 9, "dim": 5, "k": 4}
 BUGS = {
     "rms_norm: eps outside the root": (
-        "kernels.rms_norm", "tl.rsqrt(tl.sum(b_x * b_x, axis=1) / D + EPS)",
+        NORM, "tl.rsqrt(tl.sum(b_x * b_x, axis=1) / D + EPS)",
         "1 / (tl.sqrt(tl.sum(b_x * b_x, axis=1) / D) + EPS)", {"rows": 5, "dim": 9, "eps": 0.1},
     ),
     "rms_norm: the last row is left out": (
-        "kernels.rms_norm", "m_n = o_n < n_rows\n    m_d",
+        NORM, "m_n = o_n < n_rows\n    m_d",
         "m_n = o_n < n_rows - 1\n    m_d", None,
     ),
     "rms_norm: the mean is missing from dx": (
-        "kernels.rms_norm", "(b_g - b_n * b_mean) * b_r", "b_g * b_r", None,
+        NORM, "(b_g - b_n * b_mean) * b_r", "b_g * b_r", None,
     ),
     "rms_norm: only the first rows of a program reach dweight": (
-        "kernels.rms_norm", "b_dw += b_g * b_n", "b_dw = b_g * b_n", {"rows": 300, "dim": 70},
+        NORM, "b_dw += b_g * b_n", "b_dw = b_g * b_n", {"rows": 300, "dim": 70},
     ),
     "rms_norm: weight is missing from dx": (
-        "kernels.rms_norm", "b_g *= b_w", "b_g *= 1.0", None,
+        NORM, "b_g *= b_w", "b_g *= 1.0", None,
     ),
     "swiglu: the second term of dgate is missing": (
         "kernels._gated", "slope = s + y * (1 - s)\n", "slope = s\n", None,
@@ -86,11 +88,11 @@ BUGS = {
         "kernels._gated", "(1 + 0.134145 * x * x)", "(1 + 0.0 * x)", None,
     ),
     "add_rms_norm: the gradient of the sum is forgotten": (
-        "kernels.rms_norm", "b_dx += tl.load(p_dsum, mask=m, other=0.0).to(tl.float32)",
+        NORM, "b_dx += tl.load(p_dsum, mask=m, other=0.0).to(tl.float32)",
         "b_dx += 0.0", None,
     ),
     "add_rms_norm: the residual is not added": (
-        "kernels.rms_norm", "b_x += tl.load(p_residual, mask=m, other=0.0).to(tl.float32)",
+        NORM, "b_x += tl.load(p_residual, mask=m, other=0.0).to(tl.float32)",
         "b_x += 0.0", None,
     ),
     "rope: the backward pass rotates forward": (
@@ -181,17 +183,17 @@ BUGS = {
         ADAPTIVE, "mask=m_md & (o_d >= rank)", "mask=m_md & (o_d >= D)", RANKS,
     ),
     "linear_cross_entropy: the target is not subtracted": (
-        "kernels.linear_cross_entropy", "tl.where(start + o_v == target, 1.0, 0.0)", "0.0", None,
+        LOSS, "tl.where(start + o_v == target, 1.0, 0.0)", "0.0", None,
     ),
     "linear_cross_entropy: ignored tokens have a gradient": (
-        "kernels.linear_cross_entropy", "tl.where(counts, b_d, 0.0)", "b_d", None,
+        LOSS, "tl.where(counts, b_d, 0.0)", "b_d", None,
     ),
     "linear_cross_entropy: only the last block of words counts": (
-        "kernels.linear_cross_entropy", "total = total * tl.exp(top - higher) + tl",
+        LOSS, "total = total * tl.exp(top - higher) + tl",
         "total = total * 0.0 + tl", {"rows": 2, "dim": 4, "words": 66000},
     ),
     "linear_cross_entropy: the mean is over all tokens": (
-        "kernels.linear_cross_entropy", "((b_target != ignore_index) & m)", "m", None,
+        LOSS, "((b_target != ignore_index) & m)", "m", None,
     ),
     "graph_diffusion: the graph is transposed": (
         "kernels.graph_diffusion", "o_p = o_m[:, None] * p_column + o_m[None, :] * p_row",

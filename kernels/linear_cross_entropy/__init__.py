@@ -23,7 +23,6 @@ from torch import Tensor
 
 from kernels._autograd import applied, needs_gradient, once_differentiable
 from kernels._dispatch import run
-from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -41,8 +40,8 @@ from kernels._operator import (
     tensor_bytes,
     without_autocast,
 )
-from kernels._triton import missing, no_fp64, on_device, power_of_two, tl, triton
-from kernels._tuning import Tile, Tunable
+from kernels._triton import missing, no_fp64, on_device
+from kernels.linear_cross_entropy._kernels import rows_by_triton, total_by_triton
 
 CHUNK_BYTES = 512 << 20  # of logits at a time: few enough to save memory, enough for a fast product
 REDUCTIONS = ("mean", "sum")
@@ -114,84 +113,6 @@ def reference(
     )
 
 
-@triton.jit
-def _linear_cross_entropy_row_kernel(
-    logits_ptr,
-    target_ptr,
-    loss_ptr,
-    stride,
-    ignore_index,
-    V: tl.constexpr,
-    GRADIENT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One token: its loss and, in place of its logits, their gradient for a loss of 1."""
-    i_n = tl.program_id(0).to(tl.int64)
-    target = tl.load(target_ptr + i_n)
-    logits_ptr += i_n * stride
-    counts = target != ignore_index
-    o_v = tl.arange(0, BLOCK)
-    top = tl.load(logits_ptr).to(tl.float32)
-    total = top * 0.0
-    for start in tl.static_range(0, V, BLOCK):
-        b_x = tl.load(logits_ptr + start + o_v, mask=start + o_v < V, other=float("-inf"))
-        b_x = b_x.to(tl.float32)
-        higher = tl.maximum(top, tl.max(b_x, axis=0))
-        total = total * tl.exp(top - higher) + tl.sum(tl.exp(b_x - higher), axis=0)
-        top = higher
-    lse = top + tl.log(total)
-    hit = tl.load(logits_ptr + tl.where(counts, target, 0)).to(tl.float32)
-    tl.store(loss_ptr + i_n, tl.where(counts, lse - hit, 0.0))
-    if GRADIENT:
-        # The target's logit has been read by all before any logit is overwritten.
-        tl.debug_barrier()
-        for start in tl.static_range(0, V, BLOCK):
-            m = start + o_v < V
-            if V > BLOCK:
-                b_x = tl.load(logits_ptr + start + o_v, mask=m, other=0.0).to(tl.float32)
-            b_d = tl.exp(b_x - lse) - tl.where(start + o_v == target, 1.0, 0.0)
-            tl.store(logits_ptr + start + o_v, tl.where(counts, b_d, 0.0), mask=m)
-
-
-_launch_row = launcher(_linear_cross_entropy_row_kernel)
-
-
-def _row_tiles(device: int, n_words: int, *_: Any) -> list[Tile]:
-    """Words of a step, and warps."""
-    most = power_of_two(n_words)
-    block = min(65536, most)
-    tiles: list[Tile] = [(block, max(4, min(32, block // 2048)))]
-    for other in (4096, 8192, 16384, 32768):
-        if other < most:
-            tiles += [(other, max(4, min(32, other // 1024)))]
-    return tiles
-
-
-_ROWS = Tunable(
-    "linear_cross_entropy.rows", (_linear_cross_entropy_row_kernel,), _row_tiles, in_place=True
-)
-
-
-def _rows_triton(
-    logits: Tensor, target_N: Tensor, losses_N: Tensor, ignore_index: int, gradient: bool
-) -> None:
-    n_words = logits.shape[1]
-    key = (logits.get_device(), n_words, logits.dtype, gradient)
-    block, warps = _ROWS.tile(key, _rows_triton, logits, target_N, losses_N, ignore_index, gradient)
-    _launch_row(
-        (logits.shape[0],),
-        logits,
-        target_N,
-        losses_N,
-        logits.stride(0),
-        ignore_index,
-        V=n_words,
-        GRADIENT=gradient,
-        BLOCK=block,
-        num_warps=warps,
-    )
-
-
 def _rows_torch(
     logits: Tensor, target_N: Tensor, losses_N: Tensor, ignore_index: int, gradient: bool
 ) -> None:
@@ -203,64 +124,6 @@ def _rows_torch(
     if gradient:
         share = (wide - lse_N1).exp_().scatter_add_(1, hit_N1, -torch.ones_like(lse_N1))
         logits.copy_(share.mul_(counts_N1))
-
-
-@triton.jit
-def _linear_cross_entropy_total_kernel(
-    losses_ptr,
-    target_ptr,
-    loss_ptr,
-    share_ptr,
-    n_rows,
-    ignore_index,
-    MEAN: tl.constexpr,
-    KEEP: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One program: the sum of all losses, or with ``MEAN`` their mean; ``KEEP``: also each token's
-    share in it."""
-    o_n = tl.arange(0, BLOCK)
-    b_sum = tl.zeros([BLOCK], dtype=tl.float32)
-    b_count = tl.zeros([BLOCK], dtype=tl.int32)
-    for start in range(0, tl.cast(n_rows, tl.int64), BLOCK):
-        m = start + o_n < n_rows
-        b_sum += tl.load(losses_ptr + start + o_n, mask=m, other=0.0)
-        if MEAN:
-            b_target = tl.load(target_ptr + start + o_n, mask=m, other=0)
-            b_count += ((b_target != ignore_index) & m).to(tl.int32)
-    loss = tl.sum(b_sum, axis=0)
-    if MEAN:
-        share = 1.0 / tl.sum(b_count, axis=0).to(tl.float32)
-        if KEEP:
-            tl.store(share_ptr, share)
-        loss *= share
-    tl.store(loss_ptr, loss)
-
-
-_launch_total = launcher(_linear_cross_entropy_total_kernel)
-
-
-def _total_triton(
-    losses_N: Tensor, target_N: Tensor, ignore_index: int, mean: bool, keep: bool
-) -> tuple[Tensor, Tensor | None]:
-    loss = torch.empty((), dtype=losses_N.dtype, device=losses_N.device)
-    share = torch.empty_like(loss) if mean and keep else None
-    n_rows = losses_N.shape[0]
-    block = min(4096, power_of_two(n_rows))
-    _launch_total(
-        (1,),
-        losses_N,
-        target_N,
-        loss,
-        share,
-        n_rows,
-        ignore_index,
-        MEAN=mean,
-        KEEP=share is not None,
-        BLOCK=block,
-        num_warps=8,
-    )
-    return loss, share
 
 
 def _total_torch(
@@ -395,7 +258,7 @@ OP = Operator(
     check=_check,
     implementations={
         "triton": Implementation(
-            _by(_rows_triton, _total_triton), missing, _refuses, replayed=True
+            _by(rows_by_triton, total_by_triton), missing, _refuses, replayed=True
         ),
         "chunked": Implementation(_by(_rows_torch, _total_torch), refuses=_empty),
         "torch": Implementation(reference),

@@ -21,7 +21,6 @@ from torch import Tensor
 from kernels._autograd import applied, needs_gradient, once_differentiable
 from kernels._column_sum import column_sum
 from kernels._dispatch import run
-from kernels._launch import launcher
 from kernels._operator import (
     Case,
     Cost,
@@ -48,10 +47,14 @@ from kernels._triton import (
     rows_of,
     shared_bytes,
     sm_count,
-    tl,
-    triton,
 )
 from kernels._tuning import Tile, Tunable, size_class
+from kernels.rms_norm._kernels import (
+    launch_backward,
+    launch_forward,
+    rms_norm_backward_kernel,
+    rms_norm_forward_kernel,
+)
 
 MAX_DIM = 65536  # one row is held in the registers of one program
 
@@ -92,101 +95,6 @@ def _torch(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     if weight is not None and weight.dtype != x.dtype:
         return reference(x, weight, eps)  # torch's would return the wider of the two dtypes
     return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
-
-
-@triton.jit
-def _rms_norm_forward_kernel(
-    x_ptr,
-    residual_ptr,
-    weight_ptr,
-    y_ptr,
-    sum_ptr,
-    r_ptr,
-    n_rows,
-    x_stride,
-    residual_stride,
-    D: tl.constexpr,
-    EPS: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    KEEP: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    o_n = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    o_d = tl.arange(0, BLOCK_D)
-    m_n = o_n < n_rows
-    m_d = o_d < D
-    m = m_n[:, None] & m_d[None, :]
-    b_x = tl.load(x_ptr + o_n[:, None] * x_stride + o_d[None, :], mask=m, other=0.0)
-    b_x = b_x.to(tl.float32)
-    if HAS_RESIDUAL:
-        p_residual = residual_ptr + o_n[:, None] * residual_stride + o_d[None, :]
-        b_x += tl.load(p_residual, mask=m, other=0.0).to(tl.float32)
-        tl.store(sum_ptr + o_n[:, None] * D + o_d[None, :], b_x, mask=m)
-    b_r = tl.rsqrt(tl.sum(b_x * b_x, axis=1) / D + EPS)
-    b_y = b_x * b_r[:, None]
-    if HAS_WEIGHT:
-        b_y *= tl.load(weight_ptr + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
-    if KEEP:
-        tl.store(r_ptr + o_n, b_r, mask=m_n)
-    tl.store(y_ptr + o_n[:, None] * D + o_d[None, :], b_y, mask=m)
-
-
-_launch_forward = launcher(_rms_norm_forward_kernel)
-
-
-@triton.jit
-def _rms_norm_backward_kernel(
-    dy_ptr,
-    dsum_ptr,
-    x_ptr,
-    weight_ptr,
-    r_ptr,
-    dx_ptr,
-    partial_ptr,
-    n_rows,
-    dy_stride,
-    dsum_stride,
-    x_stride,
-    D: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    # Each program walks over rows with the stride of the grid and keeps its share of dweight in
-    # registers, so that it is written once per program and not once per row.
-    i_p = tl.program_id(0)
-    o_d = tl.arange(0, BLOCK_D)
-    m_d = o_d < D
-    if HAS_WEIGHT:
-        b_w = tl.load(weight_ptr + o_d, mask=m_d, other=0.0).to(tl.float32)[None, :]
-    b_dw = tl.zeros([ROWS, BLOCK_D], dtype=tl.float32)
-    for start in tl.range(i_p * ROWS, n_rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        o_n = start + tl.arange(0, ROWS).to(tl.int64)
-        m_n = o_n < n_rows
-        m = m_n[:, None] & m_d[None, :]
-        b_x = tl.load(x_ptr + o_n[:, None] * x_stride + o_d[None, :], mask=m, other=0.0)
-        b_dy = tl.load(dy_ptr + o_n[:, None] * dy_stride + o_d[None, :], mask=m, other=0.0)
-        b_r = tl.load(r_ptr + o_n, mask=m_n, other=0.0)[:, None]
-        b_n = b_x.to(tl.float32) * b_r
-        b_g = b_dy.to(tl.float32)
-        if HAS_WEIGHT:
-            b_dw += b_g * b_n
-            b_g *= b_w
-        b_mean = tl.sum(b_g * b_n, axis=1)[:, None] / D
-        b_dx = (b_g - b_n * b_mean) * b_r
-        if HAS_RESIDUAL:
-            p_dsum = dsum_ptr + o_n[:, None] * dsum_stride + o_d[None, :]
-            b_dx += tl.load(p_dsum, mask=m, other=0.0).to(tl.float32)
-        tl.store(dx_ptr + o_n[:, None] * D + o_d[None, :], b_dx, mask=m)
-    if HAS_WEIGHT:
-        tl.store(partial_ptr + i_p.to(tl.int64) * D + o_d, tl.sum(b_dw, axis=0), mask=m_d)
-
-
-_launch_backward = launcher(_rms_norm_backward_kernel)
 
 
 def _forward_tiles(device: int, dim: int, *_: Any) -> list[Tile]:
@@ -231,8 +139,8 @@ def _backward_tiles(
     return [first, *(t for t in others if t[0] * (t[3] - 1) * row_bytes <= shared)]
 
 
-_FORWARD = Tunable("rms_norm.forward", (_rms_norm_forward_kernel,), _forward_tiles)
-_BACKWARD = Tunable("rms_norm.backward", (_rms_norm_backward_kernel,), _backward_tiles)
+_FORWARD = Tunable("rms_norm.forward", (rms_norm_forward_kernel,), _forward_tiles)
+_BACKWARD = Tunable("rms_norm.backward", (rms_norm_backward_kernel,), _backward_tiles)
 
 
 @replayed
@@ -258,7 +166,7 @@ def forward(
         if residual is not None:
             rest, rest_stride = rows_of(residual)
         with on_device(x):
-            _launch_forward(
+            launch_forward(
                 (cdiv(n_rows, rows),),
                 x,
                 rest,
@@ -304,7 +212,7 @@ def backward(
     if dsum is not None:
         dsum, dsum_stride = rows_of(dsum)
     with on_device(x):
-        _launch_backward(
+        launch_backward(
             (programs,),
             dy,
             dsum,
