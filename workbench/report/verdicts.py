@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from sessions import prediction
 from sessions.side_by_side import side_by_side, verdicts_table
 from sessions.verdict_words import (
     headline,
@@ -27,7 +28,8 @@ def parts(runs: Sequence[Run]) -> Parts:
     for place, one in enumerate(comparisons):
         yield Heading(" against ".join(one.arms[::-1]))
         yield Words([headline(one)], tone(one))
-        said = [ratio_line(one), standing(one), *remarks(one), *numerics_lines(one)]
+        said = [ratio_line(one), prediction.outcome(one), standing(one), *remarks(one)]
+        said += numerics_lines(one)
         for side in "AB":
             if memory := memory_words(one, side, run.session.segments):
                 said.append(f"{side}: {memory}")

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import urllib.parse
 import xml.etree.ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from synthetic import empty_session, gpu_session
 from whole_session import everything
 
-from sessions import hdf5
+from sessions import hdf5, prediction
 from sessions.model import Evidence
 from sessions.numbers import text
 from sessions.side_by_side import verdicts_table
@@ -159,6 +161,25 @@ def test_sessions_are_compared_with_the_first_and_each_told_under_its_name(qapp)
     assert page.sections[:2] == ["overview", "comparison"] and page.whole
     assert page.texts.count("run 1") >= 3
     assert SECTIONS["comparison"].why_not(runs[:1]).startswith("There is one session")
+
+
+def test_a_verdict_stands_beside_its_prediction(qapp, session):
+    made = {"ratio": 0.5, "text": "at the measured ceilings A needs 2 ms at least, B 1 ms"}
+    one = session.comparisons[0]
+    one = msgspec.structs.replace(one, facts={**one.facts, "prediction": made})
+    foretold = dataclasses.replace(session, comparisons=[one])
+    page = Page(_page.page([Run(foretold, "one")], sections=["verdicts"]))
+    assert prediction.outcome(one).startswith("Predicted 0.50, measured ")
+    assert prediction.outcome(one) in page.texts
+
+
+def test_scripts_of_several_sessions_write_files_of_different_names(qapp):
+    runs = [Run(gpu_session(steps=60, seed=seed), f"run {seed}", seed) for seed in (1, 2)]
+    page = Page(_page.page(runs, sections=["again"]))
+    scripts = [one for one in page.texts if "#!/bin/sh" in one]
+    written = [word for script in scripts for word in script.split() if word.endswith(".h5")]
+    assert len(scripts) == 2 and len(written) > 1 and len({*written}) == len(written)
+    assert "again-0000.h5" in _page.page(runs[:1], sections=["again"])
 
 
 def test_what_is_chosen_is_what_is_there_in_that_order(qapp, runs):
