@@ -25,6 +25,12 @@ OWN_PEAK, OTHERS = "own_peak_bytes", "others_bytes"
 _DECISIVE = {"GPU": {"device", "gpu", "driver", "torch"}, "host": {"device", "cpu", "torch"}}
 
 
+# What makes a step another amount of work: fields, and groups of fields. A model of one's own is
+# the same one where only its file is another.
+_WORK = ("family", "preset", "workload", "model", "settings")
+_FILE = ("model.source", "model.sha256")
+
+
 @dataclass(frozen=True)
 class Arm:
     """One segment's steady steps, set against the baseline's."""
@@ -164,6 +170,13 @@ def _differences(described: Sequence[Mapping[str, Scalar]]) -> list[Difference]:
 
 def _warnings(found: Sequence[Difference], arms: Sequence[Arm]) -> list[str]:
     warnings = []
+    work = [
+        one.name for one in found if one.name.partition(".")[0] in _WORK and one.name not in _FILE
+    ]
+    if work:
+        warnings.append(
+            f"Steps do different work ({', '.join(work)}): a ratio of their times is no speed-up."
+        )
     decisive = set().union(*(_DECISIVE[arm.clock] for arm in arms))
     for difference in found:
         group, _, name = difference.name.partition(".")

@@ -119,8 +119,17 @@ def segments_table(session: Session, baseline: int = 0) -> Table:
 
 
 def comparison_table(comparison: Comparison, title: str = "Comparison") -> Table:
-    """One row a session: what differs in its configuration, its steps, and how they compare."""
-    own = [one for one in comparison.differences if not one.name.startswith("environment.")]
+    """One row a session: what differs in its configuration, its steps, and how they compare.
+
+    Toggles that not every session has (a kernel's have none of a model's) are left to
+    ``differences_table``.
+    """
+    own = [
+        one
+        for one in comparison.differences
+        if not one.name.startswith("environment.")
+        and not (one.name.startswith("toggles.") and None in one.values)
+    ]
     return _arms_table(title, "session", comparison.arms, own)
 
 

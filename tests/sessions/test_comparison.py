@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import session_samples as samples
@@ -144,6 +145,34 @@ def test_times_of_different_clocks_are_not_set_in_ratio():
     assert comparison.arms[1].ratio.reason == "host times cannot be compared with GPU times"
     assert math.isnan(comparison.arms[1].ratio.ratio)
     assert comparison.warnings == ["Step times are of different clocks (a: GPU, b: host)."]
+
+
+def of_work(title: str, **changed) -> Session:
+    session = session_of(10.0, title)
+    configuration = session.segments[0].configuration
+    session.segments[0].configuration = msgspec.structs.replace(configuration, **changed)
+    return session
+
+
+def test_steps_that_do_different_work_are_warned_of_and_other_toggles_or_seeds_are_not():
+    first = of_work("a", settings={"batch": 4}, toggles={"triton": "on"})
+    other = of_work("b", family="moe", settings={"batch": 8}, toggles={"triton": "on"})
+    (warning,) = compare([first, other]).warnings
+    assert warning == (
+        "Steps do different work (family, settings.batch): a ratio of their times is no speed-up."
+    )
+    toggled = of_work("c", settings={"batch": 4}, toggles={"triton": "off"}, seed=9)
+    assert compare([first, toggled]).warnings == []
+
+
+def test_a_model_of_ones_own_may_be_compared_with_its_next_edition():
+    editions = [
+        of_work(one, family="own", model={"source": f"/{one}.py", "sha256": one, "dim": 4})
+        for one in "ab"
+    ]
+    comparison = compare(editions)
+    assert comparison.warnings == []
+    assert [one.name for one in comparison.differences] == ["model.sha256", "model.source"]
 
 
 def test_peak_memory_is_that_of_the_steady_phase():

@@ -264,3 +264,20 @@ def test_comparison_and_differences_become_tables():
     assert tables.comparison_table(comparison).to_csv().count("\n") == 3
     table = tables.differences_table(comparison)
     assert [list(row) for row in table.rows] == [["environment.gpu", "H200", None]]
+
+
+def test_toggles_that_not_every_session_has_leave_the_comparison_its_columns():
+    made = [
+        Configuration(family="f", preset="p", toggles={"triton": "on", "compile": "off"}),
+        Configuration(family="f", preset="p", toggles={"triton": "off"}, model={"dim": 8}),
+    ]
+    sessions = [
+        Session(title=str(place), segments=[Segment(0, one, "s", steps=samples.steps(200))])
+        for place, one in enumerate(made)
+    ]
+    comparison = compare(sessions)
+    names = [column.name for column in tables.comparison_table(comparison).columns]
+    assert "toggles.triton" in names and "toggles.compile" not in names
+    assert "model.dim" in names  # which the other one has of its preset
+    listed = [row[0] for row in tables.differences_table(comparison).rows]
+    assert {"toggles.triton", "toggles.compile", "model.dim"} <= set(listed)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from sessions import checked
 from sessions.ceilings import ceiling_words, utilization
 from sessions.comparison import MOST, Comparison, compare
 from sessions.tables import comparison_table, differences_table
@@ -49,14 +50,14 @@ def _run(arguments: argparse.Namespace) -> int:
         comparison = compare(sessions)
     for warning in comparison.warnings:
         say(f"warning: {warning}")
-    if arguments.json:
-        answer_json(_as_data(comparison))
-    else:
-        answer(_markdown(comparison))
     if arguments.output is not None:
         is_csv = arguments.output.suffix.lower() == ".csv"
         table = comparison_table(comparison).to_csv() if is_csv else _markdown(comparison)
         write_text(arguments.output, table)
+    if arguments.json:
+        answer_json(_as_data(comparison))
+    else:
+        answer(_markdown(comparison))
     return DONE
 
 
@@ -71,6 +72,7 @@ def _markdown(comparison: Comparison) -> str:
 
 def _as_data(comparison: Comparison) -> dict[str, object]:
     return {
+        "reason": "done",
         "baseline": comparison.baseline,
         "warnings": comparison.warnings,
         "arms": [
@@ -86,6 +88,7 @@ def _as_data(comparison: Comparison) -> dict[str, object]:
                 "note": arm.ratio.reason if arm.ratio else "baseline",
                 "peak_bytes": arm.peak_bytes,
                 "own_peak_bytes": arm.own_peak_bytes,
+                "numbers": checked.mark(arm.segment.ledger),
                 "model_flops_utilization": utilization(arm.segment, arm.summary.median),
                 "ceiling": ceiling_words(arm.segment),
                 "configuration": msgspec.to_builtins(arm.segment.configuration),

@@ -50,6 +50,7 @@ def _run(arguments: argparse.Namespace) -> int:
     elif arguments.json:
         answer_json(
             {
+                "reason": "done",
                 "title": session.title,
                 "id": session.id,
                 "created": session.created,

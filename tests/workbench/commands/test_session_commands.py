@@ -56,7 +56,7 @@ def test_info_as_json_holds_what_the_run_printed(ran, capsys):
     assert told == here
     assert found["environment"]["sampling tensor_active"].startswith("absent: ")
     assert found.keys() == {
-        *("title", "id", "created", "notes", "environment"),
+        *("reason", "title", "id", "created", "notes", "environment"),
         *("comparisons", "segments", "studies", "events"),
     }
 
@@ -161,7 +161,7 @@ def test_the_printed_command_of_odd_values_is_read_back_as_they_were(ran, sent, 
     odd = msgspec.structs.replace(
         session.segments[0].configuration,
         model={"rope_theta": 1e-07, "tie_embeddings": False, "dim": 64},
-        data="it's a $(file) - of mine.txt",
+        data="/it's a $(file) - of mine.txt",
         seed=2**63 - 1,
     )
     session.segments[0].configuration = odd
@@ -194,6 +194,18 @@ def test_compare_as_json_gives_the_ratio_with_its_interval(pair, capsys):
     assert fast["ratio_low"] < fast["ratio"] < fast["ratio_high"]
     assert fast["ratio"] == pytest.approx(fast["median_ms"] / base["median_ms"], rel=1e-3)
     assert fast["ratio"] == pytest.approx(0.7, rel=0.02)  # as the two were made
+
+
+def test_compare_tells_programs_of_wrong_numbers_and_of_different_work_too(pair, capsys):
+    session = hdf5.load(pair[1])
+    for segment in session.segments:
+        segment.ledger |= {"numbers": "against float64: off", "numbers_right": False}
+        smaller = {**segment.configuration.settings, "batch": 1}
+        segment.configuration = msgspec.structs.replace(segment.configuration, settings=smaller)
+    hdf5.save(session, pair[1])
+    found = json.loads(printed(["compare", *pair, "--json"], capsys))
+    assert (found["reason"], [one["numbers"] for one in found["arms"]]) == ("done", ["", "WRONG"])
+    assert any("different work (settings.batch)" in one for one in found["warnings"])
 
 
 def test_compare_writes_the_table_that_it_prints(pair, tmp_path, capsys):
