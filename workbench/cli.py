@@ -1,7 +1,8 @@
 """The command line: ``workbench`` opens the window, ``workbench COMMAND`` works without one.
 
 Exit codes: 0 done, 1 failed, 2 a mistake in what was asked, 3 undecided (what was expected is
-neither shown nor refuted by what was measured: more seconds may do), 130 interrupted (Ctrl+C).
+neither shown nor refuted by what was measured: more seconds may do), 130 interrupted
+(Ctrl+C, SIGTERM, SIGHUP: what a run has measured is kept).
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from typing import NoReturn
 from sessions.errors import SessionError
 from workbench import commands, remote
 from workbench.commands._command import (
-    DONE,
     FAILED,
     INTERRUPTED,
     MISTAKE,
@@ -66,8 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         code = INTERRUPTED
         _answer(parsed, "cancelled")
-    except BrokenPipeError:
-        code = DONE  # whoever read our output has seen enough
     _drop_what_is_unwritten()
     return code
 
@@ -92,7 +90,7 @@ def _runner(parsed: argparse.Namespace) -> Iterator[None]:
 def _answer(parsed: argparse.Namespace, reason: str, sentence: str = "") -> None:
     """Tell a program that asked for JSON how it ended; it may have gone."""
     if getattr(parsed, "json", False):
-        with contextlib.suppress(Failed, BrokenPipeError):
+        with contextlib.suppress(Failed):
             answer_failure(reason, sentence)
 
 
@@ -105,11 +103,12 @@ def _print_what_can_be_printed() -> None:
 
 def _drop_what_is_unwritten() -> None:
     """Keep Python from trying again at exit, with another message and exit code 120."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class _Parser(argparse.ArgumentParser):

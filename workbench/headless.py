@@ -19,6 +19,8 @@ from workbench.journal import Journal
 from workbench.recorder import Recorder
 
 PATIENCE_S = 1.0  # from Ctrl+C to the end by force: what is steps so far has arrived by then
+# What asks this process to end, and how a person calls it.
+_ENDING = {signal.SIGINT: "Ctrl+C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 Watcher = Callable[[protocol.AnyMessage], None]
 Chooser = Callable[[protocol.Catalogue], protocol.Command]
 
@@ -83,7 +85,8 @@ def run(choose: Chooser, *, watch: Watcher = lambda _message: None) -> Outcome:
     """Run the command (Start, Bench) that ``choose`` makes of the catalogue.
 
     Ctrl+C cancels and keeps what was measured, and a warning in the session tells of it; a runner
-    that does not hear it is ended after ``PATIENCE_S``, or by another Ctrl+C, and not blamed.
+    that does not hear it is ended after ``PATIENCE_S``, or by another Ctrl+C, and not blamed. So do
+    SIGTERM (``timeout``, a batch system) and SIGHUP (a connection that is lost).
     """
     return run_plan(_Once(choose), watch=watch)
 
@@ -128,7 +131,7 @@ class _Driver:
             if self._interrupt.pressed:
                 if self._outcome.reason == "died":
                     self._outcome.reason = "cancelled"  # it did not hear, and was ended by force
-                told = f"interrupted with Ctrl+C {self._at}"
+                told = f"interrupted with {self._interrupt.by} {self._at}"
                 self._own([protocol.Note(kind="warning", text=told)])
             self._own(self._plan.finish("interrupted" if self._interrupt.pressed else ""))
             if complaint := self._journal.complaint():  # that no runner was left to bring
@@ -262,31 +265,37 @@ class _Once:
 
 
 class _Interrupt:
-    """Lets Ctrl+C cancel the run.
+    """Lets Ctrl+C cancel the run, and what else asks this process to end.
 
     KeyboardInterrupt would end the generator of messages, and with it all that is still to come.
     """
 
     def __init__(self) -> None:
         self.pressed = False
+        self.by = ""
         self.runner: Runner | None = None
         self.asked = False  # for anything: until then there is nothing to wait for
         self.patience_s: float | None = PATIENCE_S  # with a runner that is asked to end
 
     @contextlib.contextmanager
     def cancels(self) -> Iterator[None]:
-        """Let Ctrl+C cancel, where this thread hears of it."""
+        """Let them cancel, where this thread hears of them; ``nohup`` and the like prevail."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGINT, self._cancel)
+        before = {number: signal.getsignal(number) for number in _ENDING}
+        heard = [number for number in _ENDING if before[number] is not signal.SIG_IGN]
         try:
+            for number in heard:
+                signal.signal(number, self._cancel)
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number in heard:
+                signal.signal(number, before[number])
 
-    def _cancel(self, *_: object) -> None:
+    def _cancel(self, number: int, _frame: object) -> None:
         again, self.pressed = self.pressed, True
+        self.by = self.by or _ENDING[signal.Signals(number)]
         if self.runner is None:
             return
         end: Callable[[], None] = self.runner.abandon

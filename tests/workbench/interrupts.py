@@ -9,14 +9,17 @@ import time
 
 
 def press_ctrl_c(
-    presses: int = 1, every_s: float = 0.3, after: threading.Event | None = None
+    presses: int = 1,
+    every_s: float = 0.3,
+    after: threading.Event | None = None,
+    number: signal.Signals = signal.SIGINT,
 ) -> None:
     """From another thread: wait for a new handler (and for ``after``), then press while it is."""
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(number)
 
     def press() -> None:
         give_up = time.monotonic() + 60
-        while (handler := signal.getsignal(signal.SIGINT)) is before:
+        while (handler := signal.getsignal(number)) is before:
             if time.monotonic() > give_up:
                 return
             time.sleep(0.01)
@@ -24,8 +27,8 @@ def press_ctrl_c(
             after.wait(60)
         for _ in range(presses):
             time.sleep(every_s)
-            if signal.getsignal(signal.SIGINT) is not handler:
+            if signal.getsignal(number) is not handler:
                 return
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
     threading.Thread(target=press, daemon=True).start()

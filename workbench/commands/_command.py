@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib.util
 import json
 import math
+import os
 import pkgutil
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sessions import whole
+from sessions import seal, whole
 from sessions.errors import SessionError
 from workbench import remote
 from workbench.titles import Titles
@@ -121,6 +123,26 @@ def check_output(path: Path, suffixes: Collection[str] = ()) -> None:
         raise Mistaken(f"{path}: there is no folder {path.parent} to save in")
     if path.is_dir():
         raise Mistaken(f"{path} is a folder; name a file in it")
+    folder = path.resolve().parent  # a file is written beside it, then renamed
+    if (path.is_file() or not path.exists()) and not os.access(folder, os.W_OK):
+        raise Mistaken(f"{path}: nothing can be written in {folder}; choose another place")
+
+
+def check_session(path: Path | None, other: Path | None = None) -> None:
+    """``check_output`` for a session, if any is saved; ``other`` is another file that is written.
+
+    A session takes the place of a session only: ``-o model.py`` is a slip.
+    """
+    if path is None:
+        return
+    check_output(path)
+    if path == other:
+        raise Mistaken(f"{path} cannot hold the session and something else; name two files")
+    with contextlib.suppress(OSError):  # what cannot be read cannot be told
+        if path.is_file() and (size := path.stat().st_size):
+            with path.open("rb") as stream:
+                if not seal.has_hdf5_signature(stream, size):
+                    raise Mistaken(f"{path} is there and is no session; name another file")
 
 
 def check_output_there(path: Path, suffixes: Collection[str] = ()) -> None:
@@ -138,17 +160,25 @@ def write_text(path: Path, text: str) -> None:
 
 
 def say(text: str) -> None:
-    """A line for the person, beside the result."""
-    sys.stderr.write(f"{text}\n")
+    """A line for the person, beside the result; where nobody hears it the command goes on."""
+    if sys.stderr is not None:  # None: it was closed before Python began
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"{text}\n")
 
 
 def answer(text: str) -> None:
-    """The result itself; raises ``Failed`` where standard output takes no more."""
+    """The result itself; raises ``Failed`` where standard output takes no more.
+
+    Whoever closed the pipe has read enough, which changes neither what is left to do nor the exit
+    code: ``workbench validate ... | grep -q PASS`` must not make a failure a success.
+    """
     try:
+        if sys.stdout is None:  # it was closed before Python began
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
         sys.stdout.flush()  # here, where it can still be told that it did not arrive
     except BrokenPipeError:
-        raise  # whoever read it has seen enough
+        return
     except OSError as error:
         sentence = f"the result cannot be written: {error.strerror}"
         raise Failed(sentence, answered=True) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,15 @@ class Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        with contextlib.suppress(OSError):  # of a terminal that has gone
+            self._progress.stop()
 
     def say(self, text: str) -> None:
         """A line for the person, above the bar."""
-        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if self._progress.disable:
+            say(text)
+        else:
+            self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def watch(self, message: protocol.AnyMessage) -> None:
         """Show what one message tells."""

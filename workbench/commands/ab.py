@@ -30,7 +30,7 @@ from workbench.commands._command import (
     Command,
     answer,
     answer_json,
-    check_output,
+    check_session,
     say,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
@@ -72,8 +72,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.output is not None:
-        check_output(arguments.output)
+    check_session(arguments.output)
 
     def begin(catalogue: protocol.Catalogue) -> protocol.Compare:
         both = configure(catalogue, arguments)

@@ -28,7 +28,7 @@ from workbench.commands._command import (
     Mistaken,
     answer,
     answer_json,
-    check_output,
+    check_session,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands.ab import title
@@ -63,8 +63,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.output is not None:
-        check_output(arguments.output)
+    check_session(arguments.output)
 
     named = [one.partition("=")[0].strip() for one in arguments.toggles.split(",")]
     if twice := {name for name in named if name and named.count(name) > 1}:

@@ -7,7 +7,7 @@ import argparse
 from sessions.kernels import kernels_table, speedups, tuned_tiles
 from workbench import headless, protocol
 from workbench.commands._arguments import positive_float, result_arguments
-from workbench.commands._command import Command, Mistaken, answer, answer_json, check_output
+from workbench.commands._command import Command, Mistaken, answer, answer_json, check_session
 from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands.run import summary
 
@@ -42,8 +42,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.output is not None:
-        check_output(arguments.output)
+    check_session(arguments.output)
 
     def begin(catalogue: protocol.Catalogue) -> protocol.Bench:
         for name in arguments.operators:

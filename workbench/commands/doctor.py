@@ -46,9 +46,11 @@ def _run(arguments: argparse.Namespace) -> int:
         checks.append(_compiler(catalogue))
         installed = catalogue.environment  # where the runner is, which may be another host
         checks += [_optional(name, installed, *about) for name, about in OPTIONAL.items()]
+    failed = any(check.state == "failed" for check in checks)
     if arguments.json:
         answer_json(
             {
+                "reason": "failed" if failed else "done",
                 "checks": [asdict(check) for check in checks],
                 "environment": catalogue.environment if catalogue else {},
                 "operators": catalogue.operators if catalogue else {},
@@ -62,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> int:
             answer("\noperators on this device:")
             for status in catalogue.operators.values():
                 answer("  " + status.replace("\n", "\n  "))
-    return FAILED if any(check.state == "failed" for check in checks) else DONE
+    return FAILED if failed else DONE
 
 
 def _ask_runner() -> tuple[protocol.Catalogue | None, protocol.Failure | None]:

@@ -46,7 +46,7 @@ def _run(arguments: argparse.Namespace) -> int:
     found["file"] = str(arguments.output)
     found["ok"] = not found["problem"] and found["difference"] <= found["tolerance"]
     if arguments.json:
-        answer_json(found)
+        answer_json({"reason": "done", **found})
     else:
         answer(_text(found))
     return DONE if found["ok"] else FAILED

@@ -23,8 +23,8 @@ from workbench.commands._command import (
     Command,
     answer,
     answer_json,
-    check_output,
     check_output_there,
+    check_session,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands.ab import title
@@ -59,8 +59,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.output is not None:
-        check_output(arguments.output)
+    check_session(arguments.output, arguments.trace)
     sides = _sides(arguments)
     traces = _traces(arguments.trace, len(sides))
 

@@ -14,7 +14,7 @@ from workbench.commands._command import (
     Mistaken,
     answer,
     answer_json,
-    check_output,
+    check_session,
 )
 
 
@@ -39,7 +39,7 @@ def _run(arguments: argparse.Namespace) -> int:
             raise Mistaken(f"there is no journal of an unsaved session in {journal.folder()}")
         path = left[0]
     output = arguments.output or Path(f"{path.stem}.h5")
-    check_output(output)
+    check_session(output)
     try:
         session = journal.recover(path)
     except FileNotFoundError:
@@ -53,7 +53,8 @@ def _run(arguments: argparse.Namespace) -> int:
         journal.discard(path)  # so that the next call finds the next one
     segments, steps = len(session.segments), sum(len(one.steps["t_s"]) for one in session.segments)
     if arguments.json:
-        answer_json({"file": str(output), "segments": segments, "steps": steps})
+        told = {"reason": "done", "file": str(output), "segments": segments, "steps": steps}
+        answer_json(told)
     else:
         answer(f"recovered {segments} segment(s), {steps} steps: {output}")
     return DONE

@@ -27,7 +27,7 @@ from workbench.commands._command import (
     Mistaken,
     answer,
     answer_json,
-    check_output,
+    check_session,
     say,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
@@ -73,8 +73,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.output is not None:
-        check_output(arguments.output)
+    check_session(arguments.output)
     course = Course(
         _chosen(arguments.documents, arguments.only),
         arguments.budget,

@@ -25,7 +25,7 @@ from workbench.commands._command import (
     Command,
     answer,
     answer_json,
-    check_output,
+    check_session,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands.run import configuration_arguments, configure
@@ -61,8 +61,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.output is not None:
-        check_output(arguments.output)
+    check_session(arguments.output)
 
     def begin(catalogue: protocol.Catalogue) -> protocol.Validate:
         command = protocol.Validate(
