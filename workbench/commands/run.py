@@ -22,8 +22,8 @@ from workbench.commands._command import (
     Mistaken,
     answer,
     answer_json,
-    check_output,
     check_output_there,
+    check_session,
     say,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
@@ -31,6 +31,7 @@ from workbench.offered import expected
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 OWN = "own"  # the family of a person's own files
+SYNTHETIC = "synthetic"  # data that no file has
 SECONDS = 10.0  # where neither steps nor seconds are asked for
 
 
@@ -64,7 +65,7 @@ def configuration_arguments(parser: argparse.ArgumentParser, family_default: str
         "@FILE.json: all of a preset, what cannot be used here left out; later ones win",
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights and data; default: 0")
-    parser.add_argument("--data", default="synthetic", help="a text file, whose bytes are tokens")
+    parser.add_argument("--data", default=SYNTHETIC, help="a text file, whose bytes are tokens")
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,8 +96,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.output is not None:
-        check_output(arguments.output)
+    check_session(arguments.output, arguments.save_state)
     if arguments.save_state is not None:
         check_output_there(arguments.save_state)
     seconds = arguments.seconds
@@ -182,8 +182,13 @@ def configure(catalogue: protocol.Catalogue, arguments: argparse.Namespace) -> C
         settings=settings,
         toggles=_chosen(arguments.toggle, catalogue),
         seed=arguments.seed,
-        data=arguments.data,
+        data=data_path(arguments.data),
     )
+
+
+def data_path(text: str) -> str:
+    """Where data comes from, for a session that can be run again from anywhere."""
+    return text if text == SYNTHETIC else remote.path(Path(text))
 
 
 def with_toggles(

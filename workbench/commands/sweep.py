@@ -22,12 +22,13 @@ from workbench.commands._command import (
     Mistaken,
     answer,
     answer_json,
-    check_output,
+    check_session,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.commands.run import (
     configuration_arguments,
     configure,
+    data_path,
     with_toggles,
 )
 from workbench.headless import Outcome
@@ -64,8 +65,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.output is not None:
-        check_output(arguments.output)
+    check_session(arguments.output)
     axes = dict(map(_axis, arguments.over))
     if len(axes) < len(arguments.over):
         raise Mistaken("--over: each field can be given once; list its values after one another")
@@ -103,9 +103,10 @@ def _run(arguments: argparse.Namespace) -> int:
 def _axis(text: str) -> tuple[str, list[Scalar]]:
     field, equals, values = text.partition("=")
     try:
-        return field.strip(), sweep.read_values(values if equals else "")
+        name, found = field.strip(), sweep.read_values(values if equals else "")
     except ValueError:
         raise Mistaken(f"--over {text}: expected FIELD=VALUE,VALUE,...") from None
+    return name, [data_path(str(value)) for value in found] if name == "data" else found
 
 
 def _changed(base: Configuration, arm: Configuration) -> dict[str, str]:

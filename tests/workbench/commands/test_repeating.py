@@ -105,7 +105,7 @@ def whole(ran) -> Configuration:
         settings={"batch": 4, "sequence": 64},
         toggles=toggles,
         seed=5,
-        data="some text.txt",
+        data="/home/me/some text.txt",
     )
 
 
@@ -134,6 +134,18 @@ def test_a_command_line_is_printed_again_as_one_that_leads_to_the_same_order(
     (again,) = printed(session_of(ran, tmp_path / "a.h5", order))
     assert again[0] == line.split()[0]
     assert ask(again) == order
+
+
+def test_data_is_found_again_from_another_folder(ran, ask, printed, tmp_path, monkeypatch):
+    lines = ["run hydra --data a.txt", "sweep hydra --over data=synthetic,a.txt"]
+    monkeypatch.chdir(tmp_path)
+    run, sweep = orders = [ask(shlex.split(line)) for line in lines]
+    assert run.configuration.data == str(tmp_path / "a.txt")
+    assert sweep.axes == {"data": ["synthetic", str(tmp_path / "a.txt")]}
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    calls = printed(session_of(ran, tmp_path / "a.h5", orders[1]))
+    assert [ask(call) for call in calls] == [sweep]
 
 
 @pytest.mark.parametrize("line", SPELT, ids=lambda line: line[:24])
