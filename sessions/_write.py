@@ -20,6 +20,7 @@ from sessions.columns import row_count
 from sessions.errors import SessionError
 from sessions.model import MetricSeries, PairedComparison, Segment, Session, Study
 from sessions.schema import ColumnInfo
+from sessions.study_schema import columns_of
 
 FORMAT = "gpu-optimization-workbench session"
 
@@ -193,7 +194,8 @@ def _study(parent: h5py.Group, name: str, study: Study) -> None:
     for table, columns in sorted(study.tables.items()):
         if not _is_plain(table):
             raise ValueError(f"table name {table!r} in {group.name}: only letters, digits and _")
-        _columns(tables, table, "One table of the study", columns, {}, ordered=True)
+        known = columns_of(study.kind, table)
+        _columns(tables, table, "One table of the study", columns, known, ordered=True)
 
 
 def _group(parent: h5py.Group, name: str, description: str, ordered: bool = False) -> h5py.Group:

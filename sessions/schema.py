@@ -34,14 +34,14 @@ STEPS = {
 
 TELEMETRY = {
     "t_s": ColumnInfo("f8", "s", "time of the sample, since the session began"),
-    "busy": ColumnInfo("f4", "%", "share of the sampling period in which some kernel ran (NVML)"),
+    "busy": ColumnInfo("f4", "%", "time in which some kernel ran (NVML); of a CPU its cores' use"),
     "sm_active": ColumnInfo("f4", "%", "multiprocessors with work (NVML GPM)"),
     "sm_occupancy": ColumnInfo("f4", "%", "resident warps of those possible (NVML GPM)"),
     "tensor_active": ColumnInfo("f4", "%", "tensor cores in use (NVML GPM)"),
     "dram_active": ColumnInfo("f4", "%", "memory bandwidth in use (NVML GPM)"),
-    "memory_used": ColumnInfo("f8", "bytes", "in use on the whole device, by all processes"),
+    "memory_used": ColumnInfo("f8", "bytes", "in use by all processes; on a CPU the runner's own"),
     "power_w": ColumnInfo("f4", "W", "power drawn"),
-    "sm_clock": ColumnInfo("f4", "MHz", "clock of the multiprocessors"),
+    "sm_clock": ColumnInfo("f4", "MHz", "clock of the multiprocessors, of a CPU of its cores"),
     "temperature": ColumnInfo("f4", "degrees Celsius", "temperature of the device"),
     "throttle": ColumnInfo("f8", "", "bit field of throttle reasons (NVML), 0 = none"),
     "others": ColumnInfo("f4", "%", "of the device's time used by other processes"),
