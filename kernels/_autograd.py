@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
-from torch.autograd import function as torch_function
 
 __all__ = ["absent_as_none", "applied", "needs_gradient", "once_differentiable"]
 
@@ -61,17 +60,48 @@ def needs_gradient(*tensors: torch.Tensor | None) -> bool:
     return False
 
 
-def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's, which is entered only where second derivatives are asked for.
+class _Seen:
+    """A context whose saved tensors are unpacked once, as checkpoints allow, and known then."""
 
-    Otherwise gradients are off in a backward pass already, and torch's would switch them off again.
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
+
+    @functools.cached_property
+    def saved_tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """What the forward pass saved."""
+        return self._ctx.saved_tensors  # type: ignore[no-any-return]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse second derivatives, of which torch's own takes some for zero.
+
+    Torch's refuses those by way of the gradients that come in, so that of a penalty on the slopes
+    of a sum, where ones come in, it says nothing and leaves the penalty out. Here all that was
+    saved is a way there, too.
     """
-    guarded = torch_function.once_differentiable(backward)
+    why = (
+        f"{backward.__module__}.{backward.__qualname__} is once_differentiable and has no second "
+        "derivatives; choose an implementation that autograd differentiates itself, such as "
+        "'torch', or for attention 'manual'"
+    )
 
     @functools.wraps(backward)
     def run(ctx: Any, *gradients: Any) -> Any:
-        if torch.is_grad_enabled():
-            return guarded(ctx, *gradients)
-        return backward(ctx, *gradients)
+        if not torch.is_grad_enabled():
+            return backward(ctx, *gradients)
+        seen = _Seen(ctx)
+        with torch.no_grad():
+            found = backward(seen, *gradients)
+        parts = found if isinstance(found, tuple) else (found,)
+        given = [x for x in parts if x is not None]
+        ways = [x for x in (*seen.saved_tensors, *gradients) if x is not None and x.requires_grad]
+        # One more, for what saved gradients and not what they came of.
+        ways.append(torch.zeros((), requires_grad=True))
+        refused = torch._C._functions.DelayedError(why.encode(), len(given) + len(ways))
+        passed = iter(refused(*given, *ways))
+        return tuple(None if x is None else next(passed) for x in parts)
 
     return run

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kernels import hardware
-from kernels._autograd import applied, once_differentiable
+from kernels._autograd import applied
 from kernels._dispatch import run
 from kernels._operator import (
     Case,
@@ -185,7 +185,6 @@ class _Product(torch.autograd.Function):
         return y.view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, scale = ctx.saved_tensors
         with torch.autocast(dy.device.type, enabled=False):

@@ -1,5 +1,6 @@
 """Every implementation of every operator against its reference in FP64."""
 
+import re
 from random import Random
 
 import pytest
@@ -103,6 +104,36 @@ def test_the_gradient_of_a_sum_is_that_of_ones(op):
         sums = torch.autograd.grad(sum(y.sum() for y in live), list(leaves.values()))
         for one, other in zip(ones, sums, strict=True):
             torch.testing.assert_close(one, other, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("op", operators())
+def test_a_second_derivative_is_that_of_the_reference_or_refused(op):
+    """A penalty on the gradients of a sum: what comes into the backward pass is no way to it."""
+    inputs = smallest(op)
+    names = [n for n in op.gradients if inputs.get(n) is not None]
+    if not names:
+        pytest.skip(f"{op.name} has no gradient")
+
+    def slopes(call):
+        leaves = {n: inputs[n].detach().clone().requires_grad_() for n in names}
+        outputs = as_tuple(call(*(inputs | leaves).values()))
+        total = sum(y.sum() for y in outputs if y.requires_grad)
+        wanted = list(leaves.values())
+        gradients = torch.autograd.grad(total, wanted, create_graph=True, allow_unused=True)
+        penalty = sum(g.square().sum() for g in gradients if g is not None)
+        (total + penalty).backward()
+        return {n: x.grad for n, x in leaves.items()}
+
+    expected = slopes(op.reference)
+    for name, implementation in fitting(op, inputs).items():
+        try:
+            found = slopes(implementation)
+        except RuntimeError as refusal:
+            assert re.search("once_differentiable|derivative for .* not implemented", str(refusal))
+            continue
+        torch.testing.assert_close(
+            found, expected, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 # Those that are not given zeros for it (``absent_as_none``).
