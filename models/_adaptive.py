@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -47,6 +47,7 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 
 import kernels
+from models._initialise import keep_dtypes
 
 SAMPLES = 32  # queries of a sequence
 TOKENS = 128  # of a batch, whose queries and keys the basis is computed from
@@ -196,6 +197,13 @@ class Adaptation(nn.Module):
             values[basis].diagonal(dim1=-2, dim2=-1).fill_(1.0)
         for name, value in values.items():
             self.register_buffer(name, value, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Adaptation:
+        """Go where the module goes; a cast is not meant for this."""
+        before = dict(self.named_buffers())
+        super()._apply(fn, recurse)
+        keep_dtypes(self, before)
+        return self
 
     @property
     def _current(self) -> list[Tensor]:

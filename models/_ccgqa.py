@@ -33,6 +33,7 @@ from torch import Generator, Tensor, nn
 import kernels
 from models._attention import KVState, RotaryCache, SharedKV, attend, turned
 from models._division import WHOLE, Cut, Division, Region
+from models._initialise import Sparing
 from models._layers import INIT_STD, Linear
 from models._routing import Rows
 
@@ -54,8 +55,10 @@ class CCGQAState:
         return [self.halo, self.late]
 
 
-class CCGQA(nn.Module):
+class CCGQA(Sparing):
     """(B, S, E) -> (B, S, E); see the module."""
+
+    spared = ("temperature",)
 
     def __init__(
         self,
@@ -82,7 +85,6 @@ class CCGQA(nn.Module):
         self.head_weight = nn.Parameter(torch.empty(n_all, conv_width * head_dim, head_dim))
         self.head_bias = nn.Parameter(torch.empty(n_all, head_dim))
         self.temperature = nn.Parameter(torch.empty(n_kv_heads))
-        self.temperature.no_weight_decay = True  # type: ignore[attr-defined]
         self.region: Region = WHOLE
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:

@@ -18,12 +18,12 @@ import torch
 from torch import Generator, Tensor, nn
 
 import kernels
-from models._initialise import started
+from models._initialise import Sparing, started
 from models._layers import INIT_STD, Linear
 from models._mistake import ConfigurationError
 
 
-class GraphDiffusionMemory(nn.Module):
+class GraphDiffusionMemory(Sparing):
     """Retrieval from ``memory_size`` slots, diffused over a graph, (B, E) -> (B, E).
 
     The slots are a parameter: they are trained, and variants of a model share them. Nothing writes
@@ -31,6 +31,7 @@ class GraphDiffusionMemory(nn.Module):
     ``ConfigurationError`` for sizes that do not go together.
     """
 
+    spared = ("memory_ME",)  # what is kept stays
     # What kernels.using takes to choose a path by hand; left alone, each operator chooses.
     FUSED: ClassVar[dict[str, str]] = {"graph_diffusion": "triton"}
     STANDARD: ClassVar[dict[str, str]] = {"graph_diffusion": "torch"}
@@ -53,7 +54,6 @@ class GraphDiffusionMemory(nn.Module):
             )
         self.dim, self.steps, self.alpha, self.top_k = dim, steps, alpha, top_k
         self.memory_ME = nn.Parameter(torch.empty(memory_size, dim))
-        self.memory_ME.no_weight_decay = True  # type: ignore[attr-defined]  # what is kept stays
         self.graph_MM = nn.Parameter(torch.empty(memory_size, memory_size))
         self.out = Linear(3 * dim, dim, std_out)
         started(self)

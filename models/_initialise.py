@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 MARKS = ("no_weight_decay",)  # attributes of a parameter that outlive its tensor
 
@@ -23,6 +24,34 @@ def keep_marks(old: nn.Parameter, new: nn.Parameter) -> nn.Parameter:
         if hasattr(old, mark):
             setattr(new, mark, getattr(old, mark))
     return new
+
+
+class Sparing(nn.Module):
+    """A module of which an optimizer shall not decay the parameters that ``spared`` names.
+
+    They are marked again wherever others take their place: in a copy, a file, a load that assigns.
+    """
+
+    spared: ClassVar[tuple[str, ...]] = ()
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As torch's, which every assignment of a parameter goes through."""
+        super().register_parameter(name, param)
+        if name in self.spared and param is not None:
+            param.no_weight_decay = True  # type: ignore[attr-defined]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for name in self.spared:
+            self._parameters[name].no_weight_decay = True  # type: ignore[union-attr]
+
+
+def keep_dtypes(module: nn.Module, before: Mapping[str, Tensor]) -> None:
+    """Give the buffers of a module that was cast the dtypes and values that they had ``before``."""
+    for name, held in before.items():
+        moved = getattr(module, name)
+        if moved.dtype != held.dtype:
+            setattr(module, name, held.to(moved.device))
 
 
 def started(module: nn.Module) -> None:

@@ -8,7 +8,7 @@ on the device that a step overwrites, so that reading them now and then makes no
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from models._attention import RotaryCache
 from models._checkpointing import CHECKPOINTING, recomputed
+from models._initialise import keep_dtypes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +140,13 @@ class Model(nn.Module, ABC):
         for name, shape in self._metrics.items():
             values = torch.zeros(shape, dtype=torch.float32, device=device)
             self.register_buffer(f"metric_{name}", values, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Model:
+        """Cast the weights, and not the metrics."""
+        before = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)
+        keep_dtypes(self, before)
+        return self
 
     def record(self, name: str, row: int, values: Tensor) -> None:
         """Overwrite one row of a metric; nothing waits for the device."""

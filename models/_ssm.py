@@ -27,6 +27,7 @@ from torch.nn import functional
 
 import kernels
 from models._division import WHOLE, Cut, Division, Region
+from models._initialise import Sparing
 from models._layers import Linear
 
 STEP_MIN, STEP_MAX, STEP_FLOOR = 1e-3, 1e-1, 1e-4
@@ -95,12 +96,14 @@ def inverse_softplus(x: Tensor) -> Tensor:
     return x + torch.log(-torch.expm1(-x))
 
 
-class SSM(nn.Module):
+class SSM(Sparing):
     """The mixer, (B, S, E) -> (B, S, E), causal.
 
     ``n_residuals`` is how many such branches are added to the residual stream in the whole model:
     the output linear starts smaller by its root, so that the stream's variance does not grow.
     """
+
+    spared = ("dt_bias", "A_log", "D")
 
     def __init__(self, sizes: SSMSizes, eps: float, n_residuals: int) -> None:
         super().__init__()
@@ -113,8 +116,6 @@ class SSM(nn.Module):
         self.dt_bias = nn.Parameter(torch.empty(heads))
         self.A_log = nn.Parameter(torch.empty(heads))
         self.D = nn.Parameter(torch.empty(heads))
-        for parameter in (self.dt_bias, self.A_log, self.D):
-            parameter.no_weight_decay = True  # type: ignore[attr-defined]
         self.norm_weight = nn.Parameter(torch.empty(inner))
         self.out_proj = Linear(inner, sizes.dim, 1 / math.sqrt(3 * inner * n_residuals))
         self.region: Region = WHOLE

@@ -1,6 +1,9 @@
 """What holds for every family alike: seeds, batches, learning a task, saved state, refusals."""
 
+import copy
 import dataclasses
+import io
+import pickle
 
 import pytest
 import torch
@@ -50,6 +53,47 @@ def test_a_seed_decides_what_training_gives(name):
         found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_model_that_is_cast_is_the_one_that_was_made_in_that_dtype(name, dtype):
+    family, config = form(name)
+    (inputs, targets), found = batch_of(family, config, 2, 12), []
+    inputs = [x.to(dtype) if x.is_floating_point() else x for x in inputs]
+    for model in (family.materialise(config).to(dtype), family.materialise(config, dtype=dtype)):
+        torch.manual_seed(0)  # of the noise, where there is some
+        steps = [model.loss(*inputs, *targets) for _ in range(2)]  # of which one may adapt
+        steps[1].backward()
+        assert {x.dtype for x in model.metrics().values()} <= {torch.float32}
+        found.append([*steps, *(p.grad for p in model.parameters()), *model.metrics().values()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def loaded(model, family, config):
+    """The same weights in another model, as a file has them: they bring no marks along."""
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other = family.build(config)
+    other.load_state_dict(torch.load(file), assign=True)
+    return other
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_shall_not_decay_is_marked_in_copies_and_in_what_is_loaded(name):
+    family, config = form(name)
+    model = family.materialise(config)
+
+    def spared(of):
+        return {n for n, p in of.named_parameters() if getattr(p, "no_weight_decay", False)}
+
+    if name in ("mamba2", "mahia", "hydra, routed"):
+        assert spared(model)
+    copied = copy.deepcopy(model)
+    others = [copied, pickle.loads(pickle.dumps(copied)), loaded(model, family, config)]
+    for other in (*others, family.share(config, model.weights()), family.build(config, "cpu")):
+        assert spared(other) == spared(model)
 
 
 @torch.no_grad()

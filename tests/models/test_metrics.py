@@ -94,5 +94,4 @@ def test_checkpointed_and_compiled_whole_they_are_the_same(tokens_BS, targets_BS
 def test_metrics_are_no_weights_and_stay_in_fp32():
     model = measuring_model().to(torch.bfloat16)
     assert not any("metric" in name for name in model.weights())
-    model.rebuild_buffers(torch.device("cpu"))
     assert model.metrics()["halves"].dtype == torch.float32
