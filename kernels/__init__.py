@@ -30,7 +30,9 @@ from kernels._operator import (
     Operator,
     Unavailable,
     Work,
+    autocast_dtype,
     own_code,
+    without_autocast,
 )
 from kernels._policy import Policy, attention_usage, policies, policy
 from kernels._tuning import Choice, reset_tiles, tiles, tuning
@@ -84,6 +86,7 @@ __all__ = [
     "add_rms_norm",
     "attention",
     "attention_usage",
+    "autocast_dtype",
     "causal_conv1d",
     "choose",
     "chosen",
@@ -119,4 +122,5 @@ __all__ = [
     "tuning",
     "usage",
     "using",
+    "without_autocast",
 ]

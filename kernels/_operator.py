@@ -240,18 +240,22 @@ def alike(op: str, names: str, first: Tensor, *rest: Tensor | None) -> None:
 
 def without_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Products on x's device in the dtypes that they are given; nearly free where they are."""
-    device_type = x.device.type
-    if torch.is_autocast_enabled(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return _nothing
+    device_type = _autocast_type(x)
+    return torch.autocast(device_type, enabled=False) if device_type else _nothing
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """What autocast has products of ``x`` in; None where it is off, and for FP64."""
-    device_type = "cuda" if x.is_cuda else x.device.type  # the second takes five times as long
-    if torch.is_autocast_enabled(device_type) and x.dtype != torch.float64:
+    device_type = _autocast_type(x)
+    if device_type and x.dtype != torch.float64:
         return torch.get_autocast_dtype(device_type)
     return None
+
+
+def _autocast_type(x: Tensor) -> str:
+    """The type of x's device where autocast is on there; meta tensors have none to ask of."""
+    device_type = "cuda" if x.is_cuda else x.device.type  # the second takes five times as long
+    return device_type if device_type != "meta" and torch.is_autocast_enabled(device_type) else ""
 
 
 _nothing = contextlib.nullcontext()

@@ -34,6 +34,7 @@ from kernels._operator import (
     random_tensor,
     tensor_bytes,
     traced_as_constant,
+    without_autocast,
 )
 
 AXES = ("sequence", "features", "both")
@@ -107,7 +108,7 @@ def _response(
 
 def _matmul(x: Tensor, cutoff: float, damping: float, over: str, causal: bool) -> Tensor:
     device, dtype = str(x.device), x.dtype
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         if over != "sequence":
             x = x @ _matrix(x.shape[-1], cutoff, damping, False, device, dtype).T
         if over != "features":

@@ -89,7 +89,7 @@ def reference(h_BM: Tensor, p_MM: Tensor, steps: int = 3, alpha: float = 0.85) -
     wide = accumulator(h_BM.dtype)
     start = h = h_BM.to(wide)
     transposed = p_MM.to(wide).T
-    with torch.autocast(h_BM.device.type, enabled=False):
+    with without_autocast(h_BM):
         for _ in range(steps):
             h = (1 - alpha) * start + alpha * (h @ transposed)
     return h.to(h_BM.dtype)

@@ -38,6 +38,7 @@ from kernels._operator import (
     random_tensor,
     same_device,
     tensor_bytes,
+    without_autocast,
 )
 
 
@@ -86,7 +87,7 @@ def reference(
 
 
 def _subspace(x: Tensor, rank: int, iterations: int, start: Tensor | None) -> tuple[Tensor, Tensor]:
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(x):
         wide = x.to(accumulator(x.dtype))
         # FP64 from here on, where all is small: the condition of the columns below is that of x^T x
         # and squares again in their own products.

@@ -43,10 +43,12 @@ from kernels._operator import (
     Operator,
     Work,
     accumulator,
+    autocast_dtype,
     floating,
     random_tensor,
     same_device,
     tensor_bytes,
+    without_autocast,
 )
 
 SCHEMES: dict[str, torch.dtype] = {
@@ -77,10 +79,7 @@ def quantized_matmul(
     ``Unavailable`` for an implementation that cannot run.
     """
     _validate(x, weight_NK, scale, scheme)
-    device_type = x.device.type
-    if torch.is_autocast_enabled(device_type) and x.dtype != torch.float64:
-        x = x.to(torch.get_autocast_dtype(device_type))
-    return run(OP, impl, x, weight_NK, scale, scheme)
+    return run(OP, impl, x.to(autocast_dtype(x) or x.dtype), weight_NK, scale, scheme)
 
 
 def quantize_weight(weight_NK: Tensor, scheme: str = "int8_dynamic") -> tuple[Tensor, Tensor]:
@@ -164,7 +163,7 @@ def reference(x: Tensor, weight_NK: Tensor, scale: Tensor, scheme: str = "int8_d
         codes, x_scale = quantize(x, scheme)
         # Zero in value, and the whole of the gradient.
         taken = (taken - taken.detach()) + codes.to(wide) * x_scale.to(wide)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         return (taken @ dequantize_weight(weight_NK, scale, wide).T).to(x.dtype)
 
 
@@ -175,7 +174,7 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(weight, scale)
         rows = x.reshape(-1, x.shape[-1])
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             if kernel == "dequantize":
                 y = rows @ dequantize_weight(weight, scale, x.dtype).T
             elif kernel == "int_mm":
@@ -187,7 +186,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, scale = ctx.saved_tensors
-        with torch.autocast(dy.device.type, enabled=False):
+        with without_autocast(dy):
             return dy @ dequantize_weight(weight, scale, dy.dtype), None, None, None, None
 
 

@@ -263,7 +263,7 @@ class Adaptation(nn.Module):
             _keep(self.bits_calm_LH, due_LH, calm_LH)
         if rules.adaptive_rank:
             rows_LHRD = measured["rows"]
-            with torch.autocast(rows_LHRD.device.type, enabled=False):
+            with kernels.without_autocast(rows_LHRD):
                 basis_LHDD, energy_LHD = _refreshed(rows_LHRD, self.next_basis_LHDD)
             share_LHD = energy_LHD.cumsum(-1)
             total_LH1 = share_LHD[..., -1:]

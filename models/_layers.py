@@ -109,10 +109,7 @@ class SwiGLUMLP(nn.Module):
 
 def computed_dtype(x: Tensor) -> torch.dtype:
     """What a linear map of ``x`` gives: x's own, or autocast's, which leaves FP64 alone."""
-    device_type = x.device.type
-    if torch.is_autocast_enabled(device_type) and x.dtype != torch.float64:
-        return torch.get_autocast_dtype(device_type)
-    return x.dtype
+    return kernels.autocast_dtype(x) or x.dtype
 
 
 def usable(workspace: kernels.Workspace | None) -> kernels.Workspace | None:

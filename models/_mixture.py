@@ -71,7 +71,7 @@ class Router(nn.Module):
         if normal_BSE is not None:
             assert self.noise_weight is not None
             wide = normal_BSE.dtype
-            with torch.autocast(x_BSD.device.type, enabled=False):
+            with kernels.without_autocast(x_BSD):
                 loudness_BSE = functional.linear(x_BSD.to(wide), self.noise_weight.to(wide))
                 noise_BSE = normal_BSE * functional.softplus(loudness_BSE)
         return kernels.moe_gating(

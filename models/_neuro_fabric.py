@@ -42,7 +42,7 @@ class FabricLayer(nn.Module):
         """The result, the weights of the chosen (B, K), and their places (B, K) int64."""
         # In FP32: in halves, equal scores would be common, and the order of the samples decide.
         wide = torch.promote_types(x_BSE.dtype, torch.float32)
-        with torch.autocast(x_BSE.device.type, enabled=False):
+        with kernels.without_autocast(x_BSE):
             scores_BS = functional.linear(x_BSE.to(wide), self.gate.weight.to(wide)).squeeze(-1)
         k = chosen(self.capacity, x_BSE.shape[1])
         x_BKE, chosen_BK, place_BK = kernels.token_router(x_BSE, scores_BS, k)

@@ -99,7 +99,7 @@ class Router(nn.Module):
         """The scores, or those of ``which``."""
         wide = torch.promote_types(x_BSE.dtype, torch.float32)
         # A score near zero decides: it is not rounded to what the other linears compute in.
-        with torch.autocast(x_BSE.device.type, enabled=False):
+        with kernels.without_autocast(x_BSE):
             return functional.linear(x_BSE.to(wide), self.weight[which].to(wide))
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels._autograd import applied, once_differentiable
-from kernels._operator import accumulator
+from kernels._operator import accumulator, without_autocast
 from kernels.attention._masks import bounds, reference, visible
 from kernels.attention._memory import chunk_of
 
@@ -36,7 +36,7 @@ class _Chunked(torch.autograd.Function):
         q_BGRSD = q.reshape(batch, groups, heads // groups, length, dim)
         out = torch.empty_like(q_BGRSD)
         normaliser = torch.empty(q_BGRSD.shape[:-1], dtype=accumulator(q.dtype), device=q.device)
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             for rows in _chunks(0, length, chunk_of(q)):
                 out[..., rows, :], normaliser[..., rows] = _forward_rows(
                     q_BGRSD, k, v, rows, causal, window, scale, kv_length
@@ -56,7 +56,7 @@ class _Chunked(torch.autograd.Function):
         dk = torch.zeros(k.shape, dtype=wide, device=q.device)
         dv = torch.zeros(v.shape, dtype=wide, device=q.device)
         delta = (dout.to(wide) * out.to(wide)).sum(-1)
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             for rows in _chunks(0, q.shape[2], chunk_of(q)):
                 _backward_rows(
                     q_BGRSD,

@@ -43,6 +43,7 @@ from kernels._operator import (
     random_tensor,
     same_device,
     tensor_bytes,
+    without_autocast,
 )
 from kernels._triton import missing, no_fp64
 from kernels._workspace import Workspace
@@ -160,7 +161,7 @@ def reference(
     weight_NE = (chosen * weight.reshape(-1, weight.shape[-1], 1).to(wide)).sum(1)
     hidden_ENF = swiglu(x_ND @ gate_EFD.transpose(1, 2), x_ND @ up_EFD.transpose(1, 2))
     out_END = hidden_ENF @ down_EDF.transpose(1, 2)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         y = torch.einsum("ne,end->nd", weight_NE, out_END.to(wide))
     return y.to(x.dtype).view(x.shape)
 

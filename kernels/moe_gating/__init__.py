@@ -111,7 +111,7 @@ def reference(
     """The definition."""
     wide = accumulator(x.dtype)
     n_experts, dim = weight_EH.shape
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         logits = x.to(wide).reshape(-1, dim) @ weight_EH.to(wide).T
     if noise is not None:
         logits = logits + noise.to(wide).reshape(-1, n_experts)

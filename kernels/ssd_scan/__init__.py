@@ -40,6 +40,7 @@ from kernels._operator import (
     random_tensor,
     remembered,
     tensor_bytes,
+    without_autocast,
 )
 from kernels._triton import MAX_GRID, has_large_memory, missing, no_fp64
 from kernels.ssd_scan._launch import CHUNK, Scan, chunks, tile
@@ -191,7 +192,7 @@ def reference(
     else:
         h = initial_state_BHPN.to(wide).unflatten(1, per_group)
     outputs = []
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         for start in range(0, length, chunk or CHUNK):
             part = slice(start, start + (chunk or CHUNK))
             x_q, dt_q, b_q, c_q = x[:, part], dt[:, part], B_BLGN[:, part], C_BLGN[:, part]

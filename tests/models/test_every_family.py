@@ -7,7 +7,9 @@ import pickle
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
+from kernels import using
 from models import FAMILIES, ConfigurationError
 
 DECODERS = [name for name, family in FAMILIES.items() if "decode" in family.workloads]
@@ -94,6 +96,23 @@ def test_what_shall_not_decay_is_marked_in_copies_and_in_what_is_loaded(name):
     others = [copied, pickle.loads(pickle.dumps(copied)), loaded(model, family, config)]
     for other in (*others, family.share(config, model.weights()), family.build(config, "cpu")):
         assert spared(other) == spared(model)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_structure_alone_tells_shapes_and_flops_of_a_step(name):
+    family, config = form(name)
+    inputs, targets = batch_of(family, config, 2, 12)
+    counted = []
+    for model in (family.build(config), family.materialise(config)):
+        batch = [x.to(model.weights()["embedding.weight"].device) for x in (*inputs, *targets)]
+        with FlopCounterMode(display=False) as counter, using(attention="manual"):
+            model.loss(*batch).backward()
+        assert all(p.grad.shape == p.shape for p in model.parameters())
+        counted.append(counter.get_total_flops())
+    if "experts" in name or "moe" in name:  # to how many of these tokens go is not known there
+        assert counted[0] >= counted[1] > 0
+    else:
+        assert counted[0] == counted[1] > 0
 
 
 @torch.no_grad()
