@@ -149,6 +149,7 @@ def _comparison(group: h5py.Group) -> PairedComparison:
         pairs=blocks["pair"].tolist() if "pair" in blocks else [],
         clocks_mhz=blocks["clock_mhz"].tolist() if "clock_mhz" in blocks else [],
         voids=blocks["void"].tolist() if "void" in blocks else [],
+        means_ms=blocks["mean_ms"].tolist() if "mean_ms" in blocks else [],
     )
 
 

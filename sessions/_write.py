@@ -180,6 +180,8 @@ def _comparison(parent: h5py.Group, name: str, comparison: PairedComparison) -> 
         blocks["clock_mhz"] = np.array(comparison.clocks_mhz, "f8")
     if comparison.voids:
         blocks["void"] = _texts(comparison.voids)
+    if comparison.means_ms:
+        blocks["mean_ms"] = np.array(comparison.means_ms, "f8")
     columns = schema.BLOCKS | schema.BLOCK_DETAILS
     _columns(group, "blocks", "One row a block, as they ran", blocks, columns)
 

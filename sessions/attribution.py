@@ -209,21 +209,24 @@ def measure(
     wanted: Sequence[Contrast],
     medians_ms: Table,
     clocks_mhz: Table,
+    means_ms: Table,
     *,
     region: float = verdict.REGION,
     floor: float = 0.0,
     half_width: float = verdict.HALF_WIDTH,
     seconds: float = math.nan,
 ) -> list[Effect]:
-    """The effects on step time: rounds of block medians (rounds, arms), and of SM clocks.
+    """The effects on step time: rounds of block medians (rounds, arms), of SM clocks, and of
+    the blocks' means.
 
     FASTER and SLOWER are corrected for their number (Holm); the intervals are each 95 %.
     ``seconds`` is how long the rounds took, from which follows how much longer would decide.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
-        logs, cycles = np.log(medians_ms), np.log(medians_ms) + np.log(clocks_mhz)
+        logs, means = np.log(medians_ms), np.log(means_ms)
+        cycles = logs + np.log(clocks_mhz)
     found = [
-        None if one.reason else _judge(one, logs, cycles, region, floor, half_width, seconds)
+        None if one.reason else _judge(one, logs, cycles, means, region, floor, half_width, seconds)
         for one in wanted
     ]
     judged = iter(verdict.corrected([one for one in found if one is not None]))
@@ -265,6 +268,7 @@ def _judge(
     contrast: Contrast,
     logs: NDArray,
     cycles: NDArray,
+    means: NDArray,
     region: float,
     floor: float,
     half_width: float,
@@ -272,9 +276,10 @@ def _judge(
 ) -> Judgement:
     own = values(contrast.weights, logs)
     there = np.isfinite(own)
+    others = (values(contrast.weights, each)[there] for each in (cycles, means))
     alpha = verdict.ALPHA / 2 if contrast.orders else verdict.ALPHA
     found = verdict.judge_pairs(
-        verdict.Pairs(np.flatnonzero(there), own[there], values(contrast.weights, cycles)[there]),
+        verdict.Pairs(np.flatnonzero(there), own[there], *others),
         region=region,
         floor=floor,
         half_width=half_width,
@@ -305,8 +310,8 @@ def _widened(contrast: Contrast, logs: NDArray, found: Judgement, margin: float)
     mean, low, high = (math.log(end) for end in (found.ratio, found.low, found.high))
     wide = verdict.Interval(found.pairs, mean, low - reach, high + reach, error)
     said, reasons = verdict.decide(wide, margin)
-    if found.verdict == "UNDECIDED" and said in ("FASTER", "SLOWER"):
-        said = "UNDECIDED"  # the clocks disagree
+    if found.verdict == "UNDECIDED":
+        said = "UNDECIDED"  # the clocks disagree, or the means
     distance = max(0.0, (abs(mean) - margin) / 2)
     p_orders = 2 * float(stats.t.sf(distance / error, count - 1)) if error else 0.0
     own = values(contrast.weights, logs)

@@ -108,6 +108,7 @@ BLOCK_DETAILS = {  # of every block, or of none
     "pair": ColumnInfo("i4", "", "pair that the block belongs to"),
     "clock_mhz": ColumnInfo("f8", "MHz", "clock of the multiprocessors, NaN where unknown"),
     "void": ColumnInfo("str", "", "why the block does not count, empty where it does"),
+    "mean_ms": ColumnInfo("f8", "ms", "mean step time of the block, NaN where unknown"),
 }
 
 STEP_COLUMNS = {name: column.dtype for name, column in STEPS.items()}

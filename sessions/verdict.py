@@ -3,7 +3,9 @@
 The unit is a *pair*: one block of steps of each arm, run one after the other, and the log ratio of
 their median step times. Steps are correlated and clocks drift, but what two neighbouring blocks
 share cancels, and where the order within each pair is random what is left has a random sign, so
-that the log ratios behave as independent ones whatever the steps do.
+that the log ratios behave as independent ones whatever the steps do. A median does not see what a
+few steps of each block cost: a verdict that the blocks' mean step times refute, by an interval of
+their own, becomes UNDECIDED.
 
 **Looking often costs nothing here.** A person watches the interval and may stop, or measure on, at
 any block, which makes an ordinary 95 % interval miss far more often than 5 %. The interval is
@@ -26,7 +28,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -50,12 +52,14 @@ class Pairs:
     """The finished pairs of a comparison, in the order in which they ran.
 
     ``logs`` are the log ratios of step time, second arm over first, ``cycle_logs`` those of clock
-    cycles (NaN where a block's clock is not known); ``numbers`` are the pairs' own.
+    cycles (NaN where a block's clock is not known), ``mean_logs`` those of the blocks' mean step
+    times (likewise; empty where none is); ``numbers`` are the pairs' own.
     """
 
     numbers: NDArray
     logs: NDArray
     cycle_logs: NDArray
+    mean_logs: NDArray = field(default_factory=lambda: np.empty(0))
 
 
 @dataclass(frozen=True)
@@ -88,17 +92,17 @@ def pairs(comparison: PairedComparison) -> Pairs:
     numbers = comparison.pairs or [place // 2 for place in range(count)]
     clocks = comparison.clocks_mhz or [math.nan] * count
     voids = comparison.voids or [""] * count
-    found: dict[int, dict[int, tuple[float, float]]] = {}
-    for arm, number, median, clock, void in zip(
-        comparison.order, numbers, comparison.medians_ms, clocks, voids, strict=True
+    means = comparison.means_ms or [math.nan] * count
+    found: dict[int, dict[int, tuple[float, float, float]]] = {}
+    for arm, number, median, clock, mean, void in zip(
+        comparison.order, numbers, comparison.medians_ms, clocks, means, voids, strict=True
     ):
         if not void and median > 0 and math.isfinite(median):
-            found.setdefault(number, {})[arm] = (median, clock)
+            found.setdefault(number, {})[arm] = (median, clock, mean)
     whole = {number: arms for number, arms in found.items() if arms.keys() >= {0, 1}}
-    medians = np.array([[arms[0][0], arms[1][0]] for arms in whole.values()]).reshape(-1, 2)
-    mhz = np.array([[arms[0][1], arms[1][1]] for arms in whole.values()]).reshape(-1, 2)
-    logs = np.log(medians[:, 1] / medians[:, 0])
-    return Pairs(np.array(list(whole), int), logs, logs + np.log(mhz[:, 1] / mhz[:, 0]))
+    both = np.array([[arms[0], arms[1]] for arms in whole.values()]).reshape(-1, 2, 3)
+    logs, clock_logs, mean_logs = np.log(both[:, 1] / both[:, 0]).T
+    return Pairs(np.array(list(whole), int), logs, logs + clock_logs, mean_logs)
 
 
 def critical(n: ArrayLike, alpha: float = ALPHA) -> NDArray:
@@ -237,6 +241,10 @@ def judge_pairs(
     more_s = None
     if verdict == "UNDECIDED":
         more_s = seconds_to_tell(time, math.copysign(margin, time.mean), seconds)
+    mean_logs = found.mean_logs[np.isfinite(found.mean_logs)]
+    if refuted := _refuted(verdict, interval(mean_logs, alpha), margin):
+        reasons.append(refuted)
+        verdict, more_s = "UNDECIDED", None  # more of the same would only confirm it
     known = np.isfinite(found.cycle_logs)
     cycles = interval(found.cycle_logs[known], alpha) if known.any() else None
     count = f"the clock was known for {known.sum()} of {known.size} pairs"
@@ -337,6 +345,20 @@ def decide(time: Interval, margin: float) -> tuple[str, list[str]]:
     if -margin <= time.low and time.high <= margin:
         return "SAME", []
     return "UNDECIDED", [f"the interval reaches over the edge of ±{percent:.2g} %"]
+
+
+def _refuted(verdict: str, whole: Interval, margin: float) -> str:
+    """How the mean step times, whose log ratios have that interval, refute a verdict by medians."""
+    if whole.n < MIN_PAIRS:
+        return ""
+    outside = whole.low > margin or whole.high < -margin
+    refuted = {"FASTER": whole.low > -margin, "SLOWER": whole.high < margin, "SAME": outside}
+    if not refuted.get(verdict):
+        return ""
+    return (
+        f"by the median step it is {verdict}, but of all steps together the ratio is "
+        f"{_ratio_text(whole)}: some take far longer than the median"
+    )
 
 
 def _fixed(series: NDArray, alpha: float) -> tuple[float, float, float]:

@@ -17,6 +17,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     median_ms: float
     clock_mhz: float | None = None  # of the multiprocessors; None where not known
     void: str = ""  # why the block does not count; empty where it does
+    mean_ms: float | None = None  # None where not known
 
 
 class Command(msgspec.Struct, kw_only=True, tag_field="type"):

@@ -381,6 +381,7 @@ def _close_phase(segment: Segment, stop_s: float) -> None:
 def _with_blocks(comparison: PairedComparison, blocks: list[protocol.Block]) -> PairedComparison:
     """The comparison with more blocks: a new one, for another thread may be saving the old one."""
     clocks = [math.nan if block.clock_mhz is None else block.clock_mhz for block in blocks]
+    means = [math.nan if block.mean_ms is None else block.mean_ms for block in blocks]
     return msgspec.structs.replace(
         comparison,
         order=comparison.order + [block.arm for block in blocks],
@@ -388,6 +389,7 @@ def _with_blocks(comparison: PairedComparison, blocks: list[protocol.Block]) -> 
         pairs=comparison.pairs + [block.pair for block in blocks],
         clocks_mhz=comparison.clocks_mhz + clocks,
         voids=comparison.voids + [block.void for block in blocks],
+        means_ms=comparison.means_ms + means,
     )
 
 

@@ -115,6 +115,7 @@ def session(n: int = 300, segments: int = 2, title: str = "sample") -> Session:
                 pairs=[0, 0, 1, 1],
                 clocks_mhz=[1980.0, 1965.0, math.nan, 1980.0],
                 voids=["", "", "recompiled", ""],
+                means_ms=[2.5, 1.25, float("nan"), 1.5],
             )
         ],
         studies=[
@@ -219,6 +220,7 @@ def comparisons(draw: st.DrawFn) -> PairedComparison:
         pairs=draw(st.lists(st.integers(0, 99), min_size=size, max_size=size)),
         clocks_mhz=draw(st.lists(floats, min_size=size, max_size=size)),
         voids=draw(st.lists(texts, min_size=size, max_size=size)),
+        means_ms=draw(st.lists(floats, min_size=size, max_size=size)),
     )
 
 

@@ -45,9 +45,10 @@ def design(mode, count, orders=(), missing=None):
     return arms, attribution.contrasts(mode, NAMES[:count], arms, missing or {}, orders)
 
 
-def judge(contrasts, logs, **asked):
+def judge(contrasts, logs, mean_logs=None, **asked):
     unknown = np.full_like(logs, np.nan)
-    return attribution.measure(contrasts, np.exp(logs), unknown, **asked)
+    means = unknown if mean_logs is None else np.exp(mean_logs)
+    return attribution.measure(contrasts, np.exp(logs), unknown, means, **asked)
 
 
 def by_name(effects, kind):
@@ -343,3 +344,14 @@ def test_memory_is_counted_and_its_effects_are_exact():
 def test_what_cannot_be_attributed_is_refused_in_one_sentence(mode, count, sentence):
     with pytest.raises(ValueError, match=sentence):
         attribution.subsets(mode, count)
+
+
+def test_what_only_the_median_step_gains_is_no_effect():
+    _, contrasts = design("ladder", 1)
+    scatter = 0.001 * np.random.default_rng(3).normal(size=(12, 2))
+    logs = np.array([0.0, math.log(0.67)]) + scatter
+    claimed = by_name(judge(contrasts, logs), "total")["all together"]
+    assert claimed.verdict == "FASTER"
+    found = by_name(judge(contrasts, logs, logs + [0.0, 0.8]), "total")["all together"]
+    assert found.verdict == "UNDECIDED"
+    assert any("of all steps together" in reason for reason in found.reasons)

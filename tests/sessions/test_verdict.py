@@ -354,6 +354,35 @@ def test_clocks_that_explain_all_of_it_are_not_decided_by_measuring_on():
     assert 5 < found.more_s < 120, "not one pair more, as the time alone would need"
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_only_the_median_step_gains_is_not_called_faster(turned):
+    """A step in four that takes six times as long is no median, and yet a quarter of all steps."""
+    logs = [-each if turned else each for each in alternating(math.log(0.67))]
+    claimed = "SLOWER" if turned else "FASTER"
+    whole = comparison(logs)
+    assert verdict.judge(whole).verdict == claimed, "nothing is known of the means"
+    means = [ms * (1.0, 2.25)[place % 2 != turned] for place, ms in enumerate(whole.medians_ms)]
+    found = verdict.judge(msgspec.structs.replace(whole, means_ms=means), seconds=12.0)
+    assert found.verdict == "UNDECIDED" and found.more_s is None
+    assert f"by the median step it is {claimed}, but of all steps together" in found.reasons[0]
+    same = verdict.judge(msgspec.structs.replace(whole, means_ms=whole.medians_ms))
+    assert same == verdict.judge(whole)
+
+
+def test_the_same_median_with_other_means_is_not_called_the_same():
+    whole = comparison(alternating(0.0))
+    assert verdict.judge(whole).verdict == "SAME"
+    means = [ms * (1.0, 1.2)[place % 2] for place, ms in enumerate(whole.medians_ms)]
+    assert verdict.judge(msgspec.structs.replace(whole, means_ms=means)).verdict == "UNDECIDED"
+
+
+def test_means_too_scattered_to_refute_a_verdict_leave_it():
+    logs = alternating(math.log(0.9))
+    whole = comparison(logs)
+    means = [ms * (3.0 if place % 8 == 1 else 1.0) for place, ms in enumerate(whole.medians_ms)]
+    assert verdict.judge(msgspec.structs.replace(whole, means_ms=means)).verdict == "FASTER"
+
+
 def test_void_blocks_do_not_count_and_are_told_of():
     logs = alternating(math.log(0.9))
     whole = comparison(logs)

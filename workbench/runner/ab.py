@@ -207,6 +207,7 @@ class CompareRun:
                 median_ms=done.median_ms,
                 clock_mhz=done.clock_mhz,
                 void=done.void,
+                mean_ms=done.mean_ms,
             )
             self._blocks.append(block)
             self._rig.wire.send(protocol.BlockDone(comparison=self._index, block=block))
@@ -262,4 +263,5 @@ def _comparison(found: list[protocol.Block]) -> PairedComparison:
         pairs=[block.pair for block in found],
         clocks_mhz=[math.nan if block.clock_mhz is None else block.clock_mhz for block in found],
         voids=[block.void for block in found],
+        means_ms=[math.nan if block.mean_ms is None else block.mean_ms for block in found],
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from sessions import checked
 from sessions.model import Numerics, Phase, Scalar
 from workbench import protocol
-from workbench.runner import blocks, numerics
+from workbench.runner import blocks, cures, numerics
 from workbench.runner.arm import Arm, label
 from workbench.runner.blame import failed_options
 from workbench.runner.blocks import Contender, TimedBlock
@@ -183,9 +183,18 @@ class Alternation:
             self._number += 1
             self.steps += done.steps
             keep(done)
+            self._tell_diverged(contender, done)
             if not done.void:
                 return True
         return False
+
+    def _tell_diverged(self, contender: Contender, done: TimedBlock) -> None:
+        """Tell, once of each, that what is timed computes with numbers that mean nothing."""
+        if done.diverged and not contender.diverged:
+            contender.diverged = True
+            found = cures.not_finite(f"loss of {contender.name}")
+            configuration = contender.situation.configuration
+            self._rig.wire.send(cures.cure(found, configuration, self._rig.device))
 
     def take_commands(self) -> None:
         """Act on what waits; raises ``Cancelled`` or ``RunEnded``."""

@@ -343,6 +343,7 @@ class AttributeRun:
                     "arm": [contender.number],
                     "median_ms": [done.median_ms],
                     "clock_mhz": [clock],
+                    "mean_ms": [done.mean_ms],
                     "void": [done.void],
                 },
                 replace=False,
@@ -361,11 +362,13 @@ class AttributeRun:
         wanted = attribution.contrasts(command.mode, titles, subsets, missing, self._orders)
         medians = self._table([block.median_ms for _, _, block in self._blocks])
         clocks = self._table([block.clock_mhz for _, _, block in self._blocks])
+        means = self._table([block.mean_ms for _, _, block in self._blocks])
         seconds = time.perf_counter() - self._began if self._began else 0.0
         self._effects = attribution.measure(
             wanted,
             medians,
             clocks,
+            means,
             region=command.region,
             floor=command.floor,
             half_width=command.half_width,

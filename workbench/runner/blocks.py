@@ -10,7 +10,8 @@ import dataclasses
 import math
 import time
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
+from typing import Any
 
 from sessions.model import Phase
 from sessions.statistics import MIN_BLOCK_MS, MIN_BLOCK_STEPS
@@ -44,6 +45,7 @@ class Contender:
     build_s: float = 0.0
     step_ms: float = math.nan
     steps: int = MIN_BLOCK_STEPS  # of a block
+    diverged: bool = False  # its loss was not finite, which a person was told
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class TimedBlock:
     clock_mhz: float | None
     void: str
     steps: int
+    mean_ms: float
+    diverged: bool = False  # the loss of its last step is not finite
 
 
 def block_steps(
@@ -86,7 +90,7 @@ def run_block(rig: Rig, contender: Contender, number: int) -> TimedBlock | None:
         mark = rig.clocks.mark()
         events, reserved = rig.phases.events, rig.memory.sample().reserved
         start_ns = time.perf_counter_ns()
-        done = _run(rig, arm, contender.steps, MIN_BLOCK_MS if number else 0.0)
+        done, output = _run(rig, arm, contender.steps, MIN_BLOCK_MS if number else 0.0)
         laps = rig.clock.drain(wait=True)
         clock_mhz = rig.clocks.mean_mhz(mark, rig.clocks.mark())
         stop_ns = time.perf_counter_ns()
@@ -109,7 +113,8 @@ def run_block(rig: Rig, contender: Contender, number: int) -> TimedBlock | None:
     times = [lap.wall_ms if lap.gpu_ms is None else lap.gpu_ms for lap in laps]
     if clock_mhz is None:
         clock_mhz = rig.sm_clock_mhz(start_ns, stop_ns)
-    return TimedBlock(median(times), clock_mhz, void, len(laps))
+    diverged = arm.trainer is not None and not math.isfinite(float(output))
+    return TimedBlock(median(times), clock_mhz, void, len(laps), fmean(times), diverged)
 
 
 def throttled(samples: list[Sample]) -> str:
@@ -131,15 +136,15 @@ def contended(samples: list[Sample]) -> str:
     return VOID if any(sample.get("others", 0.0) >= BUSY for sample in samples) else ""
 
 
-def _run(rig: Rig, arm: Arm, steps: int, least_ms: float = 0.0) -> int:
-    """Step so many times, or until a command waits; returns how many steps were made.
+def _run(rig: Rig, arm: Arm, steps: int, least_ms: float = 0.0) -> tuple[int, Any]:
+    """Step so many times, or until a command waits; how many were made, and the last's output.
 
     Goes on until ``least_ms`` have passed or enough steps were made: how many that takes was
     planned from steps that may have been slower.
     """
     step, ready, lap = arm.step, arm.ready, rig.clock.lap
     phases, watchdog, wire = rig.phases, rig.watchdog, rig.wire
-    now_ns = done = 0
+    now_ns, done, output = 0, 0, None
     until_ns = time.perf_counter_ns() + 1e6 * least_ms
     rig.clock.begin()
     while done < steps or (done < MIN_BLOCK_STEPS and now_ns < until_ns):
@@ -147,10 +152,11 @@ def _run(rig: Rig, arm: Arm, steps: int, least_ms: float = 0.0) -> int:
             break
         if ready():
             rig.clock.begin()
-        step()
+        output = None  # whose memory the step may need
+        output = step()
         now_ns = watchdog.beat_ns = lap(phases.step_phase(now_ns))
         done += 1
-    return done
+    return done, output
 
 
 def _marked(laps: list[Lap], phase: Phase) -> list[Lap]:

@@ -295,6 +295,7 @@ def _blocks(comparison: PairedComparison) -> list[protocol.Block]:
         comparison.medians_ms,
         comparison.clocks_mhz,
         comparison.voids,
+        comparison.means_ms or [math.nan] * len(comparison.order),
         strict=True,
     )
     return [
@@ -304,6 +305,7 @@ def _blocks(comparison: PairedComparison) -> list[protocol.Block]:
             median_ms=median,
             clock_mhz=clock if math.isfinite(clock) else None,
             void=void,
+            mean_ms=mean if math.isfinite(mean) else None,
         )
-        for arm, pair, median, clock, void in rows
+        for arm, pair, median, clock, void, mean in rows
     ]

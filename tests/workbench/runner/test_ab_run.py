@@ -68,6 +68,7 @@ def test_identical_arms_are_not_told_apart_and_all_is_kept(runner, small):
             inside = segment.steps["wall_ms"][blocks == number]
             assert len(inside) >= 20 or inside.sum() >= 45
             assert np.median(inside) == pytest.approx(found.medians_ms[number - 1], rel=1e-4)
+            assert np.mean(inside) == pytest.approx(found.means_ms[number - 1], rel=1e-4)
         timed = segment.steps["phase"][blocks > 0]
         assert (timed == Phase.STEADY).all()
         assert (segment.steps["phase"][blocks == 0] != Phase.STEADY).all()
@@ -387,10 +388,10 @@ def test_a_block_planned_from_slower_steps_goes_on_until_it_is_as_long_as_asked(
         watchdog=types.SimpleNamespace(beat_ns=0),
         wire=types.SimpleNamespace(waiting=False),
     )
-    assert blocks._run(rig, arm, planned, 50.0) == made
-    assert blocks._run(rig, arm, planned) == planned
+    assert blocks._run(rig, arm, planned, 50.0)[0] == made
+    assert blocks._run(rig, arm, planned)[0] == planned
     rig.wire.waiting = True
-    assert blocks._run(rig, arm, planned, 50.0) == 0
+    assert blocks._run(rig, arm, planned, 50.0)[0] == 0
 
 
 @pytest.mark.parametrize(

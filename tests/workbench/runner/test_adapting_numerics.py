@@ -131,7 +131,7 @@ def test_warming_up_lets_a_model_adapt_and_ends_where_nothing_ever_can(build, mo
 
     def block(rig, contender):
         made.append(5)
-        return TimedBlock(1.0, None, "", 5)
+        return TimedBlock(1.0, None, "", 5, 1.0)
 
     monkeypatch.setattr("workbench.runner.blocks.warm_up_block", block)
     rig = Rig(RecordingWire(), CPU)
