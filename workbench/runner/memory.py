@@ -1,14 +1,19 @@
 """Memory between steps: the caching allocator's counters, or the resident set on the CPU.
 
-Reading the allocator takes tens of microseconds, so it is sampled and not read at every step.
+Reading the allocator takes tens of microseconds, so it is sampled and not read at every step. What
+a step takes and gives back within it no sample sees: the allocator counts its peak, and of the
+resident set the kernel does (Linux: ``VmHWM``, which ``clear_refs`` lowers). Where that cannot be
+had, the peak of the resident set is that of the samples.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
@@ -83,18 +88,22 @@ class GpuMemory:
 
 
 class HostMemory:
-    """Samples the resident set of this process."""
+    """Samples the resident set of this process, and the highest that it has been."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._peak = 0.0
+        self._counts = False  # whether the kernel counts the peak of this phase
+        self._before = math.nan
+        self._since_ns = 0
         self._arm: weakref.ref[Arm] | None = None
 
     def sample(self) -> Memory:
         """The resident set now."""
         resident = float(self._process.memory_info().rss)
-        self._peak = max(self._peak, resident)
-        return Memory(resident, math.nan, self._peak)
+        self._peak = max(self._peak, resident, _highest_resident() if self._counts else 0.0)
+        now = Memory(resident, math.nan, self._peak)
+        return now._replace(before=self._before, since_ns=self._since_ns)
 
     def follow(self, arm: Arm | None) -> None:
         """Begin a new peak if another arm steps than before; None if none does."""
@@ -103,8 +112,27 @@ class HostMemory:
             self.new_phase()
 
     def new_phase(self) -> None:
-        """Begin a new peak."""
-        self._peak = 0.0
+        """Begin a new peak; from any thread."""
+        self._before, self._since_ns = self.sample().peak, time.perf_counter_ns()
+        self._peak, self._counts = 0.0, _forget_highest_resident()
+
+
+def _highest_resident() -> float:
+    """Bytes, since that was last forgotten; 0 where nobody counts them."""
+    try:
+        found = re.search(rb"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_bytes(), re.M)
+    except OSError:
+        return 0.0
+    return 1024.0 * int(found[1]) if found else 0.0
+
+
+def _forget_highest_resident() -> bool:
+    """Let it be what is resident now; whether that could be done."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
 
 
 def make_memory(device: torch.device, others_bytes: Callable[[Arm], int]) -> GpuMemory | HostMemory:
