@@ -113,9 +113,7 @@ class PairedComparison(msgspec.Struct, frozen=True, kw_only=True):
     pairs: list[int] = []  # pair of each block; empty: neighbours make a pair
     clocks_mhz: list[float] = []  # SM clock of each block, NaN where unknown; empty: all unknown
     voids: list[str] = []  # why each block does not count, "" where it does; empty: all count
-    means_ms: list[
-        float
-    ] = []  # mean step time of each block, NaN where unknown; empty: all unknown
+    means_ms: list[float] = []  # mean step time of each block, NaN where unknown; empty likewise
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):

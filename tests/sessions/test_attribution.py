@@ -352,6 +352,6 @@ def test_what_only_the_median_step_gains_is_no_effect():
     logs = np.array([0.0, math.log(0.67)]) + scatter
     claimed = by_name(judge(contrasts, logs), "total")["all together"]
     assert claimed.verdict == "FASTER"
-    found = by_name(judge(contrasts, logs, logs + [0.0, 0.8]), "total")["all together"]
+    found = by_name(judge(contrasts, logs, logs + np.array([0.0, 0.8])), "total")["all together"]
     assert found.verdict == "UNDECIDED"
     assert any("of all steps together" in reason for reason in found.reasons)

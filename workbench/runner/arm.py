@@ -21,6 +21,7 @@ import kernels
 from models import Model
 from models._checkpointing import kept_operators, reset_kept_operators
 from sessions.model import Configuration, Evidence, Numerics, Scalar
+from workbench.runner import switches
 from workbench.runner.attention_facts import attention_facts
 from workbench.runner.ceilings import fp32_products
 from workbench.runner.compiles import Compiles
@@ -70,7 +71,7 @@ class Build:
     micro_batches: int = 0  # that go through these; 0: as many as suit them
     model: Model | None = None  # once it is built
     flags: list[Callable[[], AbstractContextManager[Any]]] = field(
-        default_factory=lambda: [functools.partial(fp32_products, tf32=False)]
+        default_factory=lambda: [switches.put_back, functools.partial(fp32_products, tf32=False)]
     )
     preparations: list[Callable[[Arm], None]] = field(default_factory=list)  # before a first step
     transforms: list[Callable[[Model], None]] = field(default_factory=list)

@@ -108,7 +108,7 @@ def make_batches(
     rings = [ring.to(device) for ring in (*inputs, *_rings(targets for _, targets in drawn))]
     buffers = [ring[0].clone() for ring in rings]
     current = tuple(buffers[: len(inputs)])
-    few = tuple(buffer[:1] for buffer in current)
+    few = current  # a model of one's own may take no other size
     return Batches(current, tuple(buffers[len(inputs) :]), few, zip(buffers, rings, strict=True))
 
 

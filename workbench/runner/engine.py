@@ -106,7 +106,8 @@ class Engine:
             reason, passed_on = end.reason, end.command
         except Cancelled:
             reason = "cancelled"
-        except Exception as error:  # noqa: BLE001 - a model may raise anything, and we stay
+        # A model may raise anything, also what is meant to end its process: we stay.
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001
             reason, failure = "failed", explain(error)
         if failure is not None:
             asked = getattr(run, "configuration", getattr(command, "configuration", None))

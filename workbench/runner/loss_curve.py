@@ -33,6 +33,7 @@ from workbench.runner import draws, ties
 from workbench.runner.arm import Arm
 from workbench.runner.ceilings import fp32_products
 from workbench.runner.data import Tensors
+from workbench.runner.own import kind
 from workbench.runner.plain import carry, plain_kernels, take_choices
 from workbench.runner.ties import Nudge, nudged
 from workbench.runner.training import Trainer, plain_optimizer
@@ -221,9 +222,14 @@ def _share(steps: Steps, reference: Steps, group: list[int]) -> float:
 def _moved(arm: Arm, before: Mapping[int, Tensor]) -> Steps:
     """From where each of the arm's parameters was to where it is."""
     return {
-        id(each): each.detach().float() - before[id(each)].float()
+        id(each): _numbers(each.detach()) - _numbers(before[id(each)])
         for each in arm.plain_weights().values()
     }
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    """In FP32, a complex one as pairs of reals."""
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).float()
 
 
 def _own_losses(arm: Arm, between: Between) -> list[float]:
@@ -274,7 +280,7 @@ def _plain_course(
             losses.append(loss.detach().double())
             between()
         steps = {
-            id(each): copies[id(each)].detach().float() - each.detach().float()
+            id(each): _numbers(copies[id(each)].detach()) - _numbers(each.detach())
             for each in arm.plain_weights().values()
         }
     return Course([float(loss) for loss in losses], steps)
@@ -313,14 +319,14 @@ def _copy(
     weights = {}
     for name, parameter in arm.plain_weights().items():
         if id(parameter) not in copies:
-            kind = dtype if parameter.is_floating_point() else parameter.dtype
-            held = nudged(parameter.detach().to(kind, copy=True), nudge, len(copies))
+            cast = parameter.detach().to(kind(parameter, dtype), copy=True)
+            held = nudged(cast, nudge, len(copies))
             copied = nn.Parameter(held, requires_grad=parameter.requires_grad)
             keep_marks(parameter, copied)
             copies[id(parameter)] = copied
         weights[name] = copies[id(parameter)]
     model: Model = arm.situation.family.share(arm.situation.config, weights)
-    carry(model, arm.model)
+    carry(model, arm.model.carried())
     model.train()
     model.set_checkpointing("full")  # the same numbers, where a large batch's are not all kept
     draws.take_modes(model, arm.model)
@@ -348,6 +354,7 @@ def _put_back(arm: Arm) -> Iterator[dict[int, Tensor]]:
     if _is_plain(arm):
         for state in arm.keeper.optimizer.state.values():
             tensors += state.values()
+    carried = {name: tensor.clone() for name, tensor in arm.model.carried().items()}
     scaler = arm.keeper.scaler
     scale = None if scaler is None else scaler.state_dict()
     kept = [tensor.detach().clone() for tensor in tensors]
@@ -357,6 +364,7 @@ def _put_back(arm: Arm) -> Iterator[dict[int, Tensor]]:
         with torch.no_grad():
             for tensor, before in zip(tensors, kept, strict=True):
                 tensor.copy_(before)
+            carry(arm.model, carried)
         if scaler is not None and scale:
             _restore_scale(scaler, scale)
 

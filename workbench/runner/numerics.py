@@ -39,7 +39,7 @@ from workbench.runner.arm import Arm
 from workbench.runner.failures import Cancelled, explain, is_fatal, lacks_memory
 from workbench.runner.loss_curve import Between, Curve, go_on
 from workbench.runner.outputs import tensors
-from workbench.runner.plain import Outputs, Plain, free_bytes
+from workbench.runner.plain import Outputs, Plain, carry, free_bytes
 from workbench.runner.ties import Nudge, Nudges
 from workbench.runner.toggles import Situation
 from workbench.runner.training import forget_graph
@@ -165,7 +165,7 @@ def _comparison(plain: Plain, modes: contextlib.ExitStack) -> Comparison:
 
 def _differs(plain: Plain, one: Outputs) -> str:
     """Why nothing can be compared, where another equal call gives unequal outputs; else empty."""
-    other, arm = plain.outputs(), plain.arm
+    other, arm = plain.outputs(again=True), plain.arm
     off = max(distance(y, x).relative_error for y, x in zip(one.all, other.all, strict=True))
     loss = abs((one.loss or 0.0) - (other.loss or 0.0))
     most = max(ALIKE, *(_rounding(arm, y) for y in one.all))
@@ -174,7 +174,8 @@ def _differs(plain: Plain, one: Outputs) -> str:
         return ""
     return (
         f"two calls of the plain model on one batch differ by {off:.2g} (relative) in the outputs "
-        f"and {loss:.2g} in the loss; it draws random numbers, or overwrites its inputs"
+        f"and {loss:.2g} in the loss; it draws random numbers, overwrites its inputs, or keeps "
+        "what is no buffer"
     )
 
 
@@ -390,12 +391,16 @@ def _own(arm: Arm, situation: Situation, put_back: Callable[[], None]) -> Output
 @contextlib.contextmanager
 def _choices_kept(arm: Arm) -> Iterator[Callable[[], None]]:
     """Gives what puts back the choices that calls have changed; that is done at the end, too."""
-    state = arm.model.adapted() | arm.model.carried()
-    kept = {name: tensor.clone() for name, tensor in state.items()}
+    model = arm.model
+    adapted, carried = (
+        {name: tensor.clone() for name, tensor in state.items()}
+        for state in (model.adapted(), model.carried())
+    )
 
     def put_back() -> None:
-        for name, tensor in state.items():
-            tensor.copy_(kept[name])
+        for name, tensor in model.adapted().items():
+            tensor.copy_(adapted[name])
+        carry(model, carried)
 
     try:
         yield put_back

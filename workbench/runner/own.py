@@ -10,6 +10,11 @@ returns ``(module, make_inputs)`` or ``(module, make_inputs, loss)``:
 The module may give one tensor, or several in a tuple, a list, a dict or a dataclass. Its numbers
 are checked if equal inputs give equal outputs: not if it overwrites its inputs, or draws random
 numbers. One that draws in training alone (dropout) is checked in evaluation mode, and told so.
+State that its calls leave is to lie in buffers, of which every configuration has its own.
+
+It computes in the precision that is chosen; complex parameters stay complex, in FP32 at least. What
+it sets of torch's switches (default dtype, gradients, threads, TF32 ...) is put back after it: they
+are toggles here, or hold for all configurations.
 
 The file is run in the runner, once for the weights and once for every configuration around them.
 """
@@ -23,7 +28,7 @@ import itertools
 import sys
 import traceback
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +41,7 @@ from models import ConfigurationError, Costs, Family, Footprint, Model
 from models._family import Batch, setting
 from models._initialise import Take
 from models._quantized import QuantizedLinear
+from workbench.runner import switches
 from workbench.runner.environment import host
 from workbench.runner.failures import Mistake, OwnModelError
 
@@ -93,6 +99,18 @@ class OwnModel(Model):
                 "which the training step needs; measure it with workload forward"
             )
         return value.float().reshape(())
+
+    def carry(self, values: Mapping[str, Tensor]) -> None:
+        """Go on from what calls left in another's buffers, which may have put others in place."""
+        for name, value in values.items():
+            owner, _, last = name.rpartition(".")
+            buffers = self.module.get_submodule(owner)._buffers
+            held = buffers.get(last)
+            if held is not None and held.shape == value.shape:
+                held.copy_(value)
+            else:
+                dtype = precision(self.parameters())
+                buffers[last] = value.to(dtype=kind(value, dtype), copy=True)
 
     def carried(self) -> dict[str, Tensor]:
         """The module's buffers, which its calls may change: running means, counts. No codes."""
@@ -155,7 +173,7 @@ class OwnFamily(Family):
     ) -> Model:
         """The model with the weights that its file gives it under ``seed``."""
         parts = load(config, seed)
-        return OwnModel(parts.module, parts.loss).to(device=device, dtype=dtype)
+        return _cast(OwnModel(parts.module, parts.loss), device, dtype)
 
     def weights(
         self, config: OwnConfig, device: torch.device, dtype: torch.dtype, seed: int, take: Take
@@ -175,7 +193,28 @@ class OwnFamily(Family):
         model = OwnModel(parts.module, parts.loss)
         model.load_state_dict(weights, strict=False, assign=True)
         first = next(iter(weights.values()))
-        return model.to(device=first.device, dtype=first.dtype)
+        return _cast(model, first.device, precision(weights.values()))
+
+
+def kind(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """What a tensor of a model in ``dtype`` is: complex numbers and whole ones stay such."""
+    if tensor.is_complex():
+        return torch.complex128 if dtype == torch.float64 else torch.complex64
+    return dtype if tensor.is_floating_point() else tensor.dtype
+
+
+def precision(tensors: Iterable[Tensor]) -> torch.dtype:
+    """What a model of these parameters is in; of complex ones alone, that of their parts."""
+    kinds = [each.dtype for each in tensors]
+    real = [each for each in kinds if each.is_floating_point]
+    parts = [each.to_real() for each in kinds if each.is_complex]
+    return next(iter([*real, *parts]), torch.float32)
+
+
+def _cast(model: OwnModel, device: torch.device | str, dtype: torch.dtype) -> OwnModel:
+    """As ``Module.to``, which would cut complex numbers down to their real parts."""
+    model._apply(lambda each: each.to(device, kind(each, dtype)))
+    return model
 
 
 def split(source: str) -> tuple[Path, str]:
@@ -230,7 +269,7 @@ def load(config: OwnConfig, seed: int) -> Parts:
     def run() -> None:
         exec(compile(content, path, "exec"), module.__dict__)
 
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), switches.put_back():
         torch.default_generator.manual_seed(seed)
         _own(path, "the file", run)
         build = getattr(module, name, None)
@@ -254,6 +293,12 @@ def _parts(path: Path, name: str, found: Any) -> Parts:
     for what, value in (("make_inputs", make_inputs), ("loss", loss)):
         if not callable(value) and (what, value) != ("loss", None):
             raise Mistake(f"{shown} {type(value).__name__} for {what}; expected a function")
+    lazy = nn.parameter.UninitializedTensorMixin
+    if any(isinstance(each, lazy) for each in (*module.parameters(), *module.buffers())):
+        raise Mistake(
+            f"{shown} a module with lazy layers, which have no weights yet; call it once in "
+            f"{name}(), on make_inputs(1)"
+        )
     if not any(True for _ in module.parameters()):
         raise Mistake(f"{shown} a module without parameters; there is nothing to run or train")
     return Parts(module, make_inputs, loss)
@@ -262,7 +307,7 @@ def _parts(path: Path, name: str, found: Any) -> Parts:
 def _draw(config: OwnConfig, batch: int, sequence: int, generator: torch.Generator) -> Batch:
     path, _ = split(config.source)
     make_inputs = _drawers[config] if config in _drawers else load(config, 0).make_inputs
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), switches.put_back():
         torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
         found = _own(path, f"make_inputs({batch})", lambda: make_inputs(batch))
     inputs = tuple(found) if isinstance(found, tuple | list) else (found,)

@@ -7,7 +7,7 @@ how far rounding alone takes a model from that reference.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ import kernels
 from models import Model
 from models._model import Promise
 from models._quantized import quantize_linears
-from workbench.runner import draws, ties
+from workbench.runner import draws, own, ties
 from workbench.runner.arm import Arm
 from workbench.runner.ceilings import fp32_products
 from workbench.runner.failures import Mistake, is_fatal
@@ -88,8 +88,11 @@ class Plain:
         with plain_kernels():
             return self._given(self._model(dtype, nudge))
 
-    def outputs(self, adapted: bool = True) -> Outputs:
-        """Those in the arm's own precision and flags, and with its choices if ``adapted``."""
+    def outputs(self, adapted: bool = True, *, again: bool = False) -> Outputs:
+        """Those in the arm's own precision and flags, and with its choices if ``adapted``.
+
+        ``again``: of the same model's second call, with the buffers that it had in the first.
+        """
         model = self._model(None)
         if adapted:
             take_choices(model, self.arm.model)
@@ -99,14 +102,16 @@ class Plain:
             for flag in self.arm.flags:
                 stack.enter_context(flag())
             with plain_kernels():
+                if again:
+                    self._given(model, self.arm.autocast)
                 return self._given(model, self.arm.autocast)
 
     def _model(self, dtype: torch.dtype | None, nudge: Nudge = ties.NONE) -> Model:
         """Around these weights, or around copies of them in another dtype."""
         held = {
-            name: nudged(tensor.detach().to(dtype), nudge, place)
-            if dtype and tensor.is_floating_point()
-            else tensor
+            name: tensor
+            if dtype is None
+            else nudged(tensor.detach().to(own.kind(tensor, dtype)), nudge, place)
             for place, (name, tensor) in enumerate(self.weights.items())
         }
         model: Model = self.situation.family.share(self.situation.config, held)
@@ -119,20 +124,20 @@ class Plain:
     ) -> Outputs:
         """What a model gives for the batch of the arm's workload, without any cache."""
         arm, workload = self.arm, self.situation.workload
-        dtype = next(model.parameters()).dtype
+        dtype = own.precision(model.parameters())
         inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in arm.batches.inputs)
         if workload.decodes:
             (tokens,) = inputs
             inputs = (torch.cat([tokens, tokens[:, -1:]], dim=1),)
         with torch.no_grad():
-            carry(model, arm.model)
+            carry(model, arm.model.carried())
             carried = {name: tensor.clone() for name, tensor in model.carried().items()}
             before = draws.states(model, self.situation.device)
             values = wrap(model)(*inputs)
             carries = not all(torch.equal(carried[n], x) for n, x in model.carried().items())
             loss = None
             if workload.trains:
-                carry(model, arm.model)
+                carry(model, arm.model.carried())
                 loss = float(wrap(model.loss)(*inputs, *arm.batches.targets))
             drew = draws.states(model, self.situation.device) != before
         if workload.decodes or workload.name == "prefill":
@@ -169,7 +174,10 @@ def take_choices(model: Model, other: Model) -> None:
         model.adapted()[name].copy_(tensor)
 
 
-def carry(model: Model, other: Model) -> None:
-    """Let a model go on from what the calls of another of its structure have left."""
-    for name, tensor in other.carried().items():
+def carry(model: Model, values: Mapping[str, torch.Tensor]) -> None:
+    """Let a model go on from what calls have left, of itself or of another of its structure."""
+    if isinstance(model, own.OwnModel):
+        model.carry(values)
+        return
+    for name, tensor in values.items():
         model.carried()[name].copy_(tensor)

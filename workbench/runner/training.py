@@ -75,7 +75,7 @@ class Trainer:
     def on_host(self) -> set[int]:
         """Addresses of the step counts that AdamW keeps on the host whatever the device."""
         counts = [
-            self.stepped.state[parameter].get("step")
+            self.stepped.state.get(parameter, {}).get("step")
             for group in self.stepped.param_groups
             if not (group.get("capturable") or group.get("fused"))
             for parameter in group["params"]
@@ -193,10 +193,11 @@ def plain_optimizer(parameters: Iterable[nn.Parameter], **options: Any) -> torch
 
 def _create_state(optimizer: torch.optim.AdamW) -> None:
     # AdamW makes its moments at the first step; made now, every later optimizer can share them.
-    # With zero gradients and rate 0 the step changes no weight.
+    # With zero gradients and rate 0 the step changes no weight. What is frozen has no moments.
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
         group["lr"] = 0.0
     optimizer.step()
     for group in optimizer.param_groups:

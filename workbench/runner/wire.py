@@ -80,7 +80,19 @@ class Wire:
         commands, output = take_standard_streams()
         with contextlib.suppress(OSError):  # no pipe, or no more memory for pipes
             fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        return cls(commands, output)
+        wire = cls(commands, output)
+        os.register_at_fork(after_in_child=wire.close_output)
+        return wire
+
+    def close_output(self) -> None:
+        """Say nothing more, as nobody would listen.
+
+        A process that a model forked has no say here; it ends if it tries to. And the other end is
+        to hear that this runner is gone although such a process lives.
+        """
+        self._lock = threading.Lock()  # which no thread of the child's would ever give back
+        output, self._output = self._output, -1
+        os.close(output)
 
     def seconds(self, now_ns: int | None = None) -> float:
         """Seconds since the session clock began."""

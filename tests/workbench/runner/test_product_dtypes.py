@@ -47,7 +47,7 @@ PRODUCTS = {
         "F.scaled_dot_product_attention(*[x.view(-1, 1, 4, 4)] * 3)",
         "1 attention",
     ),
-    "recurrent": ("self.gru(x[:, None])[0]", "2 matrix products"),
+    "recurrent": ("self.gru(x[:, None])[0]", "5 matrix products"),
 }
 
 

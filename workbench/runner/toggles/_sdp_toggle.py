@@ -8,13 +8,11 @@ torch would choose another backend with it than without.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from torch.backends import cuda
-
 from workbench.protocol import Blocked
-from workbench.runner import marked, own
+from workbench.runner import marked, own, switches
 from workbench.runner.compiles import counted
 from workbench.runner.toggles._toggle import (
     NEEDS_GPU,
@@ -29,19 +27,13 @@ from workbench.runner.toggles._toggle import (
 if TYPE_CHECKING:
     from workbench.runner.arm import Arm, Build
 
-SWITCHES: dict[str, tuple[Callable[[], bool], Callable[[bool], None]]] = {
-    "sdp_flash": (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
-    "sdp_mem_efficient": (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
-    "sdp_cudnn": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
-    "sdp_math": (cuda.math_sdp_enabled, cuda.enable_math_sdp),
-}
 _ON_CPU = ("sdp_flash", "sdp_math")
 OWN_CHOICE = "sdpa"  # the attention backend that leaves the choice to torch
 
 
 def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
     """The toggle that forbids one backend, whose name in words is ``backend``."""
-    enabled, enable = SWITCHES[name]
+    enabled, enable = switches.SDP[name]
 
     @contextlib.contextmanager
     def switched(on: bool) -> Iterator[None]:
@@ -63,7 +55,7 @@ def sdp_toggle(name: str, backend: str, help: str) -> Toggle:
                 "Leave the choice to torch.",
                 {"attention": OWN_CHOICE},
             )
-        there = SWITCHES if situation.on_gpu else _ON_CPU
+        there = switches.SDP if situation.on_gpu else _ON_CPU
         others = [each for each in there if each != name]
         if all(situation.option(each) == "forbidden" for each in others):
             return Blocked(

@@ -1,0 +1,227 @@
+"""Models of one's own that are no plain module: what they are stays so, and ends with them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from torch.backends import cudnn
+
+from sessions.model import Configuration
+from workbench import protocol
+from workbench.runner import numerics
+from workbench.runner.arm import Arms
+from workbench.runner.failures import Mistake
+from workbench.runner.own import FAMILY
+from workbench.runner.phases import PhaseTracker
+from workbench.runner.resolve import resolve
+
+CPU = torch.device("cpu")
+FILE = """
+import os
+import torch
+from torch import nn
+{first}
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {members}
+        self.layer = nn.Linear(16, 16)
+        self.register_buffer("mean", torch.zeros(1, 16))
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        {body}
+
+def build():
+    {build}
+    return Odd(), lambda batch: torch.randn(batch, 16), lambda y, x: y.square().mean()
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def written(body="return self.layer(x)", *, members="", first="", build="") -> Configuration:
+        path = tmp_path / "odd.py"
+        path.write_text(
+            FILE.format(body=body, members=members or "pass", first=first, build=build or "pass")
+        )
+        return Configuration(
+            family="own", preset="file", workload="train", model={"source": str(path)}
+        )
+
+    return written
+
+
+def built(asked: Configuration):
+    situation = resolve(asked, CPU)
+    return Arms().get(situation, PhaseTracker(lambda phase: None)), situation
+
+
+def checked(asked: Configuration, steps: int = 3):
+    arm, situation = built(asked)
+    with arm.entered():
+        for _ in range(steps):
+            arm.ready()
+            arm.step()
+    return arm, numerics.check(arm, situation)
+
+
+# State
+
+
+@pytest.mark.parametrize(
+    "mean",
+    ["0.9 * self.mean + 0.1 * y.detach().mean(0)", "torch.cat([self.mean, y.detach()])[-9:]"],
+    ids=["another tensor", "another size"],
+)
+def test_a_buffer_that_a_call_puts_another_in_place_of_is_carried_and_put_back(write, mean):
+    body = f"y = self.layer(x); self.mean = {mean}; return y - self.mean.mean(0)"
+    arm, found = checked(write(body))
+    kept = arm.model.module.mean.clone()
+    situation = arm.situation
+    again = numerics.check(arm, situation)
+    assert torch.equal(arm.model.module.mean, kept), "the arm is as it was"
+    for each in (found, again):
+        assert each.ok, each.text
+        assert abs(each.loss_difference) < 1e-6 and each.tolerance < 1e-5
+        assert "rounding decides" not in each.text
+
+
+def test_state_that_is_no_buffer_is_not_red_but_not_checked(write):
+    _, found = checked(write("return self.layer(x) * (1 + 0.1 * self.calls)"))
+    assert found.ok is None and "keeps what is no buffer" in found.text
+
+
+# Numbers
+
+
+COMPLEX = "self.c = nn.Parameter(torch.randn(16, dtype=torch.complex64))"
+
+
+def test_complex_parameters_stay_complex_and_are_checked_and_trained(write):
+    body = "return torch.fft.ifft(torch.fft.fft(self.layer(x)) * self.c).imag"
+    asked = write(body, members=COMPLEX)
+    arm, found = checked(asked)
+    assert arm.model.module.c.dtype == torch.complex64
+    assert arm.model.module.c.imag.abs().max() > 0.1
+    assert found.ok and found.reference == "float64" and found.relative_error < 1e-6, found.text
+    config = resolve(asked, CPU).config
+    for dtype, own in ((torch.float64, torch.complex128), (torch.bfloat16, torch.complex64)):
+        made = FAMILY.materialise(config, CPU, dtype)
+        shared = FAMILY.share(config, made.weights())
+        for model in (made, shared):
+            assert model.module.c.dtype == own and model.module.layer.weight.dtype == dtype
+
+
+def test_a_parameter_of_whole_numbers_may_come_first(write):
+    order = "self.order = nn.Parameter(torch.arange(16).flip(0), requires_grad=False)"
+    arm, found = checked(write("return self.layer(x[:, self.order])", members=order))
+    assert arm.model.module.order.dtype == torch.int64
+    assert found.ok, found.text
+
+
+def test_what_is_frozen_has_no_moments(write):
+    asked = write("return self.layer(x + self.big)", members="self.big = nn.Parameter("
+                  "torch.ones(16), requires_grad=False)")  # fmt: skip
+    arm, found = checked(asked)
+    assert arm.trainer is not None
+    assert arm.model.module.big not in arm.trainer.optimizer.state
+    assert arm.model.module.layer.weight in arm.trainer.optimizer.state
+    assert found.ok, found.text
+
+
+def test_a_model_may_take_one_batch_size_alone(write):
+    arm, found = checked(write("assert len(x) == 4; return self.layer(x)"))
+    assert found.ok and arm.probe.ran, found.text
+
+
+def test_lazy_layers_are_a_mistake_in_one_sentence(write):
+    with pytest.raises(Mistake, match=r"lazy layers.*call it once in build\(\)"):
+        built(write(members="self.lazy = nn.LazyLinear(4)"))
+
+
+# What it does to its process
+
+
+SWITCHES = (
+    "torch.set_default_dtype(torch.float64); torch.set_grad_enabled(False); "
+    "torch.set_num_threads(3); torch.use_deterministic_algorithms(True); "
+    "torch.set_float32_matmul_precision('medium'); torch.backends.cudnn.benchmark = True; "
+    "torch.backends.cuda.enable_flash_sdp(False); torch.autograd.set_detect_anomaly(True)"
+)
+
+
+def switches() -> tuple[object, ...]:
+    return (
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        cudnn.benchmark,
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.is_anomaly_enabled(),
+    )
+
+
+@pytest.mark.parametrize("where", ["first", "build", "body"])
+def test_what_it_switches_for_the_whole_process_ends_with_it(write, where):
+    before = switches()
+    changed = {where: SWITCHES if where != "body" else f"{SWITCHES}; return self.layer(x)"}
+    arm, _ = built(write(**changed))
+    assert switches() == before
+    if where != "body":
+        with arm.entered():
+            arm.step()
+            assert torch.is_grad_enabled()
+        return
+    with pytest.raises(RuntimeError, match="does not require grad"), arm.entered():
+        arm.step()
+    assert switches() == before
+
+
+@pytest.mark.parametrize("ends", ["raise SystemExit(3)", "raise KeyboardInterrupt"])
+def test_a_model_that_would_end_its_process_is_told_and_the_runner_stays(runner, write, ends):
+    since = len(runner.messages)
+    runner.start(write(f"if self.calls > 9: {ends}\n        return self.layer(x)"), steps=50)
+    assert runner.finish().reason == "failed"
+    told = [m.sentence for m in runner.messages[since:] if isinstance(m, protocol.Failure)]
+    assert told == [f"{ends.split()[1].partition('(')[0]} in the model: "
+                    f"{'3' if '3' in ends else 'no message'}"]  # fmt: skip
+    runner.start(write(), steps=5)
+    assert runner.finish().reason == "done"
+
+
+def test_a_process_that_a_model_forks_sends_no_steps_and_ends(runner, write, tmp_path):
+    told = tmp_path / "pid"
+    body = (
+        "if self.calls == 9:\n"
+        f"            child = os.fork()\n            if child: open({str(told)!r}, 'w')"
+        ".write(str(child))\n"
+        "        return self.layer(x)"
+    )
+    since = len(runner.messages)
+    runner.start(write(body), seconds=1.0)
+    assert runner.finish().reason == "done"
+    child = int(Path(told).read_text())
+    until = time.monotonic() + 10
+    while time.monotonic() < until and _lives(child):
+        time.sleep(0.05)
+    assert not _lives(child)
+    finished = [m for m in runner.messages[since:] if isinstance(m, protocol.Finished)]
+    assert len(finished) == 1
+    (steps,) = {one.steps for one in finished}
+    assert len(runner.session.segments[-1].steps["t_s"]) == steps
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

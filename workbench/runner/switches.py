@@ -1,0 +1,49 @@
+"""Torch's switches for the whole process, which a person's file or model may set for itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.backends import cuda, cudnn
+
+_Switch = tuple[Callable[[], Any], Callable[[Any], object]]  # what it is, and setting it
+
+# Of torch's own choice among its attention backends, by toggle.
+SDP: dict[str, tuple[Callable[[], bool], Callable[[bool], None]]] = {
+    "sdp_flash": (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+    "sdp_mem_efficient": (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
+    "sdp_cudnn": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+    "sdp_math": (cuda.math_sdp_enabled, cuda.enable_math_sdp),
+}
+
+
+def _attribute(owner: Any, name: str) -> _Switch:
+    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+
+_ALL: tuple[_Switch, ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_default_device, torch.set_default_device),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    *(_attribute(cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
+    *SDP.values(),
+)
+
+
+@contextlib.contextmanager
+def put_back() -> Iterator[None]:
+    """Whatever is switched inside holds there, and not for what comes after."""
+    before = [get() for get, _ in _ALL]
+    try:
+        yield
+    finally:
+        for (get, put), value in zip(_ALL, before, strict=True):
+            if get() != value:
+                put(value)
