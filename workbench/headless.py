@@ -170,10 +170,14 @@ class _Driver:
                         self._at = doing
                     case protocol.Failure() if message.kind == protocol.JOURNAL:
                         outcome.unjournaled = message.sentence
-                    case protocol.Failure():
+                    case protocol.Failure() if message.kind != protocol.UNREAD:
                         outcome.failures.append(message)
-                    case protocol.Finished():
-                        outcome.reason = message.reason
+                    case protocol.Failure() | protocol.Finished():
+                        if isinstance(message, protocol.Finished):
+                            outcome.reason = message.reason
+                        else:  # nothing will finish
+                            outcome.failures.append(message)
+                            outcome.reason = "failed"
                         assert catalogue is not None
                         if self._interrupt.pressed or not self._ask(runner, catalogue):
                             return False

@@ -54,6 +54,7 @@ VERSION = 4
 # The index of a study that is written beside the runner, which counts its own from 0.
 OWN_STUDY = -1
 JOURNAL = "journal"  # the kind of the failure to write the journal, which ends no run
+UNREAD = "unread"  # that of a line which the runner could not read as a command
 
 
 RunCommand = (  # run by themselves
@@ -309,7 +310,7 @@ class Failure(Message, tag="failure"):
     """
 
     # mistake, out-of-memory, cuda, model, compile, capture, nan, slower, hang, wire, died, journal,
-    # unwritten, ranks
+    # unread, unwritten, ranks
     kind: str
     sentence: str
     fix: str = ""

@@ -53,6 +53,15 @@ def test_a_mistake_is_known_as_one(monkeypatch):
     assert outcome.mistake == "dim = 7 is odd"
 
 
+def test_a_command_that_the_runner_cannot_read_has_failed(monkeypatch):
+    """Nothing would ever finish it: a number that is none is null on the wire."""
+    unread = protocol.Failure(kind=protocol.UNREAD, sentence="not a command")
+    script(monkeypatch, wire_samples.catalogue(), unread)
+    outcome = run(choose)
+    assert outcome.reason == "failed"
+    assert [failure.sentence for failure in outcome.failures] == ["not a command"]
+
+
 def test_a_message_that_does_not_fit_is_a_failure_and_the_run_goes_on(monkeypatch):
     sent = wire_samples.stream()
     misfit = protocol.Steps(segment=9, columns={"t_s": [1.0]})

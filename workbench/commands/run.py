@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -269,7 +270,10 @@ def _read(field: protocol.Field, text: str) -> Scalar:
     try:
         if isinstance(field.default, bool):
             return {"true": True, "false": False}[text.lower()]
-        return type(field.default)(text)
+        value: Scalar = type(field.default)(text)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError  # which no wire can carry
+        return value
     except (ValueError, KeyError):
         kind = _KINDS[type(field.default)]
         raise Mistaken(f"--set {field.name}={text}: expected {kind}") from None

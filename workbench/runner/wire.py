@@ -140,7 +140,7 @@ class Wire:
             except protocol.WireError as error:
                 self.send(
                     protocol.Failure(
-                        kind="wire",
+                        kind=protocol.UNREAD,
                         sentence="A line that is not a command was ignored.",
                         detail=str(error),
                     )

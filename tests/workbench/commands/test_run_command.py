@@ -65,6 +65,8 @@ MISTAKES = {
     "--set dim: expected FIELD=VALUE": ["hydra", "--set", "dim"],
     "--set dim=wide: expected a whole number": ["hydra", "--set", "dim=wide"],
     "--set mlp_ratio=x: expected a number": ["hydra", "--set", "mlp_ratio=x"],
+    "--set mlp_ratio=nan: expected a number": ["hydra", "--set", "mlp_ratio=nan"],
+    "--set mlp_ratio=-1e999: expected a number": ["hydra", "--set", "mlp_ratio=-1e999"],
     "--set tie_embeddings=1: expected true or false": ["hydra", "--set", "tie_embeddings=1"],
 }
 

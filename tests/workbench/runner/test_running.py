@@ -312,7 +312,7 @@ def test_bad_lines_are_ignored_one_by_one_and_the_run_goes_on(runner, small):
         runner.runner.process.stdin.write(line)
         runner.runner.process.stdin.flush()
         failure = runner.until(protocol.Failure)
-        assert (failure.kind, failure.fatal) == ("wire", False)
+        assert (failure.kind, failure.fatal) == (protocol.UNREAD, False)
         assert failure.sentence == "A line that is not a command was ignored."
         assert failure.detail.startswith("not a message: ") and len(failure.detail) < 600
     runner.until_steps(3)
