@@ -70,7 +70,8 @@ def quantizable(model: nn.Module, scheme: str) -> dict[str, nn.Linear]:
     """The linear layers that a scheme can replace, by name.
 
     Left alone are the head of a language model, layers whose sizes are no multiples of
-    ``MULTIPLE``, and subclasses of ``nn.Linear`` other than the plain one here, which may do more.
+    ``MULTIPLE``, and such as may do more: with hooks or a ``forward`` of their own, or of a subclass
+    of ``nn.Linear`` other than the plain one here.
     """
     head = model.head if isinstance(model, LanguageModel) else None
     return {
@@ -79,6 +80,7 @@ def quantizable(model: nn.Module, scheme: str) -> dict[str, nn.Linear]:
         if isinstance(module, nn.Linear)
         and type(module) in (nn.Linear, Linear)
         and module is not head
+        and not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
         and not any(size % MULTIPLE[scheme] for size in module.weight.shape)
     }
 

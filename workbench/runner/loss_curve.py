@@ -32,6 +32,7 @@ from models._initialise import keep_marks
 from workbench.runner import draws, ties
 from workbench.runner.arm import Arm
 from workbench.runner.ceilings import fp32_products
+from workbench.runner.compiles import eager
 from workbench.runner.data import Tensors
 from workbench.runner.own import kind
 from workbench.runner.plain import carry, plain_kernels, take_choices
@@ -266,6 +267,7 @@ def _plain_course(
             stack.enter_context(fp32_products(tf32=False))
             wrap = _as_it_is
         stack.enter_context(plain_kernels())
+        stack.enter_context(eager())
         model, trainer, copies = _copy(arm, dtype or arm.weights_dtype, nudge, fresh=fresh)
         if dtype is None:
             take_choices(model, arm.model)

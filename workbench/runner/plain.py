@@ -21,6 +21,7 @@ from models._quantized import quantize_linears
 from workbench.runner import draws, own, ties
 from workbench.runner.arm import Arm
 from workbench.runner.ceilings import fp32_products
+from workbench.runner.compiles import eager
 from workbench.runner.failures import Mistake, is_fatal
 from workbench.runner.outputs import measurable
 from workbench.runner.ties import Nudge, nudged
@@ -129,7 +130,8 @@ class Plain:
         if workload.decodes:
             (tokens,) = inputs
             inputs = (torch.cat([tokens, tokens[:, -1:]], dim=1),)
-        with torch.no_grad():
+        # What a person's file compiles by itself has one budget of recompiles for all copies of it.
+        with torch.no_grad(), eager():
             carry(model, arm.model.carried())
             carried = {name: tensor.clone() for name, tensor in model.carried().items()}
             before = draws.states(model, self.situation.device)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from models import Model
+from workbench.runner.compiles import eager
 from workbench.runner.data import Tensors
 from workbench.runner.workloads import Compute
 
@@ -42,7 +43,7 @@ def probe(model: Model, inputs: Tensors, wrap: Callable[[Compute], Compute]) -> 
     ]
     training = model.training
     try:
-        with torch.no_grad():
+        with torch.no_grad(), eager():
             wrap(model.eval())(*inputs)
     finally:
         model.train(training)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 import torch
+import torch._dynamo
 from torch.backends import cudnn
 
 from sessions.model import Configuration
@@ -23,6 +25,7 @@ CPU = torch.device("cpu")
 FILE = """
 import os
 import torch
+import torch._dynamo
 from torch import nn
 {first}
 
@@ -141,6 +144,27 @@ def test_a_model_may_take_one_batch_size_alone(write):
     assert found.ok and arm.probe.ran, found.text
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        "self.layer.register_forward_hook(lambda module, x, y: 2 * y)",
+        "self.layer.register_forward_pre_hook(lambda module, x: (x[0] + 1,))",
+        "self.layer.forward = lambda x: nn.functional.linear(x, self.layer.weight) * 3",
+    ],
+)
+def test_a_layer_that_does_more_than_multiply_is_not_replaced_by_codes(write, more):
+    asked = write(build=f"made = Odd(); self = made; {more}; return made, *parts()")
+    text = Path(asked.model["source"]).read_text()
+    parts = text.rpartition("return Odd(), ")[2].strip()
+    Path(asked.model["source"]).write_text(f"{text}\ndef parts():\n    return {parts}\n")
+    toggles = {"quantization": "int8_weight_only"}
+    asked = msgspec.structs.replace(asked, workload="forward", toggles=toggles)
+    arm, found = checked(asked)
+    assert found.ok, found.text
+    (evidence,) = [one for one in arm.find_evidence() if one.toggle == "quantization"]
+    assert evidence.status == "no effect", evidence.text
+
+
 def test_lazy_layers_are_a_mistake_in_one_sentence(write):
     with pytest.raises(Mistake, match=r"lazy layers.*call it once in build\(\)"):
         built(write(members="self.lazy = nn.LazyLinear(4)"))
@@ -225,3 +249,51 @@ def _lives(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+# Code that compiles itself
+
+COMPILES = """
+if not hasattr(torch, "_compiled_here"):
+    torch._compiled_here = []
+
+def seen(graph, inputs):
+    torch._compiled_here.append(inputs[0].dtype)
+    return graph.forward
+"""
+INNER = "self.inner = torch.compile(nn.Sequential(nn.Linear(16, 16)), backend=seen)"
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    found: list[torch.dtype] = []
+    monkeypatch.setattr(torch, "_compiled_here", found, raising=False)
+    torch._dynamo.reset()
+    yield found
+    torch._dynamo.reset()
+
+
+def test_a_check_compiles_nothing_of_a_model_that_compiles_itself(write, compiled):
+    """Code of torch's own is shared by all copies, and so is how often it may be compiled anew."""
+    arm, situation = built(write("return self.inner(x)", members=INNER, first=COMPILES))
+    assert not compiled, "the probe looks at what is not compiled"
+    with arm.entered():
+        arm.step()
+    assert len(compiled) == 1
+    found = numerics.check(arm, situation)
+    assert found.ok, found.text
+    assert len(compiled) == 1 and arm.probe.ran
+
+
+def test_a_model_that_may_compile_itself_no_more_is_amber(write, compiled, monkeypatch):
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
+    asked = write("return self.inner(x)", members=INNER, first=COMPILES)
+    told = []
+    for seed in range(2):
+        arm, _ = built(msgspec.structs.replace(asked, seed=seed))
+        with arm.entered():
+            arm.step()
+        told.append([one for one in arm.find_evidence() if one.toggle == "compile"])
+    first, (second,) = told
+    assert not first and second.status == "no effect"
+    assert "gave up and went on in eager mode" in second.text

@@ -99,8 +99,17 @@ def _listed(module: nn.Module) -> Iterator[nn.Module]:
             yield from _listed(child)
 
 
+def _gave_up(arm: Arm) -> bool:
+    return bool(arm.compiles.read().given_up)
+
+
 def _evidence(option: str, arm: Arm) -> Finding:
     found = arm.compiles.read()
+    if option == "off":
+        return no_effect(
+            "the model compiles itself, and gave up and went on in eager mode, as all "
+            f"configurations share what it may compile anew: {found.given_up[0]}"
+        )
     if not found.graphs:
         return no_effect("no graph was compiled: the model ran in eager mode")
     text = found.text()
@@ -131,5 +140,6 @@ TOGGLE = Toggle(
     },
     apply=_apply,
     evidence=_evidence,
+    chooses=_gave_up,
     blocked=_blocked,
 )
