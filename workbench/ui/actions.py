@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from workbench.ui import dialogs, draft
+from workbench.ui import dialogs, draft, edited
 from workbench.ui.state import AppState
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ def _cannot_run(state: AppState) -> str:
         return "A run is in progress." if state.active else "The runner has not started yet."
     if state.configuration is None:
         return "The runner offers no model."
-    problems = state.availability.problems if state.availability is not None else []
-    return problems[0] if problems else ""
+    return edited.problem(state)
 
 
 def _no_own_models(state: AppState) -> str:
@@ -171,7 +170,7 @@ ACTIONS = (
            "End the run after the current step", _not_active),
     Action("cancel", "Cancel", "Run", "cancel", lambda w: w.state.cancel(), "Shift+Esc",
            "End what is being built or run at once, by force if need be", _not_active),
-    Action("restart", "Start a new runner", "Run", "restart", lambda w: w.state.restart_runner(),
+    Action("restart", "Start a new runner", "Run", "restart", lambda w: w.state.start_runner(),
            "", "Replace the runner; the session goes on", _no_runner_wanted, group=1),
     Action("palette", "Command palette", "View", "palette", lambda w: w.show_palette(),
            "Ctrl+Shift+P", "Find any command, toggle or preset by name"),

@@ -11,6 +11,7 @@ from sessions import attribution_words
 from sessions.attribution import MOST_FACTORIAL
 from sessions.model import Study
 from workbench import floors, protocol
+from workbench.ui import edited
 
 if TYPE_CHECKING:
     from workbench.ui.state import AppState
@@ -96,9 +97,8 @@ class Attributions(QObject):
             return "An attribution is being measured."
         if state.runner_state not in ("idle", "running", "paused"):
             return "The runner is not ready."
-        problems = state.availability.problems if state.availability is not None else []
-        if problems:
-            return problems[0]
+        if problem := edited.problem(state):
+            return problem
         if not count:
             return "Switch at least one toggle on, and tick it here."
         if self.mode == "factorial" and count > MOST_FACTORIAL:

@@ -9,6 +9,7 @@ from PySide6.QtCore import QObject
 from sessions import breakdown
 from sessions.model import Study
 from workbench import protocol
+from workbench.ui import edited
 
 if TYPE_CHECKING:
     from workbench.ui.state import AppState
@@ -53,8 +54,7 @@ class Breakdowns(QObject):
             return "The runner is not ready."
         if state.configuration is None:
             return "The runner offers no model."
-        problems = state.availability.problems if state.availability is not None else []
-        return problems[0] if problems else ""
+        return edited.problem(state)
 
     def profile(self, trace: str = "") -> None:
         """Profile the configuration being edited; ``trace`` is a file for the Chrome trace."""

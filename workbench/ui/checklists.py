@@ -10,6 +10,7 @@ from PySide6.QtCore import QObject
 from sessions import checklist
 from sessions.model import Configuration, Study
 from workbench import floors, protocol
+from workbench.ui import edited
 
 if TYPE_CHECKING:
     from workbench.ui.settings import Settings
@@ -75,8 +76,7 @@ class Checklists(QObject):
             return "A configuration is being checked."
         if state.runner_state not in ("idle", "running", "paused"):
             return "The runner is not ready."
-        problems = state.availability.problems if state.availability is not None else []
-        return problems[0] if problems else ""
+        return edited.problem(state)
 
     def check(self) -> None:
         """Check the configuration being edited."""

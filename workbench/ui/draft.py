@@ -114,6 +114,11 @@ def with_toggles(configuration: Configuration, toggles: dict[str, str]) -> Confi
     return msgspec.structs.replace(configuration, toggles={**configuration.toggles, **toggles})
 
 
+def of_one_run(one: Configuration, other: Configuration) -> bool:
+    """Whether what is chosen for one can be for the other: what is blocked depends on both."""
+    return (one.family, one.workload) == (other.family, other.workload)
+
+
 def has(catalogue: Catalogue | None, family: str) -> bool:
     """Whether there is such a family; a benchmark of kernels is of none."""
     return catalogue is not None and any(one.name == family for one in catalogue.families)

@@ -160,7 +160,7 @@ class Reproductions(QObject):
         elif course.lost():
             self._renewing = True
             self._record(course.tell())
-            self._state.restart_runner()
+            self._state.start_runner()
         else:
             self._finish()
 

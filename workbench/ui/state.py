@@ -16,7 +16,7 @@ from workbench.client import Runner
 from workbench.journal import Journal
 from workbench.recorder import Recorder
 from workbench.titles import Titles, offered
-from workbench.ui import complaints, draft, files
+from workbench.ui import complaints, draft, edited, files
 from workbench.ui.arrivals import MEASURED, touched
 from workbench.ui.attributions import Attributions
 from workbench.ui.breakdowns import Breakdowns
@@ -114,7 +114,7 @@ class AppState(QObject):
         self._link.silent.connect(self._unanswered)
         self._live_path: Path | None = None
         self._changes = 0  # of the live session, counted
-        self._measures = False  # a comparison or study in place of a run
+        self.measures = False  # a comparison or study in place of a run
         self._refused = False  # a toggle of the run failed, and none was chosen since
         self.cancelled = False  # the run in progress, or the last, was to be ended at once
         self._began = 0.0  # monotonic time of the run's start, 0 when none runs
@@ -141,16 +141,8 @@ class AppState(QObject):
 
     @property
     def pending(self) -> Choices:
-        """Toggles that were chosen but that the run in progress does not have yet.
-
-        The arms of a study are no such run: what differs in them was chosen by nobody.
-        """
-        running = self.verdicts.goes_on if self._measures else self.running
-        if not self.active or running is None or self.configuration is None:
-            return {}
-        runs = running.toggles  # none while kernels are timed
-        chosen = self.configuration.toggles
-        return {name: option for name, option in chosen.items() if runs.get(name, option) != option}
+        """Toggles that were chosen but that the run in progress does not have yet."""
+        return edited.pending(self)
 
     def titled(self, text: str) -> str:
         """A session's text with the toggles and fields in it by their titles."""
@@ -199,7 +191,9 @@ class AppState(QObject):
     def edit(self, configuration: Configuration) -> None:
         """Take an edited configuration; the runner is asked what it blocks."""
         if configuration != self.configuration:
-            self.configuration = configuration
+            was_away, self.configuration = edited.away(self), configuration
+            if was_away and not edited.away(self):
+                self._apply(self.pending)
             self.configurationChanged.emit()
             self.check()
 
@@ -220,8 +214,8 @@ class AppState(QObject):
 
     def revert(self) -> None:
         """Give up the toggles that are chosen but not running."""
-        if self.running is not None:
-            self.choose({name: self.running.toggles[name] for name in self.pending}, "Revert")
+        if (running := edited.continued(self)) is not None:
+            self.choose({name: running.toggles[name] for name in self.pending}, "Revert")
 
     def check(self) -> None:
         """Ask the runner, after a short delay, which options the configuration blocks."""
@@ -243,22 +237,22 @@ class AppState(QObject):
             configuration = draft.with_setting(configuration, "batch", int(batch))
         self.edit(draft.with_toggles(configuration, choices))
         self._refused = False
-        if choices and self.active and not self._measures:
-            self._link.send(protocol.Apply(toggles=choices))
+        if not edited.away(self):
+            self._apply(choices)
+
+    def _apply(self, toggles: Choices) -> None:
+        if toggles and self.active and not self.measures:
+            self._link.send(protocol.Apply(toggles=toggles))
 
     # The runner
 
     def start_runner(self) -> None:
-        """Launch the runner; its catalogue, when it comes, fills the forms."""
+        """Launch a runner, in place of a present one; its catalogue, when it comes, fills forms."""
         if self.journal is None and not self.replaying:
             self.journal = Journal()
         journal = self.journal
         self._link.start(lambda: self._launch(journal))
         self._set_state("starting", "Starting the runner")
-
-    def restart_runner(self) -> None:
-        """Start a new runner in place of the present one; the session goes on."""
-        self.start_runner()
 
     def new_session(self) -> None:
         """Leave the live session as it is in its journal or file, and begin another."""
@@ -284,7 +278,7 @@ class AppState(QObject):
     def send(self, command: protocol.Command) -> None:
         """Send one command to the runner."""
         if isinstance(command, protocol.RunCommand):
-            self._measures = not isinstance(command, protocol.Start)
+            self.measures = not isinstance(command, protocol.Start)
         self._link.send(command)
 
     def stop(self) -> None:

@@ -11,7 +11,7 @@ from PySide6.QtCore import QObject
 from sessions.model import Configuration, PairedComparison
 from sessions.side_by_side import side_by_side
 from workbench import floors, protocol
-from workbench.ui import draft
+from workbench.ui import draft, edited
 
 if TYPE_CHECKING:
     from workbench.ui.state import AppState
@@ -91,9 +91,8 @@ class Verdicts(QObject):
         state = self._state
         if reason := self._why_not():
             return reason
-        problems = state.availability.problems if state.availability is not None else []
-        if problems:
-            return problems[0]
+        if problem := edited.problem(state):
+            return problem
         if self.before() is None:
             return "No other configuration has run yet: run one, then change a toggle."
         return ""
@@ -121,11 +120,7 @@ class Verdicts(QObject):
 
     def why_not_calibrate(self) -> str:
         """Why the machine cannot be calibrated now; empty where it can."""
-        state = self._state
-        if reason := self._why_not():
-            return reason
-        problems = state.availability.problems if state.availability is not None else []
-        return problems[0] if problems else ""
+        return self._why_not() or edited.problem(self._state)
 
     def calibrate(self) -> None:
         """Compare the configuration being edited with itself, and keep the floor."""
@@ -239,11 +234,12 @@ class Verdicts(QObject):
         state = self._state
         if state.configuration is None or (reason in ("stopped", "cancelled") and not early):
             return  # it was the person who wanted it to end
-        if reason == "failed":  # perhaps of a toggle that nobody has seen running
-            state.edit(draft.with_toggles(state.configuration, configuration.toggles))
-        toggles = state.configuration.toggles
+        if draft.of_one_run(configuration, state.configuration):
+            if reason == "failed":  # perhaps of a toggle that nobody has seen running
+                state.edit(draft.with_toggles(state.configuration, configuration.toggles))
+            configuration = draft.with_toggles(configuration, state.configuration.toggles)
         self.resumes = True
-        state.send(state.checklists.start_of(draft.with_toggles(configuration, toggles)))
+        state.send(state.checklists.start_of(configuration))
 
     def _keep_floor(self, after: int) -> None:
         """Store what the comparison that has just ended says of the machine."""

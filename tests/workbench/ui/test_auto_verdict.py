@@ -336,7 +336,7 @@ def test_a_runner_that_dies_in_a_comparison_leaves_nothing_waiting(qtbot, state,
     qtbot.waitUntil(bar.isVisible)
     press(qtbot, bar, "Verdict")
     qtbot.waitUntil(lambda: state.verdicts.measuring)
-    state.restart_runner()
+    state.start_runner()
     assert not state.verdicts.busy
     qtbot.waitUntil(lambda: state.runner_state == "idle")
     assert state.verdicts.why_not_before() == ""

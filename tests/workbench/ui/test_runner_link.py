@@ -130,7 +130,7 @@ def test_closing_leaves_no_thread_timer_or_process(qtbot, threads_before, whole,
     state = ready.state
     run(qtbot, ready)
     qtbot.waitUntil(lambda: state.runner_state == "running")
-    state.restart_runner()
+    state.start_runner()
     qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
     ready.close()
     qtbot.wait(10)

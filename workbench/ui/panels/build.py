@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from PySide6.QtWidgets import (
 
 from sessions.model import Scalar
 from workbench.protocol import Field
-from workbench.ui import draft, runner_files
+from workbench.ui import draft, edited, runner_files
 from workbench.ui.option_picker import CalmComboBox
 from workbench.ui.panels import _editors, _parts
 from workbench.ui.panels.empty import Empty
@@ -35,6 +36,7 @@ class BuildPanel(QWidget):
         self._state = state
         self._shows: dict[tuple[str, str], _editors.Show] = {}
         self._shown = ("", "")  # family and workload that the forms were made for
+        self._told: object = None
         self._waiting = Empty(
             state, "build", "Waiting for the runner", "It tells which models this machine can run."
         )
@@ -54,9 +56,14 @@ class BuildPanel(QWidget):
         self._make_body()
         state.catalogueChanged.connect(self._fill)
         state.configurationChanged.connect(self._refresh)
-        state.availabilityChanged.connect(self._show_problems)
         state.stateChanged.connect(self._show_waiting)
-        state.themeChanged.connect(self._show_problems)
+        for changed in (
+            state.availabilityChanged,
+            state.stateChanged,
+            state.segmentsChanged,
+            state.themeChanged,
+        ):
+            changed.connect(self._show_problems)
         self._fill()
 
     def _make_body(self) -> None:
@@ -244,14 +251,39 @@ class BuildPanel(QWidget):
         return f"{count:,} parameters"
 
     def _show_problems(self) -> None:
+        """Below the forms: why this cannot start, and what the run in progress goes on without."""
+        state = self._state
+        problems, left = edited.problems(state), edited.left_behind(state)
+        off = edited.refused(state)
+        shown = (problems, left, off, state.theme.name)
+        if shown == self._told:
+            return
+        self._told = shown
         _parts.clear(self._problems)
-        availability = self._state.availability
-        problems = availability.problems if availability is not None else []
-        self._problems_host.setVisible(bool(problems))
+        self._problems_host.setVisible(bool(problems or left))
         for problem in problems:
-            label = _parts.note(problem, "bad")
-            label.setObjectName("problem")
-            self._problems.addWidget(_parts.marked(label, "error", self._state.theme, "bad"))
+            self._tell(problem, "problem", "error", "bad")
+        if off:
+            title = "Switch them off" if len(off) > 1 else "Switch it off"
+            self._offer(title, lambda: state.choose(off, "Switch off what cannot be used"))
+        if left:
+            text = f"The run goes on without these changes: {', '.join(left)}. Stop it, then Run."
+            self._tell(text, "left", "info", "accent")
+            self._offer("Revert", self._revert)
+
+    def _revert(self) -> None:
+        if (running := edited.continued(self._state)) is not None:
+            self._state.edit(running)
+
+    def _tell(self, text: str, name: str, mark: str, role: str) -> None:
+        label = _parts.note(text, role)
+        label.setObjectName(name)
+        self._problems.addWidget(_parts.marked(label, mark, self._state.theme, role))
+
+    def _offer(self, text: str, act: Callable[[], None]) -> None:
+        button = _parts.compact(text)
+        button.clicked.connect(act)
+        self._problems.addWidget(button, 0, Qt.AlignmentFlag.AlignRight)
 
 
 def _form(host: QWidget | None = None) -> QFormLayout:

@@ -126,7 +126,7 @@ class FailurePanel(QWidget):
         if failure.set and self._state.catalogue is not None:
             self._offer(banner, failure.set)
         if failure.fatal or failure.kind in ("hang", "died", "wire", "cuda"):
-            banner.add("Start a new runner", self._state.restart_runner)
+            banner.add("Start a new runner", self._state.start_runner)
         text = "\n".join(filter(None, (failure.sentence, failure.fix, failure.detail)))
         banner.add("Copy details", lambda: _copy(text), closes=False)
 

@@ -6,6 +6,7 @@ from PySide6.QtCore import QSize
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QSizePolicy, QVBoxLayout, QWidget
 
 from sessions.model import Configuration, Evidence
+from workbench.ui import draft
 from workbench.ui.panels import _parts
 from workbench.ui.panels._evidence import evidence_of
 from workbench.ui.panels._preset_bar import PresetBar
@@ -133,7 +134,11 @@ class TogglesPanel(QWidget):
         return all(option in blocked and blocked[option].absent for option in others)
 
     def _evidence(self) -> dict[str, Evidence]:
-        return evidence_of(self._state.session.segments) if self._state.live else {}
+        segments, edited = self._state.session.segments, self._state.configuration
+        if not (self._state.live and segments and edited is not None):
+            return {}
+        known = draft.of_one_run(segments[-1].configuration, edited)
+        return evidence_of(segments) if known else {}
 
     def _gone_back(self, found: Evidence, option: str) -> bool:
         """Whether the option is still that which took the place of one that failed."""
