@@ -7,11 +7,13 @@ import gc
 import profile_samples
 import pytest
 from PySide6.QtCore import QPointF
+from PySide6.QtTest import QTest
 
 from sessions import breakdown
 from sessions.model import Configuration
 from workbench import protocol
 from workbench.ui.collector import Collector
+from workbench.ui.panels._names_share import LETTERS
 from workbench.ui.panels.breakdown import HINT, BreakdownPanel
 
 
@@ -52,6 +54,15 @@ def test_the_newest_profile_is_shown_in_words_tables_and_plots(filled):
     assert not filled.tabs.isTabVisible(tab(filled, "Difference"))
     assert filled._layer().whole_us == pytest.approx(breakdown.total_us(newest))
     assert filled.roles.reason is None and filled.course.reason is None
+
+
+def test_in_a_narrow_panel_operators_can_still_be_told_apart(filled):
+    filled.resize(560, 400)
+    for table in (filled.achieved, filled.kernels, filled.kinds, filled.modules):
+        filled.tabs.setCurrentWidget(table)
+        letters = LETTERS * table.fontMetrics().averageCharWidth()
+        QTest.qWait(20)
+        assert table.columnWidth(0) >= letters, filled.tabs.tabText(filled.tabs.currentIndex())
 
 
 def test_an_older_profile_is_chosen_and_stays_while_the_window_hears_more(qtbot, state, filled):

@@ -205,6 +205,14 @@ def test_an_opened_session_shows_its_verdict_and_cannot_be_measured_on(qtbot, re
     assert panel.chart.reason is None
 
 
+def test_evidence_that_is_being_read_is_not_made_anew_by_what_does_not_change_it(ready, compared):
+    panel = ready.verdict
+    ready.state._show(compared)
+    labels = panel.findChildren(QLabel)
+    panel._show()
+    assert panel.findChildren(QLabel) == labels
+
+
 def test_themes_are_followed(ready, compared):
     from workbench.ui.theme import DARK, LIGHT
 

@@ -48,6 +48,6 @@ class NamesShare(QObject):
         others = (place for place in range(header.count()) if place not in self._names)
         room = self._view.viewport().width() - sum(map(header.sectionSize, others))
         metrics = self._view.fontMetrics()
-        least = self._view.iconSize().width() + LETTERS * metrics.averageCharWidth()
+        least = max(0, self._view.iconSize().width()) + LETTERS * metrics.averageCharWidth()
         for name in self._names:
             self._view.setColumnWidth(name, max(least, room // len(self._names)))

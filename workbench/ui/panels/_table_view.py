@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QHeaderView, QWidget
+from PySide6.QtWidgets import QWidget
 
 from sessions.tables import Table
 from workbench.ui.panels._calm_table import LEFT, RIGHT, CalmTable
+from workbench.ui.panels._names_share import NamesShare
 
 
 class TableView(CalmTable):
@@ -16,12 +17,13 @@ class TableView(CalmTable):
         super().__init__(parent)
         self.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # kernels differ at their ends
         self.horizontalHeader().setStretchLastSection(False)
+        self._names = NamesShare(self)
 
     def show_table(self, table: Table) -> None:
         """Fill the rows."""
         super().show_table(table)
-        self.horizontalHeader().setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
         for place in range(len(table.columns)):
             heading = self.horizontalHeaderItem(place)
             assert heading is not None
             heading.setTextAlignment(RIGHT if place else LEFT)
+        self._names.take([0])

@@ -36,6 +36,7 @@ class VerdictPanel(QWidget):
         super().__init__(parent)
         self._state = state
         self._chosen = -1  # of the session's comparisons
+        self._told: object = None  # the lines that are shown
         self._known: tuple[str, int] = ("", 0)  # session, and how many it had when one was chosen
         self.chart = Chart(PLOTS["verdict"], state.theme)
         self.chart.setMinimumSize(240, 140)
@@ -168,21 +169,28 @@ class VerdictPanel(QWidget):
         self.progress.setVisible(bool(self.progress.text()))
 
     def _show_details(self, comparison: PairedComparison) -> None:
-        _parts.clear(self._rows)
-        if said := prediction.outcome(comparison):
-            self._add(f"{said}.", "info", "muted")
-        for text in remarks(comparison):
-            self._add(text, "info", "muted")
+        said = prediction.outcome(comparison)
+        found = [f"{said}."] if said else []
+        lines = [(text, "info", "muted") for text in [*found, *remarks(comparison)]]
         for side, arm in zip("AB", comparison.arms, strict=False):
-            title = _parts.heading(f"{side}: {arm}")
-            title.setWordWrap(True)  # a long one would push all lines beyond the edge
-            self._rows.addWidget(title)
+            lines.append((f"{side}: {arm}", "", ""))
             segments, titles = self._state.session.segments, self._state.titles
-            for line in verdict_lines.of_arm(comparison, side, segments, titles):
-                self._add(*line)
+            lines += verdict_lines.of_arm(comparison, side, segments, titles)
+        told = (lines, self._state.theme.name)
+        if told == self._told:  # what is being read, or marked to be copied, is not made anew
+            return
+        self._told = told
+        _parts.clear(self._rows)
+        for line in lines:
+            self._add(*line)
         self._rows.addStretch(1)
 
     def _add(self, text: str, mark: str, role: str) -> None:
+        if not mark:
+            title = _parts.heading(text)
+            title.setWordWrap(True)  # a long one would push all lines beyond the edge
+            self._rows.addWidget(title)
+            return
         tone = role if role in ("warning", "bad") else ""
         self._rows.addWidget(
             _parts.marked(_parts.brief_note(text, tone), mark, self._state.theme, role)
