@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from models import Model
 from workbench.runner.compiles import eager
 from workbench.runner.data import Tensors
+from workbench.runner.own import OwnModel
 from workbench.runner.workloads import Compute
 
 _PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # all of them linear
@@ -42,8 +44,10 @@ def probe(model: Model, inputs: Tensors, wrap: Callable[[Compute], Compute]) -> 
         if isinstance(module, _PRODUCTS)
     ]
     training = model.training
+    # A file's model may compile itself; of ours, attention by flex holds all weights uncompiled.
+    alone = eager() if isinstance(model, OwnModel) else contextlib.nullcontext()
     try:
-        with torch.no_grad(), eager():
+        with torch.no_grad(), alone:
             wrap(model.eval())(*inputs)
     finally:
         model.train(training)
