@@ -31,6 +31,7 @@ from dataclasses import dataclass
 
 import torch
 
+from models._model import Promise
 from models._quantized import QuantizedLinear, expected_error
 from sessions.model import Numerics
 from sessions.sizes import size_text
@@ -179,6 +180,47 @@ def _differs(plain: Plain, one: Outputs) -> str:
     )
 
 
+@dataclass
+class _Outcome:
+    """How far one output and the loss are off, and how far they may be.
+
+    ``which``: of several outputs, in words. ``promise``: of a model that has adapted. ``tied``:
+    that choices were found which explain more, in words.
+    """
+
+    found: Distance
+    which: str
+    tolerance: float
+    promise: Promise | None
+    difference: float | None = None  # of the losses, where there are some
+    bound: float = 0.0  # of that
+    tied: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing is off too far; what is not finite always is."""
+        off = abs(self.difference or 0.0)
+        return self.found.relative_error <= self.tolerance and off <= self.bound
+
+    def widen(self, nudges: Nudges) -> None:
+        """Allow what choices that rounding decides can do."""
+        farther, loss = nudges.reach
+        self.tied = TIED if farther else ""
+        self.tolerance, self.bound = self.tolerance + SLACK * farther, self.bound + SLACK * loss
+
+    def text(self) -> str:
+        """All of it in words."""
+        if not math.isfinite(self.found.relative_error):
+            return "some outputs are not finite"
+        text = f"relative error {self.found.relative_error:.2g}{self.which}"
+        text += f", at most {self.tolerance:.2g} expected{self.tied}"
+        if self.promise is not None:
+            text += f" of {self.promise.text}"
+        if self.difference is not None:
+            text += f"; loss off by {self.difference:+.2g}, at most {self.bound:.2g} expected"
+        return text
+
+
 def _judge(
     model: Plain,
     reference: Outputs,
@@ -193,79 +235,93 @@ def _judge(
     with arm.entered():
         own = _own(arm, situation, put_back)
     put_back()
-    own_shapes, shapes = ([tuple(y.shape) for y in one.all] for one in (own, reference))
-    if own_shapes != shapes:
-        told = [", ".join(map(str, each)) for each in (own_shapes, shapes)]
-        text = f"{how.words}outputs of shape {told[0]}, and {told[1]} is expected"
-        return Numerics(reference=name, ok=False, text=text)
+    if told := _other_shapes(own, reference):
+        return Numerics(reference=name, ok=False, text=f"{how.words}{told}")
     if how.varies and not _is_ruined(own, reference):
         return Numerics(reference="", ok=None, text=f"not checked: {how.varies}")
-    errors, least = _distances(own, reference), _distances(plain, reference)
-    place, which = _worst(arm, own, errors, least)
-    own, plain, at = own.at(place), plain.at(place), reference.at(place)
-    found, allowed = errors[place], least[place]
-    rounding = _rounding(arm, own.values)
-    tolerance = SLACK * allowed.relative_error + rounding
-    nudges = _nudges(model, reference, name, rounding, tolerance, place)
-    if arm.quantization:
-        tolerance = min(tolerance, _most(arm, rounding))
-    promise = plain.promise
-    moved = promise is not None and promise.relative_error > 0
-    if promise is not None and moved:
-        still = model.outputs(adapted=False).at(place)
-        unmoved = distance(still.values, at.values)
-        most = SLACK * unmoved.relative_error + rounding + promise.relative_error
-        tolerance = min(tolerance, most)
-    difference, bound = None, 0.0
-    if own.loss is not None and reference.loss is not None and plain.loss is not None:
-        difference = own.loss - reference.loss
-        bound = _loss_bound(plain, reference, least)
-
-    def fits() -> bool:  # not what is not finite
-        return found.relative_error <= tolerance and abs(difference or 0.0) <= bound
-
-    tied = ""
-    if not fits() and math.isfinite(found.relative_error) and not arm.quantization:
+    outcome, nudges = _outcome(model, name, own, plain, reference)
+    finite = math.isfinite(outcome.found.relative_error)
+    if not outcome.fits and finite and not arm.quantization:
         between()
-        farther, loss = nudges.reach
-        tied = TIED if farther else ""
-        tolerance, bound = tolerance + SLACK * farther, bound + SLACK * loss
-    ok = fits()
-    text = f"{how.words}relative error {found.relative_error:.2g}{which}"
-    text += f", at most {tolerance:.2g} expected{tied}"
-    if promise is not None and moved:
-        text += f" of {promise.text}"
-    if difference is not None:
-        text += f"; loss off by {difference:+.2g}, at most {bound:.2g} expected"
-    right: bool | None = ok
-    captured = situation.option("cuda_graphs") != "off"
+        outcome.widen(nudges)
     course = _curve(arm, situation, name, nudges, between)
     curve = course if isinstance(course, Curve) else None
-    if curve is not None:
-        right = ok and curve.ok
-        text += f"; {curve.text}"
-        if captured:
-            text += "; all of it by replays of the captured graph, with its optimizer"
-    elif course:
-        text += f"; loss curve not checked: {course}"
-        if captured and ok:  # what replays has been compared with nothing
-            right = None
-            text = f"not checked: the captured graph and the optimizer in it; outside of it {text}"
-    if not math.isfinite(found.relative_error):
-        text = f"{how.words}some outputs are not finite"
+    text = f"{how.words}{outcome.text()}"
+    right: bool | None = False
+    if finite:
+        captured = situation.option("cuda_graphs") != "off"
+        right, text = _with_curve(text, outcome.fits, course, captured)
+    difference, found = outcome.difference, outcome.found
     return Numerics(
         reference=name,
         ok=right,
         text=text,
         max_error=_finite(found.max_error),
         relative_error=_finite(found.relative_error),
-        tolerance=_finite(tolerance),
+        tolerance=_finite(outcome.tolerance),
         mse=_finite(found.mse),
         cosine=_finite(found.cosine),
         loss_difference=None if difference is None else _finite(difference),
         curve_steps=None if curve is None else len(curve.losses),
         curve_difference=None if curve is None else _finite(curve.difference),
     )
+
+
+def _other_shapes(own: Outputs, reference: Outputs) -> str:
+    """That outputs are of other shapes than the reference's, in words; empty where they are not."""
+    own_shapes, shapes = ([tuple(y.shape) for y in one.all] for one in (own, reference))
+    if own_shapes == shapes:
+        return ""
+    told = [", ".join(map(str, each)) for each in (own_shapes, shapes)]
+    return f"outputs of shape {told[0]}, and {told[1]} is expected"
+
+
+def _outcome(
+    model: Plain, name: str, own: Outputs, plain: Outputs, reference: Outputs
+) -> tuple[_Outcome, Nudges]:
+    """What was found of the output that is off most, and what could explain more of it."""
+    arm = model.arm
+    errors, least = _distances(own, reference), _distances(plain, reference)
+    place, which = _worst(arm, own, errors, least)
+    rounding = _rounding(arm, own.all[place])
+    tolerance = SLACK * least[place].relative_error + rounding
+    nudges = _nudges(model, reference, name, rounding, tolerance, place)
+    if arm.quantization:
+        tolerance = min(tolerance, _most(arm, rounding))
+    promise = plain.promise
+    if promise is not None and promise.relative_error > 0:
+        still = model.outputs(adapted=False)
+        unmoved = distance(still.all[place], reference.all[place])
+        most = SLACK * unmoved.relative_error + rounding + promise.relative_error
+        tolerance = min(tolerance, most)
+    else:
+        promise = None
+    outcome = _Outcome(errors[place], which, tolerance, promise)
+    if own.loss is not None and reference.loss is not None and plain.loss is not None:
+        outcome.difference = own.loss - reference.loss
+        outcome.bound = _loss_bound(plain, reference, least)
+    return outcome, nudges
+
+
+def _with_curve(
+    text: str, fits: bool, course: Curve | str, captured: bool
+) -> tuple[bool | None, str]:
+    """Whether all is right, None where nobody knows, and words for it.
+
+    ``text`` and ``fits`` are of the outputs. ``course``: of some steps of training, or why there
+    are none; ``captured``: in a CUDA graph.
+    """
+    if isinstance(course, Curve):
+        text += f"; {course.text}"
+        if captured:
+            text += "; all of it by replays of the captured graph, with its optimizer"
+        return fits and course.ok, text
+    if course:
+        text += f"; loss curve not checked: {course}"
+        if captured and fits:  # what replays has been compared with nothing
+            graph = "not checked: the captured graph and the optimizer in it; outside of it"
+            return None, f"{graph} {text}"
+    return fits, text
 
 
 def _most(arm: Arm, rounding: float) -> float:
