@@ -58,6 +58,14 @@ def test_cuda_graphs_are_predicted_from_the_time_that_a_profile_saw_the_gpu_wait
     assert predict(b, b).ratio == 1.0  # both are: nothing is waited for in either
 
 
+def test_what_each_side_needs_is_told_in_a_unit_that_fits_and_what_waits_in_percent():
+    made = predict(Least(99.0), Least(120.0, captured=True), idle=0.25)
+    assert made.text == (
+        "at the measured ceilings A needs 99.0 us at least, B 0.120 ms; the GPU waits in 25 % of "
+        "A, as its profile says"
+    )
+
+
 def test_a_measured_ratio_below_the_prediction_is_better_and_above_it_worse():
     better, worse = compared(0.71, 0.70, 0.72, MADE), compared(0.95, 0.94, 0.96, MADE)
     assert prediction.residual(better) == pytest.approx(-0.09)
