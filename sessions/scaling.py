@@ -128,13 +128,12 @@ def _scatter(x: NDArray, y: NDArray, variance: NDArray) -> float:
 
     if excess(0.0) <= 0:
         return 0.0
-    low, high = 0.0, max(plain, float(variance.max()))
+    from scipy import optimize
+
+    high = max(plain, float(variance.max()))
     while excess(high) > 0:
         high *= 2
-    while high - low > _TOLERANCE * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-    return (low + high) / 2
+    return float(optimize.brentq(excess, 0.0, high, xtol=_TOLERANCE * high, rtol=_TOLERANCE))
 
 
 def _without_line(n: int) -> Scaling:

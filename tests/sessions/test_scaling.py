@@ -46,6 +46,17 @@ def covered(points: int, noise, scatter: float, degrees: int, runs: int = 1000) 
     return hits / runs
 
 
+def test_scatter_is_what_makes_chi_square_as_large_as_expected():
+    rng = np.random.default_rng(5)
+    own = np.geomspace(0.001, 0.05, len(SIZES))
+    y = 5 * SIZES**1.3 * np.exp(rng.normal(0, 0.08, len(SIZES)))
+    found = scaling.fit(SIZES, y, own)
+    variance = own**2 + math.log1p(found.scatter) ** 2
+    residual = np.log(y / found.at(SIZES))
+    assert found.scatter > 0.02
+    assert (residual**2 / variance).sum() == pytest.approx(len(SIZES) - 2, rel=1e-4)
+
+
 @pytest.mark.parametrize("points", [4, 8])
 def test_the_interval_holds_the_truth_where_points_scatter_beyond_their_noise(points):
     assert 0.93 <= covered(points, 0.002, 0.05, degrees=9) <= 0.97
