@@ -11,6 +11,7 @@ from sessions.model import Configuration, Scalar
 from workbench.protocol import Catalogue, FamilyInfo, Field, ToggleInfo, WorkloadInfo
 
 OWN = "own"  # the family of a person's own files
+_BUILD = "build"  # what is called in such a file where nothing is named
 
 _Item = TypeVar("_Item", FamilyInfo, Field, ToggleInfo, WorkloadInfo)
 
@@ -114,9 +115,32 @@ def with_toggles(configuration: Configuration, toggles: dict[str, str]) -> Confi
     return msgspec.structs.replace(configuration, toggles={**configuration.toggles, **toggles})
 
 
+def ran_as(asked: Configuration, ran: Configuration) -> bool:
+    """Whether a configuration that ran is the one that is asked for."""
+    return _same_model(asked, ran) and msgspec.structs.replace(asked, model=ran.model) == ran
+
+
+def _same_model(asked: Configuration, ran: Configuration) -> bool:
+    """Of one's own model the runner fills in the whole path, what it called, and the SHA-256."""
+    if OWN not in (asked.family, ran.family):
+        return asked.model == ran.model
+    source = str(asked.model.get("source", "")).removeprefix("~").removeprefix("./")
+    if not source.rpartition(":")[2].isidentifier():
+        source = f"{source}:{_BUILD}"
+    rest = {name: value for name, value in asked.model.items() if name != "source" and value != ""}
+    return str(ran.model.get("source", "")).endswith(source) and rest.items() <= ran.model.items()
+
+
 def of_one_run(one: Configuration, other: Configuration) -> bool:
     """Whether what is chosen for one can be for the other: what is blocked depends on both."""
     return (one.family, one.workload) == (other.family, other.workload)
+
+
+def other_parts(asked: Configuration, ran: Configuration) -> list[str]:
+    """The parts of a configuration, but for settings and toggles, that are others."""
+    found = [name for name in ("preset", "workload", "data", "seed")
+             if getattr(asked, name) != getattr(ran, name)]  # fmt: skip
+    return found if _same_model(asked, ran) else [*found, "model fields"]
 
 
 def has(catalogue: Catalogue | None, family: str) -> bool:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from sessions.model import Configuration
 from workbench.ui import draft
 from workbench.ui.undo import Choices
 
 if TYPE_CHECKING:
     from workbench.ui.state import AppState
-
-_PARTS = ("preset", "model", "workload", "data", "seed")
-_CALLED = {"model": "model fields", "settings": "settings"}
 
 
 def refused(state: AppState) -> Choices:
@@ -79,13 +74,9 @@ def left_behind(state: AppState) -> list[str]:
     if running.family != edited.family:
         found = ["family"]
     else:
-        found = [_CALLED.get(name, name) for name in _PARTS if _differ(running, edited, name)]
+        found = draft.other_parts(edited, running)
         if running.preset == edited.preset and running.workload == edited.workload:
             names = [name for name, value in edited.settings.items()
                      if running.settings.get(name, value) != value]  # fmt: skip
             found += [state.titles.name(f"settings.{name}").lower() for name in names]
     return [*found, "toggles"] if away(state) else found
-
-
-def _differ(running: Configuration, edited: Configuration, name: str) -> bool:
-    return msgspec.structs.asdict(running)[name] != msgspec.structs.asdict(edited)[name]

@@ -82,7 +82,7 @@ class Verdicts(QObject):
         """The configuration that ran before the one being edited: the last that differs from it."""
         now = self._state.configuration
         for segment in reversed(self._state.recorder.session.segments):
-            if now is not None and segment.configuration != now:
+            if now is not None and not draft.ran_as(now, segment.configuration):
                 return segment.configuration
         return None
 

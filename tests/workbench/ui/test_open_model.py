@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from PySide6.QtWidgets import QFileDialog, QLabel
 
@@ -70,3 +71,40 @@ def test_the_build_panel_shows_the_file_and_counts_nothing_before_it_is_built(of
     assert "Parameters are counted when it is built." in texts
     assert "File" in texts
     assert state.configuration.model == {"source": "/models/mine.py"}
+
+
+RAN = {"source": "/models/mine.py:build", "sha256": "e961dd3d"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "same"),
+    [
+        ({"source": "/models/mine.py"}, True),
+        ({"source": "mine.py:build", "sha256": ""}, True),
+        ({"source": "~/mine.py", "sha256": "e961dd3d"}, True),
+        ({"source": "/models/mine.py:small"}, False),
+        ({"source": "/models/other.py"}, False),
+        ({"source": "/models/mine.py", "sha256": "other"}, False),
+    ],
+)
+def test_what_ran_is_known_again_though_the_runner_filled_in_what_the_file_was(
+    offering, asked, same
+):
+    state = offering.state
+    edited = draft.with_own_model(state.catalogue, state.configuration, "")
+    ran, asked = (msgspec.structs.replace(edited, model=model) for model in (RAN, asked))
+    assert draft.ran_as(asked, ran) == same
+    assert draft.other_parts(asked, ran) == ([] if same else ["model fields"])
+
+
+def test_the_configuration_before_is_never_the_one_that_runs_now(offering):
+    state = offering.state
+    plain = draft.with_own_model(state.catalogue, state.configuration, "/models/mine.py")
+    state.edit(plain)
+    for number, precision in enumerate(("fp32", "amp_bf16")):
+        state.edit(draft.with_toggles(plain, {"precision": precision}))
+        ran = msgspec.structs.replace(state.configuration, model=RAN)
+        begun = protocol.SegmentStarted(index=number, configuration=ran, label="")
+        state.recorder.record(begun)
+        before = state.verdicts.before()
+        assert before is None if not number else before.toggles["precision"] == "fp32"
