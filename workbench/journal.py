@@ -123,6 +123,11 @@ def replay(path: Path) -> Iterator[protocol.AnyMessage]:
                 continue
 
 
+def without_message(path: Path) -> str:
+    """Why a file is no journal."""
+    return f"{path}: no message in it; a journal holds one JSON message a line"
+
+
 def recover(path: Path) -> Session:
     """Rebuild the session of a journal; raises ``OSError`` or ``ValueError`` with one sentence."""
     recorder = Recorder(Session(title=f"Recovered {path.stem}"))
@@ -137,7 +142,7 @@ def recover(path: Path) -> Session:
             lost += 1
         last_s = message.t_s
     if not found:
-        raise ValueError(f"{path}: no message in it; a journal holds one JSON message a line")
+        raise ValueError(without_message(path))
     if lost:
         text = f"{lost} of the journal's messages could not be read and were left out"
         recorder.session.events.append(Event(last_s, "warning", text))

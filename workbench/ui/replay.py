@@ -21,8 +21,12 @@ class ReplayedRunner:
         self._closed = threading.Event()
 
     def messages(self) -> Iterator[protocol.AnyMessage]:
-        """Every message at its time, then an idle state; then waits for ``close``."""
+        """Every message at its time, then an idle state; then waits for ``close``.
+
+        A file without any is told.
+        """
         clock_s = 0.0
+        found = False
         for message in journal.replay(self._path):
             wait_s = message.t_s - clock_s
             if isinstance(message, protocol.Catalogue):
@@ -32,7 +36,11 @@ class ReplayedRunner:
                 self._closed.wait(wait_s / self._speed)
             if self._closed.is_set():
                 return
+            found = True
             yield message
+        if not found:
+            why = journal.without_message(self._path)
+            yield protocol.Failure(kind="mistake", sentence=f"{why}.")
         yield protocol.State(state="idle", text="The replay has ended")
         self._closed.wait()
 

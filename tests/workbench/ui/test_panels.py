@@ -230,6 +230,20 @@ def test_a_replayed_journal_fills_the_window_and_cannot_be_run(qapp, qtbot, sett
     window.deleteLater()
 
 
+def test_a_file_that_is_no_journal_is_told_and_not_waited_for(qtbot, tmp_path):
+    from workbench.ui.replay import ReplayedRunner
+    from workbench.ui.state import AppState
+
+    path = tmp_path / "session.h5"
+    path.write_bytes(b"\x89HDF\r\n" * 9)
+    state = AppState(launch=lambda _: ReplayedRunner(path, 0), replaying=True)
+    state.start_runner()
+    qtbot.waitUntil(lambda: state.runner_text == "The replay has ended", timeout=10_000)
+    state.close()
+    (failure,) = state.failures
+    assert failure.sentence == f"{path}: no message in it; a journal holds one JSON message a line."
+
+
 def test_a_replay_keeps_the_recorded_pace(qtbot, tmp_path):
     import time
 
