@@ -10,12 +10,21 @@ import csv
 import dataclasses
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QMarginsF, QRect, QRectF, QSize, QSizeF
-from PySide6.QtGui import QGuiApplication, QImage, QPageSize, QPainter, QPdfWriter, QPixmap
+from PySide6.QtGui import (
+    QGuiApplication,
+    QImage,
+    QPageSize,
+    QPaintDevice,
+    QPainter,
+    QPdfWriter,
+    QPixmap,
+)
 from PySide6.QtSvg import QSvgGenerator
 from PySide6.QtWidgets import QApplication
 
@@ -118,9 +127,8 @@ def plot_image(
     image = QImage(QSize(*size) * _SCALE, QImage.Format.Format_ARGB32_Premultiplied)
     image.setDotsPerMeterX(round(_DPI * _SCALE / 0.0254))
     image.setDotsPerMeterY(round(_DPI * _SCALE / 0.0254))
-    painter = QPainter(image)
-    _paint(painter, QRectF(image.rect()), plot, runs, size, theme, options or {})
-    painter.end()
+    with _painting(image) as painter:
+        _paint(painter, QRectF(image.rect()), plot, runs, size, theme, options or {})
     return image
 
 
@@ -179,6 +187,16 @@ def _cells(column: np.ndarray) -> list[object]:
     return ["" if cell != cell else cell for cell in column.tolist()]
 
 
+@contextmanager
+def _painting(device: QPaintDevice) -> Iterator[QPainter]:
+    """A painter that ends before its device goes, whatever goes wrong: else Qt ends the process."""
+    painter = QPainter(device)
+    try:
+        yield painter
+    finally:
+        painter.end()
+
+
 def _paint(
     painter: QPainter,
     target: QRectF,
@@ -233,9 +251,8 @@ def plot_svg(
     generator.setViewBox(QRect(0, 0, *size))
     generator.setTitle(plot.title)
     generator.setDescription(", ".join(run.title for run in runs))
-    painter = QPainter(generator)
-    _paint(painter, QRectF(0, 0, *size), plot, runs, size, theme, options or {}, least_px)
-    painter.end()
+    with _painting(generator) as painter:
+        _paint(painter, QRectF(0, 0, *size), plot, runs, size, theme, options or {}, least_px)
     return compact(bytes(content.data()))
 
 
@@ -252,10 +269,9 @@ def _pdf(
     writer.setResolution(_PDF_DPI)
     writer.setTitle(plot.title)
     writer.setCreator("GPU optimization workbench")
-    painter = QPainter(writer)
     target = QRectF(0, 0, size[0] * _PDF_DPI / _DPI, size[1] * _PDF_DPI / _DPI)
-    _paint(painter, target, plot, runs, size, theme, options)
-    painter.end()
+    with _painting(writer) as painter:
+        _paint(painter, target, plot, runs, size, theme, options)
     return bytes(content.data()).replace(
         _PROCEDURES, b"/ProcSet [/PDF /Text]".ljust(len(_PROCEDURES))
     )

@@ -1,4 +1,5 @@
 import csv
+import gc
 import os
 import re
 import subprocess
@@ -183,6 +184,20 @@ def test_a_mistake_is_told_in_one_sentence(name, file, options, said, runs, tmp_
 def test_a_plot_without_data_is_not_written(suffix, tmp_path):
     with pytest.raises(export.ExportError, match=r"Cannot export memory: No memory has been"):
         export.export_plot("memory", [Run(empty_session())], tmp_path / f"a{suffix}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_a_plot_that_fails_as_it_is_drawn_is_an_error_and_no_crash(
+    suffix, runs, tmp_path, monkeypatch
+):
+    def fail(canvas):
+        raise ValueError("cannot reshape")
+
+    monkeypatch.setattr(export.Canvas, "refresh", fail)
+    with pytest.raises(ValueError, match="cannot reshape"):
+        export.export_plot("box", runs, tmp_path / f"box{suffix}")
+    gc.collect()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -93,6 +93,18 @@ def test_every_band_of_the_map_has_the_shade_of_its_number():
     assert [entry.name for entry in heat.entries()] == ["1", "1.48", "1.96"]
 
 
+def test_a_segment_that_the_map_has_no_room_for_leaves_the_others_as_they_are():
+    session = cpu_session(40)
+    begun = [segment.start_s for segment in session.segments]
+    for segment in session.segments:
+        segment.metrics["rank"] = series(np.full((2, 2, 3), 7.0), segment.start_s + np.arange(2))
+    session.segments[0].start_s = begun[1] - 1e-6  # narrower than a place of the view
+    session.segments[0].metrics["rank"] = series(np.full((1, 2, 3), 5.0), [begun[1] - 1e-6])
+    _, canvas = painted(MAP, [Run(session)], STYLES["dark"])
+    (heat,) = (layer for layer in canvas.layers if isinstance(layer, Heat))
+    assert (heat._shades >= 0).any()
+
+
 def test_the_map_says_that_it_shows_one_session():
     runs = [Run(gpu_session(1, 20, seed=seed)) for seed in (0, 1)]
     assert MAP.can_show(runs) == "The map shows one session, and 2 were given."

@@ -78,7 +78,8 @@ class Heat(Layer):
             following = [start_s for start_s in starts if start_s > segment.start_s]
             here, readings = _held(series, places, min(following, default=math.inf))
             bands = min(self._bands, math.prod(series.shape))
-            values[here, :bands] = readings.reshape(len(readings), -1)[:, :bands]
+            each = readings.reshape(len(readings), math.prod(series.shape))  # of none: no -1
+            values[here, :bands] = each[:, :bands]
         self._shades = _shades(values, *self._limits).T
 
     def entries(self) -> list[Entry]:
