@@ -133,6 +133,13 @@ def test_a_cpu_session_shows_what_it_has_and_says_what_it_lacks():
     assert canvas.entries()[0].name == "CPU busy"
 
 
+def test_columns_of_telemetry_name_their_units():
+    runs = [Run(gpu_session(1, 50))]
+    power = PLOTS["power"].table(runs, right="temperature")
+    assert list(power) == ["session", "device", "t_s", "power_w", "temperature_celsius"]
+    assert "sm_clock_mhz" in PLOTS["power"].table(runs)
+
+
 def several_gpus(count: int) -> Session:
     """A session whose ranks used so many GPUs, each 10 % and 1 GiB above the one before."""
     session = gpu_session(1, 50)
@@ -154,9 +161,9 @@ def test_every_gpu_of_the_ranks_has_lines_of_its_own_and_all_columns_in_the_tabl
     found = PLOTS["utilization"].table(runs)
     for number in (1, 2):
         own = found["device"] == f"gpu{number}"
-        assert set(found["busy"][own]) == {10.0 * number}
-        assert set(found["memory_used"][own]) == {(number + 1.0) * GIB}
-        assert np.isfinite(found["tensor_active"][own]).any()
+        assert set(found["busy_percent"][own]) == {10.0 * number}
+        assert set(found["memory_used_bytes"][own]) == {(number + 1.0) * GIB}
+        assert np.isfinite(found["tensor_active_percent"][own]).any()
     _, canvas = painted(PLOTS["memory"], runs, STYLES["light"])
     names = [entry.name for entry in canvas.entries()]
     assert [name for name in names if "GPU" in name] == [f"GPU{n} in use" for n in range(3)]

@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from sessions.schema import TELEMETRY
 from workbench.ui.plots._arrays import Array
 from workbench.ui.plots._plot import Run
 from workbench.ui.plots._tracks import Grid, Track
+
+_WORDS = {"%": "percent", "degrees Celsius": "celsius"}
 
 
 def devices(run: Run) -> list[str]:
@@ -56,9 +59,10 @@ def highest(runs: Sequence[Run], column: str) -> float:
 
 
 def telemetry_table(runs: Sequence[Run], columns: Sequence[str]) -> dict[str, Array]:
-    """Every sample of every device: session, device, time and ``columns``."""
+    """Every sample of every device: session, device, time and ``columns``, each with its unit."""
+    headings = {name: _with_unit(name) for name in ("t_s", *columns)}
     parts: dict[str, list[Array]] = {
-        name: [np.empty(0)] for name in ("session", "device", "t_s", *columns)
+        name: [np.empty(0)] for name in ("session", "device", *headings.values())
     }
     for run in runs:
         for device in devices(run):
@@ -66,9 +70,16 @@ def telemetry_table(runs: Sequence[Run], columns: Sequence[str]) -> dict[str, Ar
             rows = len(samples["t_s"])
             parts["session"].append(np.full(rows, run.title, dtype=object))
             parts["device"].append(np.full(rows, device, dtype=object))
-            for name in ("t_s", *columns):
-                parts[name].append(np.array(samples[name]))
+            for name, heading in headings.items():
+                parts[heading].append(np.array(samples[name]))
     return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+
+def _with_unit(column: str) -> str:
+    """A column's name that ends with its unit: ``busy_percent``, ``power_w``."""
+    unit = TELEMETRY[column].unit
+    word = _WORDS.get(unit, unit.lower())
+    return column if column.endswith(f"_{word}") else f"{column}_{word}"
 
 
 def prefix(runs: Sequence[Run], run: Run, device: str) -> str:

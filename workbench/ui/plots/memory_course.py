@@ -93,7 +93,8 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str =
 def table(runs: Sequence[Run], *, profile: str = "") -> dict[str, Array]:
     """Bytes by role at each time that is drawn."""
     study = _profiles.shown(runs, profile)
-    return dict(study.tables.get("memory", {}) if study else {}) or {"t_ms": np.empty(0)}
+    course = dict(study.tables.get("memory", {}) if study else {}) or {"t_ms": np.empty(0)}
+    return {name if name == "t_ms" else f"{name}_bytes": values for name, values in course.items()}
 
 
 def can_show(runs: Sequence[Run]) -> str | None:

@@ -114,7 +114,9 @@ def _held(row: dict[str, float]) -> float:
 def table(runs: Sequence[Run], *, profile: str = "") -> dict[str, Array]:
     """Bytes by role, measured and estimated."""
     study = _profiles.shown(runs, profile)
-    return dict(study.tables.get("peak", {}) if study else {}) or {"bytes": np.empty(0)}
+    peak = dict(study.tables.get("peak", {}) if study else {}) or {"bytes": np.empty(0)}
+    names = {"estimate": "estimate_bytes"}
+    return {names.get(name, name): values for name, values in peak.items()}
 
 
 def can_show(runs: Sequence[Run]) -> str | None:
