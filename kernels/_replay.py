@@ -55,6 +55,7 @@ def replayed(function: Function, operators: int = 0) -> Function:
     kept: dict[Any, Any] = {}
     _KEPT.append(kept)
     recorders, asked = _launch.recorders, _launch.asked
+    precision_of = torch._C._get_fp32_precision_getter  # as ``hardware.product_precision``
 
     # In one piece, as calls within it would take longer than what they do.
     @functools.wraps(function)
@@ -71,7 +72,7 @@ def replayed(function: Function, operators: int = 0) -> Function:
         if active is not driver._active:  # nothing was launched yet
             return function(*args)
         device = device_of()
-        parts: list[Any] = [device, torch._C._get_float32_matmul_precision()]
+        parts: list[Any] = [device, precision_of("cuda", "matmul")]
         tensors: list[Any] = [None]
         addresses = [0]
         odd = 0

@@ -47,7 +47,7 @@ def copy_rate(device: str) -> float:
 def matrix_rate(device: str, dtype: torch.dtype) -> float:
     """FLOP/s of a large matrix product of random numbers, measured now.
 
-    FP32 on a GPU as ``torch.get_float32_matmul_precision`` says at this moment.
+    FP32 on a GPU as ``hardware.product_precision`` says at this moment.
     """
     side = 8192 if torch.device(device).type == "cuda" else 512
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))

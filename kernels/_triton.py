@@ -136,7 +136,7 @@ def dot_precision(exact: bool = False) -> str:
     Exact is by three TF32 products, whose error is about FP32's own, where the GPU has them:
     products in software take more registers than there are.
     """
-    if not exact and torch.get_float32_matmul_precision() != "highest":
+    if not exact and hardware.product_precision() != "highest":
         return "tf32"
     gpu = _gpu(None)
     return "tf32x3" if gpu is None or gpu.tf32 else "ieee"

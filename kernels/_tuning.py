@@ -115,7 +115,7 @@ class Tunable:
         if torch.compiler.is_compiling():
             return _while_tracing(self.name, *[_constant(part) for part in key])
         if self.dots:
-            key = (*key, torch.get_float32_matmul_precision())
+            key = (*key, hardware.product_precision())
         found = self._tiles.get(key)
         return self.settle(key, launch, args) if found is None else found
 
@@ -236,7 +236,7 @@ def reset_tiles() -> None:
 @traced_as_constant
 def _while_tracing(name: str, *key: Any) -> Tile:
     tunable = TUNABLES[name]
-    precision = (torch.get_float32_matmul_precision(),) if tunable.dots else ()
+    precision = (hardware.product_precision(),) if tunable.dots else ()
     return tunable.settle((*key, *precision), None, ())
 
 

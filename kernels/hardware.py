@@ -125,6 +125,15 @@ def imagined(capability: tuple[int, int], total_bytes: int = 16 << 30) -> Iterat
         _imagined.pop()
 
 
+def product_precision() -> str:
+    """How torch multiplies FP32 on a GPU, in its words: "highest", or "high" in TF32.
+
+    Asked in the newer of torch's two ways, which knows what either has set: the older one raises
+    where TF32 was set by ``torch.backends``.
+    """
+    return "high" if torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32" else "highest"
+
+
 def needs(title: str, capability: tuple[int, int]) -> Callable[[str], str | None]:
     """An ``Implementation.missing`` of something that needs a GPU of that compute capability."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import weakref
 from unittest import mock
@@ -22,6 +23,7 @@ pytestmark = [
     pytest.mark.skipif(_triton.INTERPRETED, reason="the interpreter keeps no compiled kernels"),
 ]
 CPU = torch.device("cpu")
+_launch_of = {}
 REPLAYED = sorted(
     name
     for name, op in OPS.items()
@@ -67,9 +69,6 @@ def plain(driver, monkeypatch):
 
     _launch_of["plain"] = _launch.launcher(kernel)
     launch_plain((1,), ELSEWHERE, ELSEWHERE, 1, 1, D=1, EPS=0.0)  # nothing is replayed before one
-
-
-_launch_of = {}
 
 
 def swiglu(*tensors):
@@ -274,19 +273,21 @@ def test_memory_that_a_replay_allocates_is_poisoned_too():
         assert swiglu(x, x).isnan().all()  # as nothing is written here
 
 
-def test_a_precision_of_products_that_changes_is_heeded(driver):
-    q = torch.randn(1, 2, 9, 16)
-    for precision, product in (("highest", "tf32x3"), ("high", "tf32"), ("highest", "tf32x3")):
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision(precision)
+NEWER = functools.partial(setattr, torch.backends.cuda.matmul, "fp32_precision")
+WAYS = [(torch.set_float32_matmul_precision, "highest", "high"), (NEWER, "ieee", "tf32")]
+
+
+@pytest.mark.parametrize(("choose", "exact", "fast"), WAYS, ids=["older", "newer"])
+def test_a_precision_of_products_that_changes_is_heeded(driver, choose, exact, fast):
+    call = functools.partial(kernels.attention, *[torch.randn(1, 2, 9, 16)] * 3, backend="triton")
+    for precision, product in ((exact, "tf32x3"), (fast, "tf32"), (exact, "tf32x3")):
+        choose(precision)
         try:
             for _ in range(4):
-                launched, _ = launches_of(
-                    driver, lambda: kernels.attention(q, q, q, backend="triton")
-                )
+                launched, _ = launches_of(driver, call)
                 assert f"'{product}'" in launched[-1][4][2]
         finally:
-            torch.set_float32_matmul_precision(before)
+            torch.set_float32_matmul_precision("highest")
 
 
 def test_autocast_is_heeded_after_replays_without_it(driver):

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
-from kernels import Cost, Operator, Work
+from kernels import Cost, Operator, Work, hardware
 from kernels._dispatch import watched
 from kernels._eight_bit import UNITS
 from workbench.runner.profiling import kinds
@@ -267,6 +267,6 @@ def _dtype(values: Any) -> str:
     """The matrix rate that a product of these goes by."""
     found = [one.dtype for one in values if isinstance(one, Tensor) and one.is_floating_point()]
     name = str(found[0] if found else torch.float32).removeprefix("torch.")
-    if name == "float32" and torch.get_float32_matmul_precision() != "highest":
+    if name == "float32" and hardware.product_precision() != "highest":
         return "tf32"
     return name
