@@ -70,7 +70,7 @@ def quantizable(model: nn.Module, scheme: str) -> dict[str, nn.Linear]:
     """The linear layers that a scheme can replace, by name.
 
     Left alone are the head of a language model, layers whose sizes are no multiples of
-    ``MULTIPLE``, and such as may do more: with hooks or a ``forward`` of their own, or of a
+    ``MULTIPLE``, and such as may do more: with hooks, with a ``forward`` of their own, or of a
     subclass of ``nn.Linear`` other than the plain one here.
     """
     head = model.head if isinstance(model, LanguageModel) else None

@@ -209,7 +209,7 @@ def measure(
     wanted: Sequence[Contrast],
     medians_ms: Table,
     clocks_mhz: Table,
-    means_ms: Table,
+    means_ms: Table | None = None,
     *,
     region: float = verdict.REGION,
     floor: float = 0.0,
@@ -217,13 +217,14 @@ def measure(
     seconds: float = math.nan,
 ) -> list[Effect]:
     """The effects on step time: rounds of block medians (rounds, arms), of SM clocks, and of
-    the blocks' means.
+    the blocks' means where these are known.
 
     FASTER and SLOWER are corrected for their number (Holm); the intervals are each 95 %.
     ``seconds`` is how long the rounds took, from which follows how much longer would decide.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
-        logs, means = np.log(medians_ms), np.log(means_ms)
+        logs = np.log(medians_ms)
+        means = np.full_like(logs, np.nan) if means_ms is None else np.log(means_ms)
         cycles = logs + np.log(clocks_mhz)
     found = [
         None if one.reason else _judge(one, logs, cycles, means, region, floor, half_width, seconds)

@@ -106,7 +106,7 @@ def compare_segments(
                 reason = f"{clocks[place]} times cannot be compared with {clocks[baseline]} times"
                 against = Ratio(math.nan, None, None, "", against.n_base, against.n_other, reason)
         summary = summarize(series[place], blocks[place])
-        peak = _highest(segment.steps["peak"][masks[place]])
+        peak = highest(segment.steps["peak"][masks[place]])
         arms.append(Arm(title, segment, clocks[place], summary, against, peak))
     return arms
 
@@ -197,6 +197,7 @@ def _warnings(found: Sequence[Difference], arms: Sequence[Arm]) -> list[str]:
     return warnings
 
 
-def _highest(values: NDArray) -> float:
+def highest(values: NDArray) -> float:
+    """Of what was measured; NaN where nothing was."""
     measured = values[np.isfinite(values)]
     return float(measured.max()) if len(measured) else math.nan

@@ -47,7 +47,7 @@ def design(mode, count, orders=(), missing=None):
 
 def judge(contrasts, logs, mean_logs=None, **asked):
     unknown = np.full_like(logs, np.nan)
-    means = unknown if mean_logs is None else np.exp(mean_logs)
+    means = None if mean_logs is None else np.exp(mean_logs)
     return attribution.measure(contrasts, np.exp(logs), unknown, means, **asked)
 
 

@@ -6,13 +6,16 @@ import json
 import os
 
 import pytest
+import synthetic
 import wire_samples
 from interrupts import press_ctrl_c
 
 from sessions import hdf5
 from sessions.columns import row_count
+from sessions.comparison import compare_segments
 from workbench import journal, protocol
 from workbench.cli import main
+from workbench.commands.run import summary
 from workbench.journal import Journal
 
 
@@ -36,6 +39,14 @@ def test_a_run_ends_with_0_its_json_and_its_file(ran):
     assert configuration["model"] == {"dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1}
     assert configuration["settings"] == {"batch": 1, "sequence": 16}
     assert (configuration["seed"], configuration["toggles"]["adamw"]) == (7, "fused")
+
+
+def test_the_peak_for_programs_is_that_of_steady_steps_as_in_the_tables():
+    """The first step's is higher: kernels are tuned in it."""
+    segment = synthetic.gpu_session().segments[0]
+    segment.steps.append({"t_s": [0.0], "wall_ms": [9.0], "phase": [2], "peak": [1e15]})
+    (arm,) = compare_segments([segment], ["one"])
+    assert summary(segment)["peak_bytes"] == arm.peak_bytes < 1e15
 
 
 def test_the_saved_session_is_what_was_measured_and_no_journal_is_left(ran):
