@@ -13,8 +13,8 @@ numbers. One that draws in training alone (dropout) is checked in evaluation mod
 State that its calls leave is to lie in buffers, of which every configuration has its own.
 
 It computes in the precision that is chosen; complex parameters stay complex, in FP32 at least. What
-it sets of torch's switches (default dtype, gradients, threads, TF32 ...) is put back after it: they
-are toggles here, or hold for all configurations.
+it sets of torch's or Python's switches (default dtype, gradients, threads, TF32, the collection of
+garbage) is put back after it: they are toggles here, or hold for all configurations.
 
 The file is run in the runner, once for the weights and once for every configuration around them.
 """

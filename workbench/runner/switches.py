@@ -1,8 +1,10 @@
-"""Torch's switches for the whole process, which a person's file or model may set for itself."""
+"""Switches of the whole process, torch's and Python's, which a file may set for itself."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,6 +36,9 @@ _ALL: tuple[_Switch, ...] = (
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     *(_attribute(cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
     *SDP.values(),
+    (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    (sys.getrecursionlimit, sys.setrecursionlimit),
+    (sys.getswitchinterval, sys.setswitchinterval),
 )
 
 

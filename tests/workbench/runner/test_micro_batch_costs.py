@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -112,6 +113,26 @@ def test_weights_are_cast_once_a_step_and_anew_in_the_next(checkpointing):
         for each in whole.model.parameters():
             each.mul_(0.5)
     assert counted(lambda: whole.train(8)).casts == casts
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full", "operators"])
+def test_gradients_are_the_same_where_backward_passes_have_a_thread_as_on_a_gpu(
+    checkpointing, monkeypatch
+):
+    """There autocast is in no region: what is computed again forgets the casts of the other's."""
+    whole = Whole(checkpointing)
+    whole.train(8)
+    expected = whole.gradients()
+    backward, cleared = torch.autograd.backward, []
+    clear = torch.clear_autocast_cache
+    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: (cleared.append(1), clear()))
+    with ThreadPoolExecutor(1) as pool:
+        apart = lambda *given: pool.submit(backward, *given).result()  # noqa: E731
+        monkeypatch.setattr(torch.autograd, "backward", apart)
+        whole.train(8)
+    assert len(cleared) == (1 if checkpointing == "none" else 1 + 8 * 2)
+    for name, gradient in whole.gradients().items():
+        assert torch.equal(gradient, expected[name]), name
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full", "selective", "operators"])

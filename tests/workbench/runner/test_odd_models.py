@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import time
 from pathlib import Path
 
@@ -177,7 +179,8 @@ SWITCHES = (
     "torch.set_default_dtype(torch.float64); torch.set_grad_enabled(False); "
     "torch.set_num_threads(3); torch.use_deterministic_algorithms(True); "
     "torch.set_float32_matmul_precision('medium'); torch.backends.cudnn.benchmark = True; "
-    "torch.backends.cuda.enable_flash_sdp(False); torch.autograd.set_detect_anomaly(True)"
+    "torch.backends.cuda.enable_flash_sdp(False); torch.autograd.set_detect_anomaly(True); "
+    "import gc, sys; gc.disable(); sys.setrecursionlimit(5000)"
 )
 
 
@@ -191,6 +194,8 @@ def switches() -> tuple[object, ...]:
         cudnn.benchmark,
         torch.backends.cuda.flash_sdp_enabled(),
         torch.is_anomaly_enabled(),
+        gc.isenabled(),
+        sys.getrecursionlimit(),
     )
 
 

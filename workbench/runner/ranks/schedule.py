@@ -85,7 +85,9 @@ class Schedule:
         is linear, and what the backward pass begins with.
         """
         # Autocast forgets its casts where the outermost region ends: here, and not each time that
-        # ``compute`` returns. In between it is off, as it has to be in backward passes.
+        # ``compute`` returns. In between it is off, as it has to be in backward passes. On a GPU
+        # these have a thread of their own, where what a checkpoint computes again is in no region
+        # but its own: there the casts are forgotten with each block, as they would be without this.
         with torch.autocast(tokens[0].device.type, enabled=False):
             losses = self._take_turns(tokens, targets, scale)
         if not losses:
