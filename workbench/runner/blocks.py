@@ -45,7 +45,7 @@ class Contender:
     build_s: float = 0.0
     step_ms: float = math.nan
     steps: int = MIN_BLOCK_STEPS  # of a block
-    diverged: bool = False  # its loss was not finite, which a person was told
+    diverged: bool = False  # its loss was not finite in some block
 
 
 @dataclass(frozen=True)

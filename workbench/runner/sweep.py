@@ -262,6 +262,8 @@ class SweepRun:
         notes = [f"{len(voids)} void blocks: {voids[0]}"] if voids else []
         if not steady:
             notes.append(f"the steps had not become steady after {WARM_UP_S:g} s")
+        if contender.diverged:
+            notes.append("its loss is not finite (NaN or infinite): its numbers mean nothing")
         if idle := [one.toggle for one in evidence if one.status == "no effect"]:
             notes.append(f"took no effect: {', '.join(idle)}")
         found = sweep.typical(medians)
@@ -350,6 +352,7 @@ class SweepRun:
                 continue  # a command came in between
             self.steps += block.steps
             peaks.append(rig.memory.sample().peak)
+            contender.diverged |= block.diverged
             if block.void:
                 voids.append(block.void)
             else:

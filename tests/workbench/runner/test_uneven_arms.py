@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import pytest
 
+from sessions import sweep
 from sessions.model import Configuration
 from workbench import protocol
 
@@ -46,24 +50,22 @@ def build():
 """
 
 
+def owned(folder: Path, text: str, workload: str) -> Configuration:
+    path = folder / "mine.py"
+    path.write_text(text)
+    return Configuration(
+        family="own", preset="file", workload=workload, model={"source": str(path)}
+    )
+
+
 @pytest.fixture
 def compared(runner, tmp_path):
     """Compares a file's model with what toggles make of it; the comparison and what failed."""
 
     def compare(text: str, workload: str, toggles: dict[str, str], budget_s: float):
-        path = tmp_path / "mine.py"
-        path.write_text(text)
-        base = Configuration(
-            family="own", preset="file", workload=workload, model={"source": str(path)}
-        )
+        base = owned(tmp_path, text, workload)
+        other = msgspec.structs.replace(base, toggles=toggles)
         since = len(runner.messages)
-        other = Configuration(
-            family="own",
-            preset="file",
-            workload=workload,
-            model={"source": str(path)},
-            toggles=toggles,
-        )
         runner.send(protocol.Compare(base=base, other=other, budget_s=budget_s))
         assert runner.finish().reason == "done", runner.describe()
         failures = [m for m in runner.messages[since:] if isinstance(m, protocol.Failure)]
@@ -86,3 +88,11 @@ def test_a_loss_that_ends_in_the_middle_of_a_comparison_is_told_once_of_each_arm
         "The loss of A",
         "The loss of B",
     ]
+
+
+def test_a_loss_that_is_not_finite_is_told_of_a_point_of_a_sweep(runner, tmp_path):
+    base = owned(tmp_path, DIVERGES, "train")
+    runner.send(protocol.Sweep(base=base, axes={"settings.batch": [2]}, seconds=0.3))
+    assert runner.finish().reason == "done", runner.describe()
+    (reason,) = runner.session.studies[-1].tables[sweep.POINTS]["reason"]
+    assert "its loss is not finite" in reason
