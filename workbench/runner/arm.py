@@ -5,7 +5,6 @@ configuration neither builds nor compiles it again.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import time
 import weakref
@@ -21,9 +20,9 @@ import kernels
 from models import Model
 from models._checkpointing import kept_operators, reset_kept_operators
 from sessions.model import Configuration, Evidence, Numerics, Scalar
-from workbench.runner import switches
+from workbench.runner import own, switches
 from workbench.runner.attention_facts import attention_facts
-from workbench.runner.ceilings import fp32_products
+from workbench.runner.build import Build, apply_toggles, assemble, autocast
 from workbench.runner.compiles import Compiles
 from workbench.runner.data import Batches, Tensors, of_build
 from workbench.runner.failures import explain, is_fatal
@@ -35,58 +34,14 @@ from workbench.runner.probe import Probe, probe
 from workbench.runner.ranks import choose, group
 from workbench.runner.ranks.divided import Divided
 from workbench.runner.rounds import Rounds
-from workbench.runner.toggles import Situation, Stage, Toggle, all_toggles, unknown
+from workbench.runner.toggles import Situation, Toggle, all_toggles, unknown
 from workbench.runner.training import Trainer, Weights
 from workbench.runner.weights import Parameters, Quantized, Use, WeightSets, structure_key
-from workbench.runner.workloads import Bench, Compute, Step
+from workbench.runner.workloads import Compute, Step
 from workbench.runner.workloads._decoder import Decoder
 
 KEPT_ARMS = 24
 FREE_SHARE = 0.3  # of a GPU's memory, for the next arm
-
-
-@dataclass
-class Build:
-    """What toggles change while an arm is built; applied in order of their stage."""
-
-    situation: Situation
-    phases: PhaseTracker
-    weights_dtype: torch.dtype = torch.float32
-    autocast: torch.dtype | None = None
-    scales_loss: bool = False
-    quantization: str = ""  # the scheme of the linear layers' codes
-    optimizer: dict[str, Any] = field(  # the plain loop
-        default_factory=lambda: dict.fromkeys(("fused", "foreach", "capturable"), False)
-    )
-    kernel_choices: dict[str, str] = field(default_factory=dict)
-    compile_options: dict[str, Any] = field(
-        default_factory=lambda: {"dynamic": False, "fullgraph": False}
-    )
-    compiles_blocks: bool = False  # each block by itself, and not the whole computation
-    ranks: int = 1  # that a batch is divided among
-    sharding: str = ""  # what else these divide: one of ``ranks.shards.STAGES``
-    tensor_ranks: int = 1  # that layers are divided among
-    along_sequence: bool = False  # and the stream between them
-    pipeline_ranks: int = 1  # that blocks are stages on
-    micro_batches: int = 0  # that go through these; 0: as many as suit them
-    model: Model | None = None  # once it is built
-    flags: list[Callable[[], AbstractContextManager[Any]]] = field(
-        default_factory=lambda: [switches.put_back, functools.partial(fp32_products, tf32=False)]
-    )
-    preparations: list[Callable[[Arm], None]] = field(default_factory=list)  # before a first step
-    transforms: list[Callable[[Model], None]] = field(default_factory=list)
-    compute_wrappers: list[Callable[[Compute], Compute]] = field(default_factory=list)
-    step_wrappers: list[Callable[[Step], Step]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        # Without a toggle nothing is optimized: every operator that has a kernel runs in PyTorch.
-        for name, operator in kernels.OPS.items():
-            if {"torch", "triton"} <= operator.implementations.keys():
-                self.kernel_choices[name] = "torch"
-
-    def choose_kernel(self, operator: str, implementation: str) -> None:
-        """Let ``operator`` run ``implementation`` in this arm; the last choice wins."""
-        self.kernel_choices[operator] = implementation
 
 
 @dataclass
@@ -323,6 +278,8 @@ class Arms:
         began = time.perf_counter()
         configuration, workload = situation.configuration, situation.workload
         build = Build(situation, phases)
+        if situation.family is own.FAMILY:  # ours switch nothing
+            build.flags.insert(0, switches.put_back)
         apply_toggles(build)
         sets, dtype = self._weights, build.weights_dtype
         used = [*self._used(), (situation, dtype, build.quantization)]
@@ -352,12 +309,12 @@ class Arms:
         if divided is not None:
             divided.gather(configuration)
             batches = divided.share(whole)
-        autocast = _autocast(build)
+        cast = autocast(build)
         with contextlib.ExitStack() as stack:
             for flag in build.flags:
                 stack.enter_context(flag())
             stack.enter_context(kernels.using(**build.kernel_choices))
-            found = probe(model, batches.few, autocast)
+            found = probe(model, batches.few, cast)
             made = assemble(build, model, held, batches, divided)
         bench, compute = made.bench, made.compute
         named = held.parameters if divided is None else divided.whole or held.parameters
@@ -372,7 +329,7 @@ class Arms:
             trainer=bench.trainer,
             step=made.step,
             compute=compute,
-            autocast=autocast,
+            autocast=cast,
             feeds=workload.feeds,
             rounds=workload.rounds(bench, compute) if workload.rounds else None,
             text=workload.text(bench) if workload.text else None,
@@ -400,67 +357,6 @@ class Arms:
         return [(arm.situation, arm.weights_dtype, arm.quantization) for arm in self._arms.values()]
 
 
-@dataclass(frozen=True)
-class Assembled:
-    """A step, and what it works with."""
-
-    bench: Bench
-    compute: Compute
-    step: Step
-
-
-def apply_toggles(build: Build, before: Stage | None = None) -> None:
-    """Let every toggle that is switched change the build; only those before a stage, if named."""
-    for toggle in all_toggles().values():
-        option = build.situation.option(toggle.name)
-        if option != toggle.off and (before is None or toggle.stage < before):
-            toggle.apply(option, build)
-
-
-def assemble(
-    build: Build,
-    model: Model,
-    weights: Weights | Quantized,
-    batches: Batches,
-    divided: Divided | None = None,
-) -> Assembled:
-    """The step of a model that is transformed already; call it inside the build's flags.
-
-    ``batches`` are those of this rank, where the step is divided.
-    """
-    situation, workload = build.situation, build.situation.workload
-    configuration = situation.configuration
-    trainer = None
-    if workload.trains:
-        assert isinstance(weights, Weights), "codes cannot be trained"
-        trainer = weights.trainer(build.optimizer, scales_loss=build.scales_loss)
-    vocabulary = getattr(situation.config, "vocabulary", 0)
-    bench = Bench(
-        model,
-        batches,
-        configuration.settings,
-        trainer,
-        configuration.seed,
-        vocabulary,
-        compiled=situation.option("compile") != "off",
-    )
-    with _autocast_region(build):  # a KV cache is made in the dtype that will compute
-        own = workload.compute(bench)
-    compute = _autocast(build)(own if divided is None else divided.part(own, model))
-    for wrap_compute in build.compute_wrappers:
-        compute = wrap_compute(compute)
-    if divided is None or trainer is None:
-        step = workload.step(bench, compute)
-    else:
-        divided.follow(trainer, model)
-        step = workload.step(bench, divided.mean(compute))
-    for wrap_step in build.step_wrappers:
-        step = wrap_step(step)
-    if divided is not None:
-        step = divided.together(step, batches)
-    return Assembled(bench, compute, step)
-
-
 def label(configuration: Configuration, device: torch.device) -> str:
     """What a configuration switches differently from the defaults, in a few words."""
     parts = [
@@ -478,23 +374,3 @@ def _arm_key(situation: Situation, copy: int) -> bytes:
 def _numbers_key(situation: Situation) -> bytes:
     # The structure too: a file with a model of one's own may have changed under its name.
     return structure_key(situation) + _arm_key(situation, 0)
-
-
-def _autocast(build: Build) -> Callable[[Compute], Compute]:
-    """A wrapper that runs a function under the build's autocast, if it has one."""
-    if build.autocast is None:
-        return lambda compute: compute
-
-    def wrap(compute: Compute) -> Compute:
-        def cast(*tensors: torch.Tensor) -> torch.Tensor:
-            with _autocast_region(build):
-                return compute(*tensors)
-
-        return cast
-
-    return wrap
-
-
-def _autocast_region(build: Build) -> torch.autocast:
-    enabled = build.autocast is not None
-    return torch.autocast(build.situation.device.type, build.autocast, enabled=enabled)

@@ -14,7 +14,7 @@ from workbench.runner.environment import host
 from workbench.runner.failures import Mistake
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Build
+    from workbench.runner.build import Build
 
 SYNTHETIC = "synthetic"
 RING = 16  # batches kept on the device, in turn, so that no step waits for the host

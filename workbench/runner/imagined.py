@@ -15,7 +15,7 @@ from torch import nn
 import kernels
 from models import Model
 from models._quantized import quantize_linears
-from workbench.runner.arm import Build, apply_toggles, assemble
+from workbench.runner.build import Build, apply_toggles, assemble
 from workbench.runner.data import of_build
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.tally import Tally

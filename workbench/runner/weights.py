@@ -33,7 +33,7 @@ from workbench.runner.toggles.tensor_parallel import tensor_ranks_of
 from workbench.runner.training import Weights
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Build
+    from workbench.runner.build import Build
 
 Parameters = Mapping[str, nn.Parameter]
 Use = tuple[Situation, torch.dtype, str]  # whose weights, in what precision, by what scheme if any

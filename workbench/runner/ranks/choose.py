@@ -12,7 +12,7 @@ from workbench.runner.ranks.tensor import TensorDivided
 
 if TYPE_CHECKING:
     from models import Model
-    from workbench.runner.arm import Build
+    from workbench.runner.build import Build
     from workbench.runner.ranks.layers import Held
 
 

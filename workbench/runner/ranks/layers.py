@@ -22,7 +22,8 @@ from workbench.runner.ranks.region import Traffic, meeting
 
 if TYPE_CHECKING:
     from models import Model
-    from workbench.runner.arm import Arm, Build
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
     from workbench.runner.data import Batches
     from workbench.runner.training import Trainer, Weights
     from workbench.runner.workloads import Compute

@@ -24,7 +24,8 @@ from workbench.runner.ranks.schedule import Link, Schedule, Turns
 
 if TYPE_CHECKING:
     from models import Model
-    from workbench.runner.arm import Arm, Build
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
     from workbench.runner.data import Batches
     from workbench.runner.ranks.stages import Stages
     from workbench.runner.training import Trainer

@@ -24,7 +24,7 @@ from workbench.runner.toggles import Situation
 from workbench.runner.training import Weights
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Build
+    from workbench.runner.build import Build
 
 
 class _Place(NamedTuple):

@@ -16,7 +16,8 @@ from workbench.runner.ranks.layers import LayersDivided
 from workbench.runner.ranks.region import send_all, sum_over_ranks
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm, Build
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
     from workbench.runner.ranks.shares import Shares
 
 

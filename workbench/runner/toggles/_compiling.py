@@ -10,7 +10,8 @@ from workbench.runner.compiles import Compiles
 from workbench.runner.toggles._toggle import Finding, Situation, Stage, Toggle, no_effect
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm, Build
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
 
 NOT_COMPILED = Blocked(
     "acts on torch.compile, which is off", "Switch torch.compile on.", {"compile": "default"}

@@ -34,7 +34,8 @@ from workbench.runner.toggles.pipeline_parallel import pipeline_ranks_of
 from workbench.runner.toggles.tensor_parallel import tensor_ranks_of
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm, Build
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
 
 FOLLOW = "follow"
 SWITCH: Mapping[str, tuple[str, Scalar]] = {"on": ("On", True), "off": ("Off", False)}

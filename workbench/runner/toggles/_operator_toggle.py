@@ -11,7 +11,8 @@ from workbench.runner.toggles._kernel_toggle import implementations, unavailable
 from workbench.runner.toggles._toggle import PARTS, Finding, Situation, Stage, Toggle, no_effect
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm, Build
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
 
 
 def operator_toggle(

@@ -25,7 +25,8 @@ from workbench.runner.toggles._toggle import (
 )
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm, Build
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
 
 _ON_CPU = ("sdp_flash", "sdp_math")
 OWN_CHOICE = "sdpa"  # the attention backend that leaves the choice to torch

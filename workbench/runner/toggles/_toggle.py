@@ -15,7 +15,8 @@ from sessions.model import Configuration, Scalar
 from workbench.protocol import Blocked, LeftOut, OptionInfo, ToggleInfo
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm, Build
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
     from workbench.runner.workloads import Workload
 
 

@@ -25,7 +25,8 @@ from workbench.runner.toggles._toggle import (
 from workbench.runner.toggles.compile import NEEDS_COMPILER, has_compiler
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm, Build
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
 
 _EIGHT_BIT = {f"8bit_{library}": library for library in optimizers.EIGHT_BIT}
 

@@ -29,7 +29,8 @@ from workbench.runner.toggles._toggle import (
 )
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm, Build
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
 
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _depth = 0

@@ -30,7 +30,8 @@ from workbench.runner.toggles._toggle import (
 )
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm, Build
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
 
 _DEAR = ("attention", "adaptive_attention", "moe_experts", "ssd_scan")  # operators of ours
 # Their implementations that are made of torch's products and SDPA kernels, which a policy sees.

@@ -20,7 +20,8 @@ from workbench.runner.toggles._toggle import Finding, Situation, effective, no_e
 from workbench.runner.toggles.compile import WITH_GRAPHS, repeated_blocks
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm, Build
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:

@@ -23,7 +23,8 @@ from workbench.runner.toggles._compiling import compiling_toggle
 from workbench.runner.toggles._toggle import Finding, Situation, as_default, effective, no_effect
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm, Build
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
     from workbench.runner.data import Tensors
 
 

@@ -31,7 +31,8 @@ from workbench.runner.toggles._toggle import (
 from workbench.runner.toggles.compile import WITH_GRAPHS
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm, Build
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
 
 _WARM_UP_STEPS = 3  # lets lazy allocations (cuBLAS workspaces, optimizer state) happen first
 

@@ -28,7 +28,8 @@ from workbench.runner.toggles._toggle import (
 )
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm, Build
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
 
 AUTO = "auto"
 _A_STAGE = 4

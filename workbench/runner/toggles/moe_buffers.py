@@ -26,7 +26,8 @@ from workbench.runner.toggles._toggle import (
 )
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm, Build
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:

@@ -51,7 +51,8 @@ from workbench.runner.toggles._toggle import (
 from workbench.runner.toggles.micro_batches import micro_batches_of, suited
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm, Build
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
 
 
 def pipeline_ranks_of(situation: Situation) -> int:

@@ -30,7 +30,8 @@ from workbench.runner.toggles._toggle import (
 )
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm, Build
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
 
 # A product of float32 numbers rounds at about 1e-7, one of 10-bit mantissas at about 3e-4.
 _TF32_ERROR = 1e-5

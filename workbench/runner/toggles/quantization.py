@@ -42,7 +42,8 @@ from workbench.runner.toggles._toggle import (
 from workbench.runner.weights import Quantized
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm, Build
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
 
 _MIB = 2**20
 

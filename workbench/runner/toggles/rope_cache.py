@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from workbench.runner.toggles._toggle import Finding, Stage, Toggle, effective, no_effect
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm, Build
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
 
 
 def _apply(option: str, build: Build) -> None:

@@ -31,7 +31,8 @@ from workbench.runner.toggles._toggle import (
 from workbench.runner.toggles.tensor_parallel import tensor_ranks_of, traffic_text
 
 if TYPE_CHECKING:
-    from workbench.runner.arm import Arm, Build
+    from workbench.runner.arm import Arm
+    from workbench.runner.build import Build
 
 
 def _blocked(option: str, situation: Situation) -> Blocked | None:
