@@ -28,7 +28,7 @@ class Batches:
 
     A model is called with ``inputs``, its loss with ``inputs`` and ``targets``. Their addresses
     never change, as CUDA graphs need; ``advance`` copies the next batch into them. ``few`` are
-    inputs of one short call.
+    inputs of one call, a short one of a model of language.
     """
 
     def __init__(

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.backends import cuda, cudnn
+from torch.backends import cuda, cudnn, mkldnn
+from torch.utils import _device
 
 _Switch = tuple[Callable[[], Any], Callable[[Any], object]]  # what it is, and setting it
 
@@ -26,9 +27,20 @@ def _attribute(owner: Any, name: str) -> _Switch:
     return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
 
 
+# Torch's newer names for TF32, the general ones first: what these set otherwise than the older ones
+# (below) know, makes asking the latter an error.
+_FP32 = [
+    _attribute(owner, "fp32_precision")
+    for owner in (
+        *(torch.backends, cuda.matmul, cudnn, cudnn.conv, cudnn.rnn),
+        *(mkldnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn),
+    )
+]
 _ALL: tuple[_Switch, ...] = (
+    *_FP32,
     (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.get_default_device, torch.set_default_device),
+    # Asked as it is kept: the CPU may be a default too, which has a hand in every call of torch.
+    (lambda: _device.CURRENT_DEVICE, torch.set_default_device),
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     (torch.get_num_threads, torch.set_num_threads),
@@ -50,5 +62,12 @@ def put_back() -> Iterator[None]:
         yield
     finally:
         for (get, put), value in zip(_ALL, before, strict=True):
-            if get() != value:
+            if _differs(get, value):
                 put(value)
+
+
+def _differs(get: Callable[[], Any], value: Any) -> bool:
+    try:
+        return bool(get() != value)
+    except RuntimeError:  # it was set by the other name, to what this one has no word for
+        return True

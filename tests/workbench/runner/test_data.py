@@ -53,7 +53,7 @@ def test_drawn_inputs_take_the_dtype_of_the_weights_and_targets_stay():
     made = batches(measuring_family.FAMILY, dtype=torch.bfloat16)
     assert [tensor.dtype for tensor in made.inputs] == [torch.bfloat16, torch.bfloat16]
     assert made.targets[0].dtype == torch.int64
-    assert [tuple(tensor.shape) for tensor in made.few] == [(1, 24, 8), (1,)]
+    assert made.few is made.inputs, "a model may take no other number of rows"
 
 
 def test_a_family_that_draws_takes_no_file():

@@ -180,7 +180,7 @@ SWITCHES = (
     "torch.set_num_threads(3); torch.use_deterministic_algorithms(True); "
     "torch.set_float32_matmul_precision('medium'); torch.backends.cudnn.benchmark = True; "
     "torch.backends.cuda.enable_flash_sdp(False); torch.autograd.set_detect_anomaly(True); "
-    "import gc, sys; gc.disable(); sys.setrecursionlimit(5000)"
+    "import gc, sys; gc.disable(); sys.setrecursionlimit(5000); torch.set_default_device('cpu')"
 )
 
 
@@ -196,6 +196,7 @@ def switches() -> tuple[object, ...]:
         torch.is_anomaly_enabled(),
         gc.isenabled(),
         sys.getrecursionlimit(),
+        torch.utils._device.CURRENT_DEVICE,
     )
 
 
@@ -213,6 +214,18 @@ def test_what_it_switches_for_the_whole_process_ends_with_it(write, where):
     with pytest.raises(RuntimeError, match="does not require grad"), arm.entered():
         arm.step()
     assert switches() == before
+
+
+@pytest.mark.parametrize("owner", ["", ".cuda.matmul", ".cudnn", ".cudnn.conv", ".mkldnn.matmul"])
+def test_tf32_by_its_newer_name_breaks_no_other_configuration(write, owner):
+    """Where both names disagree, asking by the older one raises."""
+    named = [getattr(torch.backends, name) for name in ("cuda", "cudnn", "mkldnn")]
+    before = [torch.backends.fp32_precision, *(each.matmul.fp32_precision for each in named[::2])]
+    built(write(first=f"torch.backends{owner}.fp32_precision = 'tf32'"))
+    after = [torch.backends.fp32_precision, *(each.matmul.fp32_precision for each in named[::2])]
+    assert after == before
+    _, found = checked(write())
+    assert found.ok, found.text
 
 
 @pytest.mark.parametrize("ends", ["raise SystemExit(3)", "raise KeyboardInterrupt"])
