@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -75,6 +76,12 @@ SYNCS = {
     "cpu": lambda x: x + x.cpu().sum(),
     "numpy": lambda x: x + float(x.detach().numpy().sum()),
     "list": lambda x: x + torch.tensor([1.0], device=x.device),
+    "as_tensor": lambda x: x + torch.as_tensor([1.0], device=x.device),
+    "new_tensor": lambda x: x + x.new_tensor([1.0]),
+    "to": lambda x: x + x.to("cpu", torch.float64).sum(),
+    "asarray": lambda x: x + float(np.asarray(x.detach()).sum()),
+    "print": lambda x: x + len(repr(x)),
+    "format": lambda x: x + len(f"{x}"),
 }
 
 

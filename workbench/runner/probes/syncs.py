@@ -80,10 +80,19 @@ class SyncMode(TorchDispatchMode):
         return f"{func} needs values"
 
 
+_NUMBERS = "a list or number for the device"
+_COPYING: dict[Callable[..., Any], str] = {
+    torch.Tensor.tolist: "tolist",
+    torch.Tensor.numpy: "numpy",
+    torch.Tensor.__array__: "numpy",
+    torch.Tensor.cpu: "cpu",
+    torch.Tensor.__repr__: "printing",
+    torch.Tensor.new_tensor: _NUMBERS,
+}
+
+
 class _FreeOnTheCpu(TorchFunctionMode):
     """Sees what would wait on a GPU and does nothing worth dispatching on the CPU."""
-
-    _CALLS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu, torch.tensor)
 
     def __init__(self, seen: Seen) -> None:
         super().__init__()
@@ -91,13 +100,22 @@ class _FreeOnTheCpu(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # A device that is named by text is the host on purpose; else it is some tensor's own.
-        if func in self._CALLS and (
-            func is not torch.tensor or isinstance(kwargs.get("device"), torch.device)
-        ):
-            what = "a list or number for the device" if func is torch.tensor else func.__name__
+        if what := self._copies(func, args, kwargs):
             self._seen(f"{what}, which copies between host and device on a GPU")
         return func(*args, **kwargs)
+
+    def _copies(self, func: Any, args: Any, kwargs: Any) -> str:
+        # A device that is named by text is the host on purpose; else it is some tensor's own.
+        device = kwargs.get("device")
+        if func in (torch.tensor, torch.as_tensor) and isinstance(device, torch.device):
+            there = args and isinstance(args[0], torch.Tensor)
+            return "" if there else _NUMBERS
+        if func is torch.Tensor.to:
+            named = [each for each in (device, *args[1:2]) if isinstance(each, str)]
+            return "to('cpu')" if "cpu" in named else ""
+        if func is torch.Tensor.__format__ and args[0].dim():  # else it is dispatched as an item
+            return _COPYING[torch.Tensor.__repr__]
+        return _COPYING.get(func, "")
 
 
 @contextlib.contextmanager
