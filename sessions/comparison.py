@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sessions.errors import SessionError
 from sessions.model import Configuration, Scalar, Segment, Session
-from sessions.statistics import Blocks, Ratio, Summary, clock, ratio, steady, step_ms, summarize
+from sessions.statistics import Blocks, Ratio, Summary, clock, ratio, steady, steady_ms, summarize
 
 MOST = 10
 _NAMED = 3  # sessions that a sentence can name each
@@ -93,8 +92,7 @@ def compare_segments(
     """An arm for each segment, those without steady steps included (n = 0)."""
     if not 0 <= baseline < len(segments):
         raise SessionError(f"baseline {baseline} is none of the {len(segments)}, counted from 0.")
-    masks = [steady(segment) for segment in segments]
-    series = [step_ms(segment)[mask] for segment, mask in zip(segments, masks, strict=True)]
+    series = [steady_ms(segment) for segment in segments]
     blocks = [Blocks.of(one) for one in series]
     clocks = [clock(segment) for segment in segments]
     arms = []
@@ -106,9 +104,16 @@ def compare_segments(
                 reason = f"{clocks[place]} times cannot be compared with {clocks[baseline]} times"
                 against = Ratio(math.nan, None, None, "", against.n_base, against.n_other, reason)
         summary = summarize(series[place], blocks[place])
-        peak = highest(segment.steps["peak"][masks[place]])
+        peak = steady_peak_bytes(segment)
         arms.append(Arm(title, segment, clocks[place], summary, against, peak))
     return arms
+
+
+def steady_peak_bytes(segment: Segment) -> float:
+    """The highest peak of the steady steps: what compiling or tuning took before is no part."""
+    measured = segment.steps["peak"][steady(segment)]
+    measured = measured[np.isfinite(measured)]
+    return float(measured.max()) if len(measured) else math.nan
 
 
 def choose(session: Session, place: int | None = None) -> Segment:
@@ -195,9 +200,3 @@ def _warnings(found: Sequence[Difference], arms: Sequence[Arm]) -> list[str]:
         listed = ", ".join(f"{arm.title}: {arm.clock}" for arm in arms)
         warnings.append(f"Step times are of different clocks ({listed}).")
     return warnings
-
-
-def highest(values: NDArray) -> float:
-    """Of what was measured; NaN where nothing was."""
-    measured = values[np.isfinite(values)]
-    return float(measured.max()) if len(measured) else math.nan

@@ -17,6 +17,7 @@ from typing import Any
 
 from sessions import checked
 from sessions.ceilings import UTILIZATION, doubt, utilization
+from sessions.columns import row_count
 from sessions.comparison import (
     OTHERS,
     Arm,
@@ -259,6 +260,8 @@ def _note(arm: Arm, arms: Sequence[Arm]) -> str:
     notes = []
     if arm.ratio is None:
         notes.append("baseline")
+        if not arm.summary.n and (count := row_count(arm.segment.steps)):
+            notes.append(f"no steady step among its {count:,}")
     elif arm.ratio.reason:
         notes.append(arm.ratio.reason)
     if len({one.clock for one in arms if one.summary.n}) > 1 and arm.summary.n:

@@ -24,7 +24,7 @@ def not_started(command: tuple[str, ...], error: OSError) -> Failure:
         sentence = f"The runner could not be started: {reason}."
         return _fatal(sentence, "Free some space or repair the installation, then try again.")
     sentence = f"The command `{remote.shown(command)}` could not be started: {reason}."
-    return _fatal(sentence, f"It comes from {remote.OPTION} or {remote.VARIABLE}; {TRY}")
+    return _fatal(sentence, f"It comes from {remote.OPTION} or {remote.VARIABLE}. {TRY}")
 
 
 def never_spoke(

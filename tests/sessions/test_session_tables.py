@@ -246,6 +246,9 @@ def test_segment_without_steady_steps_has_a_row():
     assert row[2] == 0
     assert row[-1] == "the other has no steady steps"
     assert [tables.text(cell) for cell in row[3:9]] == [tables.MISSING] * 6
+    session.segments[0].steps = session.segments[1].steps
+    notes = [row[-1] for row in tables.segments_table(session).rows]
+    assert notes == ["baseline; no steady step among its 600", "the base has no steady steps"]
 
 
 def test_session_without_segments_gives_an_empty_table():

@@ -103,9 +103,10 @@ def settle(outcome: Outcome, output: Path | None) -> str | None:
         say(f"{text[:1].upper()}{text[1:]}.")
     for failure in outcome.failures:
         say(failure.said)
-        if failure.detail and failure.kind != "out-of-memory":  # where that was is no news
-            heading = "The last that it said" if failure.kind == "died" else "The log"
-            say(f"{heading}:\n{failure.detail.rstrip()}")
+        if failure.kind == "died" and failure.detail:
+            say(f"The last that it said:\n{failure.detail}")
+        elif failure.detail and "the log has" in failure.fix.lower():  # which nothing else keeps
+            say(f"The log:\n{failure.detail.rstrip()}")
     saved = None
     if output is not None and session.segments:
         try:

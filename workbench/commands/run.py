@@ -12,7 +12,7 @@ import msgspec
 
 from sessions import checked, statistics
 from sessions.ceilings import ceiling_words, utilization
-from sessions.comparison import highest
+from sessions.comparison import steady_peak_bytes
 from sessions.model import Configuration, Phase, Scalar, Segment
 from sessions.tables import segments_table
 from workbench import headless, presets, protocol, remote
@@ -214,7 +214,7 @@ def summary(segment: Segment) -> dict[str, Any]:
         "clock": statistics.clock(segment),
         "model_flops_utilization": utilization(segment, found.median),
         "ceiling": ceiling_words(segment),
-        "peak_bytes": highest(segment.steps["peak"][statistics.steady(segment)]),
+        "peak_bytes": steady_peak_bytes(segment),
         "phases": [[Phase(p.phase).title, p.start_s, p.stop_s] for p in segment.phases],
         "evidence": [msgspec.to_builtins(evidence) for evidence in segment.evidence],
         "ledger": segment.ledger,

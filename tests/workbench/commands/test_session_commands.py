@@ -22,7 +22,7 @@ import profile_samples
 import pytest
 
 from sessions import hdf5
-from sessions.model import ABSENT, SAMPLING, PairedComparison, Study
+from sessions.model import ABSENT, SAMPLING, PairedComparison, Phase, Study
 from workbench import protocol
 from workbench.cli import main
 from workbench.recorder import Recorder
@@ -59,6 +59,18 @@ def test_info_as_json_holds_what_the_run_printed(ran, capsys):
         *("reason", "title", "id", "created", "notes", "environment"),
         *("comparisons", "segments", "studies", "events"),
     }
+
+
+def test_the_peak_that_programs_are_told_is_that_of_the_table(pair, capsys):
+    session = hdf5.load(pair[0])
+    for segment in session.segments:
+        steps = {name: np.array(segment.steps[name]) for name in segment.steps}
+        steps["phase"][0], steps["peak"][0] = Phase.AUTOTUNE, 77 * 2**30  # before all steady ones
+        segment.steps = steps
+    hdf5.save(session, pair[0])
+    (told,) = json.loads(printed(["info", pair[0], "--json"], capsys))["segments"]
+    base = json.loads(printed(["compare", *pair, "--json"], capsys))["arms"][0]
+    assert told["peak_bytes"] == base["peak_bytes"] < 77 * 2**30
 
 
 def checked() -> Study:
