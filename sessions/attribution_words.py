@@ -27,10 +27,14 @@ _KINDS = {
 }
 
 
+def attributions(session: Session) -> list[Study]:
+    """The session's attributions, the oldest first."""
+    return [study for study in session.studies if study.kind == KIND]
+
+
 def newest(session: Session) -> Study | None:
     """The session's last attribution."""
-    found = [study for study in session.studies if study.kind == KIND]
-    return found[-1] if found else None
+    return next(reversed(attributions(session)), None)
 
 
 def rows(study: Study, table: str) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -87,13 +86,6 @@ class Section:
 def studies(session: Session, kind: str) -> list[Study]:
     """The session's studies of one kind."""
     return [study for study in session.studies if study.kind == kind]
-
-
-def alone(run: Run, study: Study) -> Run:
-    """The run as if the session had that study only, so that plots show it."""
-    return dataclasses.replace(
-        run, session=dataclasses.replace(run.session, studies=[study]), _kept={}
-    )
 
 
 def tone(comparison: PairedComparison) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sessions.attribution_words import KIND, arms_table, effects_table, headline, remarks
-from workbench.report._section import Chart, Heading, Parts, Section, Words, alone, studies
+from workbench.report._section import Chart, Heading, Parts, Section, Words, studies
 from workbench.ui.plots import Run
 
 
@@ -15,7 +15,7 @@ def parts(runs: Sequence[Run]) -> Parts:
     for study in studies(run.session, KIND):
         yield Heading(study.title)
         yield Words([f"{headline(study)}.", *remarks(study)])
-        yield Chart("attribution", [alone(run, study)])
+        yield Chart("attribution", [run.alone(study)])
         yield effects_table(study)
         yield arms_table(study)
 

@@ -12,7 +12,7 @@ from sessions.breakdown_tables import (
     memory_table,
     modules_table,
 )
-from workbench.report._section import Chart, Heading, Parts, Section, Words, alone
+from workbench.report._section import Chart, Heading, Parts, Section, Words
 from workbench.ui.plots import Run
 
 
@@ -20,7 +20,7 @@ def parts(runs: Sequence[Run]) -> Parts:
     """Each profile of the session."""
     (run,) = runs
     for study in breakdown.profiles(run.session):
-        shown = [alone(run, study)]
+        shown = [run.alone(study)]
         yield Heading(study.title)
         yield Words(breakdown.words(study))
         yield Chart("breakdown", shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sessions.sweep import KIND, dimensions, fits_table, numbers_lines, points_table
-from workbench.report._section import Chart, Heading, Parts, Section, Words, alone, studies
+from workbench.report._section import Chart, Heading, Parts, Section, Words, studies
 from workbench.ui.plots import Run
 
 _CURVES = ("sweep_time", "sweep_throughput", "sweep_memory")
@@ -16,7 +16,7 @@ def parts(runs: Sequence[Run]) -> Parts:
     (run,) = runs
     for study in studies(run.session, KIND):
         yield Heading(study.title)
-        shown = [alone(run, study)]
+        shown = [run.alone(study)]
         for plot in _CURVES if dimensions(study) == 1 else ("sweep_map",):
             yield Chart(plot, shown)
         yield fits_table(study)

@@ -41,6 +41,11 @@ class Attributions(QObject):
         state.stateChanged.connect(self._take_state)
 
     @property
+    def all(self) -> list[Study]:
+        """The attributions of the session that is shown, the oldest first."""
+        return attribution_words.attributions(self._state.session)
+
+    @property
     def newest(self) -> Study | None:
         """The last attribution of the session that is shown."""
         return attribution_words.newest(self._state.session)

@@ -213,3 +213,36 @@ def test_a_session_without_an_attribution_says_so():
     assert plot.can_show([Run(Session())]) == "No attribution of toggles is in this session."
     empty = run_of(rounds=1, short=[0, 1, 2, 3, 4])
     assert plot.can_show([empty]) == "The attribution has no round that counts yet."
+
+
+def test_an_attribution_that_measured_nothing_does_not_hide_the_one_before():
+    measured = attribution_samples.study(mode="leave-one-out")
+    nothing = attribution_samples.study(rounds=1, short=[0, 1, 2, 3, 4])
+    run = Run(Session(studies=[measured, nothing]))
+    plot = PLOTS["attribution"]
+    assert plot.can_show([run]) is None
+    alone = plot.table([run.alone(measured)])
+    assert alone["toggle"].tolist() == plot.table([run])["toggle"].tolist()
+    assert plot.can_show([run.alone(nothing)]) is not None
+
+
+def test_an_earlier_attribution_is_shown_again_until_there_is_a_newer_one(ready):
+    ready.attribute()
+    state, panel = ready.state, ready.attribution
+    state.session.studies.append(attribution_samples.study(mode="ladder"))
+    panel._show()
+    assert not panel.which.isVisibleTo(panel)  # nothing to choose from
+    ladder = panel.headline.text(), cells(panel.table)
+    state.session.studies.append(attribution_samples.study(mode="leave-one-out"))
+    panel._show()
+    assert panel.which.isVisibleTo(panel) and panel.which.count() == 2
+    newest = panel.headline.text(), cells(panel.table)
+    assert newest != ladder
+    panel.which.setCurrentIndex(1)
+    panel.which.activated.emit(1)
+    assert (panel.headline.text(), cells(panel.table)) == ladder
+    panel._show()  # more is heard of the session
+    assert (panel.headline.text(), cells(panel.table)) == ladder
+    state.session.studies.append(attribution_samples.study(mode="leave-one-out"))
+    panel._show()
+    assert (panel.headline.text(), cells(panel.table)) == newest

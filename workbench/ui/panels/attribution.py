@@ -34,6 +34,7 @@ from sessions.numbers import MISSING, text
 from sessions.tables import Table
 from workbench.ui import draft
 from workbench.ui.attributions import MODES
+from workbench.ui.option_picker import CalmComboBox
 from workbench.ui.panels import _parts
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels._calm_table import CalmTable, with_interval
@@ -68,6 +69,11 @@ class AttributionPanel(QWidget):
         self.table = CalmTable()
         self.table.wrap(_NOTE_PX)
         self.table.setMinimumHeight(_TABLE_PX)
+        self.which = CalmComboBox()  # of several
+        self.which.setToolTip("The attribution that is shown")
+        self.which.setAccessibleName(self.which.toolTip())
+        self.which.activated.connect(self._show)
+        self._offered: list[str] = []
         self.headline = _parts.title()
         self.about = _parts.note()
         self.why_not = _parts.note()
@@ -132,7 +138,7 @@ class AttributionPanel(QWidget):
     def _make_results(self) -> QWidget:
         body = _parts.surface()
         column = _parts.tight(QVBoxLayout(body), 4)
-        column.addLayout(_parts.head(self.headline, self.about, below=0))
+        column.addLayout(_parts.head(self.which, self.headline, self.about, below=0))
         parts = ((self.chart, 3), (self.table, 2))
         column.addWidget(_parts.scrolled(_parts.split(Qt.Orientation.Vertical, *parts)), 1)
         return body
@@ -143,10 +149,21 @@ class AttributionPanel(QWidget):
 
     def _show(self) -> None:
         self._show_choices()
-        study = self._state.attributions.newest
-        self._pages.setCurrentIndex(0 if study is None else 1)
-        if study is not None:
-            self._show_study(study)
+        found = self._state.attributions.all
+        self._pages.setCurrentIndex(1 if found else 0)
+        self._offer(found)
+        if found:
+            self._show_study(found[self.which.currentData() - 1])
+
+    def _offer(self, found: list[Study]) -> None:
+        """Name the attributions, the newest first; another one is shown when it comes."""
+        names = [self._state.session.id, *(study.title for study in found)]
+        if names != self._offered:
+            self._offered = names
+            self.which.clear()
+            for number, study in reversed(list(enumerate(found, 1))):
+                self.which.addItem(self._state.titled(f"{number}: {study.title}"), number)
+        self.which.setVisible(len(found) > 1)
 
     def _show_choices(self) -> None:
         attributions, catalogue = self._state.attributions, self._state.catalogue
@@ -211,7 +228,7 @@ class AttributionPanel(QWidget):
     def _show_study(self, study: Study) -> None:
         state = self._state
         said = state.titled(headline(study))
-        if self._state.attributions.measuring:
+        if state.attributions.measuring and study is state.attributions.newest:
             said = f"Measuring: {said}"
         self.headline.setText(f"{said[:1].upper()}{said[1:]}")
         table = _told(effects_table(study), state.titled)
@@ -223,7 +240,7 @@ class AttributionPanel(QWidget):
         self.about.setText(state.titled(" ".join(remarks(study)[1:])))
         rows = len(table.rows) + 2  # the base, and mostly all together
         self.chart.setMinimumHeight(_FRAME_PX + rows * (self.fontMetrics().height() + _GAP_PX))
-        self.chart.show_runs([Run(state.session, titled=state.titled)])
+        self.chart.show_runs([Run(state.session, titled=state.titled).alone(study)])
         self.table.show_table(table)
         for row, verdict in enumerate(verdicts):
             item = self.table.item(row, place)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from numpy.typing import ArrayLike
 
-from sessions.model import Segment, Session
+from sessions.model import Segment, Session, Study
 
 if TYPE_CHECKING:
     from workbench.ui.plots._canvas import Canvas
@@ -39,6 +39,11 @@ class Run:
     def title(self) -> str:
         """The label, or else the session's title."""
         return self.label or self.session.title
+
+    def alone(self, study: Study) -> Run:
+        """The run as if the session had that study only, so that plots show it."""
+        session = replace(self.session, studies=[study])
+        return replace(self, session=session, _kept={})
 
     def chosen(self) -> list[Segment]:
         """The segments to show, in order."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sessions.attribution_words import is_measured, newest
+from sessions.attribution_words import attributions, is_measured
 from sessions.model import Study
 from workbench.ui.plots._arrays import Array
 from workbench.ui.plots._canvas import Canvas
@@ -24,11 +24,12 @@ from workbench.ui.style import Style
 
 
 def shown(runs: Sequence[Run]) -> Study | None:
-    """The newest attribution of the first run that has one."""
-    for run in runs:
-        if (study := newest(run.session)) is not None:
-            return study
-    return None
+    """The newest attribution of the first run that has one; one that measured nothing comes last.
+
+    Claims that could not be attributed here do not hide what was.
+    """
+    found = next((found for run in runs if (found := attributions(run.session))), [])
+    return next(filter(is_measured, reversed(found)), next(reversed(found), None))
 
 
 def nothing(runs: Sequence[Run]) -> str | None:
