@@ -2,7 +2,8 @@
 
 A model is called with its inputs and gives one tensor; ``loss`` takes the targets too. What a model
 can tell of itself while it runs (routing load, ranks, gates) stands in *metrics*: FP32 tensors
-on the device that a step overwrites, so that reading them now and then makes no step wait.
+on the device that a step overwrites, so that reading them now and then makes no step wait. Under
+``torch.func`` they stay as they are.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ from torch import Tensor, nn
 from models._attention import RotaryCache
 from models._checkpointing import CHECKPOINTING, recomputed
 from models._initialise import keep_dtypes
+
+
+def transformed() -> bool:
+    """Whether a transform of ``torch.func`` is at work, of functions that write to nothing else."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +156,8 @@ class Model(nn.Module, ABC):
 
     def record(self, name: str, row: int, values: Tensor) -> None:
         """Overwrite one row of a metric; nothing waits for the device."""
-        getattr(self, f"metric_{name}")[row].copy_(values.detach())
+        if not transformed():
+            getattr(self, f"metric_{name}")[row].copy_(values.detach())
 
     def metrics(self) -> dict[str, Tensor]:
         """Every declared metric: the live tensor (rows, columns), FP32."""

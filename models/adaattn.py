@@ -38,7 +38,7 @@ from models._initialise import started
 from models._language_model import BlockOutput, Cache, LanguageModel, loss_operators
 from models._layers import RMSNorm, SwiGLUMLP, computed_dtype, mlp_width, residual_std
 from models._mistake import ConfigurationError
-from models._model import Metric, Promise
+from models._model import Metric, Promise, transformed
 
 
 class AdaAttention(nn.Module):
@@ -100,7 +100,7 @@ class AdaAttention(nn.Module):
         """
         self._check(q_BSE, k_BTE, v_BTE, mask)
         adaptation, sight = self.adaptation, None
-        if self.adapting and k_BTE.shape[1] > 1:
+        if self.adapting and k_BTE.shape[1] > 1 and not transformed():
             (batch, queries, _), keys = q_BSE.shape, k_BTE.shape[1]
             sight = Sight.of(batch, queries, keys, self.heads.causal, q_BSE.device, mask)
         rules, dtype, adapts = adaptation.rules, computed_dtype(q_BSE), sight is not None
@@ -311,8 +311,9 @@ class Block(nn.Module):
 class AdaAttnModel(LanguageModel):
     """A language model that adapts in every call without a cache, unless it is frozen.
 
-    A sequence in a cache keeps to its end what was chosen when it began, for its keys lie there as
-    that choice made them; a saved cache holds the choice too.
+    Nor does it under ``torch.func``, whose functions write to nothing. A sequence in a cache keeps
+    to its end what was chosen when it began, for its keys lie there as that choice made them; a
+    saved cache holds the choice too.
     """
 
     unstaged = "its heads adapt to the whole batch, once a step, and all layers together"
@@ -371,7 +372,7 @@ class AdaAttnModel(LanguageModel):
         dtype = computed_dtype(x_BSE)
         self._sight = None
         if cache is None:
-            if self.adapting and length > 1:
+            if self.adapting and length > 1 and not transformed():
                 self._sight = Sight.of(batch, length, length, True, x_BSE.device)
             adapts = self._sight is not None
             choices = self.adaptation.chosen().layers(rules, dtype, adapts=adapts)

@@ -115,6 +115,34 @@ def test_the_structure_alone_tells_shapes_and_flops_of_a_step(name):
         assert counted[0] == counted[1] > 0
 
 
+class Loss(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, *batch):
+        return self.model.loss(*batch)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_torch_func_gives_the_gradients_of_autograd_and_writes_to_nothing(name):
+    family, config = form(name)
+    model = family.materialise(config).eval()  # where no noise is drawn
+    inputs, targets = batch_of(family, config, 2, 12)
+    weights = {f"model.{n}": p.detach() for n, p in model.named_parameters()}
+    buffers = {n: b.clone() for n, b in model.named_buffers()}
+
+    def loss(weights):
+        return torch.func.functional_call(Loss(model), weights, (*inputs, *targets))
+
+    found = torch.func.grad(loss)(weights)
+    assert all(torch.equal(b, buffers[n]) for n, b in model.named_buffers())
+    model.loss(*inputs, *targets).backward()
+    for n, p in model.named_parameters():
+        expected = torch.zeros_like(p) if p.grad is None else p.grad
+        torch.testing.assert_close(found[f"model.{n}"], expected, msg=lambda m, n=n: f"{n}: {m}")
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_sequence_does_not_see_the_others_of_its_batch(name):
