@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from kernels._operator import Unavailable
+
 __all__ = ["absent_as_none", "applied", "needs_gradient", "once_differentiable"]
+
+
+_ANOTHER = (
+    "choose an implementation that autograd differentiates itself, such as 'torch', or for "
+    "attention 'manual'"
+)
 
 
 class _Unrecorded:
@@ -28,14 +36,17 @@ class _Unrecorded:
 def applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """``function.apply(*arguments)``, and its forward pass alone where gradients are off.
 
-    Forward-mode derivatives and function transforms go on through ``apply``, which knows them.
+    Forward-mode derivatives go on through ``apply``, which refuses them. Raises ``Unavailable``
+    under ``torch.func``.
     """
-    if (
-        torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-    ):
+    if torch.compiler.is_compiling():
+        return function.apply(*arguments)
+    if torch._C._are_functorch_transforms_active():
+        raise Unavailable(
+            f"{function.__module__}.{function.__qualname__} cannot be transformed by torch.func; "
+            f"{_ANOTHER}"
+        )
+    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         return function.apply(*arguments)
     return function.forward(_Unrecorded(), *arguments)
 
@@ -84,8 +95,7 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     """
     why = (
         f"{backward.__module__}.{backward.__qualname__} is once_differentiable and has no second "
-        "derivatives; choose an implementation that autograd differentiates itself, such as "
-        "'torch', or for attention 'manual'"
+        f"derivatives; {_ANOTHER}"
     )
 
     @functools.wraps(backward)

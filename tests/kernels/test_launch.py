@@ -319,5 +319,10 @@ def test_derivatives_that_a_function_does_not_have_are_refused_as_torch_refuses_
         dual = torch.autograd.forward_ad.make_dual(torch.ones(3), torch.ones(3))
         with pytest.raises(NotImplementedError, match="jvp"):
             _autograd.applied(Double, dual)
-    with torch.no_grad(), pytest.raises(RuntimeError, match="setup_context"):
-        torch.func.vmap(lambda each: _autograd.applied(Double, each))(torch.ones(2, 3))
+    refused = pytest.raises(
+        kernels.Unavailable, match=r"Double cannot be transformed by torch\.func"
+    )
+    for transform in (torch.func.vmap, torch.func.grad):
+        for recorded in (False, True):
+            with torch.set_grad_enabled(recorded), refused:
+                transform(lambda each: _autograd.applied(Double, each))(torch.ones(2, 3))
