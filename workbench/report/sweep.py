@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from sessions.sweep import KIND, dimensions, fits_table, numbers_lines, points_table
 from workbench.report._section import Chart, Heading, Parts, Section, Words, studies
-from workbench.ui.plots import Run
+from workbench.ui.plots import PLOTS, Run
 
 _CURVES = ("sweep_time", "sweep_throughput", "sweep_memory")
+_MAP = "sweep_map"  # of one arm
 
 
 def parts(runs: Sequence[Run]) -> Parts:
@@ -17,8 +18,11 @@ def parts(runs: Sequence[Run]) -> Parts:
     for study in studies(run.session, KIND):
         yield Heading(study.title)
         shown = [run.alone(study)]
-        for plot in _CURVES if dimensions(study) == 1 else ("sweep_map",):
-            yield Chart(plot, shown)
+        if dimensions(study) == 1:
+            yield from (Chart(plot, shown) for plot in _CURVES)
+        else:
+            for arm in PLOTS[_MAP].choices(shown)["arm"]:
+                yield Chart(_MAP, shown, {"arm": arm})
         yield fits_table(study)
         yield points_table(study)
         yield Words(numbers_lines(study))

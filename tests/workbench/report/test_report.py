@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from synthetic import empty_session, gpu_session
+from synthetic import empty_session, gpu_session, sweep_study
 from whole_session import everything
 
 from sessions import hdf5, prediction
@@ -161,6 +161,20 @@ def test_sessions_are_compared_with_the_first_and_each_told_under_its_name(qapp)
     assert page.sections[:2] == ["overview", "comparison"] and page.whole
     assert page.texts.count("run 1") >= 3
     assert SECTIONS["comparison"].why_not(runs[:1]).startswith("There is one session")
+
+
+def test_a_sweep_over_two_fields_has_a_map_of_every_arm(qapp):
+    session = gpu_session(steps=60)
+    session.studies = [sweep_study(two=True)]
+    arms = session.studies[0].asked["arms"]
+    page = Page(_page.page([Run(session, "one")], sections=["sweep"]))
+    assert len(arms) > 1 and len(page.pictures) == len(arms)
+    assert all(any(arm.encode() in one for one in page.pictures) for arm in arms)
+
+
+def test_a_printed_page_breaks_the_long_lines_of_a_script(qapp, runs):
+    printed = _page.page(runs, sections=["again"]).partition("@media print {")[2]
+    assert "pre { white-space: pre-wrap; overflow-wrap: anywhere; }" in printed.partition("<")[0]
 
 
 def test_a_verdict_stands_beside_its_prediction(qapp, session):
