@@ -27,7 +27,7 @@ def parts(runs: Sequence[Run]) -> Parts:
         said = f"{' against '.join(one.arms[::-1])}: {headline(one)}"
         yield Words([said], tone(one))
         yield Words([ratio_line(one)])
-    yield from (Words([line]) for line in _studied(session))
+    yield from _studied(session)
 
 
 def _wrong(session: Session) -> Iterator[Words]:
@@ -36,15 +36,16 @@ def _wrong(session: Session) -> Iterator[Words]:
             yield Words([f"{segment.title}: wrong numbers: {checked.text(segment.ledger)}"], BAD)
 
 
-def _studied(session: Session) -> Iterator[str]:
+def _studied(session: Session) -> Iterator[Words]:
     found = list(claims.newest(session).values())
     if found:
-        yield f"Claims of the documents: {claims.count(found)}."
+        yield Words([f"Claims of the documents: {claims.count(found)}."])
     for study in session.studies:
         if study.kind == checklist.KIND:
-            yield f"Checklist: {checklist.headline(study)}."
+            failed = any(row.status == checklist.FAIL for row in checklist.rows(study))
+            yield Words([f"Checklist: {checklist.headline(study)}."], BAD if failed else "")
         elif study.kind == attribution_words.KIND:
-            yield f"Attribution, {study.title}: {attribution_words.headline(study)}."
+            yield Words([f"Attribution, {study.title}: {attribution_words.headline(study)}."])
 
 
 SECTION = Section(

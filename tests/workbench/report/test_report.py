@@ -172,6 +172,11 @@ def test_a_sweep_over_two_fields_has_a_map_of_every_arm(qapp):
     assert all(any(arm.encode() in one for one in page.pictures) for arm in arms)
 
 
+def test_a_check_that_failed_is_red_at_the_top(qapp, runs):
+    top = _page.page(runs, sections=["overview"])
+    assert '<p class="bad"><span>Checklist: 1 pass, 1 fail' in top
+
+
 def test_a_printed_page_breaks_the_long_lines_of_a_script(qapp, runs):
     printed = _page.page(runs, sections=["again"]).partition("@media print {")[2]
     assert "pre { white-space: pre-wrap; overflow-wrap: anywhere; }" in printed.partition("<")[0]
