@@ -71,6 +71,18 @@ def load(path: Path) -> Session:
         raise
 
 
+def load_together(paths: Sequence[Path]) -> list[Session]:
+    """The sessions to compare, titled by their files, whose own titles may repeat."""
+    from sessions.comparison import MOST
+
+    if not 2 <= len(paths) <= MOST:
+        raise Mistaken(f"{len(paths)} sessions were named; compare 2 to {MOST} at a time")
+    sessions = [load(path) for path in paths]
+    for name, session in zip(names(paths), sessions, strict=True):
+        session.title = name
+    return sessions
+
+
 def names(paths: Sequence[Path]) -> list[str]:
     """What to call each file: its stem, or its path where two different files share one."""
     files: dict[str, set[Path]] = {}

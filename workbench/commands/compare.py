@@ -17,8 +17,7 @@ from workbench.commands._command import (
     answer,
     answer_json,
     check_output,
-    load,
-    names,
+    load_together,
     say,
     write_text,
 )
@@ -43,9 +42,7 @@ def _run(arguments: argparse.Namespace) -> int:
     paths = [arguments.base, *arguments.others]
     if arguments.output is not None:
         check_output(arguments.output, _SUFFIXES)
-    sessions = [load(path) for path in paths]
-    for name, session in zip(names(paths), sessions, strict=True):
-        session.title = name  # titles may repeat
+    sessions = load_together(paths)
     with hdf5.held_open(sessions):
         comparison = compare(sessions)
     for warning in comparison.warnings:

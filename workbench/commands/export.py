@@ -21,6 +21,7 @@ from workbench.commands._command import (
     check_output,
     files_of,
     load,
+    load_together,
     names,
     runs_of,
     write_text,
@@ -159,9 +160,7 @@ def _tables(paths: list[Path], name: str) -> list[Table]:
 def _of_several(paths: list[Path], name: str) -> Table:
     from sessions import hdf5  # slow to import, as in load()
 
-    sessions = [load(path) for path in paths]
-    for label, session in zip(names(paths), sessions, strict=True):
-        session.title = label  # titles may repeat
+    sessions = load_together(paths)
     with hdf5.held_open(sessions):
         found = compare(sessions)
     return comparison_table(found) if name == "comparison" else differences_table(found)

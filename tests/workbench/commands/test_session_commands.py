@@ -220,6 +220,15 @@ def test_compare_tells_programs_of_wrong_numbers_and_of_different_work_too(pair,
     assert any("different work (settings.batch)" in one for one in found["warnings"])
 
 
+@pytest.mark.parametrize("command", ["compare", "export --table comparison"])
+def test_more_sessions_than_are_compared_is_a_mistake_before_any_is_read(
+    command, pair, monkeypatch, capsys
+):
+    monkeypatch.setattr("sessions.hdf5.load", lambda _: pytest.fail("it was read"))
+    assert main([*command.split(), *[str(pair[0])] * 11]) == 2
+    assert "11 sessions were named; compare 2 to 10 at a time" in capsys.readouterr().err
+
+
 def test_compare_writes_the_table_that_it_prints(pair, tmp_path, capsys):
     out = printed(["compare", *pair, "-o", tmp_path / "table.MD"], capsys)
     assert (tmp_path / "table.MD").read_text(encoding="utf-8") == out
