@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from sessions.model import Session
 from workbench import protocol
@@ -119,7 +119,7 @@ class _Driver:
     def drive(self) -> Outcome:
         """Run the plan to its end."""
         try:
-            with self._interrupt.cancels():
+            with hearing(self._interrupt.cancel):
                 goes_on = True
                 while goes_on and not self._interrupt.pressed:
                     try:
@@ -268,6 +268,26 @@ class _Once:
         return False
 
 
+@contextlib.contextmanager
+def hearing(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Let ``handler`` take Ctrl+C and what else asks this process to end; ``nohup`` prevails.
+
+    Only the main thread hears of them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    heard = [number for number in _ENDING if before[number] is not signal.SIG_IGN]
+    try:
+        for number in heard:
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, before[number])
+
+
 class _Interrupt:
     """Lets Ctrl+C cancel the run, and what else asks this process to end.
 
@@ -281,23 +301,8 @@ class _Interrupt:
         self.asked = False  # for anything: until then there is nothing to wait for
         self.patience_s: float | None = PATIENCE_S  # with a runner that is asked to end
 
-    @contextlib.contextmanager
-    def cancels(self) -> Iterator[None]:
-        """Let them cancel, where this thread hears of them; ``nohup`` and the like prevail."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in _ENDING}
-        heard = [number for number in _ENDING if before[number] is not signal.SIG_IGN]
-        try:
-            for number in heard:
-                signal.signal(number, self._cancel)
-            yield
-        finally:
-            for number in heard:
-                signal.signal(number, before[number])
-
-    def _cancel(self, number: int, _frame: object) -> None:
+    def cancel(self, number: int, _frame: object) -> None:
+        """Ask the runner to end the run; again: end the runner."""
         again, self.pressed = self.pressed, True
         self.by = self.by or _ENDING[signal.Signals(number)]
         if self.runner is None:

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from sessions import hdf5
 from sessions.errors import SessionError
 from sessions.model import Session
-from workbench import journal, protocol
+from workbench import headless, journal, protocol
 from workbench.commands._command import DONE, FAILED, INTERRUPTED, Failed, Mistaken, say
 from workbench.headless import Outcome
 
@@ -91,8 +91,14 @@ def settle(outcome: Outcome, output: Path | None) -> str | None:
     """Tell what went wrong, save the session if asked, and remove a journal that nobody needs.
 
     Returns the path of the file that was written. Raises ``Mistaken`` for what could not be run at
-    all, ``Failed`` for a file that could not be written.
+    all, ``Failed`` for a file that could not be written. Another Ctrl+C, of a person who was in a
+    hurry to end the run, does not keep what it measured from being saved.
     """
+    with headless.hearing(lambda *_: None):
+        return _settle(outcome, output)
+
+
+def _settle(outcome: Outcome, output: Path | None) -> str | None:
     session = outcome.session
     if outcome.mistake:
         journal.discard(outcome.journal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import sys
@@ -85,6 +86,27 @@ def test_a_batch_system_that_ends_a_run_keeps_what_it_measured(
     assert main(["run", "hydra", "-o", str(path)]) == 130
     assert hdf5.load(path).events[-1].text.startswith(f"interrupted with {number.name} ")
     assert f"Interrupted with {number.name}" in capsys.readouterr().err
+
+
+def test_a_second_ctrl_c_while_a_session_is_saved_does_not_lose_it(
+    ran, sent, tmp_path, monkeypatch, capsys
+):
+    sent(
+        ran.catalogue, *wire_samples.stream()[1:-1], protocol.Finished(reason="cancelled", steps=9)
+    )
+    save = hdf5.save
+
+    def pressed(session, path):
+        os.kill(os.getpid(), signal.SIGINT)
+        save(session, path)
+
+    monkeypatch.setattr("sessions.hdf5.save", pressed)
+    path = tmp_path / "a.h5"
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["run", "hydra", "-o", str(path), "--json"]) == 130
+    assert json.loads(capsys.readouterr().out)["file"] == str(path)
+    assert len(hdf5.load(path).segments) == 3
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_nohup_is_heeded(ran, sent):
