@@ -16,7 +16,8 @@ It computes in the precision that is chosen; complex parameters stay complex, in
 it sets of torch's or Python's switches (default dtype, gradients, threads, TF32, the collection of
 garbage) is put back after it: they are toggles here, or hold for all configurations.
 
-The file is run in the runner, once for the weights and once for every configuration around them.
+The file is run in the runner, once for the weights and once for every configuration around them,
+and so is what it imports from beside it, which counts as a part of it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import importlib.util
 import itertools
 import sys
 import traceback
@@ -47,6 +49,7 @@ from workbench.runner.failures import Mistake, OwnModelError
 
 BUILD = "build"
 _MOST_BYTES = 10_000_000
+_BUNDLED = ("kernels", "models", "sessions", "workbench")  # loaded, whatever lies beside a file
 _SHAPE = "(module, make_inputs) or (module, make_inputs, loss)"
 _numbers = itertools.count()
 _drawers: dict[OwnConfig, Callable[[int], Any]] = {}  # make_inputs of the file built last
@@ -135,7 +138,7 @@ class OwnFamily(Family):
         """The file as it is now; raises ``ConfigurationError``, and runs nothing of it."""
         config: OwnConfig = super().configure(preset, overrides)
         path, _ = split(config.source)
-        digest = hashlib.sha256(_read(path)).hexdigest()
+        digest = _digest(path)
         if config.sha256 not in ("", digest):
             raise ConfigurationError(
                 f"own: {path} has changed since: its SHA-256 was {config.sha256[:12]}... and is "
@@ -256,6 +259,55 @@ def _called(path: Path, sha256: str) -> frozenset[str]:
     return frozenset(names & kernels.OPS.keys())
 
 
+def _digest(path: Path) -> str:
+    """Of the file, and of those that it imports from beside it, if any."""
+    found = hashlib.sha256(_read(path))
+    for each in beside(path):
+        found.update(str(each.relative_to(path.parent)).encode() + b"\0" + _read(each))
+    return found.hexdigest()
+
+
+def beside(path: Path) -> list[Path]:
+    """The files beside it that it imports, or one of these does; of a package all. None is run."""
+    found: set[Path] = set()
+    waiting = [path]
+    while waiting:
+        for name in _imported(_read(waiting.pop())):
+            module, package = path.parent / f"{name}.py", path.parent / name
+            files = set(package.rglob("*.py")) if (package / "__init__.py").is_file() else set()
+            files = files or ({module} if module.is_file() else set())
+            new = files - found - {path}
+            if new and not _is_elsewhere(name, path.parent):
+                waiting += new
+                found |= new
+    return sorted(found)
+
+
+@functools.lru_cache(maxsize=512)
+def _imported(content: bytes) -> frozenset[str]:
+    """The modules and packages that a file of this content names in its imports."""
+    try:
+        nodes = list(ast.walk(ast.parse(content)))
+    except (SyntaxError, ValueError):  # which running it tells
+        return frozenset()
+    names = [each.name for one in nodes if isinstance(one, ast.Import) for each in one.names]
+    whole = [one for one in nodes if isinstance(one, ast.ImportFrom) and not one.level]
+    names += [one.module for one in whole if one.module]
+    return frozenset(name.partition(".")[0] for name in names)
+
+
+def _is_elsewhere(name: str, folder: Path) -> bool:
+    """Whether Python finds a module of that name before it looks into the folder, which is last."""
+    if name in _BUNDLED:
+        return True
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return True
+    where = None if spec is None else spec.origin
+    return spec is not None and not (where and Path(where).is_relative_to(folder))
+
+
 def load(config: OwnConfig, seed: int) -> Parts:
     """Run the file and its function. Raises ``Mistake`` or ``OwnModelError``."""
     path, name = split(config.source)
@@ -264,6 +316,10 @@ def load(config: OwnConfig, seed: int) -> Parts:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # what it imports from beside itself
     sys.modules[module.__name__] = module  # dataclasses and pickle look it up
+    files = set(map(str, beside(path)))  # as they are now, with no state of another configuration's
+    for key, other in list(sys.modules.items()):
+        if getattr(other, "__file__", None) in files:
+            del sys.modules[key]
     content = _read(path)
 
     def run() -> None:

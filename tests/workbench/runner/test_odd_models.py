@@ -14,9 +14,10 @@ import torch
 import torch._dynamo
 from torch.backends import cudnn
 
+import kernels
 from sessions.model import Configuration
 from workbench import protocol
-from workbench.runner import numerics
+from workbench.runner import numerics, own
 from workbench.runner.arm import Arms
 from workbench.runner.failures import Mistake
 from workbench.runner.own import FAMILY
@@ -103,6 +104,59 @@ def test_state_that_is_no_buffer_is_not_red_but_not_checked(write):
     assert found.ok is None and "keeps what is no buffer" in found.text
 
 
+HELPED = "import helper, torch.nn\nfrom parts.scale import scale"
+
+
+@pytest.fixture
+def helped(write, tmp_path):
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "__init__.py").write_text("")
+    (tmp_path / "parts" / "scale.py").write_text("from . import more\nscale = more.scale\n")
+    (tmp_path / "parts" / "more.py").write_text("scale = 2.0\n")
+    (tmp_path / "helper.py").write_text("calls = []\n")
+    (tmp_path / "other.py").write_text("")
+    (tmp_path / "torch.py").write_text("raise RuntimeError('torch is found before')\n")
+    body = "helper.calls.append(self); return self.layer(x) * scale"
+    return write(body, first=HELPED)
+
+
+def digest(asked: Configuration) -> str:
+    return resolve(asked, CPU).config.sha256
+
+
+def test_a_file_that_is_imported_from_beside_is_a_part_of_it(helped, tmp_path):
+    first = digest(helped)
+    arm, _ = built(helped)
+    for name, changes in (("other.py", False), ("helper.py", True), ("parts/more.py", True)):
+        path = tmp_path / name
+        path.write_text(path.read_text() + "scale = 3.0  # other numbers\n")
+        assert (digest(helped) != first) is changes
+        first = digest(helped)
+    again, _ = built(helped)
+    x = arm.batches.inputs[0]
+    with torch.no_grad():
+        assert torch.allclose(again.model(x) * 2, arm.model(x) * 3)
+
+
+def test_the_bundled_packages_are_no_part_of_a_file_beside_them(tmp_path):
+    root = Path(kernels.__file__).parents[1]
+    path = tmp_path / "mine.py"
+    path.write_text("import kernels, models, workbench.runner, torch")
+    (tmp_path / "kernels").symlink_to(root / "kernels")
+    (tmp_path / "models").symlink_to(root / "models")
+    assert own.beside(path) == []
+
+
+def test_configurations_share_no_state_of_what_is_imported_from_beside(helped):
+    one, other = built(helped)[0], built(helped)[0]
+    helpers = [arm.model.module.forward.__globals__["helper"] for arm in (one, other)]
+    for helper, arm in zip(helpers, (one, other), strict=True):
+        helper.calls.clear()
+        with arm.entered():
+            arm.step()
+        assert set(helper.calls) == {arm.model.module}
+
+
 # Numbers
 
 
@@ -117,11 +171,11 @@ def test_complex_parameters_stay_complex_and_are_checked_and_trained(write):
     assert arm.model.module.c.imag.abs().max() > 0.1
     assert found.ok and found.reference == "float64" and found.relative_error < 1e-6, found.text
     config = resolve(asked, CPU).config
-    for dtype, own in ((torch.float64, torch.complex128), (torch.bfloat16, torch.complex64)):
+    for dtype, whole in ((torch.float64, torch.complex128), (torch.bfloat16, torch.complex64)):
         made = FAMILY.materialise(config, CPU, dtype)
         shared = FAMILY.share(config, made.weights())
         for model in (made, shared):
-            assert model.module.c.dtype == own and model.module.layer.weight.dtype == dtype
+            assert model.module.c.dtype == whole and model.module.layer.weight.dtype == dtype
 
 
 def test_a_parameter_of_whole_numbers_may_come_first(write):
