@@ -312,6 +312,11 @@ class LanguageModel(Model):
 
     def _loss(self, x_BSE: Tensor, auxiliary: Tensor | None, targets_BS: Tensor) -> Tensor:
         """The mean cross-entropy of the stream after all blocks, with the blocks' own losses."""
+        if targets_BS.shape != x_BSE.shape[:2]:
+            raise ConfigurationError(
+                f"targets must be {tuple(x_BSE.shape[:2])}, one for each token, but are "
+                f"{tuple(targets_BS.shape)}"
+            )
         if self.fused_loss:
             loss = kernels.linear_cross_entropy(self.norm(x_BSE), self._table(), targets_BS)
         else:
@@ -388,6 +393,11 @@ class LanguageModel(Model):
             if position is not None:
                 raise ValueError("position says where tokens go in a cache; pass the cache too")
             return
+        if position is not None and not isinstance(position, Tensor):
+            raise ValueError(
+                f"position must be one int64 on the device, as torch.tensor({position}) is on the "
+                f"CPU, but is {type(position).__name__}"
+            )
         if position is not None and (position.shape != () or position.dtype != torch.int64):
             raise ValueError(
                 f"position must be one int64 on the device, but is {position.dtype} "

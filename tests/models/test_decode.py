@@ -136,5 +136,11 @@ def test_what_does_not_fit_is_refused_with_the_values(tokens_BS):
         model(tokens_BS, cache=cache)
     with pytest.raises(ValueError, match=r"position must be one int64 .* torch\.int64 \(2,\)"):
         model(tokens_BS[:1, :1], cache=cache, position=at([3, 4]))
+    with pytest.raises(ValueError, match=r"as torch\.tensor\(3\) is on the CPU, but is int$"):
+        model(tokens_BS[:1, :1], cache=cache, position=3)
+    with pytest.raises(
+        ConfigurationError, match=r"targets must be \(2, 17\), one for each token, but are \(17, 2"
+    ):
+        model.loss(tokens_BS, tokens_BS.T)
     with pytest.raises(ValueError, match="pass the cache too"):
         model(tokens_BS, position=at(0))
