@@ -344,7 +344,7 @@ def validate_weights(op: str, q: Tensor, q_weight: Tensor, k_weight: Tensor) -> 
 
 
 def validate_table(op: str, q: Tensor, cos: Tensor, sin: Tensor, offset: int | Tensor) -> None:
-    """Raise ``Mistake`` unless the table fits the head dimension and holds the positions."""
+    """Raise ``Mistake`` unless the table fits the heads, holds the positions, and is constant."""
     alike(op, "q cos sin", q, cos, sin)
     _, _, length, dim = q.shape
     table = cos.shape
@@ -354,6 +354,10 @@ def validate_table(op: str, q: Tensor, cos: Tensor, sin: Tensor, offset: int | T
         raise Mistake(
             f"{op}: cos and sin must both be [positions, {dim // 2} or {dim}] for a head dimension "
             f"of {dim}, but are {tuple(cos.shape)} and {tuple(sin.shape)}"
+        )
+    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
+        raise Mistake(
+            f"{op}: cos and sin get no gradient, but one of them requires it; detach them"
         )
     if isinstance(offset, Tensor):
         same_device(op, q, offset=offset)

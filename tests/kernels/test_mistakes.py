@@ -57,6 +57,9 @@ MISTAKES = {
     ),
     "rope: cos and sin must both be [positions, 5 or 10] for a head dimension of 10, but are "
     "(16, 4) and (16, 4)": (lambda: kernels.rope(t(1, 2, 5, 10), t(1, 2, 5, 10), *TABLE)),
+    "rope: cos and sin get no gradient, but one of them requires it; detach them": (
+        lambda: kernels.rope(t(1, 2, 5, 8), t(1, 2, 5, 8), t(16, 4).requires_grad_(), t(16, 4))
+    ),
     "rope: positions 14 to 18 are not in a table of 16 positions": (
         lambda: kernels.rope(t(1, 2, 5, 8), t(1, 2, 5, 8), *TABLE, offset=14)
     ),
