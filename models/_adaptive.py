@@ -376,14 +376,16 @@ class Sight(NamedTuple):
         if mask is not None:
             seen = seen & mask.expand(*mask.shape[:-2], length, keys).index_select(-2, at_N)
         seen_HBNT = seen[(None,) * (4 - seen.dim())].transpose(0, 1)
-        count_HBN = seen_HBNT.sum(-1)
+        count_HBN = seen_HBNT.sum(-1, dtype=torch.float32)
         usable_HBN = count_HBN > 1
+        least = torch.finfo(torch.float32).min
+        hidden_HBNT = torch.full(seen_HBNT.shape, least, dtype=torch.float32, device=device)
         places = _places(batch, length, device)
         usable_H = usable_HBN.sum((1, 2), keepdim=True) * (batch // seen_HBNT.shape[1])
         return cls(
             at,
             seen_HBNT,
-            ~seen_HBNT * torch.finfo(torch.float32).min,
+            hidden_HBNT.masked_fill_(seen_HBNT, 0.0),
             # NaN where nothing can be measured: there is nothing to adapt to.
             usable_HBN / count_HBN.clamp_min(2).log() / usable_H,
             places,
@@ -477,7 +479,7 @@ def _refreshed(rows_LHRD: Tensor, start_LHDD: Tensor) -> tuple[Tensor, Tensor]:
     halves = rows_LHRD.unflatten(-2, (2, -1))
     norm = vector_norm(halves, dim=(-2, -1), keepdim=True)
     rows_LHRD = (halves / norm.clamp_min(torch.finfo(norm.dtype).tiny)).flatten(-3, -2)
-    ridge_DD = torch.eye(dim, device=rows_LHRD.device) * math.sqrt(RIDGE / dim)
+    ridge_DD = torch.eye(dim, dtype=norm.dtype, device=norm.device) * math.sqrt(RIDGE / dim)
     rows_LHRD = torch.cat([rows_LHRD, ridge_DD.expand(*rows_LHRD.shape[:-2], dim, dim)], -2)
     basis_LHDD, _ = kernels.low_rank(rows_LHRD, dim, iterations=1, start=start_LHDD)
     return basis_LHDD, (rows_LHRD @ basis_LHDD).square().sum(-2)

@@ -96,7 +96,7 @@ class CCGQA(Sparing):
             return torch.zeros(shape)
         summed = self.conv_width * (self.head_dim if "head" in name.rpartition(".")[2] else 1)
         bound = 1 / math.sqrt(summed)
-        return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+        return torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
 
     def division(self) -> Division:
         """By pairs of key/value heads, one whose value is late and one whose is not."""

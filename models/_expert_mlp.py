@@ -37,7 +37,7 @@ class ExpertMLP(nn.Module):
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
         """The starting value of parameter ``name``, in FP32 on the CPU."""
         std = INIT_STD if name == "gate_up" else self.std_out
-        return torch.empty(shape).normal_(0.0, std, generator=generator)
+        return torch.empty(shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
 
     def forward(self, x_BSE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The result, the balancing loss ([], 1 where balanced), each expert's share of tokens."""

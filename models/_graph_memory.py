@@ -61,7 +61,7 @@ class GraphDiffusionMemory(Sparing):
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
         """Slots whose products with a normalised input, and a graph whose entries, vary by 1."""
         std = self.dim**-0.5 if name == "memory_ME" else 1.0
-        return torch.empty(shape).normal_(0.0, std, generator=generator)
+        return torch.empty(shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
 
     def forward(self, x_BE: Tensor) -> Tensor:
         """(B, E) -> (B, E)."""

@@ -43,7 +43,7 @@ class Linear(nn.Linear):
         """The starting value of parameter ``name``, in FP32 on the CPU; a bias starts at zero."""
         if name == "bias":
             return torch.zeros(shape)
-        return torch.empty(shape).normal_(0.0, self.std, generator=generator)
+        return torch.empty(shape, dtype=torch.float32).normal_(0.0, self.std, generator=generator)
 
     def part(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Outputs ``start`` to ``stop`` alone: (..., in) -> (..., stop - start)."""
@@ -63,7 +63,7 @@ class Embedding(nn.Embedding):
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
         """The starting value of parameter ``name``, in FP32 on the CPU."""
-        return torch.empty(shape).normal_(0.0, INIT_STD, generator=generator)
+        return torch.empty(shape, dtype=torch.float32).normal_(0.0, INIT_STD, generator=generator)
 
 
 class RMSNorm(nn.Module):

@@ -51,7 +51,7 @@ class Router(nn.Module):
         """N(0, 0.02^2); the noise starts equally loud for all, as in appendix A of the paper."""
         if name == "noise_weight":
             return torch.zeros(shape)
-        return torch.empty(shape).normal_(0.0, INIT_STD, generator=generator)
+        return torch.empty(shape, dtype=torch.float32).normal_(0.0, INIT_STD, generator=generator)
 
     def draw(self, x_BSD: Tensor) -> tuple[Tensor, ...]:
         """Normal numbers for the noise (B, S, E), from the device's generator; none outside of
@@ -124,7 +124,7 @@ class MixtureOfExperts(nn.Module):
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
         """As the linears of a dense feed-forward network start."""
         std = self.std_out if name == "down" else INIT_STD
-        return torch.empty(shape).normal_(0.0, std, generator=generator)
+        return torch.empty(shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
 
     def forward(self, x_BSD: Tensor, *drawn: Tensor) -> BlockOutput:
         """``drawn`` is what the router's ``draw`` gave; it is asked here if it was not before."""

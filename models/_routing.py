@@ -66,7 +66,8 @@ class Rows:
         """The share of the call's tokens that count, [], FP32."""
         batch, n_rows = self.position.shape
         if self.count is None:
-            return torch.full((), n_rows / self.length, device=self.position.device)
+            share, device = n_rows / self.length, self.position.device
+            return torch.full((), share, dtype=torch.float32, device=device)
         return self.count.sum().float() / (batch * self.length)
 
 
@@ -93,7 +94,7 @@ class Router(nn.Module):
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
         """The starting value of parameter ``name``, in FP32 on the CPU."""
-        return torch.empty(shape).normal_(0.0, INIT_STD, generator=generator)
+        return torch.empty(shape, dtype=torch.float32).normal_(0.0, INIT_STD, generator=generator)
 
     def forward(self, x_BSE: Tensor, which: slice = slice(None)) -> Tensor:
         """The scores, or those of ``which``."""

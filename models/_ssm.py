@@ -156,7 +156,7 @@ class SSM(Sparing):
         """The starting value of parameter ``name``, in FP32 on the CPU."""
         if name in ("D", "norm_weight"):
             return torch.ones(shape)
-        uniform = torch.rand(shape, generator=generator)
+        uniform = torch.rand(shape, dtype=torch.float32, generator=generator)
         if name == "A_log":
             return torch.log(DECAY_MIN + (DECAY_MAX - DECAY_MIN) * uniform)
         if name == "dt_bias":

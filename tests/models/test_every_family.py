@@ -143,6 +143,24 @@ def test_torch_func_gives_the_gradients_of_autograd_and_writes_to_nothing(name):
         torch.testing.assert_close(found[f"model.{n}"], expected, msg=lambda m, n=n: f"{n}: {m}")
 
 
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_torch_s_default_dtype_changes_neither_weights_nor_what_is_computed(name, default):
+    family, config = form(name)
+    (inputs, targets), found = batch_of(family, config, 2, 12), []
+    for dtype in (torch.float32, default):
+        torch.set_default_dtype(dtype)
+        try:
+            model = family.materialise(config, seed=5)
+            torch.manual_seed(0)  # of the noise, where there is some
+            steps = [model.loss(*inputs, *targets) for _ in range(2)]  # of which one may adapt
+            steps[1].backward()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        found.append([*steps, *(p.grad for p in model.parameters()), *model.metrics().values()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_sequence_does_not_see_the_others_of_its_batch(name):
