@@ -11,6 +11,8 @@ import random
 import time
 from collections.abc import Callable
 
+import torch
+
 from sessions import verdict
 from sessions.model import Configuration, Judgement, PairedComparison, Prediction
 from workbench import protocol
@@ -23,6 +25,7 @@ from workbench.runner.resolve import LONGEST_S, demand
 from workbench.runner.rig import Rig
 
 ORDERS = ("random", "abba")
+MOST_LETTERS = 24  # of a value in the name of an arm: a path, a checksum
 HOPELESS_PAIRS = 8  # so many pairs given up in a row, and none ever whole, end the comparison
 
 
@@ -115,9 +118,10 @@ class CompareRun:
             if not 0 <= (value := getattr(command, name)) < 1:
                 raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
         situations = demand(rig, command.base, command.other)
-        same = situations[0].configuration == situations[1].configuration
+        a, b = (one.configuration for one in situations)
+        titles = title(a, b, rig.device), title(b, a, rig.device)
         self._alternation.contenders = [
-            Contender(number, number if same else 0, situation, "AB"[number])
+            Contender(number, number if a == b else 0, situation, "AB"[number], titles[number])
             for number, situation in enumerate(situations)
         ]
         rig.arms.keep_only(*situations)
@@ -136,7 +140,7 @@ class CompareRun:
         rig.wire.send(
             protocol.ComparisonStarted(
                 index=self._index,
-                arms=[label(one.situation.configuration, rig.device) for one in contenders],
+                arms=[one.title for one in contenders],
                 segments=[one.segment for one in contenders],
                 asked={
                     "budget_s": command.budget_s,
@@ -265,3 +269,17 @@ def _comparison(found: list[protocol.Block]) -> PairedComparison:
         voids=[block.void for block in found],
         means_ms=[math.nan if block.mean_ms is None else block.mean_ms for block in found],
     )
+
+
+def title(configuration: Configuration, beside: Configuration, device: torch.device) -> str:
+    """What an arm is called: its toggles, after whatever else it does not share with the other."""
+    switched = label(configuration, device)
+    if configuration.family != beside.family:
+        return f"{configuration.family} {configuration.preset}: {switched}"
+    flat, shared = configuration.flat(), beside.flat().items()
+    apart = [
+        f"{name.rpartition('.')[2].replace('_', ' ')} {str(value)[:MOST_LETTERS]}"
+        for name, value in flat.items()
+        if not name.startswith("toggles.") and (name, value) not in shared
+    ]
+    return f"{', '.join(apart)}: {switched}" if apart else switched

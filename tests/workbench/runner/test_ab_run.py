@@ -29,7 +29,7 @@ from workbench import journal, protocol
 from workbench.journal import Journal
 from workbench.recorder import Recorder
 from workbench.runner import alternation, blocks
-from workbench.runner.ab import CompareRun
+from workbench.runner.ab import CompareRun, title
 from workbench.runner.failures import Cancelled
 from workbench.runner.resolve import resolve
 from workbench.runner.rig import Rig
@@ -47,6 +47,19 @@ def compare(runner, base, other, **asked):
     finished = runner.finish()
     assert finished.reason == "done", runner.describe()
     return runner.session.comparisons[-1]
+
+
+def test_arms_are_called_by_all_that_tells_them_apart(small):
+    cpu = torch.device("cpu")
+    small = resolve(small, cpu).configuration
+    double = with_(small, settings={**small.settings, "batch": 2 * small.settings["batch"]})
+    other = with_(small, family="moe")
+    fused = with_(double, toggles={**small.toggles, "adamw": "fused"})
+    assert title(small, small, cpu) == title(other, other, cpu) == "defaults"
+    assert title(small, double, cpu) == f"batch {small.settings['batch']}: defaults"
+    assert title(fused, small, cpu) == f"batch {double.settings['batch']}: AdamW: Fused"
+    assert title(fused, double, cpu) == "AdamW: Fused"
+    assert title(other, small, cpu) == f"moe {small.preset}: defaults"
 
 
 def test_identical_arms_are_not_told_apart_and_all_is_kept(runner, small):
