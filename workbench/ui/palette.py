@@ -147,6 +147,11 @@ class CommandPalette(QFrame):
             item.setToolTip(entry.why_not)
             item.setSizeHint(QSize(0, ROW_HEIGHT))
             self._model.appendRow(item)
+        if not self._shown:
+            nothing = QStandardItem("No command, toggle, preset or panel is called so")
+            nothing.setEnabled(False)
+            nothing.setSizeHint(QSize(0, ROW_HEIGHT))
+            self._model.appendRow(nothing)
         self._select(0)
 
     def _select(self, row: int) -> None:

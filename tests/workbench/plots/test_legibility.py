@@ -71,6 +71,17 @@ def test_the_newest_of_crowded_markers_is_named():
     assert len(told) == 3 and all(text for _, text in told), told
 
 
+@pytest.mark.parametrize("name", ["box", "attribution"])
+def test_long_names_leave_a_narrow_chart_most_of_its_room(name):
+    words = "a name that somebody gave it who had much to say"
+    session = gpu_session(3, 120, title=words, labels=tuple(f"{words} {n}" for n in range(3)))
+    toggles = {f"{words.replace(' ', '_')}_{n}": "on" for n in range(2)}
+    session.studies.append(attribution_samples.study(toggles=toggles))
+    for width in (240, 320, 900):
+        _, canvas = painted(PLOTS[name], [Run(session)], STYLES["dark"], size=(width, 300))
+        assert canvas.vb.rect().width() > 0.5 * width
+
+
 @pytest.mark.parametrize("high", [150.0, 320.0])
 def test_the_label_of_an_effect_is_never_on_its_interval(high):
     bar = Bar(1, "time", 110.0, 100.0, low=60.0, high=high, whole=False, change=-9.0)

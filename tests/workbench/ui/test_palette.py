@@ -74,3 +74,13 @@ def test_a_disabled_action_says_why_in_its_tool_tip(ready):
     tip = ready.actions_["save"].toolTip()
     assert not ready.actions_["save"].isEnabled()
     assert "Nothing has been measured yet." in tip
+
+
+def test_what_finds_nothing_is_said_to(ready):
+    ready.actions_["palette"].trigger()
+    palette = ready.palette_
+    palette.line.setText("zzzz")
+    model = palette.list.model()
+    assert model.rowCount() == 1 and "is called so" in model.index(0, 0).data()
+    palette._run(0)
+    assert palette.isVisible()  # there is nothing to run

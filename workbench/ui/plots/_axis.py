@@ -12,7 +12,7 @@ from workbench.ui.plots._units import STEPS, Unit
 from workbench.ui.style import Style, shade
 
 _OFFSET = 6.0  # between axis and tick text
-_CATEGORY_PX = 240.0
+_CATEGORY_PX, _CATEGORY_SHARE = 240.0, 0.35  # of a name, at most: in all, and of the chart
 _GRID_SCREEN, _GRID_PAPER = 0.55, 0.8
 
 
@@ -51,9 +51,10 @@ class Axis(pg.AxisItem):  # type: ignore[misc]
     def fit(self) -> bool:
         """Take the room that ticks and label need; whether that is more or less than before.
 
-        An upright axis only ever grows.
+        An upright axis of numbers only ever grows; names take less in a narrower chart.
         """
-        key = (self._ticks(), self.title, self.texts, self.least_px, self.categories)
+        room = self._category_px()
+        key = (self._ticks(), self.title, self.texts, self.least_px, self.categories, room)
         if key == self._fitted_for:
             return False
         self._fitted_for = key
@@ -66,16 +67,23 @@ class Axis(pg.AxisItem):  # type: ignore[misc]
             self.setHeight(height)
             return True
         if self.categories is not None:
-            texts = [metrics.elidedText(t, _MIDDLE, _CATEGORY_PX) for _, t in self.categories]
+            texts = [metrics.elidedText(text, _MIDDLE, room) for _, text in self.categories]
         else:
             texts = [*self._ticks()[1], "8888"]
         widest = max((metrics.horizontalAdvance(text) for text in texts), default=0.0)
         need = widest + _OFFSET + (line + 4 if self.title else 4)
         width = round(max(need, self.least_px))
-        if self.fixedWidth is not None and width <= self.fixedWidth:
+        if width == self.fixedWidth or (
+            self.fixedWidth is not None and width < self.fixedWidth and self.categories is None
+        ):
             return False
         self.setWidth(width)
         return True
+
+    def _category_px(self) -> float:
+        whole = self.parentItem()
+        width = 0.0 if whole is None else whole.boundingRect().width()
+        return min(_CATEGORY_PX, _CATEGORY_SHARE * width) if width > 0 else _CATEGORY_PX
 
     def caption(self) -> str:
         """The axis's title with the unit that its ticks are in."""
@@ -165,7 +173,7 @@ class Axis(pg.AxisItem):  # type: ignore[misc]
             if self.orientation == "right":
                 painter.drawText(QPointF(area.right() + _OFFSET, baseline), text)
                 continue
-            shown = metrics.elidedText(text, _MIDDLE, _CATEGORY_PX)
+            shown = metrics.elidedText(text, _MIDDLE, self._category_px())
             left = area.left() - _OFFSET - metrics.horizontalAdvance(shown)
             painter.drawText(QPointF(left, baseline), shown)
         self._draw_label(painter, area, metrics)
