@@ -262,28 +262,33 @@ class BuildPanel(QWidget):
         _parts.clear(self._problems)
         self._problems_host.setVisible(bool(problems or left))
         for problem in problems:
-            self._tell(problem, "problem", "error", "bad")
+            last = self._tell(problem, "problem", "error", "bad")
         if off:
             title = "Switch them off" if len(off) > 1 else "Switch it off"
-            self._offer(title, lambda: state.choose(off, "Switch off what cannot be used"))
+            _offer(last, title, lambda: state.choose(off, "Switch off what cannot be used"))
         if left:
             text = f"The run goes on without these changes: {', '.join(left)}. Stop it, then Run."
-            self._tell(text, "left", "info", "accent")
-            self._offer("Revert", self._revert)
+            _offer(self._tell(text, "left", "info", "accent"), "Revert", self._revert)
 
     def _revert(self) -> None:
         if (running := edited.continued(self._state)) is not None:
             self._state.edit(running)
 
-    def _tell(self, text: str, name: str, mark: str, role: str) -> None:
+    def _tell(self, text: str, name: str, mark: str, role: str) -> QWidget:
         label = _parts.note(text, role)
         label.setObjectName(name)
-        self._problems.addWidget(_parts.marked(label, mark, self._state.theme, role))
+        line = _parts.marked(label, mark, self._state.theme, role)
+        self._problems.addWidget(line)
+        return line
 
-    def _offer(self, text: str, act: Callable[[], None]) -> None:
-        button = _parts.compact(text)
-        button.clicked.connect(act)
-        self._problems.addWidget(button, 0, Qt.AlignmentFlag.AlignRight)
+
+def _offer(line: QWidget, text: str, act: Callable[[], None]) -> None:
+    """A button beside a line."""
+    button = _parts.compact(text)
+    button.clicked.connect(act)
+    row = line.layout()
+    assert row is not None
+    row.addWidget(button)
 
 
 def _form(host: QWidget | None = None) -> QFormLayout:
