@@ -231,7 +231,8 @@ class AppState(QObject):
         choices = dict(choices)
         configuration = self.configuration
         workload = choices.pop("workload", None)
-        if workload is not None:
+        known = draft.family_of(self.catalogue, configuration.family).workloads
+        if workload in known:  # a step of undo may be of another family
             configuration = draft.with_workload(self.catalogue, configuration, workload)
         if (batch := choices.pop("batch", None)) is not None:
             configuration = draft.with_setting(configuration, "batch", int(batch))

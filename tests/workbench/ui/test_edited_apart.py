@@ -131,3 +131,16 @@ def test_all_that_keeps_it_from_starting_is_told_by_title_and_one_click_switches
     assert edited.problem(state) == said(build, "problem")[0]
     press(build, "Switch them off")
     assert all(state.configuration.toggles[one.name] == one.options[0].name for one in toggles)
+
+
+def test_undo_leaves_a_family_the_workloads_that_it_has(state, build):
+    catalogue = state.catalogue
+    family = draft.family_of(catalogue, state.configuration.family)
+    one, other = family.workloads[:2]
+    state.choose({"workload": one if state.configuration.workload != one else other}, "Fix")
+    gone = state.undo.command(0)._before["workload"]
+    left = [name for name in family.workloads if name != gone]
+    catalogue.families.append(msgspec.structs.replace(family, name="plain", workloads=left))
+    state.edit(draft.with_family(catalogue, state.configuration, "plain"))
+    state.undo.undo()
+    assert state.configuration.workload in left

@@ -73,6 +73,10 @@ def test_why_there_is_no_interval_is_short_in_the_table_and_whole_in_its_tip():
     assert "independent blocks" in shown.notes[1] and "steady steps" in shown.notes[1]
     assert shown.notes[1].partition("; run at least ")[2], "what to do about it"
     assert shown.notes[2] == "" and " to " in shown.cells[2][column]
+    segment.steps = {name: column[:0] for name, column in segment.steps.items()}
+    shown = condensed(segments_table(made), 0, Titles())
+    assert shown.cells[1][column] == "no steady steps"
+    assert shown.notes[1] == "the other has no steady steps"
 
 
 def test_beside_other_sessions_wrong_numbers_come_before_faster(measured):

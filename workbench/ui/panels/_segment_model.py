@@ -172,7 +172,8 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
         low, high = (text(row[place[end]]) for end in ("ratio from", "ratio to"))
         known = [] if MISSING in (low, high) else [f"{low} to {high}"]
         note = str(row[place["note"]]).partition(":")[0] if "note" in place else ""
-        note = note.replace(TOO_FEW, "too few steps")  # short, for DIFFERS needs the room
+        # Short, for DIFFERS needs the room.
+        note = note.replace(TOO_FEW, "too few steps").removeprefix("the other has ")
         return "; ".join([*known, *([note] if note else [])]) or MISSING
 
     cells = [
