@@ -14,6 +14,7 @@ from workbench import floors, protocol
 from workbench.floors import Calibration
 from workbench.recorder import Recorder
 from workbench.titles import Titles
+from workbench.ui import draft
 from workbench.ui.export import export_plot
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.plots import PLOTS, Run
@@ -101,6 +102,21 @@ def test_a_verdict_comes_live_and_is_shown_in_words(qtbot, changed, hold):
     assert other.configuration.toggles["triton"] == "on"
     qtbot.waitUntil(lambda: state.runner_state == "running")
     assert state.running == other.configuration  # the run that was interrupted goes on
+
+
+def test_what_is_chosen_meanwhile_for_another_workload_is_not_what_goes_on(qtbot, changed, hold):
+    state = changed.state
+    ran = state.running
+    hold.touch()
+    changed.actions_["verdict"].trigger()
+    qtbot.waitUntil(lambda: bool(state.session.comparisons), timeout=10_000)
+    state.edit(draft.with_workload(state.catalogue, state.configuration, "forward"))
+    state.set_toggle("adamw", "fused")
+    hold.unlink()
+    qtbot.waitUntil(lambda: not state.verdicts.busy, timeout=20_000)
+    qtbot.waitUntil(lambda: state.runner_state == "running")
+    assert state.running == ran
+    assert (state.configuration.workload, state.pending) == ("forward", {})
 
 
 def test_measuring_on_adds_to_the_comparison(qtbot, changed):
