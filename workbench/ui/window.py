@@ -9,7 +9,6 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import (
     QHBoxLayout,
-    QLabel,
     QMainWindow,
     QSizePolicy,
     QToolBar,
@@ -134,7 +133,7 @@ class MainWindow(QMainWindow):
         self.actions_ = ActionSet(self)
         self.actions_.fill_menus()
         menus.add_dynamic(self)
-        self._title = QLabel()
+        self._title = _parts.OneLine()
         self._make_toolbar()
         self.status = StatusBar(state)
         self.setStatusBar(self.status)
@@ -351,7 +350,7 @@ class MainWindow(QMainWindow):
     def _show_title(self) -> None:
         session = self.state.session
         place = "" if self.state.live else "  (opened file)"
-        self._title.setText(f"{session.title}{place}")
+        self._title.say(f"{session.title}{place}")
         self.setWindowTitle(f"{session.title} - GPU optimization workbench")
 
     def _show_comparison(self) -> None:

@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
     QScrollArea,
     QStackedWidget,
     QTableView,
+    QToolButton,
     QVBoxLayout,
     QWidget,
 )
@@ -385,3 +386,19 @@ def _luminance(color: tuple[float, float, float]) -> float:
     """Relative luminance, as WCAG 2 defines it."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color]
     return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+
+def test_a_long_title_hides_nothing_of_the_toolbar_and_is_told_whole(qtbot, window):
+    words = "everything that the person who named it wanted to say " * 6
+    window.state.rename(words)
+    for width in (1024, 1600):
+        window.resize(width, 700)
+        QTest.qWait(50)
+        buttons = window.toolbar.findChildren(QToolButton)
+        (find,) = (one for one in buttons if one.defaultAction() is window.actions_["palette"])
+        assert find.isVisible() and find.mapTo(window, find.rect().bottomRight()).x() < width
+        assert window._title.isVisible() and "…" in window._title.text()
+        assert words.strip() in window._title.toolTip()
+    window.state.rename("short")
+    QTest.qWait(50)
+    assert window._title.text() == "short" and not window._title.toolTip()

@@ -49,6 +49,42 @@ class Budgeted(Protocol):
     budget_s: float
 
 
+class OneLine(QLabel):
+    """A line that is elided where there is no room for it; pointing at it then shows all of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self._whole = ""
+
+    def say(self, text: str) -> None:
+        """Show this text."""
+        self._whole = text
+        self.updateGeometry()
+        self._fit()
+
+    def sizeHint(self) -> QSize:
+        """As wide as all of it."""
+        width = self.fontMetrics().horizontalAdvance(self._whole) + 2
+        return QSize(width, super().sizeHint().height())
+
+    def minimumSizeHint(self) -> QSize:
+        """It gives way to all that is beside it."""
+        return QSize(0, super().minimumSizeHint().height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Show as much of it as there is room for."""
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        middle = Qt.TextElideMode.ElideMiddle
+        shown = self.fontMetrics().elidedText(self._whole, middle, self.width())
+        self.setText(shown)
+        whole = f"<qt>{html.escape(self._whole)}</qt>"  # rich text is wrapped
+        self.setToolTip("" if shown == self._whole else whole)
+
+
 def heading(text: str) -> QLabel:
     """The name of a group of controls."""
     label = QLabel(text)
