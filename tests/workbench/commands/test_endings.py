@@ -47,14 +47,14 @@ def test_a_run_that_failed_is_1_with_its_reason_for_people_and_programs(name, ra
 
 def test_a_failure_that_sends_a_person_to_the_log_has_it_below(ran, sent, capsys):
     told = {"sentence": "It burst.", "detail": 'File "net.py", line 7, in forward\nValueError: x\n'}
-    for kind in ("model", "out-of-memory"):
-        failed = protocol.Failure(kind=kind, fix="The log has the traceback.", **told)
+    for fix in ("Correct the file and run again; the log has its traceback.", "Use less."):
+        failed = protocol.Failure(kind="model", fix=fix, **told)
         sent(ran.catalogue, failed, protocol.Finished(reason="failed", steps=0))
         assert main(["run", "hydra"]) == 1
         said = capsys.readouterr().err.splitlines()
-        assert said[0] == "It burst. The log has the traceback."
+        assert said[0] == f"It burst. {fix}"
         log = ["The log:", 'File "net.py", line 7, in forward', "ValueError: x"]
-        assert said[1:] == (log if kind == "model" else [])
+        assert said[1:] == (log if "log" in fix else [])
 
 
 @each
