@@ -270,15 +270,17 @@ class _Once:
 
 @contextlib.contextmanager
 def hearing(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Let ``handler`` take Ctrl+C and what else asks this process to end; ``nohup`` prevails.
+    """Let ``handler`` take Ctrl+C and what else asks this process to end, unless that is ignored.
 
-    Only the main thread hears of them.
+    ``nohup`` ignores the loss of a connection. Ctrl+C is heard all the same: shells have their jobs
+    in the background ignore it, which ``kill -INT`` is to end. Only the main thread hears of them.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in _ENDING}
-    heard = [number for number in _ENDING if before[number] is not signal.SIG_IGN]
+    ignored = {number for number in _ENDING if before[number] is signal.SIG_IGN}
+    heard = _ENDING.keys() - (ignored - {signal.SIGINT})
     try:
         for number in heard:
             signal.signal(number, handler)

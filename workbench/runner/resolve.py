@@ -268,7 +268,7 @@ def require_unblocked(situation: Situation) -> None:
     for name in all_toggles():
         option = situation.option(name)
         if why := _why(name, option, situation):
-            raise Mistake(f"toggle {name}: {option!r} cannot be used: {why.reason}. {why.fix}")
+            raise Mistake(f"toggle {name}={option} cannot be used: {why.reason}. {why.fix}")
 
 
 def blocked_options(situation: Situation) -> dict[str, dict[str, Blocked]]:

@@ -54,7 +54,7 @@ ABSURD = [
         {"toggles": {"compile": "harder"}},
         "toggle compile: unknown 'harder'; expected one of off",
     ),
-    ({"toggles": {"cuda_graphs": "on"}}, "toggle cuda_graphs: 'on' cannot be used: needs a CUDA"),
+    ({"toggles": {"cuda_graphs": "on"}}, "toggle cuda_graphs=on cannot be used: needs a CUDA"),
     ({"seed": -1}, "seed = -1 is outside of 0 to 2^63 - 1"),
     ({"seed": 2**63}, "seed = 9223372036854775808 is outside"),
 ]

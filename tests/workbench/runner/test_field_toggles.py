@@ -70,7 +70,7 @@ def test_a_value_that_the_family_refuses_is_blocked_with_its_sentence(family):
     assert "outside of 0 to 4" in why["8"].reason
     assert "2" not in why
     (problem,) = answer.problems
-    assert "toggle attention_every: '4' cannot be used: measuring: attention_every = 4" in problem
+    assert "toggle attention_every=4 cannot be used: measuring: attention_every = 4" in problem
     wider = msgspec.structs.replace(asked, model={"n_layers": 4})
     assert resolve.availability(wider, CPU).problems == []
 

@@ -127,9 +127,9 @@ def test_a_later_toggle_sees_what_an_earlier_one_came_to(monkeypatch):
 
 
 def test_an_option_named_by_itself_is_never_given_up_in_silence():
-    assert "'fused' cannot be used" in settled({"adamw": "fused"}, workload="forward").problems[0]
+    assert "=fused cannot be used" in settled({"adamw": "fused"}, workload="forward").problems[0]
     both = settled({"adamw": "fused|foreach"}, workload="forward")
-    assert "'foreach' cannot be used" in both.problems[0]
+    assert "=foreach cannot be used" in both.problems[0]
     assert [one.option for one in both.left_out] == ["fused"]
 
 

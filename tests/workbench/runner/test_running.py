@@ -167,8 +167,8 @@ def test_applying_what_runs_already_changes_nothing(runner, small):
 @pytest.mark.parametrize(
     ("toggles", "reason"),
     [
-        ({"cuda_graphs": "on"}, "toggle cuda_graphs: 'on' cannot be used: needs a CUDA GPU"),
-        ({"triton": "on"}, "toggle triton: 'on' cannot be used: needs a CUDA GPU"),
+        ({"cuda_graphs": "on"}, "toggle cuda_graphs=on cannot be used: needs a CUDA GPU"),
+        ({"triton": "on"}, "toggle triton=on cannot be used: needs a CUDA GPU"),
         ({"adamw": "fused"}, "Choose the training step."),
         ({"attention": "fastest"}, "toggle attention: unknown 'fastest'; expected one of auto,"),
         ({"warp": "on"}, "toggle: unknown 'warp'; expected one of "),

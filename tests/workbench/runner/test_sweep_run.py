@@ -199,7 +199,7 @@ def test_an_option_that_is_blocked_here_is_a_refused_point(runner, small):
     study = swept(runner, small, {"toggles.checkpointing": ["none", "full"]})
     told = {x: (outcome, reason) for x, outcome, reason in points(study, "x", "outcome", "reason")}
     assert told["none"] == ("measured", "") and told["full"][0] == "refused"
-    assert "'full' cannot be used: " in told["full"][1]
+    assert "=full cannot be used: " in told["full"][1]
 
 
 def test_presets_and_switches_are_swept_in_words_without_an_exponent(runner, small):

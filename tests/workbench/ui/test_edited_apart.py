@@ -121,7 +121,7 @@ def test_all_that_keeps_it_from_starting_is_told_by_title_and_one_click_switches
         availability,
         configuration=state.configuration,
         blocked={name: {option: why} for name, option in chosen.items()},
-        problems=["toggle x: 'y' cannot be used: this family has none. Choose another."],
+        problems=["toggle x=y cannot be used: this family has none. Choose another."],
     )
     state.availabilityChanged.emit()
     assert said(build, "problem") == [
