@@ -75,9 +75,19 @@ def test_a_table_that_was_asked_for_is_written_whoever_reads_it_on_the_screen(
     assert "| base |" in (tmp_path / "t.md").read_text()
 
 
+@pytest.fixture
+def not_ignored():
+    """As in a terminal: who runs the tests with ``nohup`` has SIGHUP ignored in all of them."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_batch_system_that_ends_a_run_keeps_what_it_measured(
-    number, ran, sent, tmp_path, monkeypatch, capsys
+    number, not_ignored, ran, sent, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr("workbench.headless.PATIENCE_S", 0.1)
     sent(ran.catalogue, *wire_samples.stream()[1:-1])
