@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from sessions.model import Configuration, PairedComparison
-from sessions.verdict import MIN_PAIRS
+from sessions.verdict import BESIDE, MIN_PAIRS
 from workbench import journal, kept
 from workbench.protocol import Attribute, Catalogue, Compare, Validate
 
@@ -39,6 +39,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     measured_with: str  # family, preset and workload
     kind: str = ""  # as ``kind_of`` says; empty in files of before kinds were told apart
+    disturbed: str = ""  # who else used the device meanwhile: a clause
 
 
 def path() -> Path:
@@ -110,6 +111,7 @@ def calibrated(
     catalogue: Catalogue, comparison: PairedComparison, configuration: Configuration
 ) -> Calibration:
     """What a comparison of identical arms says of their kind; raises as ``floor``."""
+    reasons = comparison.facts.get("reasons", [])
     return Calibration(
         device=catalogue.device_title,
         software=_software(catalogue),
@@ -122,6 +124,7 @@ def calibrated(
             (configuration.family, configuration.preset, configuration.workload)
         ),
         kind=kind_of(catalogue, configuration),
+        disturbed=next((one for one in reasons if one.endswith(BESIDE)), ""),
     )
 
 
@@ -160,6 +163,7 @@ def describe(calibration: Calibration) -> str:
     return (
         f"identical arms differ by up to {100 * calibration.floor:.2g} % on {where} "
         f"({_measured(calibration)}, {calibration.pairs} pairs, {day}); nothing smaller is claimed"
+        f"{_doubt(calibration)}"
     )
 
 
@@ -177,8 +181,15 @@ def told(known: Sequence[Calibration], kind: str) -> str:
     whose = "" if found.kind == kind else f"; {kind} itself was never calibrated"
     return (
         f"Noise floor {100 * found.floor:.2g} %, calibrated {age(found)} with "
-        f"{_measured(found)}{whose}; nothing smaller is claimed."
+        f"{_measured(found)}{whose}; nothing smaller is claimed{_doubt(found)}."
     )
+
+
+def _doubt(calibration: Calibration) -> str:
+    """That the floor may be another's doing, and what to do: a clause."""
+    if not calibration.disturbed:
+        return ""
+    return f"; perhaps too large, as {calibration.disturbed}: calibrate again without them"
 
 
 def _measured(calibration: Calibration) -> str:

@@ -10,6 +10,7 @@ import pytest
 import wire_samples
 
 from sessions.model import PairedComparison
+from sessions.verdict import BESIDE
 from sessions.verdict_words import remarks
 from workbench import floors, protocol
 from workbench.offered import OptionInfo, ToggleInfo
@@ -52,7 +53,7 @@ def on_host(**facts):
     return msgspec.structs.replace(CATALOGUE, environment=ENVIRONMENT | facts)
 
 
-def calibrate(configuration, floor, catalogue=CATALOGUE):
+def calibrate(configuration, floor, catalogue=CATALOGUE, reasons=()):
     """Keep what identical arms of a configuration were measured to differ by."""
     measured = PairedComparison(
         arms=["A", "A"],
@@ -62,7 +63,7 @@ def calibrate(configuration, floor, catalogue=CATALOGUE):
         low=1 / (1 + floor),
         high=1.0,
         verdict="SAME",
-        facts={"pairs": 9, "seconds": 3.0},
+        facts={"pairs": 9, "seconds": 3.0, "reasons": list(reasons)},
     )
     floors.store(floors.calibrated(catalogue, measured, configuration))
 
@@ -115,6 +116,17 @@ def test_what_was_never_calibrated_has_the_machines_largest_floor_and_the_reader
         verdict="UNDECIDED", facts={"floor_note": command.floor_note},
     )  # fmt: skip
     assert any(text.startswith("Hydra train in bf16 was never") for text in remarks(comparison))
+
+
+def test_a_floor_that_was_measured_beside_others_says_so_wherever_it_is_told():
+    beside = f"others used 67 % of the CPU {BESIDE}"
+    calibrate(TRAIN, 0.8, reasons=["the clock is not known here", beside])
+    (found,) = floors.load(CATALOGUE)
+    doubt = f"nothing smaller is claimed; perhaps too large, as {beside}: calibrate again"
+    assert doubt in floors.describe(found)
+    assert doubt in floors.told([found], found.kind)
+    calibrate(TRAIN, 0.01)
+    assert "perhaps" not in floors.describe(floors.load(CATALOGUE)[0])
 
 
 def test_files_of_before_hold_a_floor_for_every_kind_until_it_has_its_own():

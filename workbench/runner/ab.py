@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable
 
+import msgspec
 import torch
 
 from sessions import verdict
@@ -227,25 +228,25 @@ class CompareRun:
             half_width=command.half_width,
             seconds=seconds,
         )
+        if final and (others := self._others()):
+            reasons = [*self._judgement.reasons, others]
+            self._judgement = msgspec.structs.replace(self._judgement, reasons=reasons)
         self._rig.wire.send(
             protocol.Judged(
                 comparison=self._index, judgement=self._judgement, seconds=seconds, final=final
             )
         )
-        if final:
-            self._tell_of_others()
         advice = slower_when_compiled(command.base, command.other, self._judgement)
         if final and advice is not None:
             self._rig.wire.send(advice)
 
-    def _tell_of_others(self) -> None:
+    def _others(self) -> str:
         """On the CPU, where others always run, no block is void for it; the reader must know."""
         rig = self._rig
         if rig.device.type == "cuda" or not self._began:
-            return
-        if others := rig.disturbance(int(self._began * 1e9), time.perf_counter_ns()):
-            text = f"{others} while A and B alternated"
-            rig.wire.send(protocol.Note(kind="warning", text=text))
+            return ""
+        others = rig.disturbance(int(self._began * 1e9), time.perf_counter_ns())
+        return f"{others} {verdict.BESIDE}" if others else ""
 
     def _tell(self, fraction: float) -> None:
         judgement = self._judgement

@@ -13,8 +13,11 @@ import pytest
 import torch
 from recording_wire import RecordingWire
 
+from sessions import verdict
+from sessions.model import Configuration
 from workbench import protocol
 from workbench.runner import blocks, contention
+from workbench.runner.ab import CompareRun
 from workbench.runner.contention import Alarm, CpuOthers, GpuOthers
 from workbench.runner.rig import Rig
 
@@ -181,3 +184,17 @@ def test_blocks_beside_another_process_on_the_gpu_are_void_and_the_verdict_says_
     assert contention.VOID in found.voids
     assert any(contention.VOID in event.text for event in runner.session.events)
     assert found.verdict == "UNDECIDED" and found.facts["reasons"]
+
+
+@pytest.mark.parametrize("share, told", [(10.0, False), (80.0, True)])
+def test_a_verdict_on_a_cpu_that_others_used_tells_of_them(share, told):
+    rig = Rig(RecordingWire(), torch.device("cpu"))
+    configuration = Configuration(family="hydra", preset="tiny", workload="forward")
+    run = CompareRun(rig, protocol.Compare(base=configuration, other=configuration))
+    run._began = time.perf_counter()
+    rig.samples.append((time.perf_counter_ns(), {"others": share}))
+    run._judge()
+    run._judge(final=True)
+    early, late = (m.judgement.reasons for m in rig.wire.sent if isinstance(m, protocol.Judged))
+    assert not any(verdict.BESIDE in reason for reason in early)
+    assert (f"others used 80 % of the CPU {verdict.BESIDE}" in late) == told
