@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,11 +24,13 @@ OWN_PEAK, OTHERS = "own_peak_bytes", "others_bytes"
 # What step times may differ for whatever the configuration; the CPU where the host's clock is used.
 _DECISIVE = {"GPU": {"device", "gpu", "driver", "torch"}, "host": {"device", "cpu", "torch"}}
 
-
 # What makes a step another amount of work: fields, and groups of fields. A model of one's own is
 # the same one where only its file is another.
 _WORK = ("family", "preset", "workload", "model", "settings")
 _FILE = ("model.source", "model.sha256")
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Arm:
     summary: Summary
     ratio: Ratio | None  # None for the baseline itself
     peak_bytes: float  # highest allocated in the steady phase, NaN where not measured
+    other_work: bool = False  # than the baseline's: the ratio is no speed-up
 
     @property
     def own_peak_bytes(self) -> float:
@@ -95,6 +99,7 @@ def compare_segments(
     series = [steady_ms(segment) for segment in segments]
     blocks = [Blocks.of(one) for one in series]
     clocks = [clock(segment) for segment in segments]
+    work = [_work(segment.configuration.flat()) for segment in segments]
     arms = []
     for place, (segment, title) in enumerate(zip(segments, titles, strict=True)):
         against = None
@@ -105,7 +110,8 @@ def compare_segments(
                 against = Ratio(math.nan, None, None, "", against.n_base, against.n_other, reason)
         summary = summarize(series[place], blocks[place])
         peak = steady_peak_bytes(segment)
-        arms.append(Arm(title, segment, clocks[place], summary, against, peak))
+        other = work[place] != work[baseline]
+        arms.append(Arm(title, segment, clocks[place], summary, against, peak, other))
     return arms
 
 
@@ -173,12 +179,18 @@ def _differences(described: Sequence[Mapping[str, Scalar]]) -> list[Difference]:
     return found
 
 
+def _work(flat: Mapping[str, T]) -> dict[str, T]:
+    """Of a flat configuration what makes a step another amount of work."""
+    return {
+        name: value
+        for name, value in flat.items()
+        if name.partition(".")[0] in _WORK and name not in _FILE
+    }
+
+
 def _warnings(found: Sequence[Difference], arms: Sequence[Arm]) -> list[str]:
     warnings = []
-    work = [
-        one.name for one in found if one.name.partition(".")[0] in _WORK and one.name not in _FILE
-    ]
-    if work:
+    if work := _work({one.name: one for one in found}):
         warnings.append(
             f"Steps do different work ({', '.join(work)}): a ratio of their times is no speed-up."
         )

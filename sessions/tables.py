@@ -264,6 +264,8 @@ def _note(arm: Arm, arms: Sequence[Arm]) -> str:
             notes.append(f"no steady step among its {count:,}")
     elif arm.ratio.reason:
         notes.append(arm.ratio.reason)
+    if arm.other_work:
+        notes.append("other work")
     if len({one.clock for one in arms if one.summary.n}) > 1 and arm.summary.n:
         notes.append(f"{arm.clock} time")
     if found := doubt(arm.segment, arm.summary.median):

@@ -12,6 +12,7 @@ import session_samples as samples
 from sessions.comparison import compare, configuration_differences, differences
 from sessions.errors import SessionError
 from sessions.model import Configuration, Phase, Segment, Session
+from sessions.tables import comparison_table
 
 
 def session_of(median_ms: float, title: str = "s", n: int = 600, **environment: str) -> Session:
@@ -163,6 +164,10 @@ def test_steps_that_do_different_work_are_warned_of_and_other_toggles_or_seeds_a
     )
     toggled = of_work("c", settings={"batch": 4}, toggles={"triton": "off"}, seed=9)
     assert compare([first, toggled]).warnings == []
+    arms = compare([first, other, toggled], baseline=0).arms
+    assert [one.other_work for one in arms] == [False, True, False]
+    notes = [row[-1] for row in comparison_table(compare([first, other])).rows]
+    assert notes == ["baseline", "other work"]
 
 
 def test_a_model_of_ones_own_may_be_compared_with_its_next_edition():

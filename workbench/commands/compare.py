@@ -83,6 +83,7 @@ def _as_data(comparison: Comparison) -> dict[str, object]:
                 "ratio_low": arm.ratio and arm.ratio.low,
                 "ratio_high": arm.ratio and arm.ratio.high,
                 "note": arm.ratio.reason if arm.ratio else "baseline",
+                "other_work": arm.other_work,
                 "peak_bytes": arm.peak_bytes,
                 "own_peak_bytes": arm.own_peak_bytes,
                 "numbers": checked.mark(arm.segment.ledger),

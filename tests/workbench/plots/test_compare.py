@@ -1,5 +1,6 @@
+import msgspec
 import pytest
-from PySide6.QtGui import QGuiApplication
+from PySide6.QtGui import QColor, QGuiApplication
 from synthetic import cpu_session, empty_session, gpu_session
 
 from sessions.statistics import Ratio
@@ -58,9 +59,20 @@ def test_ratios_refer_to_the_shown_session_and_say_what_they_show(panel, three):
     base, faster, ladder = cells(panel, 2)
     assert base == "baseline"
     assert faster.startswith("0.62") and faster.endswith("faster")
-    assert ladder.endswith("the same within 1%")
+    assert ladder.endswith("the same within 1 %")
     for chart in panel.charts.values():
         assert chart.reason is None
+
+
+def test_steps_of_other_work_are_called_neither_faster_nor_slower(qtbot, panel, three, state):
+    smaller = gpu_session(1, 1600, seed=4, title="smaller", typical_ms=10.0)
+    segment = smaller.segments[0]
+    segment.configuration = msgspec.structs.replace(segment.configuration, settings={"batch": 1})
+    state.compared.add(smaller)
+    settle(qtbot, panel, 4)
+    assert cells(panel, 2)[3].endswith("for other work")
+    assert panel.sessions.item(3, 2).foreground().color() == QColor(state.theme.text)
+    assert panel.sessions.item(1, 2).foreground().color() == QColor(state.theme.good)
 
 
 def test_the_boxes_of_ten_sessions_do_not_touch_nor_their_names(qtbot, panel, state):
@@ -84,7 +96,7 @@ def test_the_boxes_of_ten_sessions_do_not_touch_nor_their_names(qtbot, panel, st
     [
         (0.60, 0.70, "faster"),
         (1.02, 1.03, "slower"),
-        (0.995, 1.005, "the same within 1%"),
+        (0.995, 1.005, "the same within 1 %"),
         (0.98, 1.02, "undecided"),
         (0.98, 0.995, "undecided"),
         (None, None, "undecided"),

@@ -89,7 +89,7 @@ def test_other_files_cannot_be_dropped(ready, tmp_path):
 def test_an_opened_file_gives_way_to_the_live_session_again(qtbot, ready, saved):
     ready.open_path(saved[0])
     qtbot.waitUntil(lambda: not ready.state.live)
-    assert "opened file" in ready._title.text()
+    qtbot.waitUntil(lambda: "opened file" in ready._title.text())  # once it is laid out
     ready.actions_["show-live"].trigger()
     assert ready.state.live
 

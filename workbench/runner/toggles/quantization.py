@@ -104,8 +104,8 @@ def _evidence(option: str, arm: Arm) -> Finding:
     share = sum(each.codes_NK.numel() for each in layers) / int(arm.ledger["parameters"])
     shown = ", ".join(f"{name} {count}" for name, count in calls.items())
     text = (
-        f"{len(layers)} of {len(linears)} linear layers, {share:.0%} of all parameters, multiplied "
-        f"by codes; recorded calls: {shown}; {_held(arm)}"
+        f"{len(layers)} of {len(linears)} linear layers, {100 * share:.0f} % of all parameters, "
+        f"multiplied by codes; recorded calls: {shown}; {_held(arm)}"
     )
     if "torch" not in calls:
         return effective(text)

@@ -188,15 +188,16 @@ def verdict(arm: Arm) -> str:
     numbers = ""
     if checked.are_wrong(arm.segment.ledger):
         numbers = "; WRONG numbers" if arm.ratio is None else "WRONG numbers; by time "
-    return f"baseline{numbers}" if arm.ratio is None else f"{numbers}{_by_time(arm.ratio)}"
+    return f"baseline{numbers}" if arm.ratio is None else f"{numbers}{_by_time(arm, arm.ratio)}"
 
 
-def _by_time(found: Ratio) -> str:
+def _by_time(arm: Arm, found: Ratio) -> str:
     if found.low is None or found.high is None:
         return f"{number(found.ratio)} ×, no interval: {found.reason.partition(':')[0]}"
     error = (found.high - found.low) / 2
     span = f"{number(found.low, error)} to {number(found.high, error)}"
-    return f"{number(found.ratio, error)} × ({span}), {reading(found)}"
+    said = "for other work" if arm.other_work else reading(found)
+    return f"{number(found.ratio, error)} × ({span}), {said}"
 
 
 def reading(found: Ratio) -> str:
@@ -208,7 +209,7 @@ def reading(found: Ratio) -> str:
     if found.low > 1 + MARGIN:
         return "slower"
     if found.low > 1 - MARGIN and found.high < 1 + MARGIN:
-        return f"the same within {MARGIN:.0%}"
+        return f"the same within {100 * MARGIN:.0f} %"
     return "undecided"
 
 
@@ -216,6 +217,6 @@ def tone(arm: Arm) -> str:
     """``good``, ``bad`` or ``text``: a colour of the theme; wrong numbers are bad, however fast."""
     if checked.are_wrong(arm.segment.ledger):
         return "bad"
-    if arm.ratio is None:
+    if arm.ratio is None or arm.other_work:
         return "text"
     return {"faster": "good", "slower": "bad"}.get(reading(arm.ratio), "text")

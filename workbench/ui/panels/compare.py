@@ -240,7 +240,7 @@ class ComparePanel(QWidget):
         self._tabs.setTabText(1, f"Differences ({len(comparison.differences)})")
         _parts.clear(self._warnings)
         for text in comparison.warnings:
-            note = _parts.note(text, "warning")
+            note = _parts.note(self._state.titled(text), "warning")
             self._warnings.addWidget(_parts.marked(note, "warning", self._state.theme, "warning"))
         self._warning.setVisible(bool(comparison.warnings))
         line, count = self.fontMetrics().height(), len(found.runs)
