@@ -44,7 +44,6 @@ HALF_WIDTH = 0.005  # of the interval of the log ratio, at which measuring ends
 _MIXTURE = 1.0  # variance of the mixture over the effect, in those of a pair; narrow for 8 to 100
 _RESAMPLES = 1999
 _EACH = 40  # pairs that are all looked at
-BESIDE = "while A and B alternated"  # ends the reason that tells who else used the device
 LONGEST_S = 86_400.0  # no verdict is promised beyond a day more
 
 

@@ -72,6 +72,8 @@ def remarks(comparison: PairedComparison) -> list[str]:
     """Why the verdict is not a clearer one, and what would make it so: sentences."""
     facts = comparison.facts
     said = [sentence(reason) for reason in facts.get("reasons", [])]
+    if others := facts.get("others"):
+        said.append(sentence(f"{others} while A and B alternated"))
     if note := facts.get("floor_note"):
         said.append(sentence(note))
     said += rebuilding(facts)

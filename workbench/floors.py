@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from sessions.model import Configuration, PairedComparison
-from sessions.verdict import BESIDE, MIN_PAIRS
+from sessions.verdict import MIN_PAIRS
 from workbench import journal, kept
 from workbench.protocol import Attribute, Catalogue, Compare, Validate
 
@@ -111,7 +111,6 @@ def calibrated(
     catalogue: Catalogue, comparison: PairedComparison, configuration: Configuration
 ) -> Calibration:
     """What a comparison of identical arms says of their kind; raises as ``floor``."""
-    reasons = comparison.facts.get("reasons", [])
     return Calibration(
         device=catalogue.device_title,
         software=_software(catalogue),
@@ -124,7 +123,7 @@ def calibrated(
             (configuration.family, configuration.preset, configuration.workload)
         ),
         kind=kind_of(catalogue, configuration),
-        disturbed=next((one for one in reasons if one.endswith(BESIDE)), ""),
+        disturbed=comparison.facts.get("others", ""),
     )
 
 
@@ -189,7 +188,8 @@ def _doubt(calibration: Calibration) -> str:
     """That the floor may be another's doing, and what to do: a clause."""
     if not calibration.disturbed:
         return ""
-    return f"; perhaps too large, as {calibration.disturbed}: calibrate again without them"
+    found = calibration.disturbed
+    return f"; perhaps too large, as {found} meanwhile: calibrate again without them"
 
 
 def _measured(calibration: Calibration) -> str:

@@ -10,7 +10,6 @@ import pytest
 import wire_samples
 
 from sessions.model import PairedComparison
-from sessions.verdict import BESIDE
 from sessions.verdict_words import remarks
 from workbench import floors, protocol
 from workbench.offered import OptionInfo, ToggleInfo
@@ -53,7 +52,7 @@ def on_host(**facts):
     return msgspec.structs.replace(CATALOGUE, environment=ENVIRONMENT | facts)
 
 
-def calibrate(configuration, floor, catalogue=CATALOGUE, reasons=()):
+def calibrate(configuration, floor, catalogue=CATALOGUE, **facts):
     """Keep what identical arms of a configuration were measured to differ by."""
     measured = PairedComparison(
         arms=["A", "A"],
@@ -63,7 +62,7 @@ def calibrate(configuration, floor, catalogue=CATALOGUE, reasons=()):
         low=1 / (1 + floor),
         high=1.0,
         verdict="SAME",
-        facts={"pairs": 9, "seconds": 3.0, "reasons": list(reasons)},
+        facts={"pairs": 9, "seconds": 3.0, **facts},
     )
     floors.store(floors.calibrated(catalogue, measured, configuration))
 
@@ -111,18 +110,20 @@ def test_what_was_never_calibrated_has_the_machines_largest_floor_and_the_reader
         "hydra train in bf16 was never calibrated: the largest noise floor of this machine "
         "counts, 2 % with hydra tiny forward"
     )
+    facts = {"floor_note": command.floor_note, "others": "others used 9 %"}
     comparison = PairedComparison(
         arms=[], order=[], medians_ms=[], ratio=1.0, low=math.nan, high=math.nan,
-        verdict="UNDECIDED", facts={"floor_note": command.floor_note},
+        verdict="UNDECIDED", facts=facts,
     )  # fmt: skip
-    assert any(text.startswith("Hydra train in bf16 was never") for text in remarks(comparison))
+    others, note = remarks(comparison)
+    assert others == "Others used 9 % while A and B alternated."
+    assert note.startswith("Hydra train in bf16 was never")
 
 
 def test_a_floor_that_was_measured_beside_others_says_so_wherever_it_is_told():
-    beside = f"others used 67 % of the CPU {BESIDE}"
-    calibrate(TRAIN, 0.8, reasons=["the clock is not known here", beside])
+    calibrate(TRAIN, 0.8, others="others used 67 % of the CPU")
     (found,) = floors.load(CATALOGUE)
-    doubt = f"nothing smaller is claimed; perhaps too large, as {beside}: calibrate again"
+    doubt = "perhaps too large, as others used 67 % of the CPU meanwhile: calibrate again"
     assert doubt in floors.describe(found)
     assert doubt in floors.told([found], found.kind)
     calibrate(TRAIN, 0.01)

@@ -104,8 +104,8 @@ def _comparison(comparison: PairedComparison) -> dict[str, Any]:
     facts = comparison.facts
     names = ("ratio", "low", "high", "verdict", "arms")
     found = {name: getattr(comparison, name) for name in names}
-    told = ("alone", "p", "p_holm", "of", "pairs", "reasons", "numerics", "segments", "prediction")
-    return found | {name: facts[name] for name in told if name in facts}
+    told = ["alone", "p", "p_holm", "of", "pairs", "reasons", "others", "numerics", "segments"]
+    return found | {name: facts[name] for name in [*told, "prediction"] if name in facts}
 
 
 COMMAND = Command(name="info", help=__doc__, arguments=_arguments, run=_run)

@@ -11,11 +11,10 @@ import random
 import time
 from collections.abc import Callable
 
-import msgspec
 import torch
 
 from sessions import verdict
-from sessions.model import Configuration, Judgement, PairedComparison, Prediction
+from sessions.model import Configuration, Judgement, PairedComparison, Prediction, Scalar
 from workbench import protocol
 from workbench.runner.alternation import Alternation
 from workbench.runner.arm import label
@@ -229,8 +228,8 @@ class CompareRun:
             seconds=seconds,
         )
         if final and (others := self._others()):
-            reasons = [*self._judgement.reasons, others]
-            self._judgement = msgspec.structs.replace(self._judgement, reasons=reasons)
+            facts: dict[str, Scalar] = {"others": others}
+            self._rig.wire.send(protocol.ComparisonFacts(comparison=self._index, facts=facts))
         self._rig.wire.send(
             protocol.Judged(
                 comparison=self._index, judgement=self._judgement, seconds=seconds, final=final
@@ -245,8 +244,7 @@ class CompareRun:
         rig = self._rig
         if rig.device.type == "cuda" or not self._began:
             return ""
-        others = rig.disturbance(int(self._began * 1e9), time.perf_counter_ns())
-        return f"{others} {verdict.BESIDE}" if others else ""
+        return rig.disturbance(int(self._began * 1e9), time.perf_counter_ns())
 
     def _tell(self, fraction: float) -> None:
         judgement = self._judgement

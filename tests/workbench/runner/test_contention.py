@@ -13,7 +13,6 @@ import pytest
 import torch
 from recording_wire import RecordingWire
 
-from sessions import verdict
 from sessions.model import Configuration
 from workbench import protocol
 from workbench.runner import blocks, contention
@@ -195,6 +194,5 @@ def test_a_verdict_on_a_cpu_that_others_used_tells_of_them(share, told):
     rig.samples.append((time.perf_counter_ns(), {"others": share}))
     run._judge()
     run._judge(final=True)
-    early, late = (m.judgement.reasons for m in rig.wire.sent if isinstance(m, protocol.Judged))
-    assert not any(verdict.BESIDE in reason for reason in early)
-    assert (f"others used 80 % of the CPU {verdict.BESIDE}" in late) == told
+    facts = [m.facts for m in rig.wire.sent if isinstance(m, protocol.ComparisonFacts)]
+    assert facts == ([{"others": "others used 80 % of the CPU"}] if told else [])
