@@ -43,6 +43,10 @@ class Memory(NamedTuple):
         """The peak that counts for a step which began then."""
         return self.peak if start_ns >= self.since_ns else self.before
 
+    def allocated_of(self, start_ns: int) -> float:
+        """What that step held: no more than the peak of its phase, which may be over."""
+        return min(self.allocated, self.peak_of(start_ns))
+
 
 class GpuMemory:
     """Samples PyTorch's caching allocator; what CUDA graphs hold is added to its peak.

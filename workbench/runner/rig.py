@@ -154,7 +154,7 @@ class Rig:
             "t_s": [self.wire.seconds(lap.start_ns) for lap in laps],
             "wall_ms": [lap.wall_ms for lap in laps],
             "phase": [int(lap.phase) for lap in laps],
-            "allocated": [memory.allocated] * len(laps),
+            "allocated": [memory.allocated_of(lap.start_ns) for lap in laps],
             "peak": [memory.peak_of(lap.start_ns) for lap in laps],
         }
         if block:

@@ -42,6 +42,18 @@ def test_a_new_phase_begins_at_what_is_resident_and_leaves_the_steps_before_thei
     assert now.peak_of(took_ns) == highest
 
 
+def test_steps_of_a_phase_that_is_over_held_no_more_than_its_peak(host):
+    took_ns = time.perf_counter_ns()
+    highest = host.sample().peak
+    host.new_phase()
+    kept = torch.ones(BYTES // 4)
+    now = host.sample()
+    del kept
+    assert now.allocated > highest + 0.9 * BYTES
+    assert now.allocated_of(took_ns) <= now.peak_of(took_ns) < now.allocated
+    assert now.allocated_of(time.perf_counter_ns()) == now.allocated
+
+
 def test_where_the_kernel_does_not_count_the_samples_do(monkeypatch):
     monkeypatch.setattr(memory, "_forget_highest_resident", lambda: False)
     host = HostMemory()
