@@ -20,12 +20,16 @@ from kernels._operator import traced_as_constant, unit_stride
 
 __all__ = [
     "DISABLED",
+    "GLUON",
     "INSTALLED",
     "INTERPRETED",
     "MAX_GRID",
     "as_rows",
     "describable",
     "dot_precision",
+    "gl",
+    "gluon",
+    "hopper",
     "missing",
     "no_fp64",
     "on_device",
@@ -54,6 +58,14 @@ if INSTALLED:
     import triton.language as tl
 else:
     triton = tl = _Absent()
+# Gluon, where groups of warps do as they are told to: in this form from 3.6 on.
+GLUON = INSTALLED and tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 6)
+if GLUON:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia import hopper
+else:
+    gluon = gl = hopper = _Absent()
 
 DISABLED = os.environ.get("WORKBENCH_DISABLE_TRITON", "") not in ("", "0")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

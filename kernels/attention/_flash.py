@@ -31,6 +31,7 @@ from kernels._triton import (
     sm_count,
 )
 from kernels._tuning import Key, Tile, Tunable
+from kernels.attention import _hopper
 from kernels.attention._flash_kernels import (
     attention_dkdv_kernel,
     attention_dq_kernel,
@@ -187,6 +188,11 @@ def _forward(
     keep: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """The output, and with ``keep`` each row's log of the sum of exponentials."""
+    if _hopper.takes(q, k, v, causal, window, scale, kv_length):
+        chosen = _hopper.FORWARD.tile(
+            _hopper.key_of(q, causal), _forward, q, k, v, causal, window, scale, kv_length, keep
+        )
+        return _hopper.forward(q, k, v, causal, scale, keep, chosen)
     batch, heads, length, dim = q.shape
     groups, keys = k.shape[1:3]
     rows = length * (heads // groups)

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, unset_fak
 from kernels import OPS, Case, Operator, _dispatch, _triton, _tuning
 from kernels._check import as_tuple
 from kernels._operator import Inputs
-from kernels.attention import _flash
+from kernels.attention import _flash, _hopper
 
 pytestmark = [
     pytest.mark.skipif(not _triton.INSTALLED, reason="Triton is not installed"),
@@ -61,7 +61,10 @@ class NoDriver:
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """Compile every launch of a call for a GPU; returns name, shared bytes and stack of each."""
+    """Compile every launch of a call for a GPU; returns name, shared bytes and stack of each.
+
+    ``own``: where Hopper has kernels of its own, these.
+    """
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction, MockTensor
 
@@ -79,9 +82,11 @@ def compiled(monkeypatch):
             launches[kernel.hash] = (self.__name__, kernel.metadata.shared, stack)
         return kernel
 
-    def compile_for(capability, op: Operator, case: Case, dtype, describable=True):
+    def compile_for(capability, op: Operator, case: Case, dtype, describable=True, own=True):
         describable = describable and capability >= HOPPER
-        monkeypatch.setattr(_flash, "describable", lambda *_: describable)
+        for module in (_flash, _hopper):
+            monkeypatch.setattr(module, "describable", lambda *_: describable)
+        monkeypatch.setattr(_hopper, "_is_hopper", lambda _: own and capability == HOPPER)
         launches.clear()
         driver.set_active(NoDriver(capability))
         monkeypatch.setattr(JITFunction, "run", compile_only)
@@ -180,7 +185,19 @@ def test_the_kernels_of_an_operator_compile_for_hopper(compiled, name, dtype):
 )
 def test_attention_s_tiles_fit_every_head_dimension(compiled, capability, dim, dtype):
     case = Case(f"D{dim}", HEADS | {"dim": dim})
-    assert_fit(compiled(capability, OPS["attention"], case, dtype), capability)
+    assert_fit(compiled(capability, OPS["attention"], case, dtype, own=False), capability)
+
+
+@pytest.mark.skipif(not _triton.GLUON, reason="this Triton has no groups of warps")
+@pytest.mark.parametrize("dim", _hopper.DIMS)
+@pytest.mark.parametrize("tile", range(2))
+def test_attention_on_hopper_has_a_forward_kernel_of_its_own(compiled, monkeypatch, dim, tile):
+    choice = _hopper.tiles(0, torch.bfloat16, dim)[-1 - tile]
+    monkeypatch.setattr(_hopper.FORWARD, "tile", lambda *_: choice)
+    case = Case(f"D{dim}", HEADS | {"dim": dim})
+    launches = compiled(HOPPER, OPS["attention"], case, torch.bfloat16)
+    assert_fit(launches, HOPPER)
+    assert "hopper_forward_kernel" in [name for name, *_ in launches]
 
 
 def test_attention_s_tiles_fit_where_blocks_cannot_be_described(compiled):

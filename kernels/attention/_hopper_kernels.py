@@ -1,0 +1,282 @@
+"""Attention's forward kernel for Hopper, in Gluon, where groups of warps differ in what they do.
+
+The schedule is FlashAttention-3's (Shah et al. 2024, arXiv 2407.08608). One warp fetches queries,
+keys and values by the tensor memory accelerator. Two groups of four warps have 64 packed rows each
+(as in ``_flash_kernels``): they multiply these by the next keys, and the weights before by their
+values, while they take exponents. Programs stay, and go from tile to tile, those
+with most keys first.
+
+Blocks of keys are read from the last to the first. ``count`` is how many a program has read: it
+says in which of the ``STAGES`` buffers a block is, and in which phase the barriers of that buffer.
+"""
+
+from kernels._triton import gl, gluon, hopper
+
+mbarrier, tma = hopper.mbarrier, hopper.tma
+fence, multiply, multiplied = (
+    hopper.fence_async_shared, hopper.warpgroup_mma, hopper.warpgroup_mma_wait,
+)  # fmt: skip
+# Triton 3.6 has other names for these.
+meet = getattr(gl, "barrier", None) or gl.thread_barrier
+load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+store_box = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+HALF, WARPS = 64, 4  # the rows and the warps of each of the two groups
+
+
+@gluon.jit
+def _tile(
+    tile, batch, length, keys,
+    GROUPS: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr, HALF: gl.constexpr,
+    N: gl.constexpr,
+):  # fmt: skip
+    """Its sample, group and first row, its blocks of keys, and how many of these need no mask."""
+    n_groups = batch * GROUPS
+    i_bg = tile % n_groups
+    first = (gl.cdiv(length * R, 2 * HALF) - 1 - tile // n_groups) * (2 * HALF)
+    high = keys
+    free = keys
+    if CAUSAL:
+        shift = keys - length
+        high = gl.minimum(keys, shift + gl.minimum((first + 2 * HALF - 1) // R, length - 1) + 1)
+        free = gl.minimum(keys, shift + first // R + 1)
+    return i_bg // GROUPS, i_bg % GROUPS, first, gl.cdiv(high, N), free // N
+
+
+@gluon.jit
+def _weigh(
+    b_s, b_m, b_l, o_p, start, keys,
+    SCALE: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr, N: gl.constexpr,
+):  # fmt: skip
+    """Weights of one block of scores, the factor for what was summed before, and the new sums."""
+    if MASKED:
+        o_k = start + gl.arange(0, N, layout=gl.SliceLayout(0, b_s.type.layout))
+        m_s = (o_k < keys)[None, :] & (o_p >= o_p)[:, None]
+        if CAUSAL:
+            m_s = m_s & (o_k[None, :] <= o_p[:, None])
+        b_s = gl.where(m_s, b_s, float("-inf"))
+    b_top = gl.maximum(b_m, gl.max(b_s, axis=1) * SCALE)
+    b_safe = b_top
+    if MASKED:  # a row that has seen nothing yet must not subtract infinities
+        b_safe = gl.where(b_top == float("-inf"), 0.0, b_top)
+    b_p = gl.exp2(b_s * SCALE - b_safe[:, None])
+    b_shrink = gl.exp2(b_m - b_safe)
+    return b_p, b_shrink, b_top, b_l * b_shrink + gl.sum(b_p, axis=1)
+
+
+@gluon.jit
+def _await_keys(k_full, count, more, STAGES: gl.constexpr):
+    mbarrier.wait(k_full.index(count % STAGES), (count // STAGES) & 1, pred=more)
+
+
+@gluon.jit
+def _score(
+    q_smem, k_smem, count, N: gl.constexpr, STAGES: gl.constexpr
+):  # fmt: skip
+    """Begin to multiply the queries by block ``count`` of the keys, which has arrived."""
+    HALF: gl.constexpr = q_smem.shape[0]
+    D: gl.constexpr = q_smem.shape[1]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
+    b_s = gl.zeros((HALF, N), gl.float32, layout)
+    b_k = k_smem.index(count % STAGES).reshape([N, D]).permute((1, 0))
+    return multiply(q_smem, b_k, b_s, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _add_values(b_acc, b_p, v_smem, v_full, count, STAGES: gl.constexpr):
+    """Begin to add block ``count`` of the values, by their weights."""
+    N: gl.constexpr = v_smem.shape[3]
+    D: gl.constexpr = v_smem.shape[4]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    mbarrier.wait(v_full.index(count % STAGES), (count // STAGES) & 1)
+    b_p = gl.convert_layout(b_p.to(v_smem.dtype), gl.DotOperandLayout(0, layout, 2))
+    b_v = v_smem.index(count % STAGES).reshape([N, D])
+    return multiply(b_p, b_v, b_acc, is_async=True), b_p
+
+
+@gluon.jit
+def _step(
+    b_acc, b_p, b_m, b_l, o_p, q_smem, k_smem, v_smem, bars, count, start, keys,
+    SCALE: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr, N: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """Block ``count`` of the keys, from ``start`` on, and the values of the block before it."""
+    k_full, k_empty, v_full, v_empty = bars
+    b_s = _score(q_smem, k_smem, count, N, STAGES)
+    b_acc, b_p = _add_values(b_acc, b_p, v_smem, v_full, count - 1, STAGES)
+    b_s = multiplied(1, deps=(b_s,))
+    mbarrier.arrive(k_empty.index(count % STAGES), count=1)
+    b_w, b_shrink, b_m, b_l = _weigh(b_s, b_m, b_l, o_p, start, keys, SCALE, CAUSAL, MASKED, N)
+    # The next keys are waited for here and not where they are used: the assembler would otherwise
+    # move the wait for the values above the exponents, and nothing would go on beside these.
+    _await_keys(k_full, count + 1, start > 0, STAGES)
+    b_acc, b_p = multiplied(0, deps=(b_acc, b_p))
+    mbarrier.arrive(v_empty.index((count - 1) % STAGES), count=1)
+    b_shrink = gl.convert_layout(b_shrink, gl.SliceLayout(1, b_acc.type.layout))
+    return b_acc * b_shrink[:, None], b_w, b_m, b_l
+
+
+@gluon.jit
+def _compute(
+    WHICH: gl.constexpr, out_desc, lse_ptr, q_all, o_all, k_smem, v_smem, q_full, q_empty, bars,
+    batch, length, keys,
+    GROUPS: gl.constexpr, R: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr,
+    KEEP: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """What the group of warps ``WHICH`` does."""
+    k_full, k_empty, v_full, v_empty = bars
+    D: gl.constexpr = q_all.shape[4]
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    q_smem = q_all.index(WHICH).reshape([HALF, D])
+    o_box = o_all.index(WHICH)
+    count = 0
+    n_tiles = batch * GROUPS * gl.cdiv(length * R, 2 * HALF)
+    for i_t in range(gl.cdiv(n_tiles - gl.program_id(0), gl.num_programs(0))):
+        tile = gl.program_id(0) + i_t * gl.num_programs(0)
+        i_b, i_g, first, blocks, free = _tile(tile, batch, length, keys, GROUPS, R, CAUSAL, HALF, N)
+        o_m = first + WHICH * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, s_layout))
+        o_p = keys - length + o_m // R
+        b_m = gl.full((HALF,), float("-inf"), gl.float32, gl.SliceLayout(1, s_layout))
+        b_l = gl.full((HALF,), 0.0, gl.float32, gl.SliceLayout(1, s_layout))
+        b_acc = gl.zeros((HALF, D), gl.float32, o_layout)
+        mbarrier.wait(q_full.index(WHICH), i_t & 1)
+        _await_keys(k_full, count, True, STAGES)
+        b_s = _score(q_smem, k_smem, count, N, STAGES)
+        b_s = multiplied(0, deps=(b_s,))
+        mbarrier.arrive(k_empty.index(count % STAGES), count=1)
+        start = (blocks - 1) * N
+        b_p, _, b_m, b_l = _weigh(b_s, b_m, b_l, o_p, start, keys, SCALE, CAUSAL, True, N)
+        _await_keys(k_full, count + 1, start > 0, STAGES)
+        count += 1
+        for i_k in range(blocks - 2, free - 1, -1):
+            b_acc, b_p, b_m, b_l = _step(
+                b_acc, b_p, b_m, b_l, o_p, q_smem, k_smem, v_smem, bars, count, i_k * N,
+                keys, SCALE, CAUSAL, True, N, STAGES,
+            )  # fmt: skip
+            count += 1
+        for i_k in range(gl.minimum(free, blocks - 1) - 1, -1, -1):
+            b_acc, b_p, b_m, b_l = _step(
+                b_acc, b_p, b_m, b_l, o_p, q_smem, k_smem, v_smem, bars, count, i_k * N,
+                keys, SCALE, CAUSAL, False, N, STAGES,
+            )  # fmt: skip
+            count += 1
+        mbarrier.arrive(q_empty.index(WHICH), count=1)
+        b_acc, b_p = _add_values(b_acc, b_p, v_smem, v_full, count - 1, STAGES)
+        b_some = b_l > 0
+        if KEEP:  # an infinite normaliser makes every weight of the backward pass zero
+            b_lse = gl.where(b_some, b_m + gl.log2(b_l), float("inf"))
+            o_s = o_m // R
+            i_n = (i_b.to(gl.int64) * GROUPS * R + i_g * R + o_m % R) * length + o_s
+            gl.store(lse_ptr + i_n, b_lse, mask=o_s < length)
+        b_share = gl.convert_layout(1.0 / gl.where(b_some, b_l, 1.0), gl.SliceLayout(1, o_layout))
+        tma.store_wait(0)  # of the tile before
+        meet()
+        b_acc, b_p = multiplied(0, deps=(b_acc, b_p))
+        mbarrier.arrive(v_empty.index((count - 1) % STAGES), count=1)
+        o_box.reshape([HALF, D]).store((b_acc * b_share[:, None]).to(o_all.dtype))
+        fence()
+        meet()
+        at = [i_b, (first + WHICH * HALF) // R, i_g * R, 0]
+        store_box(out_desc, at, o_box)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _fetch(desc, at, box, full, BYTES: gl.constexpr):
+    """Begin to fetch one block, and let ``full`` wait for it."""
+    mbarrier.expect(full, BYTES)
+    load_box(desc, at, full, box)
+
+
+@gluon.jit
+def _fetch_all(
+    q_desc, k_desc, v_desc, q_all, k_smem, v_smem, q_full, q_empty, bars, batch, length, keys,
+    GROUPS: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr, HALF: gl.constexpr,
+    N: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """What the warp does that fetches."""
+    k_full, k_empty, v_full, v_empty = bars
+    D: gl.constexpr = q_all.shape[4]
+    BYTES: gl.constexpr = N * D * 2  # of keys or of values
+    count = 0
+    n_tiles = batch * GROUPS * gl.cdiv(length * R, 2 * HALF)
+    for i_t in range(gl.cdiv(n_tiles - gl.program_id(0), gl.num_programs(0))):
+        tile = gl.program_id(0) + i_t * gl.num_programs(0)
+        i_b, i_g, first, blocks, _free = _tile(
+            tile, batch, length, keys, GROUPS, R, CAUSAL, HALF, N
+        )
+        for i_k in range(blocks - 1, -1, -1):
+            stage = count % STAGES
+            before = ((count // STAGES) & 1) ^ 1
+            mbarrier.wait(k_empty.index(stage), before)
+            _fetch(k_desc, [i_b, i_g, i_k * N, 0], k_smem.index(stage), k_full.index(stage), BYTES)
+            if i_k == blocks - 1:  # after the keys, which do not wait for the tile before
+                for i in gl.static_range(2):
+                    mbarrier.wait(q_empty.index(i), (i_t & 1) ^ 1)
+                    at = [i_b, (first + i * HALF) // R, i_g * R, 0]
+                    _fetch(q_desc, at, q_all.index(i), q_full.index(i), HALF * D * 2)
+            mbarrier.wait(v_empty.index(stage), before)
+            _fetch(v_desc, [i_b, i_g, i_k * N, 0], v_smem.index(stage), v_full.index(stage), BYTES)
+            count += 1
+
+
+@gluon.jit
+def _describe(
+    ptr, batch, rows, columns, in_batch, in_row, in_column,
+    D: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
+):  # fmt: skip
+    """Boxes [1, ROWS, COLUMNS, D] of a tensor [batch, rows, columns, D], by its strides."""
+    box: gl.constexpr = [1, ROWS, COLUMNS, D]
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(box, ptr.dtype.element_ty)
+    shape = [batch, rows, columns, D]
+    return tma.make_tensor_descriptor(ptr, shape, [in_batch, in_row, in_column, 1], box, layout)
+
+
+@gluon.jit
+def _barriers(NUMBER: gl.constexpr, COUNT: gl.constexpr):
+    """``NUMBER`` barriers, each for so many arrivals."""
+    made = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(NUMBER):
+        mbarrier.init(made.index(i), count=COUNT)
+    return made
+
+
+@gluon.jit(do_not_specialize=["batch", "length", "keys"])
+def hopper_forward_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, batch, length, keys,
+    q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
+    out_batch, out_head, out_token,
+    GROUPS: gl.constexpr, R: gl.constexpr, D: gl.constexpr, SCALE: gl.constexpr,
+    CAUSAL: gl.constexpr, KEEP: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """As ``attention_forward_kernel``, of whole keys; a causal query sees one at least."""
+    H: gl.constexpr = GROUPS * R
+    dtype: gl.constexpr = q_ptr.dtype.element_ty
+    q_desc = _describe(q_ptr, batch, length, H, q_batch, q_token, q_head, D, HALF // R, R)
+    o_desc = _describe(out_ptr, batch, length, H, out_batch, out_token, out_head, D, HALF // R, R)
+    k_desc = _describe(k_ptr, batch, GROUPS, keys, k_batch, k_head, k_token, D, 1, N)
+    v_desc = _describe(v_ptr, batch, GROUPS, keys, v_batch, v_head, v_token, D, 1, N)
+    q_all = gl.allocate_shared_memory(dtype, [2, 1, HALF // R, R, D], q_desc.layout)
+    o_all = gl.allocate_shared_memory(dtype, [2, 1, HALF // R, R, D], o_desc.layout)
+    k_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, N, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, N, D], v_desc.layout)
+    q_full, q_empty = _barriers(2, 1), _barriers(2, 1)
+    k_full, v_full = _barriers(STAGES, 1), _barriers(STAGES, 1)
+    k_empty, v_empty = _barriers(STAGES, 2), _barriers(STAGES, 2)
+    bars = (k_full, k_empty, v_full, v_empty)
+    LOG2: gl.constexpr = SCALE * 1.4426950408889634
+    gl.warp_specialize([
+        (_compute, (
+            0, o_desc, lse_ptr, q_all, o_all, k_smem, v_smem, q_full, q_empty, bars,
+            batch, length, keys, GROUPS, R, LOG2, CAUSAL, KEEP, HALF, N, STAGES,
+        )),
+        (_compute, (
+            1, o_desc, lse_ptr, q_all, o_all, k_smem, v_smem, q_full, q_empty, bars,
+            batch, length, keys, GROUPS, R, LOG2, CAUSAL, KEEP, HALF, N, STAGES,
+        )),
+        (_fetch_all, (
+            q_desc, k_desc, v_desc, q_all, k_smem, v_smem, q_full, q_empty, bars,
+            batch, length, keys, GROUPS, R, CAUSAL, HALF, N, STAGES,
+        )),
+    ], [4, 1], [240, 24])  # fmt: skip

@@ -1,0 +1,89 @@
+"""On a Hopper GPU: attention's own forward kernel there is right, whatever its tile, each time."""
+
+import math
+
+import pytest
+import torch
+
+from kernels import OPS, _replay
+from kernels.attention import _flash, _hopper
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
+
+# Batch, queries, heads, key heads, head dimension, causal, keys.
+SHAPES = [
+    (2, 333, 8, 2, 128, True, 333),
+    (2, 1000, 6, 6, 64, True, 1000),
+    (1, 517, 8, 8, 128, False, 517),
+    (2, 129, 4, 1, 128, True, 700),
+    (3, 64, 16, 2, 64, True, 65),
+    (1, 40, 64, 1, 128, True, 40),
+    (1, 130, 2, 1, 64, False, 77),
+    (1, 129, 1, 1, 64, False, 1),
+    (5, 300, 16, 4, 64, True, 4096),
+    (1, 2048, 4, 4, 128, True, 2048),
+]
+ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+def heads(batch, tokens, number, dim, dtype, by_tokens):
+    if by_tokens:
+        x = torch.randn(batch, tokens, number, dim, device="cuda", dtype=dtype)
+        return x.transpose(1, 2)
+    return torch.randn(batch, number, tokens, dim, device="cuda", dtype=dtype)
+
+
+def exact(q, k, v, causal):
+    """Output and normaliser, to base 2, in FP64."""
+    repeats = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(repeats, 1).double() for x in (k, v))
+    scores = q.double() @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    if causal:
+        length, keys = scores.shape[-2:]
+        seen = torch.ones(length, keys, dtype=torch.bool, device="cuda").tril(keys - length)
+        scores = scores.masked_fill(~seen, -math.inf)
+    return scores.softmax(-1) @ v, torch.logsumexp(scores, -1) / math.log(2)
+
+
+@pytest.mark.parametrize(("dtype", "by_tokens"), [(torch.bfloat16, True), (torch.float16, False)])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_tile_gives_the_exact_output_and_normalisers_each_time(
+    monkeypatch, shape, dtype, by_tokens
+):
+    batch, length, number, groups, dim, causal, keys = shape
+    torch.manual_seed(0)
+    q = heads(batch, length, number, dim, dtype, by_tokens)
+    k, v = (heads(batch, keys, groups, dim, dtype, by_tokens) for _ in range(2))
+    scale = dim**-0.5
+    assert _hopper.takes(q, k, v, causal, None, scale, None)
+    out, lse = exact(q, k, v, causal)
+    allowed = 2 * ROUNDING[dtype] * max(1.0, out.abs().max().item())
+    for tile in _hopper.tiles(0, dtype, dim):
+        monkeypatch.setattr(_hopper.FORWARD, "tile", lambda *_, tile=tile: tile)
+        _replay.forget()
+        for _ in range(_replay.BEFORE + 3):
+            poison = torch.full((1 << 24,), math.nan, device="cuda")
+            del poison
+            got, got_lse = _flash._forward(q, k, v, causal, None, scale, None, True)
+            assert (got.double() - out).abs().max() <= allowed
+            assert (got_lse.double() - lse).abs().max() <= 1e-5
+    _replay.forget()
+
+
+def test_what_the_kernel_does_not_do_goes_to_the_one_for_every_gpu():
+    q, k, v = (heads(1, 256, 4, 128, torch.bfloat16, True) for _ in range(3))
+    taken = _hopper.takes(q, k, v, True, None, 0.1, None)
+    assert taken and _hopper.takes(q, k, v, False, None, 0.1, None)
+    few = torch.tensor(7, device="cuda")
+    assert not _hopper.takes(q, k, v, True, 64, 0.1, None), "a window"
+    assert not _hopper.takes(q, k, v, True, None, 0.1, few), "a cache that is filled in part"
+    assert not _hopper.takes(q, k, v, True, None, -0.1, None), "the least score is the largest"
+    assert not _hopper.takes(q[:, :, :20], k, v, True, None, 0.1, None), "few rows"
+    assert not _hopper.takes(q, k[:, :, :128], v[:, :, :128], True, None, 0.1, None)
+    assert not _hopper.takes(q.float(), k.float(), v.float(), True, None, 0.1, None)
+    three = heads(1, 256, 12, 128, torch.bfloat16, True)
+    assert not _hopper.takes(three, k, v, True, None, 0.1, None), "3 heads do not divide 64 rows"
+    got = OPS["attention"].implementations["triton"](three, k, v, True, None, None, None)
+    out, _ = exact(three, k, v, True)
+    assert (got.double() - out).abs().max() <= 0.02
