@@ -57,6 +57,7 @@ COSTLY = "attention"  # is timed last, with all the time that is left
 # Shapes, masks and dtypes have 40 to 50 kernels each here, of 1 to 5 seconds to compile. Those of
 # FP16 and BF16 have the same tiles: a shape is asked for in FP32 and in one of the two.
 MANY_KERNELS = ("adaptive_attention", "attention")
+SPLIT = (*MANY_KERNELS, "ssd_scan")  # checked by a process for each dtype: they take long to compile
 # Compiles for every shape and dtype, in about ten seconds each: asked for a shape in one dtype.
 COMPILED_FOR_EACH = "flex"
 
@@ -109,7 +110,7 @@ def _run_all(names: list[str], parts: tuple[str, ...], output: Path, seconds: fl
                     pool.submit(_child, name, "right", deadline - reserved, *share)
                     for share in _shares(name)
                 ]
-                for name in sorted(names, key=lambda name: name not in MANY_KERNELS)
+                for name in sorted(names, key=lambda name: name not in SPLIT)
             }
             for name in names:
                 found = _together([future.result() for future in begun[name]])
@@ -131,7 +132,7 @@ def _run_all(names: list[str], parts: tuple[str, ...], output: Path, seconds: fl
 
 def _shares(name: str) -> list[list[str]]:
     """What more the processes that check an operator are told."""
-    return [["--dtype", str(d)[6:]] for d in DTYPES] if name in MANY_KERNELS else [[]]
+    return [["--dtype", str(d)[6:]] for d in DTYPES] if name in SPLIT else [[]]
 
 
 def _together(shares: list[dict[str, Any]]) -> dict[str, Any]:
