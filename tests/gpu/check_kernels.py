@@ -57,7 +57,7 @@ COSTLY = "attention"  # is timed last, with all the time that is left
 # Shapes, masks and dtypes have 40 to 50 kernels each here, of 1 to 5 seconds to compile. Those of
 # FP16 and BF16 have the same tiles: a shape is asked for in FP32 and in one of the two.
 MANY_KERNELS = ("adaptive_attention", "attention")
-SPLIT = (*MANY_KERNELS, "ssd_scan")  # checked by a process for each dtype: they take long to compile
+SPLIT = (*MANY_KERNELS, "ssd_scan")  # which take long to compile: a process for each dtype
 # Compiles for every shape and dtype, in about ten seconds each: asked for a shape in one dtype.
 COMPILED_FOR_EACH = "flex"
 

@@ -78,7 +78,7 @@ def test_the_processes_of_an_operator_make_all_of_its_checks_once(script, name, 
     whole = sorted(done)
     done.clear()
     shares = [script.check(OPS[name], *told[1:]) for told in script._shares(name)]
-    assert sorted(done) == whole and len(shares) == (3 if name in script.MANY_KERNELS else 1)
+    assert sorted(done) == whole and len(shares) == (3 if name in script.SPLIT else 1)
     assert script._together(shares)["checks"] == len(whole)
 
 

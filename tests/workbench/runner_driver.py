@@ -100,11 +100,18 @@ class Driver:
         """Every message until the runner's end."""
         deadline = time.monotonic() + limit_s
         rest = []
-        while (item := self._arrived.get(timeout=max(0.01, deadline - time.monotonic())))[1]:
-            self.recorder.record(item[1])
-            self.seen.append(item)
-            rest.append(item[1])
-        return rest
+        while True:
+            try:
+                arrived, message = self._arrived.get(timeout=max(0.01, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(
+                    f"the runner did not end in {limit_s:g} s; {self.describe()}"
+                ) from None
+            if message is None:
+                return rest
+            self.recorder.record(message)
+            self.seen.append((arrived, message))
+            rest.append(message)
 
     def describe(self) -> str:
         """The last messages and the runner's log, for a failed test."""
