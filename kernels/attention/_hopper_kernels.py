@@ -2,9 +2,9 @@
 
 The schedule is FlashAttention-3's (Shah et al. 2024, arXiv 2407.08608). One warp fetches queries,
 keys and values by the tensor memory accelerator. Two groups of four warps have 64 packed rows each
-(as in ``_flash_kernels``): they multiply these by the next keys, and the weights before by their
-values, while they take exponents. Programs stay, and go from tile to tile, those
-with most keys first.
+(as in ``_flash_kernels``): while they take the exponents of one block of scores, the weights of the
+block before are multiplied by their values. Programs stay, and go from tile to tile, those with
+most keys first.
 
 Blocks of keys are read from the last to the first. ``count`` is how many a program has read: it
 says in which of the ``STAGES`` buffers a block is, and in which phase the barriers of that buffer.
@@ -65,13 +65,12 @@ def _weigh(
 
 @gluon.jit
 def _await_keys(k_full, count, more, STAGES: gl.constexpr):
+    """Wait for block ``count`` of the keys, if there are ``more``."""
     mbarrier.wait(k_full.index(count % STAGES), (count // STAGES) & 1, pred=more)
 
 
 @gluon.jit
-def _score(
-    q_smem, k_smem, count, N: gl.constexpr, STAGES: gl.constexpr
-):  # fmt: skip
+def _score(q_smem, k_smem, count, N: gl.constexpr, STAGES: gl.constexpr):
     """Begin to multiply the queries by block ``count`` of the keys, which has arrived."""
     HALF: gl.constexpr = q_smem.shape[0]
     D: gl.constexpr = q_smem.shape[1]
