@@ -199,7 +199,7 @@ def _arms_table(
     unit, sizes = sized([a.peak_bytes for a in arms] + [a.own_peak_bytes for a in arms])
     peaks, own = sizes[: len(arms)], sizes[len(arms) :]
     columns = [Column(heading), *(Column(one.name) for one in different)]
-    columns += [*_STEP_COLUMNS, Column(PEAK if any(map(_allocates, arms)) else RESIDENT, unit)]
+    columns += [*_STEP_COLUMNS, Column(_memory_heading(arms), unit)]
     if has_others := any(arm.segment.ledger.get(OTHERS) for arm in arms):
         columns.append(Column(OWN, unit))
     shares = [utilization(arm.segment, arm.summary.median) for arm in arms]
@@ -227,10 +227,11 @@ def _arms_table(
     return Table(title, columns, rows)
 
 
-def _allocates(arm: Arm) -> bool:
-    """Whether memory was counted by an allocator; so also where nothing was counted."""
-    reserved = arm.segment.steps["reserved"]
-    return not len(reserved) or math.isfinite(reserved[-1]) or math.isnan(arm.peak_bytes)
+def _memory_heading(arms: Sequence[Arm]) -> str:
+    """What the arms' memory is, by those that have any: one that only began says nothing of it."""
+    measured = [arm.segment.steps["reserved"] for arm in arms if math.isfinite(arm.peak_bytes)]
+    allocated = any(math.isfinite(reserved[-1]) for reserved in measured)
+    return PEAK if allocated or not measured else RESIDENT
 
 
 def _step_cells(arm: Arm) -> list[Cell]:

@@ -179,6 +179,15 @@ def test_memory_that_no_allocator_counts_is_called_the_resident_set_that_it_is()
     assert "peak resident set (GiB)" in headings and "peak memory (GiB)" not in headings
 
 
+def test_a_segment_without_memory_leaves_the_resident_set_of_the_others_its_name():
+    session = session_of(10.0, 8.0)
+    measured, begun = session.segments
+    measured.steps = {**measured.steps, "reserved": np.full(600, np.nan)}
+    begun.steps = {name: column[:0] for name, column in begun.steps.items()}
+    headings = [column.heading for column in tables.segments_table(session).columns]
+    assert "peak resident set (GiB)" in headings and "peak memory (GiB)" not in headings
+
+
 def test_memory_that_others_held_is_told_apart_where_any_was():
     session = session_of(10.0, 8.0)
     for segment, others in zip(session.segments, (0.0, 0.0), strict=True):
