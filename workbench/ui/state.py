@@ -262,6 +262,7 @@ class AppState(QObject):
         self.recorder = Recorder()
         self.saved, self.path, self._live_path = True, None, None
         self._show(self.recorder.session)
+        self.offers.dismiss()
         self.start_runner()
 
     def start(self) -> None:

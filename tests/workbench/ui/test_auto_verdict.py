@@ -111,6 +111,15 @@ def test_an_offer_can_be_dismissed_and_the_next_click_makes_another(qtbot, state
     assert (offer.base.toggles["triton"], offer.base.toggles["adamw"]) == ("on", "loop")
 
 
+def test_a_new_session_is_not_offered_what_the_one_before_changed(qtbot, state, bar):
+    state.set_toggle("adamw", "fused")
+    qtbot.waitUntil(lambda: state.offers.offer is not None and bar.isVisible())
+    state.new_session()
+    qtbot.waitUntil(lambda: state.runner_state == "idle")
+    assert state.verdicts.why_not_before().startswith("No other configuration has run yet")
+    assert state.offers.offer is None and not bar.isVisible()
+
+
 def test_an_undone_click_offers_nothing(qtbot, state, bar):
     state.set_toggle("triton", "on")
     qtbot.waitUntil(bar.isVisible)
