@@ -22,6 +22,7 @@ MIN_BLOCK_STEPS = 20
 MIN_BLOCK_MS = 50.0
 MIN_BLOCKS = 5
 TOO_FEW = "too few independent blocks"
+RUN_ON = "run at least"
 MAX_BLOCKS = 64  # more would only shorten the blocks, and the scatter is well known by then
 BCA_BLOCKS = 20  # below, the bootstrap's percentiles are too coarse and t is used
 _RESAMPLES = 1999
@@ -222,7 +223,7 @@ class Blocks:
             return (
                 f"{TOO_FEW}: {self.n:,} steady steps of the {name} make "
                 f"{self.n // self.steps} of {self.steps:,} steps each and {MIN_BLOCKS} are needed; "
-                f"run at least {needed:,} steady steps"
+                f"{RUN_ON} {needed:,} steady steps"
             )
         return ""
 

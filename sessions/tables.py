@@ -190,6 +190,7 @@ _STEP_COLUMNS = [
 PEAK = "peak memory"
 RESIDENT = "peak resident set"  # of the whole process, where no allocator counts what is its own
 PEAKS = (PEAK, RESIDENT)
+OTHER_WORK = "other work"  # a note: the ratio is no speed-up
 OWN = "of its own"  # of the peak, without what was held for configurations that were kept ready
 
 
@@ -266,7 +267,7 @@ def _note(arm: Arm, arms: Sequence[Arm]) -> str:
     elif arm.ratio.reason:
         notes.append(arm.ratio.reason)
     if arm.other_work:
-        notes.append("other work")
+        notes.append(OTHER_WORK)
     if len({one.clock for one in arms if one.summary.n}) > 1 and arm.summary.n:
         notes.append(f"{arm.clock} time")
     if found := doubt(arm.segment, arm.summary.median):

@@ -46,6 +46,7 @@ class Recorder:
         self._offset_s = 0.0
         self._last_s = 0.0  # the latest time of all messages so far, on the session's clock
         self._segments: dict[int, Segment] = {}  # of the present runner, by its own numbers
+        self._open: Segment | None = None  # the last that began, until its run ends
         self._described: dict[tuple[str, str], protocol.MetricInfo] = {}  # by family and name
         self._comparisons: dict[int, int] = {}  # the same, to places in the session
         self._studies: dict[int, int] = {}
@@ -140,13 +141,17 @@ class Recorder:
             case protocol.Failure():
                 kind = "warning" if message.kind == protocol.JOURNAL else "error"
                 self._event(message.t_s, kind, message.sentence)
+                if message.fatal:
+                    self._end_segment(message.t_s + self._offset_s)
+            case protocol.Finished():
+                self._end_segment(message.t_s + self._offset_s)
         return None
 
     def _begin(self, catalogue: protocol.Catalogue) -> None:
         session = self.session
         if not self._begun and not session.segments:
             session.created = catalogue.created
-        self._begun = True
+        self._begun, self._open = True, None
         self._offset_s = max(catalogue.created - session.created, self._last_s)
         self._segments, self._comparisons = {}, {}
         # A study of our own goes on, whichever runner it asks.
@@ -176,8 +181,7 @@ class Recorder:
         )
 
     def _begin_segment(self, message: protocol.SegmentStarted) -> Segment:
-        if self.session.segments:
-            _close_phase(self.session.segments[-1], message.t_s + self._offset_s)
+        self._end_segment(message.t_s + self._offset_s)
         segment = Segment(
             index=len(self.session.segments),
             configuration=message.configuration,
@@ -186,8 +190,14 @@ class Recorder:
             ledger=dict(message.ledger),
         )
         self.session.segments.append(segment)
-        self._segments[message.index] = segment
+        self._segments[message.index] = self._open = segment
         return segment
+
+    def _end_segment(self, stop_s: float) -> None:
+        """The last phase ends with its run: nothing builds or warms up until the next begins."""
+        if self._open is not None:
+            _close_phase(self._open, stop_s)
+            self._open = None
 
     def _measure(self, segment: Segment, message: protocol.Metrics) -> None:
         matrices = {

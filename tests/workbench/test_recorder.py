@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import wire_samples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions.model import Phase, Session
+from sessions.model import Phase, PhaseSpan, Session
 from workbench import protocol
 from workbench.recorder import Recorder
 
@@ -59,6 +60,25 @@ def test_messages_become_segments_telemetry_and_events():
         assert segment.start_s < load.table["t_s"][0] < load.table["t_s"][-1]
     assert len(session.telemetry["cpu"]["t_s"]) == 6
     assert [event.kind for event in session.events] == ["note", "note", "error"]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        protocol.Finished(t_s=9.0, reason="done", steps=0),
+        protocol.Failure(t_s=9.0, kind="killed", sentence="The runner ended.", fatal=True),
+    ],
+)
+def test_the_last_phase_of_a_run_ends_with_it_and_not_with_the_next_run(end):
+    begins = protocol.SegmentStarted
+    (started,) = (one for one in wire_samples.stream(segments=1) if isinstance(one, begins))
+    began = [
+        msgspec.structs.replace(started, t_s=t_s, index=place)
+        for place, t_s in enumerate((1.0, 300.0))
+    ]
+    warms_up = protocol.PhaseChanged(t_s=2.0, segment=0, phase=int(Phase.WARM_UP))
+    session = recorded([wire_samples.catalogue(), began[0], warms_up, end, began[1]])
+    assert session.segments[0].phases == [PhaseSpan(Phase.WARM_UP, 2.0, 9.0)]
 
 
 @pytest.mark.parametrize("later_s", [100.0, 0.0, -3600.0], ids=["later", "same", "set back"])

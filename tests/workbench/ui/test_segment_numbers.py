@@ -79,6 +79,18 @@ def test_why_there_is_no_interval_is_short_in_the_table_and_whole_in_its_tip():
     assert shown.notes[1] == "the other has no steady steps"
 
 
+def test_a_ratio_of_other_work_says_so_first_whether_it_has_an_interval_or_not():
+    made = session()
+    few, enough = made.segments[1:3]
+    few.steps = {name: column[:40] for name, column in dict(few.steps).items()}
+    for segment in (few, enough):
+        segment.configuration = segment.configuration.replaced("settings.sequence", 32)
+    shown = condensed(segments_table(made), 0, Titles())
+    column = shown.headings.index("95 % interval")
+    assert shown.cells[1][column] == "other work; too few steps"
+    assert shown.cells[2][column].startswith("other work; 0.")
+
+
 def test_beside_other_sessions_wrong_numbers_come_before_faster(measured):
     arms = compare_segments([measured.segments[0], measured.segments[2]], ["one", "other"], 0)
     assert compare_tables.tone(arms[1]) == "bad"

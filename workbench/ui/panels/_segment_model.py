@@ -12,8 +12,8 @@ from PySide6.QtWidgets import QWidget
 
 from sessions import checked
 from sessions.ceilings import ceiling_words
-from sessions.statistics import TOO_FEW
-from sessions.tables import MISSING, OWN, PEAKS, Table, text
+from sessions.statistics import RUN_ON, TOO_FEW
+from sessions.tables import MISSING, OTHER_WORK, OWN, PEAKS, Table, text
 from workbench.titles import Titles
 from workbench.ui import fonts
 from workbench.ui.icons import icon
@@ -171,10 +171,15 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
             return MISSING
         low, high = (text(row[place[end]]) for end in ("ratio from", "ratio to"))
         known = [] if MISSING in (low, high) else [f"{low} to {high}"]
-        note = str(row[place["note"]]).partition(":")[0] if "note" in place else ""
-        # Short, for DIFFERS needs the room.
-        note = note.replace(TOO_FEW, "too few steps").removeprefix("the other has ")
-        return "; ".join([*known, *([note] if note else [])]) or MISSING
+        notes = str(row[place["note"]] or "").split("; ") if "note" in place else []
+        # Short, for DIFFERS needs the room; and first what an elided cell must still say.
+        short = [
+            note.partition(":")[0].replace(TOO_FEW, "too few steps").removeprefix("the other has ")
+            for note in notes
+            if note and note != OTHER_WORK and not note.startswith(RUN_ON)
+        ]
+        other = [OTHER_WORK] if OTHER_WORK in notes else []
+        return "; ".join([*other, *known, *short]) or MISSING
 
     cells = [
         [
