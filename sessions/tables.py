@@ -200,7 +200,7 @@ def _arms_table(
     unit, sizes = sized([a.peak_bytes for a in arms] + [a.own_peak_bytes for a in arms])
     peaks, own = sizes[: len(arms)], sizes[len(arms) :]
     columns = [Column(heading), *(Column(one.name) for one in different)]
-    columns += [*_STEP_COLUMNS, Column(_memory_heading(arms), unit)]
+    columns += [*_STEP_COLUMNS, Column(memory_heading(arms), unit)]
     if has_others := any(arm.segment.ledger.get(OTHERS) for arm in arms):
         columns.append(Column(OWN, unit))
     shares = [utilization(arm.segment, arm.summary.median) for arm in arms]
@@ -228,7 +228,7 @@ def _arms_table(
     return Table(title, columns, rows)
 
 
-def _memory_heading(arms: Sequence[Arm]) -> str:
+def memory_heading(arms: Sequence[Arm]) -> str:
     """What the arms' memory is, by those that have any: one that only began says nothing of it."""
     measured = [arm.segment.steps["reserved"] for arm in arms if math.isfinite(arm.peak_bytes)]
     allocated = any(math.isfinite(reserved[-1]) for reserved in measured)

@@ -70,9 +70,27 @@ def test_steps_of_other_work_are_called_neither_faster_nor_slower(qtbot, panel, 
     segment.configuration = msgspec.structs.replace(segment.configuration, settings={"batch": 1})
     state.compared.add(smaller)
     settle(qtbot, panel, 4)
+    few = gpu_session(1, 40, seed=5, title="few", typical_ms=10.0)
+    few.segments[0].configuration = segment.configuration
+    state.compared.add(few)
+    settle(qtbot, panel, 5)
     assert cells(panel, 2)[3].endswith("for other work")
+    assert " × for other work, no interval: " in cells(panel, 2)[4]
     assert panel.sessions.item(3, 2).foreground().color() == QColor(state.theme.text)
     assert panel.sessions.item(1, 2).foreground().color() == QColor(state.theme.good)
+
+
+def test_memory_that_no_allocator_counts_is_called_the_resident_set_here_too(qtbot, panel, state):
+    def heading():
+        return panel.sessions.horizontalHeaderItem(6).text()
+
+    state.session = cpu_session()
+    state.compared.add(cpu_session())
+    settle(qtbot, panel, 2)
+    assert heading() == "Peak resident set"
+    state.compared.add(gpu_session(1, 60, seed=1))
+    settle(qtbot, panel, 3)
+    assert heading() == "Peak memory"
 
 
 def test_the_boxes_of_ten_sessions_do_not_touch_nor_their_names(qtbot, panel, state):
@@ -117,7 +135,7 @@ def test_a_session_takes_part_with_the_segment_that_is_chosen(qtbot, panel, thre
     qtbot.waitUntil(lambda: cells(panel, 2)[2].endswith("faster"), timeout=20_000)
     run = panel.found.runs[2]
     assert run.segments == (3,)
-    assert panel.sessions.cellWidget(2, 1).currentText() == three[2].segments[3].label
+    assert panel.sessions.cellWidget(2, 1).currentText() == f"4: {three[2].segments[3].label}"
 
 
 def test_a_session_can_be_taken_out_but_the_shown_one_cannot(qtbot, panel, three, state):

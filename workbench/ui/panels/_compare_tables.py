@@ -16,7 +16,7 @@ from sessions import checked
 from sessions.comparison import Arm, Comparison
 from sessions.sizes import size_text
 from sessions.statistics import Ratio
-from sessions.tables import differences_table, number
+from sessions.tables import PEAK, differences_table, memory_heading, number
 from workbench.ui import fonts
 from workbench.ui.icons import icon
 from workbench.ui.option_picker import CalmComboBox
@@ -34,13 +34,13 @@ _COLUMNS = (
     "Median (ms)",
     "p95 (ms)",
     "Steady steps",
-    "Peak memory",
+    PEAK.capitalize(),
     "",
 )
 MARGIN = 0.01  # of the step time; less is not called a difference
 _NUMBERS = range(3, 7)
 _ROW_PX = ROW_HEIGHT + 4  # a row holds a box to choose from
-_SEGMENT, _VERDICT, _REMOVE = 1, 2, 7  # columns
+_SEGMENT, _VERDICT, _MEMORY, _REMOVE = 1, 2, 6, 7  # columns
 _REMOVE_PX = 36
 _SHARING, _SHARING_PX = (0, 1), 112  # columns of texts, and each one's least width
 _SEEN = 3  # rows, at least: one scrolls to the others
@@ -101,6 +101,9 @@ class SessionsTable(CalmTable):
         """Fill the rows."""
         self._runs = runs
         self.setRowCount(len(runs))
+        memory = self.horizontalHeaderItem(_MEMORY)
+        assert memory is not None
+        memory.setText(memory_heading(comparison.arms).capitalize())
         head = self.horizontalHeader().sizeHint().height()
         self.setMinimumHeight(head + min(_SEEN, len(runs)) * _ROW_PX)
         for row, (run, arm) in enumerate(zip(runs, comparison.arms, strict=True)):
@@ -120,14 +123,14 @@ class SessionsTable(CalmTable):
             if arm.ratio is not None:
                 how = arm.ratio.reason or f"95 % interval by {arm.ratio.method}"
                 cell.setToolTip(how)
-            self.put(row, 6, size_text(arm.peak_bytes), number=True)
+            self.put(row, _MEMORY, size_text(arm.peak_bytes), number=True)
         del self._offered[len(runs) :]
         self._share()
 
     def _choices(self, row: int, run: Run, arm: Arm) -> None:
         """The row's box and button; made anew only for others, who may have the keyboard."""
         titled, others = self._state.titled, self._state.compared.sessions
-        titles = [titled(one.label) or f"segment {one.index}" for one in run.session.segments]
+        titles = [f"{one.index + 1}: {titled(one.label)}" for one in run.session.segments]
         removable = any(session.id == run.session.id for session in others)
         same = id(run.session) if removable else run.session.id  # a live one's is a copy each time
         offered = (same, titles, self._state.theme.name)
@@ -193,7 +196,8 @@ def verdict(arm: Arm) -> str:
 
 def _by_time(arm: Arm, found: Ratio) -> str:
     if found.low is None or found.high is None:
-        return f"{number(found.ratio)} ×, no interval: {found.reason.partition(':')[0]}"
+        work = " for other work" if arm.other_work else ""
+        return f"{number(found.ratio)} ×{work}, no interval: {found.reason.partition(':')[0]}"
     error = (found.high - found.low) / 2
     span = f"{number(found.low, error)} to {number(found.high, error)}"
     said = "for other work" if arm.other_work else reading(found)
