@@ -12,7 +12,7 @@ import pytest
 from PySide6.QtCore import QThread, QTimer
 from PySide6.QtWidgets import QPushButton
 
-from workbench import client
+from workbench import client, protocol
 from workbench.client import Runner
 from workbench.journal import recover
 from workbench.ui import runner_link
@@ -56,6 +56,18 @@ def test_a_killed_runner_leaves_the_session_and_a_button_for_a_new_one(qtbot, re
     qtbot.waitUntil(lambda: rows_of(state, 1) > 3)
     assert state.session.segments[0].steps.rows == rows
     assert state.session.segments[1].start_s > state.session.segments[0].steps["t_s"][-1]
+
+
+def test_a_runner_started_from_the_menu_leaves_no_button_that_would_end_it(qtbot, ready):
+    state = ready.state
+    state.fail(protocol.Failure(kind="memory", sentence="It does not fit."))
+    os.kill(children()[0].pid, signal.SIGKILL)
+    qtbot.waitUntil(lambda: state.runner_state == "dead", timeout=5000)
+    assert len(ready.failures.banners) == 2
+    ready.actions_["restart"].trigger()
+    qtbot.waitUntil(lambda: state.runner_state == "idle", timeout=10_000)
+    (left,) = ready.failures.banners
+    assert left.sentence.text() == "It does not fit."
 
 
 def test_what_was_measured_before_a_kill_is_in_the_journal(qtbot, ready):

@@ -109,8 +109,10 @@ class FailurePanel(QWidget):
         super().__init__(parent)
         self._state = state
         self._banners: list[Banner] = []
+        self._without_runner: list[Banner] = []  # whose cure is a new runner
         self._column = _parts.tight(QVBoxLayout(self), 4)
         state.failed.connect(self.show_failure)
+        state.stateChanged.connect(self._take_state)
 
     @property
     def banners(self) -> list[Banner]:
@@ -127,6 +129,7 @@ class FailurePanel(QWidget):
             self._offer(banner, failure.set)
         if failure.fatal or failure.kind in ("hang", "died", "wire", "cuda"):
             banner.add("Start a new runner", self._state.start_runner)
+            self._without_runner.append(banner)
         text = "\n".join(filter(None, (failure.sentence, failure.fix, failure.detail)))
         banner.add("Copy details", lambda: _copy(text), closes=False)
 
@@ -155,7 +158,16 @@ class FailurePanel(QWidget):
         for banner in self.banners:
             self._forget(banner)
 
+    def _take_state(self) -> None:
+        """A new runner, however it was started: the buttons for one would end what it runs."""
+        if self._state.runner_state == "starting":
+            for banner in self._without_runner:
+                self._forget(banner)
+            self._without_runner.clear()
+
     def _forget(self, banner: Banner) -> None:
+        if banner not in self._banners:  # its own button started the runner
+            return
         banner.hide()
         banner.deleteLater()
         self._banners.remove(banner)
