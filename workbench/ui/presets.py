@@ -50,9 +50,11 @@ class Presets(QObject):
         self._state = state
         self.own: dict[str, Choices] = {}
         self.told: Told | None = None
+        self._chosen: Configuration | None = None  # what is told of, where a preset was applied
         self._asked: _Asked | None = None
         self._settings: Settings | None = None
         state.heard.connect(self._answered)
+        state.configurationChanged.connect(self._look)
 
     def keep_in(self, settings: Settings) -> None:
         """Keep the person's own presets there, and take those that are."""
@@ -87,8 +89,7 @@ class Presets(QObject):
 
     def dismiss(self) -> None:
         """Tell no longer what was left out."""
-        self.told = None
-        self.changed.emit()
+        self._tell(None)
 
     def _ask(self, title: str, toggles: Mapping[str, str], unknown: Sequence[str] = ()) -> None:
         configuration = self._state.configuration
@@ -109,14 +110,25 @@ class Presets(QObject):
         self._asked = None
         if not message.toggles:  # nothing could be said of the toggles
             why = message.problems[0] if message.problems else "The runner does not know presets."
-            self.told = Told(f"{asked.title} was not applied.", (why,))
-            self.changed.emit()
+            self._tell(Told(f"{asked.title} was not applied.", (why,)))
             return
         choices = {name: message.toggles[name] for name in asked.names}
         self._state.choose(choices, f"Preset {asked.title}")
         left_out = (*asked.unknown, *self._sentences(message.left_out))
-        self.told = Told(f"{asked.title} is chosen, but for:", left_out) if left_out else None
+        told = Told(f"{asked.title} is chosen, but for:", left_out) if left_out else None
+        self._tell(told, self._state.configuration)
+
+    def _tell(self, told: Told | None, chosen: Configuration | None = None) -> None:
+        self.told, self._chosen = told, chosen
         self.changed.emit()
+
+    def _look(self) -> None:
+        """What was chosen, and why not more, is told until something else is chosen."""
+        chosen, now = self._chosen, self._state.configuration
+        if chosen is None or now is None:
+            return
+        if now.toggles != chosen.toggles or not draft.of_one_run(now, chosen):
+            self.dismiss()
 
     def _sentences(self, left_out: Sequence[protocol.LeftOut]) -> list[str]:
         """One sentence for each toggle."""
@@ -174,8 +186,7 @@ class Presets(QObject):
                 own[_free(name, own)] = toggles
         self._change(f"Add presets of {path.name}", own)
         names = ", ".join(found)
-        self.told = Told(f"{names}: now in the menu, from {path.name}.")
-        self.changed.emit()
+        self._tell(Told(f"{names}: now in the menu, from {path.name}."))
 
     def _change(self, text: str, after: dict[str, Choices]) -> None:
         if after != self.own:

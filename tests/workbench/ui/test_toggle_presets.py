@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QInputDialog, QLabel, QMenu
 
 from workbench import presets as files
 from workbench import protocol
-from workbench.ui import preset_menu
+from workbench.ui import draft, preset_menu
 from workbench.ui.state import AppState
 
 
@@ -72,6 +72,14 @@ def test_what_cannot_be_used_is_left_out_and_told_with_the_reason(qtbot, state, 
     )
     bar.close_button.click()
     assert not bar.isVisible() and state.presets.told is None
+
+
+def test_what_was_left_out_is_told_no_longer_once_the_preset_is_undone(qtbot, state, panel):
+    apply(qtbot, state, "FlashAttention first")
+    state.edit(draft.with_setting(state.configuration, "batch", 3))
+    assert panel.presets.told.isVisible()
+    state.undo.undo()
+    assert state.presets.told is None and not panel.presets.told.isVisible()
 
 
 def test_the_next_best_option_is_taken_and_told(qtbot, state, panel):
