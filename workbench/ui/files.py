@@ -40,11 +40,17 @@ def reading(*sessions: Session) -> Iterator[None]:
         yield
 
 
-def write(session: Session, path: Path) -> None:
-    """Write a session whole; raises one of ``EXPECTED``."""
+def write(session: Session, path: Path, source: Path | None = None) -> None:
+    """Write a session whole; raises one of ``EXPECTED``.
+
+    ``source`` is the file that it was read from: a journal that is offered for recovery goes once
+    what it holds is saved.
+    """
     from sessions import hdf5
 
     hdf5.save(session, path)
+    if source in journal.unfinished():
+        journal.discard(source)
 
 
 def describe(path: Path, title: str, notes: str) -> None:

@@ -405,8 +405,9 @@ class AppState(QObject):
         """Write the session that is shown, as it is now, to a file."""
         session = files.snapshot(self.session)
         written = self._changes if self.live else None
+        source = None if self.live else self.path
         self.tasks.start(
-            lambda: files.write(session, path),
+            lambda: files.write(session, path, source),
             lambda _: self._wrote(path, written),
             self._not_saved,
         )

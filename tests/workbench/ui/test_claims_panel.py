@@ -46,6 +46,7 @@ def test_every_claim_of_every_document_is_listed_before_any_is_measured(panel):
     assert {document.title for document in documents().values()} <= titles
     assert "none of them measured" in panel.headline.text()
     assert not panel.copy.isEnabled() and not panel.stop.isVisibleTo(panel)
+    assert panel.copy.toolTip() == "No claim has been measured yet."
 
 
 def test_one_claims_experiment_is_measured_live_by_the_runner_and_kept(

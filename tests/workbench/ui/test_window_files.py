@@ -162,6 +162,22 @@ def test_a_journal_without_an_end_is_offered_and_recovered(qtbot, ready, monkeyp
     assert not ready.failures.banners
 
 
+def test_a_recovered_session_that_was_saved_is_not_offered_again(qtbot, ready, tmp_path):
+    left = journal.folder() / "20260101-000000-999999999.journal"
+    elsewhere = tmp_path / "sent.journal"
+    for path in (left, elsewhere):
+        path.write_bytes(b"".join(map(protocol.encode, wire())))
+        ready.open_path(path)
+        qtbot.waitUntil(lambda path=path: ready.state.path == path)
+        assert path.exists()
+        saved = path.with_suffix(".h5")
+        ready.save_path(saved)
+        qtbot.waitUntil(lambda saved=saved: ready.state.path == saved)
+        assert len(hdf5.load(saved).segments) == 6
+    assert left not in files.recoverable()
+    assert elsewhere.exists(), "only what would be offered again goes"
+
+
 def press(banner, text):
     (button,) = (one for one in banner.findChildren(QPushButton) if one.text() == text)
     button.click()
@@ -219,7 +235,7 @@ def test_what_came_while_a_file_was_written_is_still_unsaved(qtbot, ready, tmp_p
     ready.state.stop()
     qtbot.waitUntil(lambda: ready.state.runner_state == "idle")
     go_on = threading.Event()
-    monkeypatch.setattr(files, "write", lambda session, path: go_on.wait(5))
+    monkeypatch.setattr(files, "write", lambda *_: go_on.wait(5))
     ready.save_path(tmp_path / "run.h5")
     ready.state.add_note("while it was written")
     go_on.set()

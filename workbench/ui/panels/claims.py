@@ -219,7 +219,9 @@ class ClaimsPanel(QWidget):
         self.said.setText(self._progress() if reproductions.measuring else why_not)
         self.headline.setText(self._told(rows, running))
         self.copy.setIcon(icon("copy", theme, "muted"))
-        self.copy.setEnabled(any(row.final for row in rows))
+        measured = any(row.final for row in rows)
+        self.copy.setEnabled(measured)
+        self.copy.setToolTip("" if measured else "No claim has been measured yet.")
 
     def _told(self, rows: list[Row], running: bool) -> str:
         if running:
