@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from PySide6.QtWidgets import (
     QFileDialog,
     QInputDialog,
     QLabel,
+    QMessageBox,
     QPlainTextEdit,
     QPushButton,
     QVBoxLayout,
@@ -61,7 +62,7 @@ def compare(window: MainWindow) -> None:
 def save(window: MainWindow) -> None:
     """Write the session to its file; ask for one where it has none."""
     path = window.state.path
-    if path is None or path.suffix != files.SUFFIX:
+    if path is None or files.is_journal(path):
         save_as(window)
     else:
         window.save_path(path)
@@ -70,10 +71,31 @@ def save(window: MainWindow) -> None:
 def save_as(window: MainWindow) -> None:
     """Ask for a file and write the session there."""
     suggestion = suggested(window.state.session.title, files.SUFFIX)
-    name, _ = QFileDialog.getSaveFileName(window, "Save the session", suggestion, files.FILTER)
-    if name:
-        path = Path(name)
-        window.save_path(path if path.suffix else path.with_suffix(files.SUFFIX))
+    path = file_to_write(window, "Save the session", suggestion, files.WRITTEN)
+    if path is not None:
+        window.save_path(path)
+
+
+def file_to_write(
+    parent: QWidget, title: str, suggestion: str, kinds: Mapping[str, str]
+) -> Path | None:
+    """Ask for a file to write; ``kinds`` are Qt's filters by ending.
+
+    A name without one of the endings gets that of the filter which was picked. Qt asks before the
+    file of the name is replaced, and cannot before that of the whole name is.
+    """
+    name, picked = QFileDialog.getSaveFileName(parent, title, suggestion, ";;".join(kinds.values()))
+    path = Path(name)
+    if not name or path.suffix.lower() in kinds:
+        return path if name else None
+    ending = next((one for one, kind in kinds.items() if kind == picked), next(iter(kinds)))
+    path = path.with_name(f"{path.name}{ending}")
+    if path.exists():
+        text = f"{path.name} is there already. Replace it?"
+        yes, no = QMessageBox.StandardButton.Yes, QMessageBox.StandardButton.No
+        if QMessageBox.question(parent, title, text, yes | no, no) != yes:
+            return None
+    return path
 
 
 def suggested(title: str, suffix: str) -> str:

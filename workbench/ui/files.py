@@ -15,12 +15,18 @@ from workbench import journal, protocol
 
 EXPECTED = (SessionError, OSError, ValueError)  # their text is one sentence for a person
 SUFFIX = ".h5"
+WRITTEN = {SUFFIX: "Sessions (*.h5)"}
 FILTER = "Sessions (*.h5);;Journals (*.journal);;All files (*)"
+
+
+def is_journal(path: Path) -> bool:
+    """Whether a session is read from a journal there, which nothing but its window writes."""
+    return path.suffix == ".journal"
 
 
 def read(path: Path) -> Session:
     """The session of an HDF5 file or of a journal; raises one of ``EXPECTED``."""
-    if path.suffix == ".journal":
+    if is_journal(path):
         return journal.recover(path)
     from sessions import hdf5  # h5py is slow to import, and not every sitting opens a file
 

@@ -51,10 +51,9 @@ def ask_to_share(state: AppState, host: QWidget, name: str) -> None:
     """Ask for a file and write one of the person's own presets there."""
     slug = re.sub(r"[^\w.-]+", "-", name).strip("-").lower() or "preset"
     suggestion = str(Path(dialogs.folder()) / f"{slug}{SUFFIX}")
-    file, _ = QFileDialog.getSaveFileName(host, "Share a preset", suggestion, FILTER)
-    if file:
-        path = Path(file)
-        state.presets.share(name, path if path.suffix else path.with_suffix(SUFFIX))
+    path = dialogs.file_to_write(host, "Share a preset", suggestion, {SUFFIX: FILTER})
+    if path is not None:
+        state.presets.share(name, path)
 
 
 def _fill_own(menu: QMenu, state: AppState, host: QWidget, name: str) -> None:

@@ -13,7 +13,6 @@ from PySide6.QtWidgets import (
     QComboBox,
     QDialog,
     QDialogButtonBox,
-    QFileDialog,
     QFormLayout,
     QHBoxLayout,
     QLabel,
@@ -149,15 +148,11 @@ class ReportDialog(QDialog):
         self.write.setEnabled(bool(self.chosen()))
 
     def _ask(self) -> None:
-        name, _ = QFileDialog.getSaveFileName(
-            self,
-            "Write the report",
-            dialogs.suggested(self.title.text(), _page.SUFFIX),
-            f"Web page (*{_page.SUFFIX})",
-        )
-        if not name:
+        suggestion = dialogs.suggested(self.title.text(), _page.SUFFIX)
+        kinds = {_page.SUFFIX: f"Web page (*{_page.SUFFIX})"}
+        path = dialogs.file_to_write(self, "Write the report", suggestion, kinds)
+        if path is None:
             return
-        path = Path(name) if Path(name).suffix else Path(name).with_suffix(_page.SUFFIX)
         self.setCursor(Qt.CursorShape.WaitCursor)
         try:
             self.write_to(path)

@@ -421,7 +421,7 @@ class AppState(QObject):
         self.session.title, self.session.notes = title, notes
         if self.live:
             self._journal(protocol.Described(title=title, notes=notes))
-        elif self.path is not None and self.path.suffix == files.SUFFIX:
+        elif self.path is not None and not files.is_journal(self.path):
             path = self.path
             self.tasks.start(
                 lambda: files.describe(path, title, notes), lambda _: None, self._not_saved

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 from fake_catalogue import catalogue
-from PySide6.QtWidgets import QDialog, QPlainTextEdit
+from PySide6.QtWidgets import QDialog, QFileDialog, QMessageBox, QPlainTextEdit
 
 from workbench import protocol
 from workbench.ui import dialogs
@@ -47,3 +48,31 @@ def test_the_doctor_ends_each_sentence(state):
     )
     text = dialogs.doctor_text(state)
     assert "Attention backend: xFormers: xformers is not installed. Install the extra." in text
+
+
+@pytest.mark.parametrize(
+    ("named", "written", "asks"),
+    [
+        ("run", "run.h5", True),
+        ("run.h5", "run.h5", False),  # Qt has asked
+        ("lr0.5", "lr0.5.h5", False),
+        ("run.journal", "run.journal.h5", False),
+    ],
+)
+@pytest.mark.parametrize("answer", ["Yes", "No"])
+def test_a_name_without_its_ending_replaces_no_file_unasked(
+    ready, tmp_path, monkeypatch, named, written, asks, answer
+):
+    (tmp_path / "run.h5").write_bytes(b"measured for days")
+    asked, saved = [], []
+
+    def question(*told):
+        asked.append(told[2])
+        return QMessageBox.StandardButton[answer]
+
+    monkeypatch.setattr(QMessageBox, "question", question)
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(tmp_path / named), ""))
+    monkeypatch.setattr(ready, "save_path", saved.append)
+    dialogs.save_as(ready)
+    assert asked == (["run.h5 is there already. Replace it?"] if asks else [])
+    assert saved == ([] if asks and answer == "No" else [tmp_path / written])

@@ -142,6 +142,15 @@ def test_renaming_an_opened_file_is_kept_in_the_file(qtbot, ready, saved):
     assert hdf5.load(saved[0]).title == "Renamed"
 
 
+def test_a_file_of_any_name_keeps_a_new_title(qtbot, ready, saved, tmp_path):
+    path = saved[0].rename(tmp_path / "one.hdf5")
+    ready.open_path(path)
+    qtbot.waitUntil(lambda: ready.state.path == path)
+    ready.state.rename("Renamed")
+    ready.state.tasks.wait()
+    assert hdf5.load(path).title == "Renamed"
+
+
 def test_a_journal_without_an_end_is_offered_and_recovered(qtbot, ready, monkeypatch):
     left = journal.folder() / "20260101-000000-999999999.journal"
     with left.open("wb") as file:

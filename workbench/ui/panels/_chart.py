@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from PySide6.QtCore import QEvent, QPoint, QPointF, Qt, Signal
 from PySide6.QtGui import QAction, QActionGroup, QPainter, QResizeEvent
 from PySide6.QtWidgets import (
-    QFileDialog,
     QLabel,
     QMenu,
     QMessageBox,
@@ -19,7 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from workbench.ui import export
+from workbench.ui import dialogs, export
 from workbench.ui.panels import _plot_keys
 from workbench.ui.plots import Plot, Run
 from workbench.ui.plots._canvas import Canvas, canvas_view
@@ -251,15 +249,11 @@ class Chart(QWidget):
 
     def export(self, suffix: str = ".png") -> None:
         """Ask for a file and write the plot to it."""
-        filters = [_FILTERS[suffix], *(f for s, f in _FILTERS.items() if s != suffix)]
-        chosen, picked = QFileDialog.getSaveFileName(
-            self, f"Export {self.plot.title}", f"{self.plot.name}{suffix}", ";;".join(filters)
-        )
-        if not chosen:
+        kinds = {suffix: _FILTERS[suffix], **_FILTERS}
+        title, suggestion = f"Export {self.plot.title}", f"{self.plot.name}{suffix}"
+        path = dialogs.file_to_write(self, title, suggestion, kinds)
+        if path is None:
             return
-        path = Path(chosen)
-        if not path.suffix:
-            path = path.with_suffix(next(s for s, f in _FILTERS.items() if f == picked))
         try:
             export.export_plot(self.plot.name, self.runs, path, options=self.options)
         except export.ExportError as error:
