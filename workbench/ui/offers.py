@@ -85,7 +85,7 @@ class Offers(QObject):
     def accept(self) -> None:
         """Judge what is offered; it stays offered while the runner is not ready for that."""
         offer, verdicts = self.offer, self._state.verdicts
-        if offer is not None:
+        if offer is not None and not verdicts.busy:
             verdicts.judge(offer.base, offer.other)
             if verdicts.busy:
                 self.offer, self.watched = None, True

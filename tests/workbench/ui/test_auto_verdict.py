@@ -99,6 +99,23 @@ def test_the_prediction_stands_beside_the_offer_and_the_residual_beside_the_verd
     running(qtbot, state)
 
 
+def test_an_offer_waits_while_another_two_are_compared(qtbot, state, bar, hold):
+    state.set_toggle("triton", "on")
+    running(qtbot, state, 2)
+    hold.touch()
+    state.verdicts.calibrate()
+    qtbot.waitUntil(lambda: state.verdicts.measuring)
+    assert "did it help?" in texts(bar)
+    assert not [one.text() for one in bar.findChildren(QPushButton) if one.isVisible()]
+    state.offers.accept()
+    assert state.offers.offer is not None and not state.offers.watched
+    hold.unlink()
+    running(qtbot, state)
+    press(qtbot, bar, "Verdict")
+    qtbot.waitUntil(lambda: compared(state)[1:] == [({"triton": "off"}, {"triton": "on"})])
+    running(qtbot, state)
+
+
 def test_an_offer_can_be_dismissed_and_the_next_click_makes_another(qtbot, state, bar):
     state.set_toggle("triton", "on")
     qtbot.waitUntil(bar.isVisible)

@@ -58,7 +58,9 @@ class VerdictBar(QWidget):
         if offers.prediction is not None:
             said = prediction.line(offers.prediction)
             lines.append((f"{said[:1].upper()}{said[1:]}.", "", ""))
-        self.bar.say("info", lines, [(button, offers.accept)], self._state.theme)
+        # While another two are compared it waits, and so does its button.
+        buttons = [] if self._state.verdicts.busy else [(button, offers.accept)]
+        self.bar.say("info", lines, buttons, self._state.theme)
 
     def _show_measuring(self, comparison: PairedComparison | None) -> None:
         lines: list[Line] = [("Building both configurations", "pending", "accent")]
