@@ -85,11 +85,10 @@ class Offers(QObject):
     def accept(self) -> None:
         """Judge what is offered; it stays offered while the runner is not ready for that."""
         offer, verdicts = self.offer, self._state.verdicts
-        if offer is not None and not verdicts.busy:
+        if offer is not None and not verdicts.why_not():
             verdicts.judge(offer.base, offer.other)
-            if verdicts.busy:
-                self.offer, self.watched = None, True
-                self._state.comparisonsChanged.emit()
+            self.offer, self.watched = None, True
+            self._state.comparisonsChanged.emit()
 
     def dismiss(self) -> None:
         """Leave the change, or the verdict that came of it, alone."""

@@ -89,7 +89,7 @@ class Verdicts(QObject):
     def why_not_before(self) -> str:
         """Why nothing can be compared with the configuration before; empty where it can."""
         state = self._state
-        if reason := self._why_not():
+        if reason := self.why_not():
             return reason
         if problem := edited.problem(state):
             return problem
@@ -105,7 +105,7 @@ class Verdicts(QObject):
 
     def judge(self, base: Configuration, other: Configuration) -> None:
         """Compare two configurations; a run that this interrupts goes on with ``other``."""
-        if self._why_not():
+        if self.why_not():
             return
         command = protocol.Compare(
             base=base,
@@ -120,7 +120,7 @@ class Verdicts(QObject):
 
     def why_not_calibrate(self) -> str:
         """Why the machine cannot be calibrated now; empty where it can."""
-        return self._why_not() or edited.problem(self._state)
+        return self.why_not() or edited.problem(self._state)
 
     def calibrate(self) -> None:
         """Compare the configuration being edited with itself, and keep the floor."""
@@ -170,7 +170,7 @@ class Verdicts(QObject):
             return "Nothing has been compared yet."
         if not self._state.live:
             return "This session is a file; only the live one can be measured on."
-        return self._why_not()
+        return self.why_not()
 
     def measure_more(self) -> None:
         """Go on with the newest comparison; its pairs so far count."""
@@ -273,7 +273,8 @@ class Verdicts(QObject):
         if self._state.runner_state in ("starting", "dead"):
             self._asked, self.resumes = None, False
 
-    def _why_not(self) -> str:
+    def why_not(self) -> str:
+        """Why no two configurations can be compared now; empty where they can."""
         state = self._state
         if state.replaying:
             return "This is a replay; open the window without --replay to measure."

@@ -58,8 +58,8 @@ class VerdictBar(QWidget):
         if offers.prediction is not None:
             said = prediction.line(offers.prediction)
             lines.append((f"{said[:1].upper()}{said[1:]}.", "", ""))
-        # While another two are compared it waits, and so does its button.
-        buttons = [] if self._state.verdicts.busy else [(button, offers.accept)]
+        # While it has to wait, for another comparison or a build, so has its button.
+        buttons = [] if self._state.verdicts.why_not() else [(button, offers.accept)]
         self.bar.say("info", lines, buttons, self._state.theme)
 
     def _show_measuring(self, comparison: PairedComparison | None) -> None:
