@@ -16,7 +16,7 @@ from sessions import checked
 from sessions.comparison import Arm, Comparison
 from sessions.sizes import size_text
 from sessions.statistics import Ratio
-from sessions.tables import PEAK, differences_table, memory_heading, number
+from sessions.tables import PEAK, RESIDENT, differences_table, memory_heading, number
 from workbench.ui import fonts
 from workbench.ui.icons import icon
 from workbench.ui.option_picker import CalmComboBox
@@ -34,9 +34,10 @@ _COLUMNS = (
     "Median (ms)",
     "p95 (ms)",
     "Steady steps",
-    PEAK.capitalize(),
+    "Peak memory",
     "",
 )
+_MEMORY_TITLES = {PEAK: "Peak memory", RESIDENT: "Resident set"}
 MARGIN = 0.01  # of the step time; less is not called a difference
 _NUMBERS = range(3, 7)
 _ROW_PX = ROW_HEIGHT + 4  # a row holds a box to choose from
@@ -103,7 +104,7 @@ class SessionsTable(CalmTable):
         self.setRowCount(len(runs))
         memory = self.horizontalHeaderItem(_MEMORY)
         assert memory is not None
-        memory.setText(memory_heading(comparison.arms).capitalize())
+        memory.setText(_MEMORY_TITLES[memory_heading(comparison.arms)])
         head = self.horizontalHeader().sizeHint().height()
         self.setMinimumHeight(head + min(_SEEN, len(runs)) * _ROW_PX)
         for row, (run, arm) in enumerate(zip(runs, comparison.arms, strict=True)):
@@ -196,8 +197,8 @@ def verdict(arm: Arm) -> str:
 
 def _by_time(arm: Arm, found: Ratio) -> str:
     if found.low is None or found.high is None:
-        work = " for other work" if arm.other_work else ""
-        return f"{number(found.ratio)} ×{work}, no interval: {found.reason.partition(':')[0]}"
+        why = f", no interval: {found.reason.partition(':')[0]}"
+        return f"{number(found.ratio)} ×{' for other work' if arm.other_work else why}"
     error = (found.high - found.low) / 2
     span = f"{number(found.low, error)} to {number(found.high, error)}"
     said = "for other work" if arm.other_work else reading(found)
