@@ -380,6 +380,7 @@ def test_aligned_sessions_begin_at_zero_by_time_and_by_step():
     for run in runs:
         own = by_time["session"] == run.title
         assert by_time["aligned_s"][own].min() == 0.0
+        assert by_time["segment"].dtype.kind == "i", "0 in a file, and not 0.0"
         steps = by_step["steady_step"][own]
         np.testing.assert_array_equal(steps, np.arange(len(steps)))
 

@@ -65,7 +65,7 @@ def table(runs: Sequence[Run], *, align: str = "time") -> dict[str, Array]:
             parts[place].append(source.columns[_x(align)] + offset)
             for name in names:
                 parts[f"rolling_{name}_ms"].append(np.array(source.columns[name]))
-    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+    return {name: np.concatenate(arrays[1:] or arrays) for name, arrays in parts.items()}
 
 
 def _aligned(run: Run, which: str, align: str) -> Callable[[], list[Moved]]:
