@@ -16,7 +16,7 @@ from workbench.runner.bench import BenchRun
 from workbench.runner.catalogue import catalogue
 from workbench.runner.ceilings import CeilingsRun
 from workbench.runner.cures import cure
-from workbench.runner.failures import Cancelled, Mistake, explain
+from workbench.runner.failures import Cancelled, explain
 from workbench.runner.profile import ProfileRun
 from workbench.runner.resolve import availability
 from workbench.runner.rig import Rig
@@ -81,12 +81,9 @@ class Engine:
             elif isinstance(command, protocol.Predict):
                 self._rig.answer(command)
                 self._rig.state("idle")
-            elif isinstance(command, protocol.Apply):
-                self._wire.send(
-                    explain(Mistake("Nothing runs; start a run to change its toggles."))
-                )
             elif isinstance(command, protocol.Cancel):
                 self._rig.state("idle")  # the answer that keeps us from being terminated
+            # Apply, Pause, Resume and Stop were meant for a run that ended before they were read.
             command = passed_on or self._wire.next()
         return 0
 
