@@ -133,7 +133,8 @@ class StatusBar(QStatusBar):
 
     def _show_numbers(self) -> None:
         state = self._state
-        segments = state.session.segments
+        # Beside "Running" stands what runs, whichever session is shown.
+        segments = (state.recorder.session if state.active else state.session).segments
         rate = memory = ""
         steps = segments[-1].steps if segments else {}
         # A benchmark of kernels measures no memory, and its calls are no steps.
@@ -141,7 +142,7 @@ class StatusBar(QStatusBar):
             times = steps["t_s"][-4096:]
             recent = int((times >= times[-1] - RATE_WINDOW_S).sum())
             span = float(times[-1] - times[-recent])
-            if state.runner_state == "running" and state.live and recent > 1 and span > 0:
+            if state.runner_state == "running" and recent > 1 and span > 0:
                 rate = f"{number((recent - 1) / span)} steps/s"
             held = "resident" if np.isnan(steps["reserved"][-1]) else "allocated"
             memory = f"{size_text(float(steps['allocated'][-1]))} {held}"

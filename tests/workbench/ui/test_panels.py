@@ -153,6 +153,19 @@ def test_the_status_bar_says_in_words_what_happens(qtbot, ready):
     assert ready.status._facts["device"].text() == "NVIDIA H200"
 
 
+def test_beside_running_stand_the_numbers_of_what_runs_and_not_of_an_opened_file(qtbot, ready):
+    ready.state.start()
+    qtbot.waitUntil(lambda: ready.status.runner.text() == "Running")
+    opened = session()
+    opened.segments[-1].steps["allocated"][-1] = 512.4 * 2**20
+    ready.state._show(opened)
+    rate, memory = (ready.status._facts[name] for name in ("rate", "memory"))
+    qtbot.waitUntil(lambda: "steps/s" in rate.text(), timeout=8000)
+    assert "GiB allocated" in memory.text()
+    ready.state.stop()
+    qtbot.waitUntil(lambda: memory.text() == "512 MiB allocated")
+
+
 def test_progress_of_a_long_operation_is_shown_with_cancel(qtbot, ready):
     ready.state._take(protocol.State(state="building", text="Building"))
     ready.state._take(protocol.Progress(task="Compile", fraction=0.25, text="3 of 12"))
