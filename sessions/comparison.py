@@ -28,6 +28,7 @@ _DECISIVE = {"GPU": {"device", "gpu", "driver", "torch"}, "host": {"device", "cp
 # the same one where only its file is another.
 _WORK = ("family", "preset", "workload", "model", "settings")
 _FILE = ("model.source", "model.sha256")
+OTHER_WORK = "other work"
 T = TypeVar("T")
 
 

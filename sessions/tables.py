@@ -19,6 +19,7 @@ from sessions import checked
 from sessions.ceilings import UTILIZATION, doubt, utilization
 from sessions.columns import row_count
 from sessions.comparison import (
+    OTHER_WORK,
     OTHERS,
     Arm,
     Comparison,
@@ -190,7 +191,6 @@ _STEP_COLUMNS = [
 PEAK = "peak memory"
 RESIDENT = "peak resident set"  # of the whole process, where no allocator counts what is its own
 PEAKS = (PEAK, RESIDENT)
-OTHER_WORK = "other work"  # a note: the ratio is no speed-up
 OWN = "of its own"  # of the peak, without what was held for configurations that were kept ready
 
 

@@ -12,8 +12,9 @@ from PySide6.QtWidgets import QWidget
 
 from sessions import checked
 from sessions.ceilings import ceiling_words
+from sessions.comparison import OTHER_WORK
 from sessions.statistics import RUN_ON, TOO_FEW
-from sessions.tables import MISSING, OTHER_WORK, OWN, PEAKS, Table, text
+from sessions.tables import MISSING, OWN, PEAKS, Table, text
 from workbench.titles import Titles
 from workbench.ui import fonts
 from workbench.ui.icons import icon
