@@ -40,6 +40,7 @@ class Columns(Mapping[str, NDArray]):
     def append(self, batch: Mapping[str, ArrayLike | Sequence[float]]) -> None:
         """Append one batch: columns by name, all of one length.
 
+        A number too large for its column becomes infinite, as one does that overflows on its way.
         Raises ``ValueError`` for an unknown column or columns of differing lengths.
         """
         unknown = batch.keys() - self._buffers.keys()
@@ -58,7 +59,8 @@ class Columns(Mapping[str, NDArray]):
         rows = slice(self._rows, self._rows + count)
         for name, buffer in self._buffers.items():
             missing = np.nan if buffer.dtype.kind == "f" else 0
-            buffer[rows] = arrays.get(name, missing)
+            with np.errstate(over="ignore"):
+                buffer[rows] = arrays.get(name, missing)
         self._rows += count
 
     def _reserve(self, rows: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -28,6 +30,13 @@ def test_column_left_out_of_a_batch_is_nan_or_zero():
     columns.append({"c": [1.0, 2.0]})
     assert np.isnan(columns["a"]).all()
     assert columns["b"].tolist() == [0, 0]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_number_too_large_for_its_column_is_infinite():
+    columns = Columns({"gpu_ms": "f4"})
+    columns.append({"gpu_ms": [3.4028235677973366e38, -1e300, 1.0]})
+    assert columns["gpu_ms"].tolist() == [math.inf, -math.inf, 1.0]
 
 
 def test_batch_of_unequal_columns_is_refused_and_nothing_is_added():
