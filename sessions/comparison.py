@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from sessions.errors import SessionError
+from sessions.errors import Lacking, SessionError
 from sessions.model import Configuration, Scalar, Segment, Session
 from sessions.statistics import Blocks, Ratio, Summary, clock, ratio, steady, steady_ms, summarize
 
@@ -124,10 +124,10 @@ def steady_peak_bytes(segment: Segment) -> float:
 def choose(session: Session, place: int | None = None) -> Segment:
     """The session's segment at ``place``, or the one with the most steady steps.
 
-    Raises ``SessionError`` where there is none, or none of its steps are steady.
+    Raises ``Lacking`` where there is none, or none of its steps are steady.
     """
     if not session.segments:
-        raise SessionError(f"{session.title!r} has no segments; run something in it first.")
+        raise Lacking(f"{session.title!r} has no segments; run something in it first.")
     if place is None:
         segment = max(session.segments, key=lambda one: np.count_nonzero(steady(one)))
     elif 0 <= place < len(session.segments):
@@ -137,7 +137,7 @@ def choose(session: Session, place: int | None = None) -> Segment:
             f"{session.title!r} has no segment {place}; expected 0 to {len(session.segments) - 1}."
         )
     if not steady(segment).any():
-        raise SessionError(f"{session.title!r} has no steady steps to compare; run it longer.")
+        raise Lacking(f"{session.title!r} has no steady steps to compare; run it longer.")
     return segment
 
 

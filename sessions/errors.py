@@ -3,3 +3,7 @@
 
 class SessionError(Exception):
     """A session file or a request about sessions cannot be used; ``str()`` says why."""
+
+
+class Lacking(SessionError):  # noqa: N818 - what is so, not what went wrong
+    """A session has nothing that could answer what was asked of it."""

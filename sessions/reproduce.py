@@ -14,7 +14,7 @@ import msgspec
 from sessions import _arguments, claims
 from sessions._arguments import Untold
 from sessions.columns import row_count
-from sessions.errors import SessionError
+from sessions.errors import Lacking
 from sessions.model import (
     KERNELS,
     Configuration,
@@ -107,7 +107,7 @@ def session_commands(session: Session, stem: str = "again") -> str:
     benchmarks are asked for as they were; what else ran is run for as many steps. Files of before
     orders were kept tell of comparisons and claims; of other studies the segments run. What was
     interrupted is asked for like what was not; what no command asks for, and what nothing was
-    measured of, is a comment that says so. Raises ``SessionError`` where nothing was asked for.
+    measured of, is a comment that says so. Raises ``Lacking`` where nothing was asked for.
     """
     lines = ["#!/bin/sh", "set -e"]
     for call in _calls(session, stem):
@@ -122,7 +122,7 @@ def session_python(session: Session, stem: str = "again") -> str:
 
 def _calls(session: Session, stem: str) -> list[Call]:
     if not repeatable(session):
-        raise SessionError(f"{session.title!r} has no segments, so there is nothing to run again.")
+        raise Lacking(f"{session.title!r} has no segments, so there is nothing to run again.")
     made: list[Call] = []
     for title, call in _parts(session):
         number = sum(isinstance(one, list) for one in made)

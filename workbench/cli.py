@@ -1,8 +1,8 @@
 """The command line: ``workbench`` opens the window, ``workbench COMMAND`` works without one.
 
-Exit codes: 0 done, 1 failed, 2 a mistake in what was asked, 3 undecided (what was expected is
-neither shown nor refuted by what was measured: more seconds may do), 130 interrupted
-(Ctrl+C, SIGTERM, SIGHUP: what a run has measured is kept).
+Exit codes: 0 done, 1 failed, 2 a mistake in what was asked (of a session that has nothing to show
+for it, too), 3 undecided (what was expected is neither shown nor refuted by what was measured: more
+seconds may do), 130 interrupted (Ctrl+C, SIGTERM, SIGHUP: what a run has measured is kept).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from sessions.errors import SessionError
+from sessions.errors import Lacking, SessionError
 from workbench import commands, remote
 from workbench.commands._command import (
     FAILED,
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         with _runner(parsed):
             code: int = parsed.command.run(parsed)
-    except Mistaken as mistake:
+    except (Mistaken, Lacking) as mistake:
         say(f"workbench {parsed.command.name}: {mistake}")
         code = MISTAKEN
         _answer(parsed, MISTAKE, str(mistake))

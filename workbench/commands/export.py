@@ -89,15 +89,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _draw(arguments: argparse.Namespace) -> None:
-    from workbench.ui.export import (  # Qt: only to draw
-        SUFFIXES,
-        ExportError,
-        export_plot,
-        find_plot,
-    )
+    from workbench.ui import export  # Qt: only to draw
 
     paths, options = arguments.files, {}
-    check_output(arguments.output, SUFFIXES)
+    check_output(arguments.output, export.SUFFIXES)
     for text in arguments.option:
         name, equals, choice = text.partition("=")
         if not equals:
@@ -105,13 +100,11 @@ def _draw(arguments: argparse.Namespace) -> None:
         options[name.strip()] = choice.strip()
     runs = runs_of([load(path) for path in paths], names(paths))
     try:
-        find_plot(arguments.plot, runs, options)
-    except ExportError as error:
-        raise Mistaken(str(error)) from None
-    try:
-        export_plot(arguments.plot, runs, arguments.output, options=options)
-    except ExportError as error:
+        export.export_plot(arguments.plot, runs, arguments.output, options=options)
+    except export.Unwritable as error:
         raise Failed(str(error)) from None
+    except export.ExportError as error:
+        raise Mistaken(str(error)) from None
 
 
 def _write_table(arguments: argparse.Namespace) -> None:

@@ -47,7 +47,7 @@ def _run(arguments: argparse.Namespace) -> int:
             raise Mistaken(f"--sections: unknown {name!r}; expected some of {', '.join(known)}")
     sessions = [load(path) for path in arguments.files]
     from workbench.report import _page as report  # Qt: only to draw
-    from workbench.ui.export import ExportError
+    from workbench.ui.export import ExportError, Unwritable
 
     labels = names(arguments.files)
     if len(sessions) == 1:
@@ -58,8 +58,10 @@ def _run(arguments: argparse.Namespace) -> int:
             runs, arguments.title, arguments.notes, chosen, _THEMES[arguments.theme]
         )
         report.write(arguments.output, content)
-    except ExportError as error:
+    except Unwritable as error:
         raise Failed(str(error)) from None
+    except ExportError as error:
+        raise Mistaken(str(error)) from None
     answer_written(arguments, sections=chosen or [section.name for section in report.offered(runs)])
     return DONE
 

@@ -53,6 +53,10 @@ class ExportError(Exception):
     """A chart cannot be written as asked; ``str()`` says why, in one sentence."""
 
 
+class Unwritable(ExportError):  # noqa: N818 - what its file is
+    """Nothing is wrong with what was asked, but its file cannot be written."""
+
+
 def ensure_application() -> QApplication:
     """The running application, or a new one on the offscreen platform."""
     global _application
@@ -288,9 +292,9 @@ def _buffer() -> tuple[QByteArray, QBuffer]:
 
 
 def write_whole(target: Path, content: bytes) -> None:
-    """Write and rename, so that no file is ever half overwritten; raises ``ExportError``."""
+    """Write and rename, so that no file is ever half overwritten; raises ``Unwritable``."""
     try:
         whole.write(target, content)
     except (OSError, ValueError, RuntimeError) as error:
         sentence = f"Cannot write {target}: {whole.reason(error)}; choose another place."
-        raise ExportError(sentence) from error
+        raise Unwritable(sentence) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
@@ -21,7 +22,7 @@ import numpy as np
 import profile_samples
 import pytest
 
-from sessions import hdf5
+from sessions import hdf5, whole
 from sessions.model import ABSENT, SAMPLING, PairedComparison, Phase, Study
 from workbench import protocol
 from workbench.cli import main
@@ -250,12 +251,26 @@ def test_sessions_without_steady_steps_cannot_be_compared(pair, tmp_path, capsys
     session = hdf5.load(pair[1])
     session.segments = []
     hdf5.save(session, pair[1])
-    assert main(["compare", *map(str, pair)]) == 1
+    assert main(["compare", *map(str, pair)]) == 2
     assert capsys.readouterr().err == (
         "workbench compare: 'fast' has no segments; run something in it first.\n"
     )
-    assert main(["export", str(pair[1]), "--plot", "ecdf", "-o", str(tmp_path / "x.png")]) == 1
-    assert "Cannot export ecdf" in capsys.readouterr().err
+    plot = ["export", str(pair[1]), "--plot", "ecdf", "-o", str(tmp_path / "x.png")]
+    assert main([*plot, "--json"]) == 2
+    told = capsys.readouterr()
+    assert "Cannot export ecdf" in told.err and json.loads(told.out)["reason"] == "mistake"
+    assert main(["info", str(pair[1]), "--command"]) == 2
+    assert "so there is nothing to run again" in capsys.readouterr().err
+
+
+def test_a_chart_that_cannot_be_written_is_a_failure(pair, tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(whole, "write", full)
+    for words in (["export", "--plot", "box", "-o", "a.csv"], ["report", "-o", "a.html"]):
+        assert main([words[0], str(pair[0]), *words[1:-1], str(tmp_path / words[-1])]) == 1
+        assert "No space left on device; choose another place" in capsys.readouterr().err
 
 
 def is_png(content: bytes) -> bool:

@@ -256,7 +256,7 @@ def test_the_command_writes_the_page_and_tells_its_sections(saved, tmp_path, cap
     ("more", "code", "why"),
     [(["-o", "r.pdf"], 2, "unknown suffix '.pdf'"),
      (["-o", "r.html", "--sections", "verdict"], 2, "--sections: unknown 'verdict'"),
-     (["-o", "r.html", "--sections", "comparison"], 1, "There is one session")],
+     (["-o", "r.html", "--sections", "comparison"], 2, "There is one session")],
 )  # fmt: skip
 def test_what_cannot_be_written_is_one_sentence(
     saved, tmp_path, monkeypatch, capsys, more, code, why
