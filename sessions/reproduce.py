@@ -36,6 +36,44 @@ _ASKED = {
     "bench": "A benchmark",
 }
 
+# Around the calls. What one comes to (a check that fails, a verdict) keeps none of the others from
+# being repeated, but for Ctrl+C, whose exit code is 130.
+_SHELL = """\
+#!/bin/sh
+failed=
+trap 'printf %%s "$failed" >&2' EXIT
+workbench() {
+    command workbench "$@" && return
+    code=$?
+    failed="${failed}exit code $code: workbench $*
+"
+    [ $code -ne 130 ] || exit $code
+}
+
+%s
+
+[ -z "$failed" ]
+"""
+_PYTHON = """\
+import shlex
+import sys
+
+from workbench.cli import main
+
+calls = [
+%s
+]
+failed = {}
+for call in calls:
+    if code := main(call):
+        failed[shlex.join(["workbench", *call])] = code
+    if code == 130:
+        break
+for line, code in failed.items():
+    print(f"exit code {code}: {line}", file=sys.stderr)
+sys.exit(130 if 130 in failed.values() else bool(failed))
+"""
+
 Call = list[str] | str  # the words after ``workbench``, or a line that says why there are none
 Part = tuple[str, Callable[[str], list[str]]]  # of a session: its title, its call by its output
 
@@ -81,15 +119,6 @@ def command(
     return shlex.join(["workbench", *arguments(configuration, steps, output)])
 
 
-def python(
-    configuration: Configuration,
-    steps: int | None = None,
-    output: str | os.PathLike[str] | None = None,
-) -> str:
-    """A Python script that does the same; it ends with the command's exit status."""
-    return _script([arguments(configuration, steps, output)])
-
-
 def segment_command(segment: Segment, output: str | os.PathLike[str] | None = None) -> str:
     """The command for as many steps as the segment has."""
     return command(segment.configuration, row_count(segment.steps) or None, output)
@@ -107,17 +136,22 @@ def session_commands(session: Session, stem: str = "again") -> str:
     benchmarks are asked for as they were; what else ran is run for as many steps. Files of before
     orders were kept tell of comparisons and claims; of other studies the segments run. What was
     interrupted is asked for like what was not; what no command asks for, and what nothing was
-    measured of, is a comment that says so. Raises ``Lacking`` where nothing was asked for.
+    measured of, is a comment that says so. The script repeats all of it, tells at its end what did
+    not exit with 0, and exits with 1 itself then; where one was interrupted, at once and with 130.
+    Raises ``Lacking`` where nothing was asked for.
     """
-    lines = ["#!/bin/sh", "set -e"]
-    for call in _calls(session, stem):
-        lines.append(f"# {call}" if isinstance(call, str) else shlex.join(["workbench", *call]))
-    return "\n".join(lines) + "\n"
+    calls = _calls(session, stem)
+    return _SHELL % "\n".join(
+        f"# {call}" if isinstance(call, str) else shlex.join(["workbench", *call]) for call in calls
+    )
 
 
 def session_python(session: Session, stem: str = "again") -> str:
     """As ``session_commands``, in Python."""
-    return _script(_calls(session, stem))
+    calls = _calls(session, stem)
+    return _PYTHON % "\n".join(
+        f"    # {call}" if isinstance(call, str) else f"    {call!r}," for call in calls
+    )
 
 
 def _calls(session: Session, stem: str) -> list[Call]:
@@ -235,16 +269,3 @@ def _title(study: Study) -> str:
 
 def _untold(_: str) -> list[str]:
     raise Untold("this file does not tell how it was asked for")
-
-
-def _script(calls: Sequence[Call]) -> str:
-    lines = ["import sys", "", "from workbench.cli import main", ""]
-    last = max((at for at, call in enumerate(calls) if isinstance(call, list)), default=None)
-    for place, call in enumerate(calls):
-        if isinstance(call, str):
-            lines.append(f"# {call}")
-        elif place == last:
-            lines.append(f"sys.exit(main({call!r}))")
-        else:
-            lines.append(f"if status := main({call!r}):\n    sys.exit(status)")
-    return "\n".join(lines) + "\n"

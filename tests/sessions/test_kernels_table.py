@@ -89,7 +89,7 @@ def test_segments_of_models_are_no_rows_of_the_table(session):
 
 def test_one_command_times_an_operator_again_with_all_its_contenders(session):
     script = reproduce.session_commands(session)
-    calls = [line for line in script.splitlines() if line.startswith("workbench")]
+    calls = [line for line in script.splitlines() if line.startswith("workbench ")]
     assert calls == ["workbench bench swiglu --every-case --dtype bfloat16 -o again-0000.h5"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import shlex
+import subprocess
 
 import msgspec
 import numpy as np
@@ -67,17 +68,18 @@ def test_command_says_all_of_the_configuration(configuration, steps, output):
     assert (found.steps, found.o) == (steps, output)
 
 
-@given(configurations, st.integers(1), samples.texts)
-def test_python_calls_main_with_the_arguments_of_the_command(configuration, steps, output):
-    tree = ast.parse(reproduce.python(configuration, steps, output))
-    calls = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "main"
+@given(configurations, samples.texts)
+def test_python_and_shell_make_the_same_calls(configuration, stem):
+    session = Session(segments=[Segment(0, configuration, "s", steps={"t_s": np.zeros(3)})] * 2)
+    script = reproduce.session_python(session, stem).replace("from workbench.cli import main\n", "")
+    calls: list[list[str]] = []
+    with pytest.raises(SystemExit):
+        exec(script, {"main": calls.append})
+    assert calls == [
+        reproduce.arguments(configuration, 3, f"{stem}-{place:04d}.h5") for place in range(2)
     ]
-    assert [ast.literal_eval(call.args[0]) for call in calls] == [
-        reproduce.arguments(configuration, steps, output)
-    ]
+    shell = reproduce.session_commands(session, stem)
+    assert all(f"\n{shlex.join(['workbench', *call])}\n" in shell for call in calls)
 
 
 def test_command_reads_as_the_issue_spells_it():
@@ -107,28 +109,57 @@ def test_segment_without_steps_gives_no_number_of_steps():
 def test_session_runs_every_segment_into_a_file_of_its_own():
     session = samples.session(n=17, segments=3)
     lines = reproduce.session_commands(session, "again it").splitlines()
-    assert lines[:2] == ["#!/bin/sh", "set -e"]
-    assert [shlex.split(line)[-1] for line in lines if line.startswith("workbench")] == [
+    assert [shlex.split(line)[-1] for line in lines if line.startswith("workbench ")] == [
         "again it-0000.h5",
         "again it-0001.h5",
         "again it-0002.h5",
     ]
 
 
-@pytest.mark.parametrize("failing", [None, 0, 1, 2])
-def test_session_script_stops_at_the_first_failure(failing, monkeypatch):
-    session = samples.session(n=17, segments=3)
-    calls: list[list[str]] = []
+ENDINGS = pytest.mark.parametrize(
+    ("codes", "called", "code"),
+    [([0, 0, 0], 3, 0), ([1, 0, 0], 3, 1), ([0, 3, 2], 3, 1), ([1, 130, 0], 2, 130)],
+)
 
-    def main(arguments):
-        calls.append(arguments)
-        return 7 if len(calls) - 1 == failing else 0
 
-    script = reproduce.session_python(session).replace("from workbench.cli import main\n", "")
+def is_told(said: str, codes: list[int]) -> bool:
+    """Whether each call that did not end with 0, and no other, is named with its exit code."""
+    told = [(line.split(": workbench ")[0], line.split()[-1]) for line in said.splitlines()]
+    return told == [
+        (f"exit code {code}", f"again-{place:04d}.h5") for place, code in enumerate(codes) if code
+    ]
+
+
+@ENDINGS
+def test_a_shell_script_repeats_all_and_tells_at_its_end_what_did_not_end_well(
+    codes, called, code, tmp_path
+):
+    stand_in = tmp_path / "workbench"
+    stand_in.write_text(
+        f'#!/bin/sh\necho "$*" >> {tmp_path}/called\n'
+        f"set -- {' '.join(map(str, codes))}\nshift $(($(wc -l < {tmp_path}/called) - 1))\nexit $1"
+    )
+    stand_in.chmod(0o755)
+    script = reproduce.session_commands(samples.session(n=17, segments=3))
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["sh", "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code and is_told(done.stderr, codes[:called]), done.stderr
+    assert len((tmp_path / "called").read_text().splitlines()) == called
+
+
+@ENDINGS
+def test_a_python_script_repeats_all_and_tells_at_its_end_what_did_not_end_well(
+    codes, called, code, capsys
+):
+    left = iter(codes)
+    script = reproduce.session_python(samples.session(n=17, segments=3))
+    script = script.replace("from workbench.cli import main\n", "")
     with pytest.raises(SystemExit) as ended:
-        exec(script, {"main": main})
-    assert ended.value.code == (0 if failing is None else 7)
-    assert len(calls) == (3 if failing is None else failing + 1)
+        exec(script, {"main": lambda call: next(left)})
+    assert ended.value.code == code and is_told(capsys.readouterr().err, codes[:called])
+    assert len([*left]) == 3 - called
 
 
 def test_a_study_of_a_file_without_orders_is_said_not_to_be_repeated_in_shell_and_in_python():
@@ -139,10 +170,8 @@ def test_a_study_of_a_file_without_orders_is_said_not_to_be_repeated_in_shell_an
     script = reproduce.session_python(session)
     assert told in script
     ast.parse(script)
-    assert all(
-        line.startswith(("#", "set -e", "workbench run"))
-        for line in reproduce.session_commands(session).splitlines()
-    )
+    after = reproduce.session_commands(session).partition("}\n\n")[2].partition("\n\n")[0]
+    assert all(line.startswith(("#", "workbench run ")) for line in after.splitlines())
 
 
 def calls_of(session: Session) -> list[list[str]]:

@@ -51,9 +51,7 @@ def printed(capsys, tmp_path):
     def lines(path: Path) -> list[list[str]]:
         assert main(["info", str(path), "--command"]) == 0
         script = capsys.readouterr().out.splitlines()
-        assert script[:2] == ["#!/bin/sh", "set -e"]
-        calls = [shlex.split(line) for line in script[2:] if not line.startswith("#")]
-        assert all(call[0] == "workbench" for call in calls)
+        calls = [shlex.split(line) for line in script if line.startswith("workbench ")]
         return [call[1:] for call in calls]
 
     return lines
@@ -165,7 +163,7 @@ def test_what_was_interrupted_before_anything_was_measured_is_told_with_its_comm
     order = ask(shlex.split(line))
     path = interrupted_of(ran, tmp_path / "a.h5", order, segments=0)
     assert main(["info", str(path), "--command"]) == 0
-    *_, told = capsys.readouterr().out.splitlines()
+    (told,) = [line for line in capsys.readouterr().out.splitlines() if "it was asked for" in line]
     why, _, again = told.partition("it was asked for by workbench ")
     assert "is not repeated: it was refused or interrupted before anything was measured" in why
     assert told.startswith("# ") and ask(shlex.split(again)) == order

@@ -179,7 +179,8 @@ def test_the_printed_command_of_odd_values_is_read_back_as_they_were(ran, sent, 
     )
     session.segments[0].configuration = odd
     hdf5.save(session, tmp_path / "odd.h5")
-    line = printed(["info", tmp_path / "odd.h5", "--command"], capsys).splitlines()[-1]
+    script = printed(["info", tmp_path / "odd.h5", "--command"], capsys).splitlines()
+    (line,) = [one for one in script if one.startswith("workbench ")]
     python = printed(["info", tmp_path / "odd.h5", "--python"], capsys)
     for again in (lambda: main(shlex.split(line)[1:]), lambda: exec(python, {})):
         told = sent(ran.catalogue, protocol.Finished(reason="done", steps=0))
