@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from sessions.errors import Lacking, SessionError
-from sessions.model import Configuration, Scalar, Segment, Session
+from sessions.model import KERNELS, Configuration, Scalar, Segment, Session
 from sessions.statistics import Blocks, Ratio, Summary, clock, ratio, steady, steady_ms, summarize
 
 MOST = 10
@@ -92,7 +92,11 @@ def compare(
 def compare_segments(
     segments: Sequence[Segment], titles: Sequence[str], baseline: int = 0
 ) -> list[Arm]:
-    """An arm for each segment, those without steady steps included (n = 0)."""
+    """An arm for each segment, those without steady steps included (n = 0).
+
+    Models of other sizes have a ratio to the baseline, which says how time grows; of another
+    operator, or the same one's other case or direction, it would say nothing, and there is none.
+    """
     if not 0 <= baseline < len(segments):
         raise SessionError(f"baseline {baseline} is none of the {len(segments)}, counted from 0.")
     series = [steady_ms(segment) for segment in segments]
@@ -101,15 +105,19 @@ def compare_segments(
     work = [_work(segment.configuration.flat()) for segment in segments]
     arms = []
     for place, (segment, title) in enumerate(zip(segments, titles, strict=True)):
+        other = work[place] != work[baseline]
         against = None
         if place != baseline:
             against = ratio(blocks[baseline], blocks[place])
-            if clocks[place] != clocks[baseline] and against.n_base and against.n_other:
+            reason = ""
+            if other and KERNELS in (work[place]["family"], work[baseline]["family"]):
+                reason = OTHER_WORK
+            elif clocks[place] != clocks[baseline] and against.n_base and against.n_other:
                 reason = f"{clocks[place]} times cannot be compared with {clocks[baseline]} times"
+            if reason:
                 against = Ratio(math.nan, None, None, "", against.n_base, against.n_other, reason)
         summary = summarize(series[place], blocks[place])
         peak = steady_peak_bytes(segment)
-        other = work[place] != work[baseline]
         arms.append(Arm(title, segment, clocks[place], summary, against, peak, other))
     return arms
 

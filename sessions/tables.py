@@ -272,7 +272,7 @@ def _note(arm: Arm, arms: Sequence[Arm]) -> str:
         notes.append(f"{arm.clock} time")
     if found := doubt(arm.segment, arm.summary.median):
         notes.append(found)
-    return "; ".join(notes)
+    return "; ".join(dict.fromkeys(notes))  # why there is no ratio may be one of the others
 
 
 def _line(cells: Iterable[str]) -> str:

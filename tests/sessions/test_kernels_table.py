@@ -9,6 +9,8 @@ from sessions import reproduce
 from sessions.columns import Columns
 from sessions.kernels import kernels_table, rated, roofs, speedup, speedups
 from sessions.model import KERNELS, STEP_COLUMNS, Configuration, Phase, Segment, Session
+from sessions.numbers import text
+from sessions.tables import segments_table
 
 LEDGER = {"floor_us": 8.0, "bytes": 40_000, "flops": 2_000_000, "error": 0.25, "first_s": 1.5}
 
@@ -85,6 +87,16 @@ def test_what_could_not_be_timed_says_why_in_its_last_line(session):
 def test_segments_of_models_are_no_rows_of_the_table(session):
     session.segments.append(Segment(9, Configuration(family="hydra", preset="tiny"), "hydra"))
     assert len(rows(session)) == 7
+
+
+def test_no_ratio_is_told_of_another_operator_case_or_direction(session):
+    table = segments_table(session)
+    ratio, note = table.column("ratio"), table.column("note")
+    found = [(text(row[ratio]), row[note]) for row in table.rows]
+    same = ["1", "2.50", "1.25"]  # of the same case and direction
+    assert [ratio for ratio, _ in found] == [*same, "–", "–", "–", "–"]
+    assert all(note.startswith("other work") for _, note in found[3:5])
+    assert not any("other work" in note for _, note in found[:3])
 
 
 def test_one_command_times_an_operator_again_with_all_its_contenders(session):
