@@ -14,8 +14,24 @@ from workbench.ui.style import Style, shade
 _STRIP_PX = 3.0
 
 
+def alternating(run: Run) -> set[int]:
+    """The indices of the chosen segments that ran by turns, as the arms of a comparison do."""
+    found: set[int] = set()
+    longest, until = -1, -math.inf
+    for segment in run.chosen():
+        t_s = segment.steps["t_s"]
+        if len(t_s) and t_s[0] < until:
+            found |= {longest, segment.index}
+        if len(t_s) and t_s[-1] > until:
+            longest, until = segment.index, float(t_s[-1])
+    return found
+
+
 class Segments(Layer):
-    """One piece of the strip per segment; the selected one is tinted to the bottom."""
+    """One piece of the strip per segment; the selected one is tinted to the bottom.
+
+    Segments that ran by turns have no piece: none of them had its stretch to itself.
+    """
 
     z = 4.0
 
@@ -25,9 +41,11 @@ class Segments(Layer):
         self._style = style
         self._spans: list[tuple[int, float, float]] = []
         self._selected: int | None = None
+        self._by_turns: set[int] = set()
 
     def pull(self) -> None:
         segments = self._run.chosen()
+        self._by_turns = alternating(self._run)
         starts = [segment.start_s for segment in segments]
         stops = starts[1:]
         if segments:
@@ -58,7 +76,9 @@ class Segments(Layer):
             right = min(frame.width, (stop - frame.x[0]) * scale)
             if right <= left:
                 continue
-            painter.fillRect(QRectF(left, 0, right - left, _STRIP_PX), self._style.color(index))
+            if index not in self._by_turns:
+                strip = QRectF(left, 0, right - left, _STRIP_PX)
+                painter.fillRect(strip, self._style.color(index))
             if index == self._run.selected:
                 tint = shade(self._style.theme.accent, 0.12)
                 painter.fillRect(QRectF(left, 0, right - left, frame.height), tint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from workbench.ui.plots._canvas import Canvas
 from workbench.ui.plots._markers import Markers
 from workbench.ui.plots._phases import Phases
 from workbench.ui.plots._plot import Run
-from workbench.ui.plots._segments import Segments
+from workbench.ui.plots._segments import Segments, alternating
 from workbench.ui.plots._tracks import Grid, Rolling, Track
 from workbench.ui.style import Style
 
@@ -58,6 +59,28 @@ def rolling(run: Run, segment: Segment) -> Rolling:
     """The rolling percentiles of a segment's step time, in milliseconds."""
     column = time_column(run, segment)
     return run.keep((segment.index, column, "rolling"), lambda: Rolling(segment, column))
+
+
+def series(runs: Sequence[Run]) -> list[Run]:
+    """What has a colour and a name of its own: each run, or each segment of one that alternates.
+
+    Its segments have the colours that they have in the tables.
+    """
+    if len(runs) != 1 or not alternating(runs[0]):
+        return list(runs)
+    (run,) = runs
+    segments = run.session.segments
+    return [
+        dataclasses.replace(
+            run, label=segments[place].title, color=segments[place].index, segments=(place,)
+        )
+        for place in (range(len(segments)) if run.segments is None else run.segments)
+    ]
+
+
+def key(runs: Sequence[Run]) -> object:
+    """What ``series`` depends on besides numbers."""
+    return [len(run.chosen()) if alternating(run) else 0 for run in runs]
 
 
 def no_steps(runs: Sequence[Run]) -> str | None:

@@ -2,7 +2,8 @@
 
 Median and band run over the last 41 steady steps of a segment; the band begins with the twentieth,
 since 5 % of fewer are less than one. The axis follows the band; how far single samples reach above
-it is said in the corner.
+it is said in the corner. Segments that ran by turns, as those of a comparison, have each its own
+colour.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from workbench.ui.plots._plot import Plot, Run
 from workbench.ui.plots._steps import (
     add_timeline,
     columns_of,
+    key,
     no_steps,
     rolling_of,
+    series,
     step_table,
     time_column,
 )
@@ -29,17 +32,18 @@ from workbench.ui.style import Style
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
-    """Samples, band and median of every run."""
+    """Samples, band and median of every run, or of every segment where they ran by turns."""
     plot_item.describe((SECONDS, "Time since the session began"), (MILLISECONDS, "Step time"))
     add_timeline(plot_item, runs, style)
-    for run in runs:
-        name = "median of 41" if len(runs) == 1 else run.title
+    found = series(runs)
+    for run in found:
+        name = "median of 41" if len(found) == 1 else run.title
         faint = Look("steps", style, MILLISECONDS, run.color, alpha=0.45)
         band = Look("5–95 %", style, MILLISECONDS, run.color, alpha=0.3)
         median = Look(name, style, MILLISECONDS, run.color, width=1.2)
         samples = Samples(faint, columns_of(run, "step_ms"), scales=False)
         spread = Band(band, rolling_of(run, "p5"), rolling_of(run, "p95"))
-        samples.in_legend = spread.in_legend = len(runs) == 1
+        samples.in_legend = spread.in_legend = len(found) == 1
         for layer in (samples, spread, Line(median, rolling_of(run, "median"))):
             plot_item.add(layer)
 
@@ -73,4 +77,5 @@ PLOT = Plot(
     table=table,
     can_show=no_steps,
     axis="time",
+    key=key,
 )

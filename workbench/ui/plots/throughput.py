@@ -16,27 +16,36 @@ from workbench.ui.plots._canvas import Canvas
 from workbench.ui.plots._layers import Band, Line, Look, Samples
 from workbench.ui.plots._plot import Plot, Run
 from workbench.ui.plots._sources import Inverse
-from workbench.ui.plots._steps import add_timeline, columns_of, no_steps, rolling_of, step_table
+from workbench.ui.plots._steps import (
+    add_timeline,
+    columns_of,
+    key,
+    no_steps,
+    rolling_of,
+    series,
+    step_table,
+)
 from workbench.ui.plots._tracks import Track
 from workbench.ui.plots._units import SECONDS, STEPS_PER_SECOND, TOKENS_PER_SECOND
 from workbench.ui.style import Style
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
-    """Samples, band and median of every run."""
+    """Samples, band and median of every run, or of every segment where they ran by turns."""
     tokens = _counts_tokens(runs)
     unit = TOKENS_PER_SECOND if tokens else STEPS_PER_SECOND
     plot_item.describe((SECONDS, "Time since the session began"), (unit, "Throughput"))
     add_timeline(plot_item, runs, style)
-    for run in runs:
-        name = "median of 41" if len(runs) == 1 else run.title
+    found = series(runs)
+    for run in found:
+        name = "median of 41" if len(found) == 1 else run.title
         faint = Look("steps", style, unit, run.color, alpha=0.45)
         band = Look("5–95 %", style, unit, run.color, alpha=0.3)
         median = Look(name, style, unit, run.color, width=1.2)
         invert = _inverter(run, tokens)
         samples = Samples(faint, invert(columns_of(run, "step_ms")), scales=False)
         spread = Band(band, invert(rolling_of(run, "p95")), invert(rolling_of(run, "p5")))
-        samples.in_legend = spread.in_legend = len(runs) == 1
+        samples.in_legend = spread.in_legend = len(found) == 1
         for layer in (samples, spread, Line(median, invert(rolling_of(run, "median")))):
             plot_item.add(layer)
 
@@ -91,4 +100,5 @@ PLOT = Plot(
     table=table,
     can_show=no_steps,
     axis="time",
+    key=key,
 )

@@ -1,0 +1,99 @@
+"""Segments that ran by turns, as the arms of a comparison do, are told apart over time too."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PySide6.QtGui import QColor, QImage, QPainter
+from synthetic import cpu_session, gpu_session
+
+from sessions.columns import Columns
+from sessions.model import STEP_COLUMNS, Session
+from workbench.ui import export
+from workbench.ui.panels._chart import Chart
+from workbench.ui.plots import PLOTS, Run
+from workbench.ui.plots._layers import Frame
+from workbench.ui.plots._segments import Segments, alternating
+from workbench.ui.style import paper_style
+from workbench.ui.theme import DARK, PRINT
+
+OVER_TIME = ("step_time", "throughput")
+
+
+def by_turns(session: Session) -> Session:
+    """The last two segments in blocks of twenty steps, one after the other."""
+    arms = session.segments[-2:]
+    order = np.argsort(np.concatenate([np.arange(len(arm.steps["t_s"])) // 20 for arm in arms]),
+                       kind="stable")  # fmt: skip
+    times = np.sort(np.concatenate([arm.steps["t_s"] for arm in arms]))
+    place = np.argsort(order)
+    first = len(arms[0].steps["t_s"])
+    for arm, places in zip(arms, (place[:first], place[first:]), strict=True):
+        steps = Columns(STEP_COLUMNS)
+        steps.append({name: arm.steps[name] for name in STEP_COLUMNS} | {"t_s": times[places]})
+        arm.steps = steps
+    return session
+
+
+def has_color(name: str, run: Run, color: str) -> bool:
+    """Whether the plot's image has a colour somewhere."""
+    image = export.plot_image(PLOTS[name], [run]).convertToFormat(QImage.Format.Format_RGB32)
+    pixels = np.frombuffer(image.constBits(), np.uint32).reshape(image.height(), -1)
+    return bool((pixels & 0xFFFFFF == QColor(color).rgb() & 0xFFFFFF)[200:].any())
+
+
+def names(canvas) -> list[str]:
+    return [entry.name for entry in canvas.entries() if entry.mark != "patch"]
+
+
+@pytest.mark.parametrize("make", [lambda: gpu_session(2, 200), lambda: cpu_session(200)])
+@pytest.mark.parametrize("name", OVER_TIME)
+def test_each_has_its_own_color_as_in_the_tables(make, name):
+    run = Run(by_turns(make()))
+    last = run.session.segments[-1]
+    assert alternating(run) == {last.index - 1, last.index}
+    for index in alternating(run):
+        assert has_color(name, run, PRINT.series[index])
+    assert not has_color(name, run, PRINT.series[last.index + 1])
+
+
+@pytest.mark.parametrize("name", OVER_TIME)
+def test_those_that_followed_one_another_are_one_line(name):
+    run = Run(gpu_session(2, 200))
+    assert not alternating(run)
+    assert has_color(name, run, PRINT.series[0])
+    assert not has_color(name, run, PRINT.series[1])
+
+
+@pytest.mark.parametrize("name", OVER_TIME)
+def test_the_legend_names_them_once_they_do(qtbot, name):
+    """A comparison may begin while the plot is shown."""
+    session = gpu_session(2, 200, labels=("A: defaults", "B: Triton"))
+    chart = Chart(PLOTS[name], DARK)
+    qtbot.addWidget(chart)
+    chart.resize(900, 400)
+    chart.show_runs([Run(session)])
+    assert names(chart.canvas) == ["steps", "5–95 %", "median of 41"]
+    by_turns(session)
+    chart.renew()
+    assert names(chart.canvas) == ["A: defaults", "B: Triton"]
+
+
+def test_none_of_them_is_said_to_have_had_the_time_to_itself(qapp):
+    """The strip along the top would give all of a comparison to B."""
+    session = by_turns(gpu_session(3, 200))
+    strip = Segments(Run(session), paper_style(PRINT))
+    strip.pull()
+    end = float(session.segments[2].steps["t_s"][-1])
+    image = QImage(400, 20, QImage.Format.Format_RGB32)
+    image.fill(0xFFFFFFFF)
+    painter = QPainter(image)
+    strip.frame = Frame((0.0, end), (0.0, 1.0), 400.0, 20.0)
+    strip.draw(painter, strip.frame)
+    painter.end()
+    first = session.segments[0]
+    own = 400 * float(first.steps["t_s"][-1]) / end
+    assert image.pixelColor(int(own) - 2, 1).name() == PRINT.series[0].lower()
+    later = 400 * (session.segments[1].start_s + 0.1) / end
+    assert image.pixelColor(int(later) + 2, 1).name() == "#ffffff"
+    assert image.pixelColor(390, 1).name() == "#ffffff"
