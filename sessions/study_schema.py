@@ -61,6 +61,7 @@ _ATTRIBUTION = {
         "arm": _ARM,
         "median_ms": _column("median step time of the block", "ms"),
         "clock_mhz": _column("clock of the multiprocessors, NaN where unknown", "MHz"),
+        "mean_ms": _column("mean step time of the block, NaN where unknown", "ms"),
         "void": _column("why the block does not count, empty where it does"),
     },
     "blocked": {

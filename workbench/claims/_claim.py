@@ -34,7 +34,8 @@ class Reading:
     """A measured number with the ends of its 95 % interval; both None where it is exact.
 
     ``rounds``: how many the interval comes of, where it comes of rounds; with too few for one the
-    ends are NaN. ``seconds``: how long they took, as the budget counts it.
+    ends are NaN. ``seconds``: how long they took, as the budget counts it. ``whole``: the interval
+    by the mean of all steps, where the number is of median steps and that is known.
     """
 
     value: float
@@ -44,6 +45,7 @@ class Reading:
     seconds: float = math.nan
     wrong: str = ""  # whose numbers were out of tolerance, so that the speed counts for nothing
     note: str = ""
+    whole: tuple[float, float] | None = None
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -173,12 +175,21 @@ def _by_bounds(claim: Claim, reading: Reading) -> tuple[str, str]:
     if reading.rounds is not None and reading.rounds < verdicts.MIN_PAIRS:
         few = f"{reading.rounds} of at least {verdicts.MIN_PAIRS} rounds were measured"
         return UNDECIDED, "; ".join(filter(None, (few, _more(claim, reading))))
-    low, high = reading.ends
+    verdict = _side(claim, *reading.ends)
+    low, high = reading.whole or reading.ends
+    if {verdict, _side(claim, low, high)} == {HOLDS, FAILS}:
+        return UNDECIDED, (
+            f"by the median step it {verdict}, but of all steps together the ratio is "
+            f"{low:.3g} to {high:.3g}: some take far longer than the median"
+        )
+    return verdict, _more(claim, reading) if verdict == UNDECIDED else ""
+
+
+def _side(claim: Claim, low: float, high: float) -> str:
+    """On which side of the bounds an interval lies."""
     if high < claim.least or low > claim.most:
-        return FAILS, ""
-    if claim.least <= low and high <= claim.most:
-        return HOLDS, ""
-    return UNDECIDED, _more(claim, reading)
+        return FAILS
+    return HOLDS if claim.least <= low and high <= claim.most else UNDECIDED
 
 
 def _more(claim: Claim, reading: Reading) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sessions import scaling, statistics
+from sessions import attribution, scaling, statistics, verdict
 from sessions.attribution_words import is_unchecked, rows
 from sessions.kernels import speedup
 from sessions.model import KERNELS, Segment, Study
@@ -25,7 +25,7 @@ def speed_up(toggle: str = "") -> Read:
 
     def read(found: Found) -> Reading:
         row = _arm(found, toggle)
-        return _faster(found, row, row)
+        return _faster(found, row, row, 0)
 
     return read
 
@@ -36,7 +36,8 @@ def slow_down(toggle: str = "") -> Read:
     def read(found: Found) -> Reading:
         faster = speed_up(toggle)(found)
         low, high = faster.ends
-        return replace(faster, value=1 / faster.value, low=1 / high, high=1 / low)
+        whole = faster.whole and (1 / faster.whole[1], 1 / faster.whole[0])
+        return replace(faster, value=1 / faster.value, low=1 / high, high=1 / low, whole=whole)
 
     return read
 
@@ -46,9 +47,11 @@ def step_speed_up(toggle: str) -> Read:
 
     def read(found: Found) -> Reading:
         row = _arm(found, toggle)
+        before = [arm["arm"] for arm in rows(_study(found), "arms") if arm["state"] == "measured"
+                  and arm["arm"] < row["arm"]]  # fmt: skip
         for effect in rows(_study(found), "effects"):
             if effect["quantity"] == "time" and effect["name"].startswith(f"{toggle}="):
-                return _faster(found, row, effect)
+                return _faster(found, row, effect, int(before[-1]))
         raise Unmeasured(f"the effect of {toggle} alone is not known")
 
     return read
@@ -169,14 +172,28 @@ def exponent(setting: str) -> Read:
     return read
 
 
-def _faster(found: Found, arm: Mapping[str, Any], row: Mapping[str, Any]) -> Reading:
-    """How many times faster, of a row whose ratio is that of step times."""
+def _faster(found: Found, arm: Mapping[str, Any], row: Mapping[str, Any], base: int) -> Reading:
+    """How many times faster an arm is than ``base``, of a row whose ratio is that of step times."""
     ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
     rounds = int(row["rounds"])
     if not math.isfinite(ratio):
         raise Unmeasured("no round was measured")
     seconds = float(_study(found).facts.get("seconds", math.nan))
-    return Reading(1 / ratio, 1 / high, 1 / low, rounds, seconds, _wrong(arm), _note(arm))
+    whole = _whole(found, int(arm["arm"]), base)
+    return Reading(1 / ratio, 1 / high, 1 / low, rounds, seconds, _wrong(arm), _note(arm), whole)
+
+
+def _whole(found: Found, arm: int, base: int) -> tuple[float, float] | None:
+    """How many times faster by the blocks' mean steps: the interval, where it can be known."""
+    blocks = _study(found).tables.get("blocks", {})
+    if "mean_ms" not in blocks:  # of before it was kept
+        return None
+    place, arms = (blocks["round"], blocks["arm"]), len(rows(_study(found), "arms"))
+    voids = [str(void) for void in blocks["void"]]
+    logs = np.log(attribution.rounds(*place, blocks["mean_ms"], voids, arms))
+    faster = logs[:, base] - logs[:, arm]
+    one = verdict.interval(faster[np.isfinite(faster)])
+    return (math.exp(one.low), math.exp(one.high)) if one.n >= verdict.MIN_PAIRS else None
 
 
 def _timing_s(found: Found, segment: Segment) -> float:

@@ -243,6 +243,42 @@ def test_kernels_that_were_timed_in_few_rounds_or_in_none_are_undecided():
     assert outcome(30, numbered=False).verdict == UNDECIDED
 
 
+def with_blocks(slow: int, factor: float):
+    """An attribution whose arm ``slow`` takes so many times as long by the mean of its steps."""
+    study = attribution_samples.study(rounds=12, scatter=1e-3)
+    arms = study.tables["arms"]
+    step_ms = arms["step_ms"]
+    rounds, places = np.indices((12, len(step_ms))).reshape(2, -1)
+    wobble = np.exp(1e-3 * np.sin(np.arange(len(places))))
+    study.tables["blocks"] = {
+        "round": rounds.astype(float),
+        "arm": places.astype(float),
+        "median_ms": step_ms[places] * wobble,
+        "mean_ms": step_ms[places] * wobble * np.where(places == slow, factor, 1.0),
+        "void": np.full(len(places), "", object),
+    }
+    return Found(Session(), [], [study], [])
+
+
+@pytest.mark.parametrize("read", [speed_up("compile"), step_speed_up("compile")])
+def test_what_median_steps_show_and_all_steps_together_refute_is_undecided(read):
+    """1.5 times faster by the median, of which the mean of a few slow steps leaves nothing."""
+    assert judged(read(with_blocks(1, 1.0)), least=1.4).verdict == HOLDS
+    assert judged(read(with_blocks(1, 1.03)), least=1.4).verdict == HOLDS
+    found = judged(read(with_blocks(1, 1.6)), least=1.4)
+    assert found.verdict == UNDECIDED
+    assert "by the median step it holds, but of all steps together the ratio is 0.9" in found.reason
+    assert judged(read(with_blocks(1, 1.6)), least=1.7).verdict == FAILS
+    assert judged(read(with_blocks(0, 1.6)), least=1.7).verdict == UNDECIDED
+
+
+def test_a_rung_is_refuted_by_the_one_before_and_a_slow_down_by_its_own_side():
+    assert step_speed_up("precision")(with_blocks(1, 2.0)).whole == pytest.approx((3.8, 3.9), 0.02)
+    slower = slow_down("checkpointing")(with_blocks(3, 2.0))
+    low, high = slower.whole
+    assert low < 2 * slower.value < high and high / low < 1.01
+
+
 # What claims read
 
 

@@ -15,6 +15,7 @@ from recording_wire import RecordingWire
 
 from sessions import attribution, hdf5
 from sessions.attribution_words import rows
+from sessions.study_schema import columns_of
 from workbench import protocol
 from workbench.recorder import Recorder
 from workbench.runner import alternation
@@ -63,6 +64,8 @@ def test_a_ladder_is_measured_round_by_round_and_kept_and_blocked_rungs_say_why(
     assert runner.finish().reason == "done", runner.describe()
     hdf5.save(runner.session, tmp_path / "a.h5")
     study = hdf5.load(tmp_path / "a.h5").studies[-1]
+    for name, columns in study.tables.items():
+        assert set(columns) == set(columns_of("attribution", name)), name
     (blocked,) = rows(study, "blocked")
     assert blocked["toggle"] == "cuda_graphs=on" and "needs a CUDA GPU" in blocked["reason"]
     arms = rows(study, "arms")
