@@ -61,7 +61,7 @@ def page(
             }
             for section in chosen
         ]
-    names = ", ".join(run.title for run in runs)
+    names = ", ".join(titled(run.title) for run in runs)
     return environment.get_template("_page.html").render(
         title=title or names,
         subtitle=names if title and title != names else "",

@@ -219,7 +219,7 @@ def _paint(
     source = QRectF(0, 0, *size)
     canvas.setGeometry(source)
     if len(runs) == 1:
-        canvas.header.subtitle = runs[0].title
+        canvas.header.subtitle = runs[0].titled(runs[0].title)
     plot.paint(canvas, runs, style, **options)
     canvas.layout.activate()
     canvas.refresh()

@@ -79,6 +79,17 @@ def test_the_legend_names_them_once_they_do(qtbot, name):
     assert names(chart.canvas) == ["A: defaults", "B: Triton"]
 
 
+@pytest.mark.parametrize("name", [*OVER_TIME, "ecdf", "box"])
+def test_segments_are_called_by_titles_in_every_chart(qtbot, name):
+    session = by_turns(gpu_session(2, 200, labels=("A: adamw=loop", "B: adamw=fused")))
+    chart = Chart(PLOTS[name], DARK)
+    qtbot.addWidget(chart)
+    chart.resize(900, 400)
+    chart.show_runs([Run(session, titled=lambda text: text.replace("adamw=", "AdamW: "))])
+    labels = [label for _, label in chart.canvas.axis("left").categories or ()]
+    assert (labels or names(chart.canvas)) == ["A: AdamW: loop", "B: AdamW: fused"]
+
+
 def test_none_of_them_is_said_to_have_had_the_time_to_itself(qapp):
     """The strip along the top would give all of a comparison to B."""
     session = by_turns(gpu_session(3, 200))

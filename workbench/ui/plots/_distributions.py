@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -47,8 +47,11 @@ def distributions(runs: Sequence[Run]) -> list[Distribution]:
 
 
 def drawn(runs: Sequence[Run], plot_item: Canvas) -> list[Distribution]:
-    """Those that a plot shows: of very many the ``MOST`` with the most steps, which it tells."""
-    found = distributions(runs)
+    """Those that a plot shows: of very many the ``MOST`` with the most steps, which it tells.
+
+    Their labels are as people are to read them.
+    """
+    found = [replace(one, label=runs[0].titled(one.label)) for one in distributions(runs)]
     if len(found) <= MOST:
         return found
     least = sorted((len(one.values) for one in found), reverse=True)[MOST - 1]

@@ -72,7 +72,10 @@ def series(runs: Sequence[Run]) -> list[Run]:
     segments = run.session.segments
     return [
         dataclasses.replace(
-            run, label=segments[place].title, color=segments[place].index, segments=(place,)
+            run,
+            label=run.titled(segments[place].title),
+            color=segments[place].index,
+            segments=(place,),
         )
         for place in (range(len(segments)) if run.segments is None else run.segments)
     ]
