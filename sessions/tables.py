@@ -121,7 +121,7 @@ def segments_table(session: Session, baseline: int = 0) -> Table:
 
 
 def comparison_table(comparison: Comparison, title: str = "Comparison") -> Table:
-    """One row a session: what differs in its configuration, its steps, and how they compare.
+    """One row a session: its segment that is compared, what differs, its steps, and their ratio.
 
     Toggles that not every session has (a kernel's have none of a model's) are left to
     ``differences_table``.
@@ -132,7 +132,8 @@ def comparison_table(comparison: Comparison, title: str = "Comparison") -> Table
         if not one.name.startswith("environment.")
         and not (one.name.startswith("toggles.") and None in one.values)
     ]
-    return _arms_table(title, "session", comparison.arms, own)
+    chosen = Difference("segment", [arm.segment.title for arm in comparison.arms])
+    return _arms_table(title, "session", comparison.arms, [chosen, *own])
 
 
 def differences_table(comparison: Comparison, title: str = "Differences") -> Table:

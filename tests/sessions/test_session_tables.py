@@ -177,6 +177,12 @@ def test_memory_that_no_allocator_counts_is_called_the_resident_set_that_it_is()
         segment.steps = {**segment.steps, "reserved": np.full(600, np.nan)}
     headings = [column.heading for column in tables.segments_table(session).columns]
     assert "peak resident set (GiB)" in headings and "peak memory (GiB)" not in headings
+    uncounted = session_of(5.0)
+    (kernel,) = uncounted.segments
+    nothing = np.full(600, np.nan)
+    kernel.steps = {**kernel.steps, "peak": nothing, "reserved": nothing}
+    beside = tables.comparison_table(compare([session, uncounted]))
+    assert "peak resident set (GiB)" in [column.heading for column in beside.columns]
 
 
 def test_a_segment_without_memory_leaves_the_resident_set_of_the_others_its_name():
@@ -273,7 +279,9 @@ def test_comparison_and_differences_become_tables():
     first, second = session_of(10.0), session_of(8.0)
     first.environment, second.environment = {"gpu": "H200"}, {}
     comparison = compare([first, second])
-    assert tables.comparison_table(comparison).to_csv().count("\n") == 3
+    csv = tables.comparison_table(comparison).to_csv().splitlines()
+    assert len(csv) == 3 and csv[0].startswith("session,segment,")
+    assert csv[2].split(",")[1] == comparison.arms[1].segment.title
     table = tables.differences_table(comparison)
     assert [list(row) for row in table.rows] == [["environment.gpu", "H200", None]]
 

@@ -75,6 +75,7 @@ def _as_data(comparison: Comparison) -> dict[str, object]:
         "arms": [
             {
                 "title": arm.title,
+                "segment": arm.segment.title,
                 "clock": arm.clock,
                 "n": arm.summary.n,
                 "median_ms": arm.summary.median,

@@ -30,7 +30,7 @@ from workbench.commands._command import (
 _TABLE_SUFFIXES = (".md", ".csv")
 # Tables of two to ten files, the first of which is what ratios refer to.
 _TOGETHER = {
-    "comparison": "several files: the newest steps of each, its ratio to the first with interval",
+    "comparison": "several files: the longest segment of each, its ratio to the first, interval",
     "differences": "several files: what differs in their configurations and environments",
 }
 

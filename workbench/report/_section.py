@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -65,11 +66,12 @@ class Section:
     has: Callable[[Session], bool]
     nothing: str
     together: int = 0  # so many sessions at least, and all of them at once
+    most: float = math.inf  # so many sessions at most
 
     def why_not(self, runs: Sequence[Run]) -> str:
         """Why the page cannot have this section; empty where it can."""
         able = sum(self.has(run.session) for run in runs)
-        return "" if able >= max(1, self.together) else self.nothing
+        return "" if max(1, self.together) <= able <= self.most else self.nothing
 
     def made(self, runs: Sequence[Run]) -> Parts:
         """The parts, those of each session under its title where there are several."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from sessions.comparison import compare
+from sessions.comparison import MOST, compare
+from sessions.statistics import steady
 from sessions.tables import comparison_table, differences_table
 from workbench.report._section import WARNING, Chart, Parts, Section, Words
 from workbench.ui.plots import Run
@@ -28,7 +29,8 @@ SECTION = Section(
     help=__doc__ or "",
     place=15,
     parts=parts,
-    has=lambda session: bool(session.segments),
-    nothing="There is one session with steps, and nothing to compare it with.",
+    has=lambda session: any(steady(segment).any() for segment in session.segments),
+    nothing=f"2 to {MOST} sessions with steady steps can be compared.",
     together=2,
+    most=MOST,
 )

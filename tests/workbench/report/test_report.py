@@ -17,7 +17,7 @@ from synthetic import empty_session, gpu_session, sweep_study
 from whole_session import everything
 
 from sessions import hdf5, prediction
-from sessions.model import Evidence
+from sessions.model import Evidence, Phase
 from sessions.numbers import text
 from sessions.side_by_side import verdicts_table
 from sessions.tables import segments_table
@@ -160,7 +160,18 @@ def test_sessions_are_compared_with_the_first_and_each_told_under_its_name(qapp)
     page = Page(_page.page(runs))
     assert page.sections[:2] == ["overview", "comparison"] and page.whole
     assert page.texts.count("run 1") >= 3
-    assert SECTIONS["comparison"].why_not(runs[:1]).startswith("There is one session")
+    assert SECTIONS["comparison"].why_not(runs[:1]).startswith("2 to 10 sessions")
+
+
+def test_a_page_of_sessions_that_cannot_be_compared_has_all_else(qapp):
+    """One without a steady step, or an eleventh, left no page at all."""
+    runs = [Run(gpu_session(2, 80, seed=seed), f"run {seed}", seed) for seed in range(11)]
+    assert "comparison" not in [one.name for one in _page.offered(runs)]
+    assert "comparison" in [one.name for one in _page.offered(runs[1:])]
+    for segment in runs[0].session.segments:
+        segment.steps["phase"][:] = Phase.WARM_UP
+    page = Page(_page.page(runs[:2]))
+    assert page.whole and "segments" in page.sections and "comparison" not in page.sections
 
 
 def test_a_sweep_over_two_fields_has_a_map_of_every_arm(qapp):
@@ -208,7 +219,7 @@ def test_what_is_chosen_is_what_is_there_in_that_order(qapp, runs):
 @pytest.mark.parametrize(
     ("sections", "why"),
     [(["nothing"], "There is no section 'nothing'; expected one of "),
-     (["comparison"], "There is nothing for the section comparison: There is one session")],
+     (["comparison"], "There is nothing for the section comparison: 2 to 10 sessions")],
 )  # fmt: skip
 def test_a_section_that_cannot_be_is_refused_in_a_sentence(qapp, runs, sections, why):
     with pytest.raises(ExportError, match=why):
@@ -256,7 +267,7 @@ def test_the_command_writes_the_page_and_tells_its_sections(saved, tmp_path, cap
     ("more", "code", "why"),
     [(["-o", "r.pdf"], 2, "unknown suffix '.pdf'"),
      (["-o", "r.html", "--sections", "verdict"], 2, "--sections: unknown 'verdict'"),
-     (["-o", "r.html", "--sections", "comparison"], 2, "There is one session")],
+     (["-o", "r.html", "--sections", "comparison"], 2, "2 to 10 sessions")],
 )  # fmt: skip
 def test_what_cannot_be_written_is_one_sentence(
     saved, tmp_path, monkeypatch, capsys, more, code, why
