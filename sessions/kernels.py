@@ -19,6 +19,7 @@ from sessions.model import KERNELS, Segment, Session
 from sessions.tables import Cell, Column, Measured, Table
 
 EAGER, COMPILED = "torch", "torch.compile"
+_BEYOND = 1.1  # of the limit; a kernel that reads more than it writes may be a bit above a copy
 _NAMES = {EAGER: "PyTorch", COMPILED: "torch.compile"}
 
 _COLUMNS = [
@@ -222,21 +223,29 @@ def _row(segment: Segment, segments: Sequence[Segment]) -> list[Cell]:
         return [*row, *[None] * 13, _percent(ledger.get("error")), ledger.get("first_s"), note]
     summary = statistics.summarize(statistics.steady_ms(segment))
     error_us = None if summary.error is None else 1e3 * summary.error
+    share = ledger["floor_us"] / us
     return [
         *row,
         Measured(us, error_us),
         ledger.get("kernel_us"),
         ledger.get("host_us"),
         ledger.get("host_outside_us"),
-        _percent(ledger["floor_us"] / us),
+        _percent(share),
         ledger["bytes"] / us / 1e3,
         ledger["flops"] / us / 1e6,
         *_speedup_cells(segment, segments, EAGER),
         *_speedup_cells(segment, segments, COMPILED),
         _percent(ledger.get("error")),
         ledger.get("first_s"),
-        _last_line(ledger.get("failure", "")),
+        "; ".join(filter(None, (_last_line(ledger.get("failure", "")), _doubt(share)))),
     ]
+
+
+def _doubt(share: float) -> str:
+    """Why a kernel may take clearly less than the least that its work needs; empty elsewhere."""
+    if share <= _BEYOND:
+        return ""
+    return "beyond the limit: its data lie in a cache, or the ceilings were measured too low"
 
 
 def _median_us(segment: Segment) -> float | None:

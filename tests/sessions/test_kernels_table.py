@@ -84,6 +84,17 @@ def test_what_could_not_be_timed_says_why_in_its_last_line(session):
     assert refused["median"] is None and refused["note"] == "wrong: output 0 is 3 too large"
 
 
+def test_what_takes_clearly_less_than_the_least_says_why_it_may(session):
+    first, second, *_ = session.segments
+    first.ledger["floor_us"], second.ledger["floor_us"] = 18.6, 26.0  # of 10 and 25 us
+    beyond, *others = rows(session)
+    assert beyond["of the limit"] == pytest.approx(186)
+    assert beyond["note"].startswith("beyond the limit: its data lie in a cache, or the ceilings")
+    shares = [(row["of the limit"] or 0, "limit" in row["note"]) for row in others]
+    assert all(told == (share > 110) for share, told in shares)
+    assert (pytest.approx(104), False) in shares
+
+
 def test_segments_of_models_are_no_rows_of_the_table(session):
     session.segments.append(Segment(9, Configuration(family="hydra", preset="tiny"), "hydra"))
     assert len(rows(session)) == 7

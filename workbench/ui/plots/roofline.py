@@ -1,4 +1,4 @@
-"""Timed kernels under this GPU's own roof: what each achieves against what it could.
+"""Timed kernels under this device's own roof: what each achieves against what it could.
 
 To the right the arithmetic intensity, upwards FLOP/s, both logarithmic. The roof is what a large
 copy (the slope) and a large matrix product (the level) reached in the same run; a kernel that lies
