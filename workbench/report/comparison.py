@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from sessions.comparison import MOST, compare
+from sessions.comparison import MOST, choose, compare
 from sessions.statistics import steady
 from sessions.tables import comparison_table, differences_table
 from workbench.report._section import WARNING, Chart, Parts, Section, Words
@@ -13,12 +13,17 @@ from workbench.ui.plots import Run
 
 
 def parts(runs: Sequence[Run]) -> Parts:
-    """The first session is what the ratios refer to."""
-    found = compare([dataclasses.replace(run.session, title=run.title) for run in runs])
+    """The first session is what the ratios refer to; charts show what the table compares."""
+    places = [run.session.segments.index(choose(run.session)) for run in runs]
+    sessions = [dataclasses.replace(run.session, title=run.title) for run in runs]
+    found = compare(sessions, segments=places)
+    shown = [
+        dataclasses.replace(run, segments=(place,)) for run, place in zip(runs, places, strict=True)
+    ]
     yield from (Words([warning], WARNING) for warning in found.warnings)
     yield comparison_table(found)
     for plot in ("box", "ecdf", "aligned_timeline"):
-        yield Chart(plot, runs)
+        yield Chart(plot, shown)
     if found.differences:
         yield differences_table(found)
 

@@ -20,9 +20,10 @@ from sessions import hdf5, prediction
 from sessions.model import Evidence, Phase
 from sessions.numbers import text
 from sessions.side_by_side import verdicts_table
-from sessions.tables import segments_table
+from sessions.tables import Table, segments_table
 from workbench.cli import main
 from workbench.report import SECTIONS, _page
+from workbench.report._section import Chart
 from workbench.ui.export import ExportError
 from workbench.ui.plots import PLOTS, Run
 
@@ -161,6 +162,13 @@ def test_sessions_are_compared_with_the_first_and_each_told_under_its_name(qapp)
     assert page.sections[:2] == ["overview", "comparison"] and page.whole
     assert page.texts.count("run 1") >= 3
     assert SECTIONS["comparison"].why_not(runs[:1]).startswith("2 to 10 sessions")
+    (table, *charts) = [
+        part for part in SECTIONS["comparison"].made(runs) if isinstance(part, Table | Chart)
+    ][:4]
+    compared = [row[1] for row in table.rows]
+    for chart in charts:
+        assert [run.chosen()[0].title for run in chart.runs] == compared
+        assert all(len(run.chosen()) == 1 for run in chart.runs), "what the ratios are of"
 
 
 def test_a_page_of_sessions_that_cannot_be_compared_has_all_else(qapp):
