@@ -141,7 +141,7 @@ def choose(session: Session, place: int | None = None) -> Segment:
     elif 0 <= place < len(session.segments):
         segment = session.segments[place]
     else:
-        raise SessionError(
+        raise Lacking(
             f"{session.title!r} has no segment {place}; expected 0 to {len(session.segments) - 1}."
         )
     if not steady(segment).any():

@@ -14,6 +14,7 @@ from sessions.tables import comparison_table, differences_table
 from workbench.commands._command import (
     DONE,
     Command,
+    Mistaken,
     answer,
     answer_json,
     check_output,
@@ -31,6 +32,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "others", type=Path, nargs="+", metavar="OTHER.h5", help=f"up to {MOST - 1} others"
     )
     parser.add_argument(
+        "--segments",
+        metavar="N,N,...",
+        help="which of each file, counted from 0 as `workbench info` lists them; default: the one "
+        "of most steady steps",
+    )
+    parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE.md|FILE.csv", help="write the table too"
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -42,9 +49,10 @@ def _run(arguments: argparse.Namespace) -> int:
     paths = [arguments.base, *arguments.others]
     if arguments.output is not None:
         check_output(arguments.output, _SUFFIXES)
+    places = _places(arguments.segments, len(paths))
     sessions = load_together(paths)
     with hdf5.held_open(sessions):
-        comparison = compare(sessions)
+        comparison = compare(sessions, segments=places)
     for warning in comparison.warnings:
         say(f"warning: {warning}")
     if arguments.output is not None:
@@ -56,6 +64,16 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         answer(_markdown(comparison))
     return DONE
+
+
+def _places(text: str | None, count: int) -> list[int] | None:
+    """The segments that are named, one a file; raises ``Mistaken``."""
+    if text is None:
+        return None
+    named = [one.strip() for one in text.split(",")]
+    if len(named) != count or not all(one.isdecimal() for one in named):
+        raise Mistaken(f"--segments {text}: expected {count} whole numbers, one for each file")
+    return [int(one) for one in named]
 
 
 def _markdown(comparison: Comparison) -> str:

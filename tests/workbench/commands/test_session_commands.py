@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import errno
 import io
 import json
@@ -238,6 +239,22 @@ def test_compare_writes_the_table_that_it_prints(pair, tmp_path, capsys):
     rows = list(csv.DictReader((tmp_path / "table.csv").open(newline="")))
     assert [row["session"] for row in rows] == ["base", "fast"]
     assert float(rows[1]["ratio"]) == pytest.approx(0.7, rel=0.02)
+
+
+def test_any_segment_of_each_file_can_be_compared(pair, capsys):
+    session = hdf5.load(pair[1])
+    first = session.segments[0]
+    session.segments.append(dataclasses.replace(first, index=1, label="another"))
+    hdf5.save(session, pair[1])
+    found = json.loads(printed(["compare", *pair, "--segments", "0,1", "--json"], capsys))
+    assert [arm["segment"] for arm in found["arms"]][1] == "another"
+    for words, why in (
+        ("0", "--segments 0: expected 2 whole numbers, one for each file"),
+        ("0,x", "--segments 0,x: expected 2 whole numbers"),
+        ("0,7", "'fast' has no segment 7; expected 0 to 1."),
+    ):
+        assert main(["compare", *map(str, pair), "--segments", words]) == 2
+        assert why in capsys.readouterr().err
 
 
 def test_files_of_one_name_are_told_apart(pair, tmp_path, capsys):
