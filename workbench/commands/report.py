@@ -40,7 +40,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     check_output(arguments.output, _SUFFIXES)
-    chosen = arguments.sections and [name.strip() for name in arguments.sections.split(",")]
+    named = [name.strip() for name in (arguments.sections or "").split(",")]
+    chosen = arguments.sections and [*dict.fromkeys(named)]
     known = files_of("workbench.report")
     for name in chosen or ():
         if name not in known:

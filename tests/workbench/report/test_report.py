@@ -263,7 +263,8 @@ def test_what_people_write_is_text_and_never_markup(qapp, words):
 
 def test_the_command_writes_the_page_and_tells_its_sections(saved, tmp_path, capsys):
     target = tmp_path / "r.html"
-    asked = ["report", str(saved), "-o", str(target), "--sections", "verdicts, again", "--json"]
+    sections = ["--sections", "verdicts, again,verdicts"]
+    asked = ["report", str(saved), "-o", str(target), *sections, "--json"]
     assert main(asked) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["reason"], told["file"]) == ("done", str(target))
