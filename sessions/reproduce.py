@@ -42,6 +42,7 @@ _SHELL = """\
 #!/bin/sh
 failed=
 trap 'printf %%s "$failed" >&2' EXIT
+trap 'exit 130' INT
 workbench() {
     command workbench "$@" && return
     code=$?

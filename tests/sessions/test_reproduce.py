@@ -149,6 +149,23 @@ def test_a_shell_script_repeats_all_and_tells_at_its_end_what_did_not_end_well(
     assert len((tmp_path / "called").read_text().splitlines()) == called
 
 
+def test_a_script_that_is_interrupted_tells_what_had_not_ended_well_before(tmp_path):
+    """The terminal sends Ctrl+C to the shell too, which dash would die of without a word."""
+    stand_in = tmp_path / "workbench"
+    stand_in.write_text(
+        '#!/bin/sh\ncase "$*" in *0000.h5) exit 1;; esac\ntrap "exit 130" INT\n'
+        f'echo "$*" >> {tmp_path}/called\nkill -INT 0\nsleep 5\n'
+    )
+    stand_in.chmod(0o755)
+    script = reproduce.session_commands(samples.session(n=17, segments=3))
+    done = subprocess.run(
+        ["sh", "-c", script], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, start_new_session=True,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 130 and "exit code 1: workbench run" in done.stderr
+    assert len((tmp_path / "called").read_text().splitlines()) == 1
+
+
 @ENDINGS
 def test_a_python_script_repeats_all_and_tells_at_its_end_what_did_not_end_well(
     codes, called, code, capsys

@@ -36,7 +36,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--command",
         dest="shell",
         action="store_true",
-        help="a shell script that runs all of it again, studies as they were asked for",
+        help="a shell script that runs all of it again, studies as they were asked for, and tells "
+        "at its end what did not exit with 0",
     )
     form.add_argument("--python", action="store_true", help="the same in Python")
 
