@@ -252,7 +252,7 @@ def test_a_growing_session_is_saved_with_columns_of_one_length(tmp_path):
     stop = threading.Event()
 
     def grow():
-        while not stop.is_set():
+        while not stop.wait(5e-4):  # unbounded, it outgrew its saving on a busy machine
             columns.append(samples.steps(50))
 
     thread = threading.Thread(target=grow)
