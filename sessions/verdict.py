@@ -180,10 +180,11 @@ def p_value(found: Interval, margin: float) -> float:
         return 1.0
     if not found.deviation > 0:
         return 0.0
-    n = found.n
-    x = (distance / found.deviation) ** 2 * n / (n - 1)
+    n, ratio = found.n, found.deviation / distance
     grown = 1 + n * _MIXTURE
-    log_e = n / 2 * (math.log1p(x) - math.log1p(x / grown)) - math.log(grown) / 2
+    # By 1 / x, x = t^2 / v: no difference of logarithms, which rounding can turn at large x.
+    inverse = ratio * ratio * (n - 1) / n
+    log_e = n / 2 * math.log1p(n * _MIXTURE / (1 + grown * inverse)) - math.log(grown) / 2
     return min(1.0, math.exp(-log_e))
 
 
