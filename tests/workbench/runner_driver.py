@@ -62,20 +62,11 @@ class Driver:
 
     def until(self, wanted: Wanted, limit_s: float = LIMIT_S) -> protocol.AnyMessage:
         """Record messages until one is wanted; fails with what came instead."""
-        deadline = time.monotonic() + limit_s
-        while True:
-            try:
-                arrived, message = self._arrived.get(timeout=max(0.01, deadline - time.monotonic()))
-            except queue.Empty:
-                raise AssertionError(
-                    f"{wanted} did not come in {limit_s:g} s; {self.describe()}"
-                ) from None
-            if message is None:
-                raise AssertionError(f"the runner ended before {wanted}; {self.describe()}")
-            self.recorder.record(message)
-            self.seen.append((arrived, message))
+        deadline, late = time.monotonic() + limit_s, f"{wanted} did not come in {limit_s:g} s"
+        while (message := self._next(deadline, late)) is not None:
             if isinstance(message, wanted) if isinstance(wanted, type) else wanted(message):
                 return message
+        raise AssertionError(f"the runner ended before {wanted}; {self.describe()}")
 
     def until_state(self, state: str, limit_s: float = LIMIT_S) -> protocol.AnyMessage:
         return self.until(
@@ -99,19 +90,8 @@ class Driver:
     def rest(self, limit_s: float = LIMIT_S) -> list[protocol.AnyMessage]:
         """Every message until the runner's end."""
         deadline = time.monotonic() + limit_s
-        rest = []
-        while True:
-            try:
-                arrived, message = self._arrived.get(timeout=max(0.01, deadline - time.monotonic()))
-            except queue.Empty:
-                raise AssertionError(
-                    f"the runner did not end in {limit_s:g} s; {self.describe()}"
-                ) from None
-            if message is None:
-                return rest
-            self.recorder.record(message)
-            self.seen.append((arrived, message))
-            rest.append(message)
+        late = f"the runner did not end in {limit_s:g} s"
+        return list(iter(lambda: self._next(deadline, late), None))
 
     def describe(self) -> str:
         """The last messages and the runner's log, for a failed test."""
@@ -121,6 +101,17 @@ class Driver:
     def close(self) -> None:
         self.runner.close()
         self._reader.join(timeout=10)
+
+    def _next(self, deadline: float, late: str) -> protocol.AnyMessage | None:
+        """The next message, recorded; None at the runner's end. Fails as ``late`` says."""
+        try:
+            arrived, message = self._arrived.get(timeout=max(0.01, deadline - time.monotonic()))
+        except queue.Empty:
+            raise AssertionError(f"{late}; {self.describe()}") from None
+        if message is not None:
+            self.recorder.record(message)
+            self.seen.append((arrived, message))
+        return message
 
     def _read(self) -> None:
         for message in self.runner.messages():
