@@ -384,8 +384,8 @@ def _write(segment: Segment, message: protocol.Generated) -> None:
 
 def _close_phase(segment: Segment, stop_s: float) -> None:
     if segment.phases:
-        last = segment.phases[-1]
-        segment.phases[-1] = PhaseSpan(last.phase, last.start_s, max(last.start_s, stop_s))
+        last = segment.phases[-1]  # what the client says of a runner's death has no time
+        segment.phases[-1] = PhaseSpan(last.phase, last.start_s, max(last.stop_s, stop_s))
 
 
 def _with_blocks(comparison: PairedComparison, blocks: list[protocol.Block]) -> PairedComparison:
