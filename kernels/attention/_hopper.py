@@ -13,10 +13,10 @@ from kernels._launch import launcher
 from kernels._operator import by_tokens, cdiv
 from kernels._triton import GLUON, describable, head_strides, on_device, sm_count
 from kernels._tuning import Key, Tile, Tunable
-from kernels.attention._hopper_kernels import HALF, WARPS, hopper_forward_kernel
+from kernels.attention._hopper_kernels import HALF, WARPS, attention_hopper_kernel
 
 DIMS = (64, 128)
-launch_forward = launcher(hopper_forward_kernel)
+launch_forward = launcher(attention_hopper_kernel)
 
 
 def tiles(device: int, dtype: torch.dtype, dim: int, *_: Any) -> list[Tile]:
@@ -24,7 +24,7 @@ def tiles(device: int, dtype: torch.dtype, dim: int, *_: Any) -> list[Tile]:
     return [(128, 2), (64, 4), *([(128, 3)] if dim <= 64 else [])]
 
 
-FORWARD = Tunable("attention.hopper", (hopper_forward_kernel,), tiles)
+FORWARD = Tunable("attention.hopper", (attention_hopper_kernel,), tiles)
 
 
 def key_of(q: Tensor, causal: bool) -> Key:

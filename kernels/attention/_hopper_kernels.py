@@ -241,7 +241,7 @@ def _barriers(NUMBER: gl.constexpr, COUNT: gl.constexpr):
 
 
 @gluon.jit(do_not_specialize=["batch", "length", "keys"])
-def hopper_forward_kernel(
+def attention_hopper_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, batch, length, keys,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
     out_batch, out_head, out_token,

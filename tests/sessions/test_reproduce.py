@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import shlex
+import signal
 import subprocess
 
 import msgspec
@@ -149,7 +150,15 @@ def test_a_shell_script_repeats_all_and_tells_at_its_end_what_did_not_end_well(
     assert len((tmp_path / "called").read_text().splitlines()) == called
 
 
-def test_a_script_that_is_interrupted_tells_what_had_not_ended_well_before(tmp_path):
+@pytest.fixture
+def not_ignored():
+    """As in a terminal: who runs the tests in the background has Ctrl+C ignored in all of them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_script_that_is_interrupted_tells_what_had_not_ended_well_before(tmp_path, not_ignored):
     """The terminal sends Ctrl+C to the shell too, which dash would die of without a word."""
     stand_in = tmp_path / "workbench"
     stand_in.write_text(
