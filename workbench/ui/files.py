@@ -55,7 +55,7 @@ def write(session: Session, path: Path, source: Path | None = None) -> None:
     from sessions import hdf5
 
     hdf5.save(session, path)
-    if source in journal.unfinished():
+    if source is not None and source in journal.unfinished():
         journal.discard(source)
 
 
