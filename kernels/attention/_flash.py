@@ -324,6 +324,9 @@ def _backward(
     options = constants(q, k, causal, scale, block_d)
     options |= {"WINDOW": window is not None, "LENGTHS": _lengths(kv_length)}
     with on_device(q):
+        taken = _hopper.takes(q, k, v, causal, window, scale, kv_length)
+        if taken and q.shape[3] == _hopper.BACKWARD_DIM and describable(dout):
+            return _hopper.backward(dout, q, k, v, out, lse, causal, scale)
         delta = delta_of(out, dout, lse, block_d)
         dk, dv = _dkdv(q, k, v, dout, lse, delta, kv_length, window, options)
         dq = _dq(q, k, v, dout, lse, delta, kv_length, window, options)

@@ -1,4 +1,4 @@
-"""Which forward passes of our own attention take the kernel for Hopper, and its launch."""
+"""Which passes of our own attention take the kernels for Hopper, and their launches."""
 
 from __future__ import annotations
 
@@ -13,10 +13,20 @@ from kernels._launch import launcher
 from kernels._operator import by_tokens, cdiv
 from kernels._triton import GLUON, describable, head_strides, on_device, sm_count
 from kernels._tuning import Key, Tile, Tunable
+from kernels.attention._hopper_backward_kernels import (
+    attention_hopper_dkdv_kernel,
+    attention_hopper_dq_kernel,
+    launch_pack_rows,
+)
 from kernels.attention._hopper_kernels import HALF, WARPS, attention_hopper_kernel
 
 DIMS = (64, 128)
+BACKWARD_DIM = 128  # with 64 the kernels for every GPU are as fast
+BLOCK, STAGES = 64, 3  # of the backward kernels: rows or keys of a block, how many blocks are held
+ROWS = 32  # of a program that packs
 launch_forward = launcher(attention_hopper_kernel)
+launch_dkdv = launcher(attention_hopper_dkdv_kernel)
+launch_dq = launcher(attention_hopper_dq_kernel)
 
 
 def tiles(device: int, dtype: torch.dtype, dim: int, *_: Any) -> list[Tile]:
@@ -66,7 +76,7 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, keep: bool, tile: Tile
 ) -> tuple[Tensor, Tensor | None]:
     """The output, and with ``keep`` each row's log of the sum of exponentials."""
-    batch, heads, length, dim = q.shape
+    batch, heads, length, _ = q.shape
     groups, keys = k.shape[1:3]
     n, stages = tile
     out = by_tokens(q)
@@ -77,7 +87,51 @@ def forward(
     with on_device(q):
         launch_forward((min(programs, sm_count(q.device.index)),),
             q, k, v, out, lse, batch, length, keys, *head_strides(q, k, v, out),
-            GROUPS=groups, R=heads // groups, D=dim, SCALE=scale, CAUSAL=causal, KEEP=keep,
-            HALF=HALF, N=n, STAGES=stages, num_warps=WARPS,
+            **_constants(q, k, causal, scale), KEEP=keep, N=n, STAGES=stages, num_warps=WARPS,
         )  # fmt: skip
     return out, lse
+
+
+def backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of queries, keys and values, on the present GPU."""
+    batch, heads, length, _ = q.shape
+    groups, keys = k.shape[1:3]
+    packed, delta = pack(out, dout, lse, groups)
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    constants = _constants(q, k, causal, scale)
+    programs = batch * groups * cdiv(keys, 2 * HALF)
+    launch_dkdv((min(programs, sm_count(q.device.index)),),
+        q, k, v, dout, packed, delta, dk, dv, batch, length, keys, packed.stride(0),
+        *head_strides(q, k, v, dout, dk, dv), **constants,
+        M=BLOCK, STAGES=STAGES, num_warps=WARPS,
+    )  # fmt: skip
+    programs = batch * groups * cdiv(length * (heads // groups), 2 * HALF)
+    launch_dq((min(programs, sm_count(q.device.index)),),
+        q, k, v, dout, packed, delta, dq, batch, length, keys, packed.stride(0),
+        *head_strides(q, k, v, dout, dq), **constants,
+        N=BLOCK, STAGES=STAGES, num_warps=WARPS,
+    )  # fmt: skip
+    return dq, dk, dv
+
+
+def pack(out: Tensor, dout: Tensor, lse: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Normalisers and row sums of ``out dout``, each [B G, rows], a multiple of 16 bytes apart."""
+    batch, heads, length, dim = out.shape
+    rows = length * (heads // groups)
+    packed, delta = lse.new_empty(2, batch * groups, 4 * cdiv(rows, 4))
+    launch_pack_rows((cdiv(rows, ROWS), batch * groups),
+        out, dout, lse, packed, delta, length, packed.stride(0), *head_strides(out, dout),
+        GROUPS=groups, R=heads // groups, D=dim, ROWS=ROWS, num_warps=4,
+    )  # fmt: skip
+    return packed, delta
+
+
+def _constants(q: Tensor, k: Tensor, causal: bool, scale: float) -> dict[str, Any]:
+    groups = k.shape[1]
+    return {
+        "GROUPS": groups, "R": q.shape[1] // groups, "D": q.shape[3], "SCALE": scale,
+        "CAUSAL": causal, "HALF": HALF,
+    }  # fmt: skip

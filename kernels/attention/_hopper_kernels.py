@@ -24,7 +24,7 @@ HALF, WARPS = 64, 4  # the rows and the warps of each of the two groups
 
 
 @gluon.jit
-def _tile(
+def tile_of_rows(
     tile, batch, length, keys,
     GROUPS: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr, HALF: gl.constexpr,
     N: gl.constexpr,
@@ -132,7 +132,9 @@ def _compute(
     n_tiles = batch * GROUPS * gl.cdiv(length * R, 2 * HALF)
     for i_t in range(gl.cdiv(n_tiles - gl.program_id(0), gl.num_programs(0))):
         tile = gl.program_id(0) + i_t * gl.num_programs(0)
-        i_b, i_g, first, blocks, free = _tile(tile, batch, length, keys, GROUPS, R, CAUSAL, HALF, N)
+        i_b, i_g, first, blocks, free = tile_of_rows(
+            tile, batch, length, keys, GROUPS, R, CAUSAL, HALF, N
+        )
         o_m = first + WHICH * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, s_layout))
         o_p = keys - length + o_m // R
         b_m = gl.full((HALF,), float("-inf"), gl.float32, gl.SliceLayout(1, s_layout))
@@ -181,7 +183,7 @@ def _compute(
 
 
 @gluon.jit
-def _fetch(desc, at, box, full, BYTES: gl.constexpr):
+def fetch(desc, at, box, full, BYTES: gl.constexpr):
     """Begin to fetch one block, and let ``full`` wait for it."""
     mbarrier.expect(full, BYTES)
     load_box(desc, at, full, box)
@@ -201,26 +203,26 @@ def _fetch_all(
     n_tiles = batch * GROUPS * gl.cdiv(length * R, 2 * HALF)
     for i_t in range(gl.cdiv(n_tiles - gl.program_id(0), gl.num_programs(0))):
         tile = gl.program_id(0) + i_t * gl.num_programs(0)
-        i_b, i_g, first, blocks, _free = _tile(
+        i_b, i_g, first, blocks, _free = tile_of_rows(
             tile, batch, length, keys, GROUPS, R, CAUSAL, HALF, N
         )
         for i_k in range(blocks - 1, -1, -1):
             stage = count % STAGES
             before = ((count // STAGES) & 1) ^ 1
             mbarrier.wait(k_empty.index(stage), before)
-            _fetch(k_desc, [i_b, i_g, i_k * N, 0], k_smem.index(stage), k_full.index(stage), BYTES)
+            fetch(k_desc, [i_b, i_g, i_k * N, 0], k_smem.index(stage), k_full.index(stage), BYTES)
             if i_k == blocks - 1:  # after the keys, which do not wait for the tile before
                 for i in gl.static_range(2):
                     mbarrier.wait(q_empty.index(i), (i_t & 1) ^ 1)
                     at = [i_b, (first + i * HALF) // R, i_g * R, 0]
-                    _fetch(q_desc, at, q_all.index(i), q_full.index(i), HALF * D * 2)
+                    fetch(q_desc, at, q_all.index(i), q_full.index(i), HALF * D * 2)
             mbarrier.wait(v_empty.index(stage), before)
-            _fetch(v_desc, [i_b, i_g, i_k * N, 0], v_smem.index(stage), v_full.index(stage), BYTES)
+            fetch(v_desc, [i_b, i_g, i_k * N, 0], v_smem.index(stage), v_full.index(stage), BYTES)
             count += 1
 
 
 @gluon.jit
-def _describe(
+def describe(
     ptr, batch, rows, columns, in_batch, in_row, in_column,
     D: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
 ):  # fmt: skip
@@ -232,7 +234,7 @@ def _describe(
 
 
 @gluon.jit
-def _barriers(NUMBER: gl.constexpr, COUNT: gl.constexpr):
+def barriers(NUMBER: gl.constexpr, COUNT: gl.constexpr):
     """``NUMBER`` barriers, each for so many arrivals."""
     made = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(NUMBER):
@@ -252,17 +254,17 @@ def attention_hopper_kernel(
     """As ``attention_forward_kernel``, of whole keys; a causal query sees one at least."""
     H: gl.constexpr = GROUPS * R
     dtype: gl.constexpr = q_ptr.dtype.element_ty
-    q_desc = _describe(q_ptr, batch, length, H, q_batch, q_token, q_head, D, HALF // R, R)
-    o_desc = _describe(out_ptr, batch, length, H, out_batch, out_token, out_head, D, HALF // R, R)
-    k_desc = _describe(k_ptr, batch, GROUPS, keys, k_batch, k_head, k_token, D, 1, N)
-    v_desc = _describe(v_ptr, batch, GROUPS, keys, v_batch, v_head, v_token, D, 1, N)
+    q_desc = describe(q_ptr, batch, length, H, q_batch, q_token, q_head, D, HALF // R, R)
+    o_desc = describe(out_ptr, batch, length, H, out_batch, out_token, out_head, D, HALF // R, R)
+    k_desc = describe(k_ptr, batch, GROUPS, keys, k_batch, k_head, k_token, D, 1, N)
+    v_desc = describe(v_ptr, batch, GROUPS, keys, v_batch, v_head, v_token, D, 1, N)
     q_all = gl.allocate_shared_memory(dtype, [2, 1, HALF // R, R, D], q_desc.layout)
     o_all = gl.allocate_shared_memory(dtype, [2, 1, HALF // R, R, D], o_desc.layout)
     k_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, N, D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, N, D], v_desc.layout)
-    q_full, q_empty = _barriers(2, 1), _barriers(2, 1)
-    k_full, v_full = _barriers(STAGES, 1), _barriers(STAGES, 1)
-    k_empty, v_empty = _barriers(STAGES, 2), _barriers(STAGES, 2)
+    q_full, q_empty = barriers(2, 1), barriers(2, 1)
+    k_full, v_full = barriers(STAGES, 1), barriers(STAGES, 1)
+    k_empty, v_empty = barriers(STAGES, 2), barriers(STAGES, 2)
     bars = (k_full, k_empty, v_full, v_empty)
     LOG2: gl.constexpr = SCALE * 1.4426950408889634
     gl.warp_specialize([

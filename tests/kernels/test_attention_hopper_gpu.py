@@ -1,4 +1,4 @@
-"""On a Hopper GPU: attention's own forward kernel there is right, whatever its tile, each time."""
+"""On a Hopper GPU: attention's own kernels there are right, whatever their tiles, each time."""
 
 import math
 
@@ -25,6 +25,7 @@ SHAPES = [
     (1, 2048, 4, 4, 128, True, 2048),
 ]
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+FP32 = 1e-5  # of sums of order 10: what remains where they cancel
 
 
 def heads(batch, tokens, number, dim, dtype, by_tokens):
@@ -69,6 +70,29 @@ def test_every_tile_gives_the_exact_output_and_normalisers_each_time(
             assert (got.double() - out).abs().max() <= allowed
             assert (got_lse.double() - lse).abs().max() <= 1e-5
     _replay.forget()
+
+
+@pytest.mark.parametrize(("dtype", "by_tokens"), [(torch.bfloat16, True), (torch.float16, False)])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gradients_are_exact_each_time(shape, dtype, by_tokens):
+    batch, length, number, groups, _, causal, keys = shape
+    dim = _hopper.BACKWARD_DIM
+    torch.manual_seed(0)
+    q, dout = (heads(batch, length, number, dim, dtype, by_tokens) for _ in range(2))
+    k, v = (heads(batch, keys, groups, dim, dtype, by_tokens) for _ in range(2))
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    wanted = torch.autograd.grad(exact(*leaves, causal)[0], leaves, dout.double())
+    out, lse = _flash._forward(q, k, v, causal, None, dim**-0.5, None, True)
+    first = None
+    for _ in range(_replay.BEFORE + 3):
+        poison = torch.full((1 << 24,), math.nan, device="cuda")
+        del poison
+        got = _flash._backward(dout, q, k, v, out, lse, None, causal, None, dim**-0.5)
+        for x, y in zip(got, wanted, strict=True):
+            error = (x.double() - y).abs().max()
+            assert error <= 4 * ROUNDING[dtype] * y.abs().max() + FP32
+        first = first or got
+        assert all(torch.equal(x, y) for x, y in zip(got, first, strict=True))
 
 
 def test_what_the_kernel_does_not_do_goes_to_the_one_for_every_gpu():
