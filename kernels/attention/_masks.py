@@ -28,13 +28,13 @@ def visible(
     ``rows`` and ``columns`` make that part of it alone.
     """
     end: int | Tensor = keys
-    key = torch.arange(*columns.indices(keys), device=device)
+    key = torch.arange(keys, device=device)[columns]
     if kv_length is not None and kv_length.dim() == 2:
         end = kv_length[:, None, rows, None]
         position = end - 1
     else:
         end = end if kv_length is None else kv_length.reshape(-1, 1, 1, 1)
-        position = end - length + torch.arange(*rows.indices(length), device=device)[:, None]
+        position = end - length + torch.arange(length, device=device)[rows, None]
     seen = key < end if kv_length is not None else torch.ones_like(position + key, dtype=torch.bool)
     if causal:
         seen = seen & (key <= position)
