@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -44,6 +45,7 @@ class Phase(enum.IntEnum):
 
 
 Scalar = bool | int | float | str
+OWN = "own"  # the family of models from files of one's own
 KERNELS = "kernels"  # the family of a segment that timed a kernel, and no model
 
 
@@ -58,6 +60,14 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     toggles: dict[str, str] = {}  # every toggle's requested option
     seed: int = 0
     data: str = "synthetic"  # or the path of a text file
+
+    @property
+    def title(self) -> str:
+        """Family, preset and workload; for a model of one's own its file and the workload."""
+        if self.family == OWN and "source" in self.model:
+            file = str(self.model["source"]).rpartition(":")[0]
+            return f"{PurePath(file).stem} {self.workload}"
+        return f"{self.family} {self.preset} {self.workload}"
 
     def flat(self) -> dict[str, Scalar]:
         """Every field by a dotted name, for tables of differences."""

@@ -4,7 +4,6 @@ import inspect
 import linecache
 import sys
 import types
-import zlib
 
 import pytest
 import torch
@@ -449,8 +448,7 @@ def planted(module_name: str, old: str, new: str) -> types.ModuleType:
     assert source.count(old) == 1, f"{module_name} has {source.count(old)} of {old!r}"
     source = source.replace(old, new)
     copy = types.ModuleType(f"{module_name}_planted")
-    # Triton writes it into what it assembles for a GPU, where a line's end in it is an error.
-    copy.__file__ = f"<planted {module_name} {zlib.crc32(new.encode())}>"
+    copy.__file__ = f"<planted {module_name} {hash(new)}>"  # Triton assembles it: of one line
     linecache.cache[copy.__file__] = (
         len(source), None, source.splitlines(keepends=True), copy.__file__,
     )  # fmt: skip

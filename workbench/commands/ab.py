@@ -9,7 +9,7 @@ import msgspec
 
 from sessions import prediction
 from sessions.expectation import at_most
-from sessions.model import Configuration, PairedComparison, Session
+from sessions.model import PairedComparison, Session
 from sessions.side_by_side import judgement_of
 from sessions.verdict import wrong_arms
 from sessions.verdict_words import (
@@ -105,13 +105,8 @@ def measure(begin: headless.Chooser) -> Outcome:
     with Bar() as bar:
         outcome = headless.run(begin, watch=bar.watch)
     if outcome.session.segments:
-        outcome.session.title = f"{title(outcome.session.segments[0].configuration)}: A/B"
+        outcome.session.title = f"{outcome.session.segments[0].configuration.title}: A/B"
     return outcome
-
-
-def title(configuration: Configuration) -> str:
-    """Family, preset and workload."""
-    return f"{configuration.family} {configuration.preset} {configuration.workload}"
 
 
 def _as_data(outcome: Outcome, saved: str | None) -> dict[str, Any]:

@@ -31,7 +31,6 @@ from workbench.commands._command import (
     check_session,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
-from workbench.commands.ab import title
 from workbench.commands.run import (
     configuration_arguments,
     configure,
@@ -93,7 +92,7 @@ def _run(arguments: argparse.Namespace) -> int:
         outcome = headless.run(begin, watch=bar.watch)
     session = outcome.session
     if session.segments:
-        session.title = f"{title(session.segments[0].configuration)}: {arguments.mode}"
+        session.title = f"{session.segments[0].configuration.title}: {arguments.mode}"
     saved = settle(outcome, arguments.output)
     study = newest(session)
     if arguments.json:

@@ -27,7 +27,6 @@ from workbench.commands._command import (
     check_session,
 )
 from workbench.commands._headless import Bar, as_data, exit_code, settle
-from workbench.commands.ab import title
 from workbench.commands.run import (
     configuration_arguments,
     configure,
@@ -75,7 +74,7 @@ def _run(arguments: argparse.Namespace) -> int:
         outcome = headless.run(begin, watch=bar.watch)
     session = outcome.session
     if session.segments:
-        session.title = f"{title(session.segments[0].configuration)}: profile"
+        session.title = f"{session.segments[0].configuration.title}: profile"
     saved = settle(outcome, arguments.output)
     studies = breakdown.profiles(session)
     if arguments.json:

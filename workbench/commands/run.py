@@ -13,7 +13,7 @@ import msgspec
 from sessions import checked, statistics
 from sessions.ceilings import ceiling_words, utilization
 from sessions.comparison import steady_peak_bytes
-from sessions.model import Configuration, Phase, Scalar, Segment
+from sessions.model import OWN, Configuration, Phase, Scalar, Segment
 from sessions.tables import segments_table
 from workbench import headless, presets, protocol, remote
 from workbench.commands._arguments import positive_float, positive_int
@@ -32,7 +32,6 @@ from workbench.commands._headless import Bar, as_data, exit_code, settle
 from workbench.offered import expected
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-OWN = "own"  # the family of a person's own files
 SYNTHETIC = "synthetic"  # data that no file has
 SECONDS = 10.0  # where neither steps nor seconds are asked for
 
@@ -118,7 +117,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     session = outcome.session
     if session.segments:
-        session.title = _title(session.segments[-1].configuration)
+        session.title = session.segments[-1].configuration.title
     saved = settle(outcome, arguments.output)
     if arguments.json:
         answer_json(
@@ -282,13 +281,6 @@ def _read(field: protocol.Field, text: str) -> Scalar:
 
 def _sent(path: Path | None) -> str:
     return "" if path is None else remote.path(path)
-
-
-def _title(configuration: Configuration) -> str:
-    if configuration.family == OWN:
-        file = Path(str(configuration.model["source"]).rpartition(":")[0])
-        return f"{file.stem} {configuration.workload}"
-    return f"{configuration.family} {configuration.preset} {configuration.workload}"
 
 
 COMMAND = Command(name="run", help=__doc__, arguments=_arguments, run=_run, drives=True)

@@ -43,6 +43,7 @@ from models import ConfigurationError, Costs, Family, Footprint, Model
 from models._family import Batch, setting
 from models._initialise import Take
 from models._quantized import QuantizedLinear
+from sessions.model import OWN
 from workbench.runner import switches
 from workbench.runner.environment import host
 from workbench.runner.failures import Mistake, OwnModelError
@@ -417,7 +418,7 @@ def _unknown(config: OwnConfig) -> Costs:
 
 
 FAMILY = OwnFamily(
-    name="own",
+    name=OWN,
     title="Own model",
     help=__doc__ or "",
     config=OwnConfig,

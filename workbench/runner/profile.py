@@ -219,7 +219,7 @@ class ProfileRun:
         index, rig.studies = rig.studies, rig.studies + 1
         configuration = situation.configuration
         text = label(configuration, rig.device)
-        name = f"{configuration.family} {configuration.preset} {configuration.workload}"
+        name = configuration.title
         asked: dict[str, Scalar | list[Scalar]] = {
             "configuration": msgspec.json.encode(configuration).decode(),
             "label": text,

@@ -143,7 +143,7 @@ def save_preset(window: MainWindow) -> None:
     """Ask for a name and keep the configuration under it."""
     configuration = window.state.configuration
     assert configuration is not None
-    suggestion = f"{configuration.family} {configuration.preset} {configuration.workload}"
+    suggestion = configuration.title
 
     def keep(name: str) -> None:
         window.settings.save_preset(name, configuration)

@@ -7,10 +7,9 @@ from typing import TypeVar
 
 import msgspec
 
-from sessions.model import Configuration, Scalar
+from sessions.model import OWN, Configuration, Scalar
 from workbench.protocol import Catalogue, FamilyInfo, Field, ToggleInfo, WorkloadInfo
 
-OWN = "own"  # the family of a person's own files
 _BUILD = "build"  # what is called in such a file where nothing is named
 
 _Item = TypeVar("_Item", FamilyInfo, Field, ToggleInfo, WorkloadInfo)

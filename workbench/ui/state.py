@@ -472,7 +472,7 @@ class AppState(QObject):
         self.saved = False
         session = self.recorder.session
         if session.title == "Untitled" and self.running is not None:
-            session.title = f"{self.running.family} {self.running.preset} {self.running.workload}"
+            session.title = self.running.title
             self._journal(protocol.Described(title=session.title, notes=session.notes))
             self.sessionChanged.emit()
 

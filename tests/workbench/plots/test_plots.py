@@ -2,6 +2,7 @@
 
 import itertools
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -35,6 +36,7 @@ from workbench.ui import export
 from workbench.ui.plots import PLOTS, Plot, Run
 from workbench.ui.plots._canvas import Canvas, canvas_view
 from workbench.ui.plots._layers import Line
+from workbench.ui.plots._markers import marks
 from workbench.ui.plots._phases import Phases
 from workbench.ui.plots._telemetry import devices
 from workbench.ui.style import paper_style, screen_style
@@ -318,6 +320,17 @@ def test_labels_of_markers_do_not_overlap():
         spans.sort()
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
         assert spans[0][0] >= 0 and spans[-1][1] <= canvas.vb.rect().width() + 1
+
+
+def test_the_mark_of_another_model_names_it_and_that_of_the_same_does_not():
+    session = gpu_session(3, 10)
+    session.events.clear()
+    other = msgspec.structs.replace(session.segments[2].configuration, family="mamba2")
+    session.segments[2].configuration = other
+    label = session.segments[2].label
+    same, another = [mark.text for mark in marks(session)]
+    assert same == session.segments[1].label
+    assert another == f"mamba2 {other.preset} {other.workload}: {label}"
 
 
 def test_one_slow_step_does_not_flatten_the_others_and_is_told():

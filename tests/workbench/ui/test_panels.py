@@ -7,7 +7,15 @@ import pytest
 from fake_session import messages, session
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QCheckBox, QComboBox, QDockWidget, QDoubleSpinBox, QLabel, QSpinBox
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QComboBox,
+    QDockWidget,
+    QDoubleSpinBox,
+    QLabel,
+    QPushButton,
+    QSpinBox,
+)
 
 from workbench import protocol
 from workbench.ui.appearance import Appearance
@@ -125,8 +133,12 @@ def test_events_are_filtered_by_kind_and_text_and_a_click_shows_the_moment(qtbot
     show(ready, shown)
     events = panel(ready, "events")
     assert events._filtered.rowCount() == 5
-    events._filtered.set_kind("problem")
+    events._picker.chosen.emit("problem")
     assert events._filtered.rowCount() == 0
+    assert not events.table.isVisibleTo(events)
+    (shows_all,) = events._found.currentWidget().findChildren(QPushButton)
+    shows_all.click()
+    assert events._filtered.rowCount() == 5 and events.table.isVisibleTo(events)
     events._filtered.set_kind("toggle")
     events._search.setText("adamw")
     assert events._filtered.rowCount() == 1

@@ -131,7 +131,7 @@ class SessionsTable(CalmTable):
     def _choices(self, row: int, run: Run, arm: Arm) -> None:
         """The row's box and button; made anew only for others, who may have the keyboard."""
         titled, others = self._state.titled, self._state.compared.sessions
-        titles = [f"{one.index + 1}: {titled(one.label)}" for one in run.session.segments]
+        titles = [f"{one.index}: {titled(one.label)}" for one in run.session.segments]
         removable = any(session.id == run.session.id for session in others)
         same = id(run.session) if removable else run.session.id  # a live one's is a copy each time
         offered = (same, titles, self._state.theme.name)

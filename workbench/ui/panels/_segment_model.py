@@ -184,7 +184,7 @@ def condensed(table: Table, baseline: int, titles: Titles) -> Shown:
 
     cells = [
         [
-            str(number + 1),
+            str(number),
             differs(number, row, titles.setting),
             *(text(row[place[name]]) for name in SHOWN),
             interval(number, row),

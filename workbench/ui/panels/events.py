@@ -98,18 +98,36 @@ class EventsPanel(QWidget):
         self._search.setPlaceholderText("Filter")
         self._search.setClearButtonEnabled(True)
         self._search.textChanged.connect(self._filtered.setFilterFixedString)
-        picker = OptionPicker(FILTERS, FILTER_WIDTH)
-        picker.set_value("all")
-        picker.chosen.connect(self._filtered.set_kind)
+        self._picker = OptionPicker(FILTERS, FILTER_WIDTH)
+        self._picker.set_value("all")
+        self._picker.chosen.connect(self._filtered.set_kind)
+        nothing = Empty(
+            self._state, "find", "No event matches", "The filter above leaves none of the events."
+        )
+        nothing.offer("Show all", self._show_all)
+        self._found = QStackedWidget()
+        self._found.addWidget(nothing)
+        self._found.addWidget(self.table)
+        for changed in ("rowsInserted", "rowsRemoved", "modelReset", "layoutChanged"):
+            getattr(self._filtered, changed).connect(self._show_found)
         head = _parts.tight(QHBoxLayout())
         head.setContentsMargins(8, 6, 8, 6)
-        head.addWidget(picker)
+        head.addWidget(self._picker)
         head.addWidget(self._search, 1)
         layout = _parts.tight(QVBoxLayout(host), 0)
         layout.addLayout(head)
         layout.addWidget(_parts.rule())
-        layout.addWidget(self.table, 1)
+        layout.addWidget(self._found, 1)
+        self._show_found()
         return host
+
+    def _show_found(self) -> None:
+        self._found.setCurrentIndex(1 if self._filtered.rowCount() else 0)
+
+    def _show_all(self) -> None:
+        self._search.clear()
+        self._picker.set_value("all")
+        self._filtered.set_kind("all")
 
     def _refresh(self) -> None:
         bar = self.table.verticalScrollBar()

@@ -97,7 +97,7 @@ class GeneratedPanel(QWidget):
 def _caption(segment: Segment) -> str:
     """What wrote it, and how long its prompts took."""
     settings, ledger = segment.configuration.settings, segment.ledger
-    parts = [f"Segment {segment.index + 1}: {segment.label}"]
+    parts = [f"Segment {segment.index}: {segment.label}"]
     parts += [
         f"{title} {settings[name]:g}"
         for name, title in (("temperature", "temperature"), ("top_p", "top-p"))

@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from sessions.model import Session
+from sessions.model import Segment, Session
 from workbench.ui.plots._layers import Frame, Layer
 from workbench.ui.plots._plot import Run
 from workbench.ui.style import Style, shade
@@ -50,11 +50,17 @@ def marks(session: Session, titled: Callable[[str], str] = str) -> list[Mark]:
     ]
     told = [mark.t_s for mark in found if mark.kind == "toggle"]
     found += [
-        Mark(segment.start_s, "toggle", titled(segment.label))
-        for segment in session.segments[1:]
+        Mark(segment.start_s, "toggle", titled(_begun(segment, before)))
+        for before, segment in itertools.pairwise(session.segments)
         if not any(abs(segment.start_s - t_s) <= _SAME_S for t_s in told)
     ]
     return sorted(found, key=lambda mark: mark.t_s)
+
+
+def _begun(segment: Segment, before: Segment) -> str:
+    """What a segment is called, after the model and workload where these are others than before."""
+    now = segment.configuration.title
+    return segment.label if now == before.configuration.title else f"{now}: {segment.label}"
 
 
 class Markers(Layer):

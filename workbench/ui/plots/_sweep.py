@@ -133,7 +133,8 @@ def draw_curves(
         drawn = fitted is not None and math.isfinite(fitted.exponent * fitted.factor)
         if fitted is not None and drawn:
             canvas.add(FittedLine(curve, fitted, place, color, style, _fit_name(name, fitted)))
-        canvas.add(Points(curve, column, place, color, style, name, fitted=drawn))
+        joined = not drawn and sweep.is_numeric(study)  # there is nothing between two words
+        canvas.add(Points(curve, column, place, color, style, name, joined, named=not drawn))
     spans = [span for layer in canvas.layers if (span := layer.y_span()) is not None]
     low = min((span[0] for span in spans), default=0.0)
     high = max((span[1] for span in spans), default=1.0)
@@ -170,7 +171,10 @@ def _fit_name(name: str, fitted: Scaling) -> str:
 
 
 class Points(Layer):
-    """The measured points of one curve, with their intervals, joined where no line is fitted."""
+    """The measured points of one curve, with their intervals, ``joined`` by lines or not.
+
+    ``named``: in the legend; a line that is fitted to them names the curve otherwise.
+    """
 
     z = 30.0
 
@@ -182,10 +186,12 @@ class Points(Layer):
         color: int,
         style: Style,
         name: str,
-        fitted: bool,
+        joined: bool,
+        named: bool,
     ) -> None:
         super().__init__()
-        self._color, self._style, self._name, self._fitted = color, style, name, fitted
+        self._color, self._style, self._name = color, style, name
+        self._joined, self._named = joined, named
         self._wrong = curve.right is False
         taken = curve.measured & np.isfinite(curve.columns[column.name])
         self._all = place(curve.x)
@@ -198,10 +204,12 @@ class Points(Layer):
         self._ends = values[1:]
 
     def entries(self) -> list[Entry]:
-        if self._fitted:  # the line's entry names the curve
+        if not self._named:
             return []
         pen = self._style.pen(self._color)
-        return [Entry(self._name, "line", pen, QBrush(Qt.BrushStyle.NoBrush))]
+        if self._joined:
+            return [Entry(self._name, "line", pen, QBrush(Qt.BrushStyle.NoBrush))]
+        return [Entry(self._name, "dots", pen, QBrush(pen.color()))]
 
     def x_span(self) -> tuple[float, float] | None:
         return (float(self._all.min()), float(self._all.max())) if len(self._all) else None
@@ -217,7 +225,7 @@ class Points(Layer):
         style = self._style
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, True)
         x, y = frame.px(self._x), frame.py(self._y)
-        if not self._fitted:
+        if self._joined:
             pen = style.pen(self._color)
             _strokes.polyline(painter, pen, x, y, math.inf, frame, joined=True)
         color = style.color(self._color)

@@ -1,0 +1,16 @@
+"""What a configuration is called."""
+
+from sessions.model import OWN, Configuration
+
+
+def test_a_configuration_is_called_by_family_preset_and_workload():
+    assert Configuration(family="hydra", preset="base", workload="train").title == (
+        "hydra base train"
+    )
+
+
+def test_a_model_from_a_file_is_called_by_the_file():
+    source = {"source": "/models/of mine/tiny.v2.py:build"}
+    mine = Configuration(family=OWN, preset="file", model=source, workload="forward")
+    assert mine.title == "tiny.v2 forward"
+    assert Configuration(family=OWN, preset="file").title == "own file forward", "no file yet"
