@@ -423,6 +423,9 @@ class AppState(QObject):
             self._journal(protocol.Described(title=title, notes=notes))
         elif self.path is not None and not files.is_journal(self.path):
             path = self.path
+            if path == self._live_path:  # the live one's, which is written over it later
+                self.recorder.session.title, self.recorder.session.notes = title, notes
+                self._journal(protocol.Described(title=title, notes=notes))
             self.tasks.start(
                 lambda: files.describe(path, title, notes), lambda _: None, self._not_saved
             )

@@ -151,6 +151,21 @@ def test_a_file_of_any_name_keeps_a_new_title(qtbot, ready, saved, tmp_path):
     assert hdf5.load(path).title == "Renamed"
 
 
+def test_renaming_the_live_session_s_own_file_renames_the_live_session(qtbot, ready, tmp_path):
+    measure(qtbot, ready)
+    path = tmp_path / "live.h5"
+    ready.save_path(path)
+    qtbot.waitUntil(lambda: ready.state.path == path)
+    ready.open_path(path)
+    qtbot.waitUntil(lambda: not ready.state.live)
+    ready.state.rename("Renamed")
+    ready.state.tasks.wait()
+    assert hdf5.load(path).title == "Renamed"
+    ready.state.show_live()
+    assert ready.state.session.title == "Renamed"
+    assert journal.recover(ready.state.journal.path).title == "Renamed"
+
+
 def test_a_journal_without_an_end_is_offered_and_recovered(qtbot, ready, monkeypatch):
     left = journal.folder() / "20260101-000000-999999999.journal"
     with left.open("wb") as file:
