@@ -135,7 +135,7 @@ def test_a_session_takes_part_with_the_segment_that_is_chosen(qtbot, panel, thre
     qtbot.waitUntil(lambda: cells(panel, 2)[2].endswith("faster"), timeout=20_000)
     run = panel.found.runs[2]
     assert run.segments == (3,)
-    assert panel.sessions.cellWidget(2, 1).currentText() == f"4: {three[2].segments[3].label}"
+    assert panel.sessions.cellWidget(2, 1).currentText() == f"3: {three[2].segments[3].label}"
 
 
 def test_a_session_can_be_taken_out_but_the_shown_one_cannot(qtbot, panel, three, state):
