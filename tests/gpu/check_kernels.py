@@ -193,13 +193,15 @@ def check(op: Operator, dtype: str | None = None) -> dict[str, Any]:
     """Everything about being right, of one operator on this GPU; of one ``dtype``, if given."""
     failures: list[str] = []
     worst: dict[str, float] = {}
-    checks = 0
+    checks, begun = 0, time.monotonic()
     # Dynamo notes at its first use which functions torch has: not the ones that poison memory.
     torch.compile(torch.zeros_like, backend="eager")(torch.empty(1))
     for title, of, test in _checks(op, worst):
         if dtype not in (None, str(of)[6:]):
             continue
         checks += 1
+        # What a check that hangs leaves behind: which one it was.
+        print(f"{time.monotonic() - begun:6.1f} s  {title}", file=sys.stderr, flush=True)
         try:
             failures += [f"{title}: {problem}" for problem in test()]
         except kernels.Unavailable as refusal:

@@ -95,6 +95,36 @@ def test_gradients_are_exact_each_time(shape, dtype, by_tokens):
         assert all(torch.equal(x, y) for x, y in zip(got, first, strict=True))
 
 
+def test_a_captured_pass_follows_its_inputs_to_the_last_bit():
+    torch.manual_seed(0)
+    q, dout = (heads(2, 333, 8, 128, torch.bfloat16, True) for _ in range(2))
+    k, v = (heads(2, 333, 2, 128, torch.bfloat16, True) for _ in range(2))
+    triton = OPS["attention"].implementations["triton"]
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+
+    def step():
+        out = triton(q, k, v, True, None, None, None)
+        return out, *torch.autograd.grad(out, leaves, dout)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(_replay.BEFORE + 2):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for _ in range(3):
+        with torch.no_grad():
+            for x in (q, k, v, dout):
+                x.normal_()
+            for x in captured:
+                x.fill_(math.nan)
+        graph.replay()
+        assert all(torch.equal(x, y) for x, y in zip(captured, step(), strict=True))
+
+
 def test_what_the_kernel_does_not_do_goes_to_the_one_for_every_gpu():
     q, k, v = (heads(1, 256, 4, 128, torch.bfloat16, True) for _ in range(3))
     taken = _hopper.takes(q, k, v, True, None, 0.1, None)
