@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -55,15 +56,18 @@ def takes(
     if window is not None or kv_length is not None or q.dtype.itemsize != 2 or scale <= 0:
         return False
     length, dim, keys = q.shape[2], q.shape[3], k.shape[2]
-    heads = q.shape[1] // k.shape[1]
     return (
         dim in DIMS
-        and HALF % heads == 0
-        and length * heads >= 2 * HALF
+        and length * _packed(q, k) >= 2 * HALF
         and (keys >= length or not causal)
         and _is_hopper(q.get_device())
         and describable(q, k, v)
     )
+
+
+def _packed(q: Tensor, k: Tensor) -> int:
+    """How many heads of a group are packed to the rows of a program: these must divide."""
+    return math.gcd(q.shape[1] // k.shape[1], HALF)
 
 
 @functools.cache
@@ -77,13 +81,13 @@ def forward(
 ) -> tuple[Tensor, Tensor | None]:
     """The output, and with ``keep`` each row's log of the sum of exponentials."""
     batch, heads, length, _ = q.shape
-    groups, keys = k.shape[1:3]
+    keys, packed = k.shape[2], _packed(q, k)
     n, stages = tile
     out = by_tokens(q)
     lse = None
     if keep:
         lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
-    programs = batch * groups * cdiv(length * (heads // groups), 2 * HALF)
+    programs = batch * (heads // packed) * cdiv(length * packed, 2 * HALF)
     with on_device(q):
         launch_forward((min(programs, sm_count(q.device.index)),),
             q, k, v, out, lse, batch, length, keys, *head_strides(q, k, v, out),
@@ -98,17 +102,18 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of queries, keys and values, on the present GPU."""
     batch, heads, length, _ = q.shape
-    groups, keys = k.shape[1:3]
+    key_heads, keys = k.shape[1:3]
+    groups = heads // _packed(q, k)
     packed, delta = pack(out, dout, lse, groups)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     constants = _constants(q, k, causal, scale)
-    programs = batch * groups * cdiv(keys, 2 * HALF)
+    programs = batch * key_heads * cdiv(keys, 2 * HALF)
     launch_dkdv((min(programs, sm_count(q.device.index)),),
         q, k, v, dout, packed, delta, dk, dv, batch, length, keys, packed.stride(0),
         *head_strides(q, k, v, dout, dk, dv), **constants,
         M=BLOCK, STAGES=STAGES, num_warps=WARPS,
     )  # fmt: skip
-    programs = batch * groups * cdiv(length * (heads // groups), 2 * HALF)
+    programs = batch * groups * cdiv(length * _packed(q, k), 2 * HALF)
     launch_dq((min(programs, sm_count(q.device.index)),),
         q, k, v, dout, packed, delta, dq, batch, length, keys, packed.stride(0),
         *head_strides(q, k, v, dout, dq), **constants,
@@ -130,8 +135,9 @@ def pack(out: Tensor, dout: Tensor, lse: Tensor, groups: int) -> tuple[Tensor, T
 
 
 def _constants(q: Tensor, k: Tensor, causal: bool, scale: float) -> dict[str, Any]:
-    groups = k.shape[1]
+    packed = _packed(q, k)
+    groups = q.shape[1] // packed
     return {
-        "GROUPS": groups, "R": q.shape[1] // groups, "D": q.shape[3], "SCALE": scale,
-        "CAUSAL": causal, "HALF": HALF,
+        "GROUPS": groups, "SHARE": groups // k.shape[1], "R": packed, "D": q.shape[3],
+        "SCALE": scale, "CAUSAL": causal, "HALF": HALF,
     }  # fmt: skip

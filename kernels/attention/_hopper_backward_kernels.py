@@ -69,6 +69,21 @@ def _tile_of_keys(
 
 
 @gluon.jit
+def _rows_of(i, low, full, end, SHARE: gl.constexpr):
+    """Step ``i`` of a program's, which count from ``low``: of which group, and which of its blocks.
+
+    Of every group first those that see some of the keys only, then of every group the others.
+    """
+    if SHARE == 1:
+        return 0, i
+    masked = i - low < SHARE * (full - low)
+    start = gl.where(masked, low, full)
+    number = gl.where(masked, full - low, end - full)
+    i = i - low - gl.where(masked, 0, SHARE * (full - low))
+    return i // number, start + i % number
+
+
+@gluon.jit
 def _add_rows(
     b_dk, b_dv, b_ds, k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem, bars, count, start,
     more, o_k, length, keys,
@@ -141,8 +156,8 @@ def _store(b_x, desc, at, box):
 def _compute_dkdv(
     WHICH: gl.constexpr, dk_desc, dv_desc, k_all, v_all, o_all, q_smem, do_smem, lse_smem,
     delta_smem, kv_full, kv_empty, bars, batch, length, keys,
-    GROUPS: gl.constexpr, R: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr,
-    HALF: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr,
+    KEY_HEADS: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr, SCALE: gl.constexpr,
+    CAUSAL: gl.constexpr, HALF: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """What a group of warps does for gradients of keys and values."""
     D: gl.constexpr = k_all.shape[4]
@@ -152,12 +167,13 @@ def _compute_dkdv(
     k_smem = k_all.index(WHICH).reshape([HALF, D])
     v_smem = v_all.index(WHICH).reshape([HALF, D])
     count = 0
-    n_tiles = batch * GROUPS * gl.cdiv(keys, 2 * HALF)
+    n_tiles = batch * KEY_HEADS * gl.cdiv(keys, 2 * HALF)
     for i_t in range(gl.cdiv(n_tiles - gl.program_id(0), gl.num_programs(0))):
         tile = gl.program_id(0) + i_t * gl.num_programs(0)
         i_b, i_g, first, low, full, end = _tile_of_keys(
-            tile, batch, length, keys, GROUPS, R, CAUSAL, HALF, M
+            tile, batch, length, keys, KEY_HEADS, R, CAUSAL, HALF, M
         )
+        masked, last = low + SHARE * (full - low), low + SHARE * (end - low)
         first += WHICH * HALF
         o_k = first + gl.arange(0, HALF, layout=gl.SliceLayout(1, s_layout))
         b_dk = gl.zeros((HALF, D), gl.float32, o_layout)
@@ -166,29 +182,31 @@ def _compute_dkdv(
         mbarrier.wait(kv_full.index(WHICH), i_t & 1)
         b_dk, b_dv, b_ds = _add_rows(
             b_dk, b_dv, b_ds, k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem, bars,
-            count, low * M, low + 1 < end, o_k, length, keys,
+            count, low * M, low + 1 < last, o_k, length, keys,
             R, LOG2, CAUSAL, CAUSAL, True, M, STAGES,
         )  # fmt: skip
         count += 1
-        for i_m in range(low + 1, full):
+        for i in range(low + 1, masked):
+            _, i_m = _rows_of(i, low, full, end, SHARE)
             b_dk, b_dv, b_ds = _add_rows(
                 b_dk, b_dv, b_ds, k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem, bars,
-                count, i_m * M, i_m + 1 < end, o_k, length, keys,
+                count, i_m * M, i + 1 < last, o_k, length, keys,
                 R, LOG2, CAUSAL, True, False, M, STAGES,
             )  # fmt: skip
             count += 1
-        for i_m in range(gl.maximum(low + 1, full), end):
+        for i in range(gl.maximum(low + 1, masked), last):
+            _, i_m = _rows_of(i, low, full, end, SHARE)
             b_dk, b_dv, b_ds = _add_rows(
                 b_dk, b_dv, b_ds, k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem, bars,
-                count, i_m * M, i_m + 1 < end, o_k, length, keys,
+                count, i_m * M, i + 1 < last, o_k, length, keys,
                 R, LOG2, CAUSAL, False, False, M, STAGES,
             )  # fmt: skip
             count += 1
-        last = (count + STAGES - 1) % STAGES
+        before = (count + STAGES - 1) % STAGES
         b_w = gl.convert_layout(b_ds.to(q_smem.dtype), gl.DotOperandLayout(0, o_layout, 2))
-        b_dk = multiply(b_w, q_smem.index(last).reshape([M, D]), b_dk, is_async=True)
+        b_dk = multiply(b_w, q_smem.index(before).reshape([M, D]), b_dk, is_async=True)
         b_dk, b_w = multiplied(0, deps=(b_dk, b_w))
-        mbarrier.arrive(bars[2].index(last), count=1)
+        mbarrier.arrive(bars[2].index(before), count=1)
         mbarrier.arrive(kv_empty.index(WHICH), count=1)
         _store(b_dk * SCALE, dk_desc, [i_b, i_g, first, 0], o_all.index(WHICH))
         _store(b_dv, dv_desc, [i_b, i_g, first, 0], o_all.index(WHICH))
@@ -199,37 +217,40 @@ def _compute_dkdv(
 def _fetch_rows(
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_all, v_all, q_smem, do_smem, lse_smem,
     delta_smem, kv_full, kv_empty, bars, batch, length, keys,
-    GROUPS: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr, HALF: gl.constexpr,
-    M: gl.constexpr, STAGES: gl.constexpr,
+    KEY_HEADS: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr,
+    HALF: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """What the warp does that fetches, for gradients of keys and values."""
     q_full, do_full, empty = bars
     D: gl.constexpr = k_all.shape[4]
     BYTES: gl.constexpr = M * D * 2 + M * 4
     count = 0
-    n_tiles = batch * GROUPS * gl.cdiv(keys, 2 * HALF)
+    n_tiles = batch * KEY_HEADS * gl.cdiv(keys, 2 * HALF)
     for i_t in range(gl.cdiv(n_tiles - gl.program_id(0), gl.num_programs(0))):
         tile = gl.program_id(0) + i_t * gl.num_programs(0)
-        i_b, i_g, first, low, _full, end = _tile_of_keys(
-            tile, batch, length, keys, GROUPS, R, CAUSAL, HALF, M
+        i_b, i_g, first, low, full, end = _tile_of_keys(
+            tile, batch, length, keys, KEY_HEADS, R, CAUSAL, HALF, M
         )
-        i_bg = i_b * GROUPS + i_g
+        i_bg = (i_b * KEY_HEADS + i_g) * SHARE
         for i in gl.static_range(2):
-            full = kv_full.index(i)
+            ready = kv_full.index(i)
             mbarrier.wait(kv_empty.index(i), (i_t & 1) ^ 1)
-            mbarrier.expect(full, HALF * D * 4)
-            load_box(k_desc, [i_b, i_g, first + i * HALF, 0], full, k_all.index(i))
-            load_box(v_desc, [i_b, i_g, first + i * HALF, 0], full, v_all.index(i))
-        for i_m in range(low, end):
+            mbarrier.expect(ready, HALF * D * 4)
+            load_box(k_desc, [i_b, i_g, first + i * HALF, 0], ready, k_all.index(i))
+            load_box(v_desc, [i_b, i_g, first + i * HALF, 0], ready, v_all.index(i))
+        for i in range(low, low + SHARE * (end - low)):
+            i_s, i_m = _rows_of(i, low, full, end, SHARE)
             stage = count % STAGES
-            at = [i_b, i_m * M // R, i_g * R, 0]
+            at = [i_b, i_m * M // R, (i_g * SHARE + i_s) * R, 0]
             mbarrier.wait(empty.index(stage), ((count // STAGES) & 1) ^ 1)
             mbarrier.expect(q_full.index(stage), BYTES)
             load_box(q_desc, at, q_full.index(stage), q_smem.index(stage))
-            load_box(lse_desc, [i_bg, i_m * M], q_full.index(stage), lse_smem.index(stage))
+            load_box(lse_desc, [i_bg + i_s, i_m * M], q_full.index(stage), lse_smem.index(stage))
             mbarrier.expect(do_full.index(stage), BYTES)
             load_box(do_desc, at, do_full.index(stage), do_smem.index(stage))
-            load_box(delta_desc, [i_bg, i_m * M], do_full.index(stage), delta_smem.index(stage))
+            load_box(
+                delta_desc, [i_bg + i_s, i_m * M], do_full.index(stage), delta_smem.index(stage)
+            )
             count += 1
 
 
@@ -245,18 +266,20 @@ def attention_hopper_dkdv_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, batch, length, keys, stride,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
     dout_batch, dout_head, dout_token, dk_batch, dk_head, dk_token, dv_batch, dv_head, dv_token,
-    GROUPS: gl.constexpr, R: gl.constexpr, D: gl.constexpr, SCALE: gl.constexpr,
-    CAUSAL: gl.constexpr, HALF: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr,
+    GROUPS: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr, D: gl.constexpr,
+    SCALE: gl.constexpr, CAUSAL: gl.constexpr, HALF: gl.constexpr, M: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """Gradients of keys and values; ``lse_ptr`` and ``delta_ptr`` are packed, ``stride`` apart."""
     H: gl.constexpr = GROUPS * R
+    KEY_HEADS: gl.constexpr = GROUPS // SHARE
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     q_desc = describe(q_ptr, batch, length, H, q_batch, q_token, q_head, D, M // R, R)
     do_desc = describe(dout_ptr, batch, length, H, dout_batch, dout_token, dout_head, D, M // R, R)
-    k_desc = describe(k_ptr, batch, GROUPS, keys, k_batch, k_head, k_token, D, 1, HALF)
-    v_desc = describe(v_ptr, batch, GROUPS, keys, v_batch, v_head, v_token, D, 1, HALF)
-    dk_desc = describe(dk_ptr, batch, GROUPS, keys, dk_batch, dk_head, dk_token, D, 1, HALF)
-    dv_desc = describe(dv_ptr, batch, GROUPS, keys, dv_batch, dv_head, dv_token, D, 1, HALF)
+    k_desc = describe(k_ptr, batch, KEY_HEADS, keys, k_batch, k_head, k_token, D, 1, HALF)
+    v_desc = describe(v_ptr, batch, KEY_HEADS, keys, v_batch, v_head, v_token, D, 1, HALF)
+    dk_desc = describe(dk_ptr, batch, KEY_HEADS, keys, dk_batch, dk_head, dk_token, D, 1, HALF)
+    dv_desc = describe(dv_ptr, batch, KEY_HEADS, keys, dv_batch, dv_head, dv_token, D, 1, HALF)
     lse_desc = _describe_numbers(lse_ptr, batch * GROUPS, length * R, stride, M)
     delta_desc = _describe_numbers(delta_ptr, batch * GROUPS, length * R, stride, M)
     k_all = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, D], k_desc.layout)
@@ -272,17 +295,17 @@ def attention_hopper_dkdv_kernel(
         (_compute_dkdv, (
             0, dk_desc, dv_desc, k_all, v_all, o_all, q_smem, do_smem, lse_smem, delta_smem,
             kv_full, kv_empty, bars, batch, length, keys,
-            GROUPS, R, SCALE, CAUSAL, HALF, M, STAGES,
+            KEY_HEADS, SHARE, R, SCALE, CAUSAL, HALF, M, STAGES,
         )),
         (_compute_dkdv, (
             1, dk_desc, dv_desc, k_all, v_all, o_all, q_smem, do_smem, lse_smem, delta_smem,
             kv_full, kv_empty, bars, batch, length, keys,
-            GROUPS, R, SCALE, CAUSAL, HALF, M, STAGES,
+            KEY_HEADS, SHARE, R, SCALE, CAUSAL, HALF, M, STAGES,
         )),
         (_fetch_rows, (
             q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_all, v_all, q_smem, do_smem,
             lse_smem, delta_smem, kv_full, kv_empty, bars, batch, length, keys,
-            GROUPS, R, CAUSAL, HALF, M, STAGES,
+            KEY_HEADS, SHARE, R, CAUSAL, HALF, M, STAGES,
         )),
     ], [4, 1], [240, 24])  # fmt: skip
 
@@ -397,8 +420,8 @@ def _compute_dq(
 def _fetch_keys(
     q_desc, do_desc, k_desc, v_desc, q_all, do_all, k_smem, v_smem, q_full, q_empty, bars,
     batch, length, keys,
-    GROUPS: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr, HALF: gl.constexpr,
-    N: gl.constexpr, STAGES: gl.constexpr,
+    GROUPS: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr,
+    HALF: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """What the warp does that fetches, for gradients of queries."""
     k_full, k_empty, v_full, v_empty = bars
@@ -413,7 +436,7 @@ def _fetch_keys(
             tile, batch, length, keys, GROUPS, R, CAUSAL, HALF, N
         )
         for i_k in range(blocks - 1, -1, -1):
-            at = [i_b, i_g, i_k * N, 0]
+            at = [i_b, i_g // SHARE, i_k * N, 0]
             stage = count % K_STAGES
             mbarrier.wait(k_empty.index(stage), ((count // K_STAGES) & 1) ^ 1)
             fetch(k_desc, at, k_smem.index(stage), k_full.index(stage), BYTES)
@@ -436,19 +459,21 @@ def attention_hopper_dq_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dq_ptr, batch, length, keys, stride,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
     dout_batch, dout_head, dout_token, dq_batch, dq_head, dq_token,
-    GROUPS: gl.constexpr, R: gl.constexpr, D: gl.constexpr, SCALE: gl.constexpr,
-    CAUSAL: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
+    GROUPS: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr, D: gl.constexpr,
+    SCALE: gl.constexpr, CAUSAL: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """Gradient of queries; ``lse_ptr`` and ``delta_ptr`` as for keys and values."""
     H: gl.constexpr = GROUPS * R
+    KEY_HEADS: gl.constexpr = GROUPS // SHARE
     P: gl.constexpr = HALF // R
     K_STAGES: gl.constexpr = STAGES + 1
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     q_desc = describe(q_ptr, batch, length, H, q_batch, q_token, q_head, D, P, R)
     do_desc = describe(dout_ptr, batch, length, H, dout_batch, dout_token, dout_head, D, P, R)
     dq_desc = describe(dq_ptr, batch, length, H, dq_batch, dq_token, dq_head, D, P, R)
-    k_desc = describe(k_ptr, batch, GROUPS, keys, k_batch, k_head, k_token, D, 1, N)
-    v_desc = describe(v_ptr, batch, GROUPS, keys, v_batch, v_head, v_token, D, 1, N)
+    k_desc = describe(k_ptr, batch, KEY_HEADS, keys, k_batch, k_head, k_token, D, 1, N)
+    v_desc = describe(v_ptr, batch, KEY_HEADS, keys, v_batch, v_head, v_token, D, 1, N)
     q_all = gl.allocate_shared_memory(dtype, [2, 1, P, R, D], q_desc.layout)
     do_all = gl.allocate_shared_memory(dtype, [2, 1, P, R, D], do_desc.layout)
     o_all = gl.allocate_shared_memory(dtype, [2, 1, P, R, D], dq_desc.layout)
@@ -469,6 +494,6 @@ def attention_hopper_dq_kernel(
         )),
         (_fetch_keys, (
             q_desc, do_desc, k_desc, v_desc, q_all, do_all, k_smem, v_smem, q_full, q_empty, bars,
-            batch, length, keys, GROUPS, R, CAUSAL, HALF, N, STAGES,
+            batch, length, keys, GROUPS, SHARE, R, CAUSAL, HALF, N, STAGES,
         )),
     ], [4, 1], [240, 24])  # fmt: skip

@@ -6,8 +6,10 @@ keys and values by the tensor memory accelerator. Two groups of four warps have 
 block before are multiplied by their values. Programs stay, and go from tile to tile, those with
 most keys first.
 
-Blocks of keys are read from the last to the first. ``count`` is how many a program has read: it
-says in which of the ``STAGES`` buffers a block is, and in which phase the barriers of that buffer.
+A group is of ``R`` heads, a power of two, whose rows are packed; ``SHARE`` groups in succession
+have the same keys and values. Blocks of keys are read from the last to the first. ``count`` is how
+many a program has read: it says in which of the ``STAGES`` buffers a block is, and in which phase
+the barriers of that buffer.
 """
 
 from kernels._triton import gl, gluon, hopper
@@ -192,8 +194,8 @@ def fetch(desc, at, box, full, BYTES: gl.constexpr):
 @gluon.jit
 def _fetch_all(
     q_desc, k_desc, v_desc, q_all, k_smem, v_smem, q_full, q_empty, bars, batch, length, keys,
-    GROUPS: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr, HALF: gl.constexpr,
-    N: gl.constexpr, STAGES: gl.constexpr,
+    GROUPS: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr,
+    HALF: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """What the warp does that fetches."""
     k_full, k_empty, v_full, v_empty = bars
@@ -210,14 +212,15 @@ def _fetch_all(
             stage = count % STAGES
             before = ((count // STAGES) & 1) ^ 1
             mbarrier.wait(k_empty.index(stage), before)
-            fetch(k_desc, [i_b, i_g, i_k * N, 0], k_smem.index(stage), k_full.index(stage), BYTES)
+            from_keys = [i_b, i_g // SHARE, i_k * N, 0]
+            fetch(k_desc, from_keys, k_smem.index(stage), k_full.index(stage), BYTES)
             if i_k == blocks - 1:  # after the keys, which do not wait for the tile before
                 for i in gl.static_range(2):
                     mbarrier.wait(q_empty.index(i), (i_t & 1) ^ 1)
                     at = [i_b, (first + i * HALF) // R, i_g * R, 0]
                     fetch(q_desc, at, q_all.index(i), q_full.index(i), HALF * D * 2)
             mbarrier.wait(v_empty.index(stage), before)
-            fetch(v_desc, [i_b, i_g, i_k * N, 0], v_smem.index(stage), v_full.index(stage), BYTES)
+            fetch(v_desc, from_keys, v_smem.index(stage), v_full.index(stage), BYTES)
             count += 1
 
 
@@ -247,17 +250,18 @@ def attention_hopper_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, batch, length, keys,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
     out_batch, out_head, out_token,
-    GROUPS: gl.constexpr, R: gl.constexpr, D: gl.constexpr, SCALE: gl.constexpr,
-    CAUSAL: gl.constexpr, KEEP: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr,
-    STAGES: gl.constexpr,
+    GROUPS: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr, D: gl.constexpr,
+    SCALE: gl.constexpr, CAUSAL: gl.constexpr, KEEP: gl.constexpr, HALF: gl.constexpr,
+    N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """As ``attention_forward_kernel``, of whole keys; a causal query sees one at least."""
     H: gl.constexpr = GROUPS * R
+    KEY_HEADS: gl.constexpr = GROUPS // SHARE
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     q_desc = describe(q_ptr, batch, length, H, q_batch, q_token, q_head, D, HALF // R, R)
     o_desc = describe(out_ptr, batch, length, H, out_batch, out_token, out_head, D, HALF // R, R)
-    k_desc = describe(k_ptr, batch, GROUPS, keys, k_batch, k_head, k_token, D, 1, N)
-    v_desc = describe(v_ptr, batch, GROUPS, keys, v_batch, v_head, v_token, D, 1, N)
+    k_desc = describe(k_ptr, batch, KEY_HEADS, keys, k_batch, k_head, k_token, D, 1, N)
+    v_desc = describe(v_ptr, batch, KEY_HEADS, keys, v_batch, v_head, v_token, D, 1, N)
     q_all = gl.allocate_shared_memory(dtype, [2, 1, HALF // R, R, D], q_desc.layout)
     o_all = gl.allocate_shared_memory(dtype, [2, 1, HALF // R, R, D], o_desc.layout)
     k_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, N, D], k_desc.layout)
@@ -278,6 +282,6 @@ def attention_hopper_kernel(
         )),
         (_fetch_all, (
             q_desc, k_desc, v_desc, q_all, k_smem, v_smem, q_full, q_empty, bars,
-            batch, length, keys, GROUPS, R, CAUSAL, HALF, N, STAGES,
+            batch, length, keys, GROUPS, SHARE, R, CAUSAL, HALF, N, STAGES,
         )),
     ], [4, 1], [240, 24])  # fmt: skip

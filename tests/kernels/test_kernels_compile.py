@@ -190,11 +190,11 @@ def test_attention_s_tiles_fit_every_head_dimension(compiled, capability, dim, d
 
 @pytest.mark.skipif(not _triton.GLUON, reason="this Triton has no groups of warps")
 @pytest.mark.parametrize("dim", _hopper.DIMS)
-@pytest.mark.parametrize("tile", range(2))
-def test_attention_on_hopper_has_kernels_of_its_own(compiled, monkeypatch, dim, tile):
+@pytest.mark.parametrize(("tile", "heads"), [(0, 32), (1, 32), (1, 24)])
+def test_attention_on_hopper_has_kernels_of_its_own(compiled, monkeypatch, dim, tile, heads):
     choice = _hopper.tiles(0, torch.bfloat16, dim)[-1 - tile]
     monkeypatch.setattr(_hopper.FORWARD, "tile", lambda *_: choice)
-    case = Case(f"D{dim}", HEADS | {"dim": dim})
+    case = Case(f"D{dim}", HEADS | {"dim": dim, "heads": heads})
     launches = compiled(HOPPER, OPS["attention"], case, torch.bfloat16)
     assert_fit(launches, HOPPER)
     own = {"attention_hopper_kernel"}
