@@ -33,6 +33,7 @@ from kernels._triton import (
 from kernels._tuning import Key, Tile, Tunable
 from kernels.attention import _hopper
 from kernels.attention._flash_kernels import (
+    FEWEST_ROWS,
     attention_dkdv_kernel,
     attention_dq_kernel,
     attention_forward_kernel,
@@ -267,8 +268,8 @@ def _dkdv(
 ) -> tuple[Tensor, Tensor]:
     dk, dv = torch.empty_like(k), torch.empty_like(v)
     heads = options["R"]
-    # The heads of a query are read together, in blocks of 32 rows or more.
-    described = 32 % heads == 0 and _described(q.shape[2] * heads, q, dout)
+    # The heads of a query are read together.
+    described = FEWEST_ROWS % heads == 0 and _described(q.shape[2] * heads, q, dout)
     key = key_of(q, MANY_ROWS, options["CAUSAL"], window is not None, described)
     m, n, warps, stages = _DKDV.tile(
         key, _dkdv, q, k, v, dout, lse, delta, kv_length, window, options
@@ -325,7 +326,7 @@ def _backward(
     options |= {"WINDOW": window is not None, "LENGTHS": _lengths(kv_length)}
     with on_device(q):
         taken = _hopper.takes(q, k, v, causal, window, scale, kv_length)
-        if taken and q.shape[3] == _hopper.BACKWARD_DIM and describable(dout):
+        if taken and _hopper.takes_backward(q, k) and describable(dout):
             return _hopper.backward(dout, q, k, v, out, lse, causal, scale)
         delta = delta_of(out, dout, lse, block_d)
         dk, dv = _dkdv(q, k, v, dout, lse, delta, kv_length, window, options)

@@ -9,6 +9,8 @@ from kernels._launch import launcher
 from kernels._triton import tl, triton
 from kernels.attention._blocks import describe_rows, describe_tokens, row_block, token_block
 
+FEWEST_ROWS = 32  # of a block, where gradients of keys and values are made
+
 
 @triton.jit
 def _extent(kv_length_ptr, i_b, keys, LENGTHS: tl.constexpr):

@@ -14,17 +14,18 @@ from kernels._launch import launcher
 from kernels._operator import by_tokens, cdiv
 from kernels._triton import GLUON, describable, head_strides, on_device, sm_count
 from kernels._tuning import Key, Tile, Tunable
+from kernels.attention._flash_kernels import FEWEST_ROWS
 from kernels.attention._hopper_backward_kernels import (
     attention_hopper_dkdv_kernel,
     attention_hopper_dq_kernel,
-    launch_pack_rows,
 )
 from kernels.attention._hopper_kernels import HALF, WARPS, attention_hopper_kernel
+from kernels.attention._hopper_rows_kernels import launch_add_parts, launch_pack_rows
 
 DIMS = (64, 128)
-BACKWARD_DIM = 128  # with 64 the kernels for every GPU are as fast
 BLOCK, STAGES = 64, 3  # of the backward kernels: rows or keys of a block, how many blocks are held
-ROWS = 32  # of a program that packs
+ROWS = 32  # of a program that packs, or keys of one that adds
+SPLIT_BELOW = 1.5  # programs for each multiprocessor
 launch_forward = launcher(attention_hopper_kernel)
 launch_dkdv = launcher(attention_hopper_dkdv_kernel)
 launch_dq = launcher(attention_hopper_dq_kernel)
@@ -65,9 +66,31 @@ def takes(
     )
 
 
-def _packed(q: Tensor, k: Tensor) -> int:
-    """How many heads of a group are packed to the rows of a program: these must divide."""
-    return math.gcd(q.shape[1] // k.shape[1], HALF)
+def takes_backward(q: Tensor, k: Tensor) -> bool:
+    """Whether what ``takes`` allows is also not slower backward.
+
+    With a head dimension of 64 it is, except where the kernels for every GPU have no descriptors.
+    """
+    return q.shape[3] == 128 or FEWEST_ROWS % (q.shape[1] // k.shape[1]) != 0
+
+
+def _packed(q: Tensor, k: Tensor, split: int = 1) -> int:
+    """How many of the heads that a program goes over are packed to its rows: these must divide."""
+    return math.gcd(q.shape[1] // k.shape[1] // split, HALF)
+
+
+def _split(q: Tensor, k: Tensor) -> int:
+    """Into how many sets the heads of a head of keys are split, for programs enough.
+
+    Under a causal mask the first keys have twice the rows of the mean, and their programs are the
+    last to end.
+    """
+    batch, key_heads, keys, _ = k.shape
+    heads = q.shape[1] // key_heads
+    if q.shape[2] < 2 * HALF:
+        return 1  # rows of several heads make a tile
+    wanted = SPLIT_BELOW * sm_count(q.device.index) / (batch * key_heads * cdiv(keys, 2 * HALF))
+    return next(n for n in range(1, heads + 1) if heads % n == 0 and (n >= wanted or n == heads))
 
 
 @functools.cache
@@ -101,19 +124,26 @@ def backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of queries, keys and values, on the present GPU."""
-    batch, heads, length, _ = q.shape
+    batch, heads, length, dim = q.shape
     key_heads, keys = k.shape[1:3]
-    groups = heads // _packed(q, k)
-    packed, delta = pack(out, dout, lse, groups)
+    split = _split(q, k)
+    each = _packed(q, k, split)
+    packed, delta = pack(out, dout, lse, heads // each)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    constants = _constants(q, k, causal, scale)
-    programs = batch * key_heads * cdiv(keys, 2 * HALF)
+    constants = _constants(q, k, causal, scale, split)
+    parts = dk, dv
+    if split > 1:
+        parts = lse.new_empty(2, batch, key_heads * split, keys, dim).unbind()
+    programs = batch * key_heads * split * cdiv(keys, 2 * HALF)
     launch_dkdv((min(programs, sm_count(q.device.index)),),
-        q, k, v, dout, packed, delta, dk, dv, batch, length, keys, packed.stride(0),
-        *head_strides(q, k, v, dout, dk, dv), **constants,
+        q, k, v, dout, packed, delta, *parts, batch, length, keys, packed.stride(0),
+        *head_strides(q, k, v, dout, *parts), SPLIT=split, **constants,
         M=BLOCK, STAGES=STAGES, num_warps=WARPS,
     )  # fmt: skip
-    programs = batch * groups * cdiv(length * _packed(q, k), 2 * HALF)
+    if split > 1:
+        add_parts(parts[0], dk, dv)
+    programs = batch * (heads // each) * cdiv(length * each, 2 * HALF)
+    constants["SHARE"] *= split
     launch_dq((min(programs, sm_count(q.device.index)),),
         q, k, v, dout, packed, delta, dq, batch, length, keys, packed.stride(0),
         *head_strides(q, k, v, dout, dq), **constants,
@@ -134,10 +164,19 @@ def pack(out: Tensor, dout: Tensor, lse: Tensor, groups: int) -> tuple[Tensor, T
     return packed, delta
 
 
-def _constants(q: Tensor, k: Tensor, causal: bool, scale: float) -> dict[str, Any]:
-    packed = _packed(q, k)
+def add_parts(parts: Tensor, dk: Tensor, dv: Tensor) -> None:
+    """Sum the parts of the gradients of keys; those of values lie behind them."""
+    batch, key_heads, keys, dim = dk.shape
+    launch_add_parts((cdiv(keys, ROWS), batch * key_heads, 2),
+        parts, dk, dv, batch, keys, *head_strides(dk, dv),
+        KEY_HEADS=key_heads, SPLIT=parts.shape[1] // key_heads, D=dim, N=ROWS, num_warps=4,
+    )  # fmt: skip
+
+
+def _constants(q: Tensor, k: Tensor, causal: bool, scale: float, split: int = 1) -> dict[str, Any]:
+    packed = _packed(q, k, split)
     groups = q.shape[1] // packed
     return {
-        "GROUPS": groups, "SHARE": groups // k.shape[1], "R": packed, "D": q.shape[3],
+        "GROUPS": groups, "SHARE": groups // k.shape[1] // split, "R": packed, "D": q.shape[3],
         "SCALE": scale, "CAUSAL": causal, "HALF": HALF,
     }  # fmt: skip

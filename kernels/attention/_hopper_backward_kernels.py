@@ -5,8 +5,7 @@ one over blocks of keys for 128 rows. Normalisers and products ``out dout`` come
 packed rows of a group, so that they can be fetched as blocks are.
 """
 
-from kernels._launch import launcher
-from kernels._triton import gl, gluon, tl, triton
+from kernels._triton import gl, gluon
 from kernels.attention._hopper_kernels import (
     barriers,
     describe,
@@ -21,31 +20,6 @@ from kernels.attention._hopper_kernels import (
     tile_of_rows,
     tma,
 )
-
-
-@triton.jit
-def attention_pack_rows_kernel(
-    out_ptr, dout_ptr, lse_ptr, packed_ptr, delta_ptr, length, stride,
-    out_batch, out_head, out_token, dout_batch, dout_head, dout_token,
-    GROUPS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Row sums of ``out dout``, and the normalisers, both in the order of the packed rows."""
-    i_bg = tl.program_id(1).to(tl.int64)
-    i_b, i_g = i_bg // GROUPS, i_bg % GROUPS
-    o_m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    o_s, o_h = (o_m // R).to(tl.int64), i_g * R + o_m % R
-    o_d = tl.arange(0, D)
-    m_m = o_s < length
-    p_out = out_ptr + i_b * out_batch + (o_h * out_head + o_s * out_token)[:, None] + o_d[None, :]
-    p_do = dout_ptr + i_b * dout_batch + (o_h * dout_head + o_s * dout_token)[:, None]
-    b_out = tl.load(p_out, mask=m_m[:, None], other=0.0).to(tl.float32)
-    b_do = tl.load(p_do + o_d[None, :], mask=m_m[:, None], other=0.0).to(tl.float32)
-    b_lse = tl.load(lse_ptr + (i_b * GROUPS * R + o_h) * length + o_s, mask=m_m, other=0.0)
-    tl.store(packed_ptr + i_bg * stride + o_m, b_lse, mask=o_m < stride)
-    tl.store(delta_ptr + i_bg * stride + o_m, tl.sum(b_out * b_do, axis=1), mask=o_m < stride)
-
-
-launch_pack_rows = launcher(attention_pack_rows_kernel)
 
 
 @gluon.jit
@@ -156,7 +130,7 @@ def _store(b_x, desc, at, box):
 def _compute_dkdv(
     WHICH: gl.constexpr, dk_desc, dv_desc, k_all, v_all, o_all, q_smem, do_smem, lse_smem,
     delta_smem, kv_full, kv_empty, bars, batch, length, keys,
-    KEY_HEADS: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr, SCALE: gl.constexpr,
+    SETS: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr, SCALE: gl.constexpr,
     CAUSAL: gl.constexpr, HALF: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """What a group of warps does for gradients of keys and values."""
@@ -167,11 +141,11 @@ def _compute_dkdv(
     k_smem = k_all.index(WHICH).reshape([HALF, D])
     v_smem = v_all.index(WHICH).reshape([HALF, D])
     count = 0
-    n_tiles = batch * KEY_HEADS * gl.cdiv(keys, 2 * HALF)
+    n_tiles = batch * SETS * gl.cdiv(keys, 2 * HALF)
     for i_t in range(gl.cdiv(n_tiles - gl.program_id(0), gl.num_programs(0))):
         tile = gl.program_id(0) + i_t * gl.num_programs(0)
         i_b, i_g, first, low, full, end = _tile_of_keys(
-            tile, batch, length, keys, KEY_HEADS, R, CAUSAL, HALF, M
+            tile, batch, length, keys, SETS, R, CAUSAL, HALF, M
         )
         masked, last = low + SHARE * (full - low), low + SHARE * (end - low)
         first += WHICH * HALF
@@ -217,27 +191,28 @@ def _compute_dkdv(
 def _fetch_rows(
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_all, v_all, q_smem, do_smem, lse_smem,
     delta_smem, kv_full, kv_empty, bars, batch, length, keys,
-    KEY_HEADS: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr,
-    HALF: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr,
+    SETS: gl.constexpr, SPLIT: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr,
+    CAUSAL: gl.constexpr, HALF: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """What the warp does that fetches, for gradients of keys and values."""
     q_full, do_full, empty = bars
     D: gl.constexpr = k_all.shape[4]
     BYTES: gl.constexpr = M * D * 2 + M * 4
     count = 0
-    n_tiles = batch * KEY_HEADS * gl.cdiv(keys, 2 * HALF)
+    n_tiles = batch * SETS * gl.cdiv(keys, 2 * HALF)
     for i_t in range(gl.cdiv(n_tiles - gl.program_id(0), gl.num_programs(0))):
         tile = gl.program_id(0) + i_t * gl.num_programs(0)
         i_b, i_g, first, low, full, end = _tile_of_keys(
-            tile, batch, length, keys, KEY_HEADS, R, CAUSAL, HALF, M
+            tile, batch, length, keys, SETS, R, CAUSAL, HALF, M
         )
-        i_bg = (i_b * KEY_HEADS + i_g) * SHARE
+        i_bg = (i_b * SETS + i_g) * SHARE
         for i in gl.static_range(2):
             ready = kv_full.index(i)
             mbarrier.wait(kv_empty.index(i), (i_t & 1) ^ 1)
             mbarrier.expect(ready, HALF * D * 4)
-            load_box(k_desc, [i_b, i_g, first + i * HALF, 0], ready, k_all.index(i))
-            load_box(v_desc, [i_b, i_g, first + i * HALF, 0], ready, v_all.index(i))
+            at_keys = [i_b, i_g // SPLIT, first + i * HALF, 0]
+            load_box(k_desc, at_keys, ready, k_all.index(i))
+            load_box(v_desc, at_keys, ready, v_all.index(i))
         for i in range(low, low + SHARE * (end - low)):
             i_s, i_m = _rows_of(i, low, full, end, SHARE)
             stage = count % STAGES
@@ -266,25 +241,29 @@ def attention_hopper_dkdv_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, batch, length, keys, stride,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
     dout_batch, dout_head, dout_token, dk_batch, dk_head, dk_token, dv_batch, dv_head, dv_token,
-    GROUPS: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr, D: gl.constexpr,
-    SCALE: gl.constexpr, CAUSAL: gl.constexpr, HALF: gl.constexpr, M: gl.constexpr,
+    GROUPS: gl.constexpr, SPLIT: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr,
+    D: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr, HALF: gl.constexpr, M: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Gradients of keys and values; ``lse_ptr`` and ``delta_ptr`` are packed, ``stride`` apart."""
+    """Gradients of keys and values; ``lse_ptr`` and ``delta_ptr`` are packed, ``stride`` apart.
+
+    A program goes over a set of ``SHARE`` groups. ``SPLIT`` sets have the same keys and values, of
+    whose gradients each makes its part.
+    """
     H: gl.constexpr = GROUPS * R
-    KEY_HEADS: gl.constexpr = GROUPS // SHARE
+    SETS: gl.constexpr = GROUPS // SHARE
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     q_desc = describe(q_ptr, batch, length, H, q_batch, q_token, q_head, D, M // R, R)
     do_desc = describe(dout_ptr, batch, length, H, dout_batch, dout_token, dout_head, D, M // R, R)
-    k_desc = describe(k_ptr, batch, KEY_HEADS, keys, k_batch, k_head, k_token, D, 1, HALF)
-    v_desc = describe(v_ptr, batch, KEY_HEADS, keys, v_batch, v_head, v_token, D, 1, HALF)
-    dk_desc = describe(dk_ptr, batch, KEY_HEADS, keys, dk_batch, dk_head, dk_token, D, 1, HALF)
-    dv_desc = describe(dv_ptr, batch, KEY_HEADS, keys, dv_batch, dv_head, dv_token, D, 1, HALF)
+    k_desc = describe(k_ptr, batch, SETS // SPLIT, keys, k_batch, k_head, k_token, D, 1, HALF)
+    v_desc = describe(v_ptr, batch, SETS // SPLIT, keys, v_batch, v_head, v_token, D, 1, HALF)
+    dk_desc = describe(dk_ptr, batch, SETS, keys, dk_batch, dk_head, dk_token, D, 1, HALF)
+    dv_desc = describe(dv_ptr, batch, SETS, keys, dv_batch, dv_head, dv_token, D, 1, HALF)
     lse_desc = _describe_numbers(lse_ptr, batch * GROUPS, length * R, stride, M)
     delta_desc = _describe_numbers(delta_ptr, batch * GROUPS, length * R, stride, M)
     k_all = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, D], k_desc.layout)
     v_all = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, D], v_desc.layout)
-    o_all = gl.allocate_shared_memory(dtype, [2, 1, 1, HALF, D], dk_desc.layout)
+    o_all = gl.allocate_shared_memory(dk_desc.dtype, [2, 1, 1, HALF, D], dk_desc.layout)
     q_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, M // R, R, D], q_desc.layout)
     do_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, M // R, R, D], do_desc.layout)
     lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, M], lse_desc.layout)
@@ -295,17 +274,17 @@ def attention_hopper_dkdv_kernel(
         (_compute_dkdv, (
             0, dk_desc, dv_desc, k_all, v_all, o_all, q_smem, do_smem, lse_smem, delta_smem,
             kv_full, kv_empty, bars, batch, length, keys,
-            KEY_HEADS, SHARE, R, SCALE, CAUSAL, HALF, M, STAGES,
+            SETS, SHARE, R, SCALE, CAUSAL, HALF, M, STAGES,
         )),
         (_compute_dkdv, (
             1, dk_desc, dv_desc, k_all, v_all, o_all, q_smem, do_smem, lse_smem, delta_smem,
             kv_full, kv_empty, bars, batch, length, keys,
-            KEY_HEADS, SHARE, R, SCALE, CAUSAL, HALF, M, STAGES,
+            SETS, SHARE, R, SCALE, CAUSAL, HALF, M, STAGES,
         )),
         (_fetch_rows, (
             q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_all, v_all, q_smem, do_smem,
             lse_smem, delta_smem, kv_full, kv_empty, bars, batch, length, keys,
-            KEY_HEADS, SHARE, R, CAUSAL, HALF, M, STAGES,
+            SETS, SPLIT, SHARE, R, CAUSAL, HALF, M, STAGES,
         )),
     ], [4, 1], [240, 24])  # fmt: skip
 

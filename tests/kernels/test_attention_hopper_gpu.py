@@ -78,25 +78,47 @@ def test_every_tile_gives_the_exact_output_and_normalisers_each_time(
 
 @pytest.mark.parametrize(("dtype", "by_tokens"), [(torch.bfloat16, True), (torch.float16, False)])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_gradients_are_exact_each_time(shape, dtype, by_tokens):
+@pytest.mark.parametrize("dim", _hopper.DIMS)
+def test_gradients_are_exact_each_time_however_heads_are_split(
+    monkeypatch, dim, shape, dtype, by_tokens
+):
     batch, length, number, groups, _, causal, keys = shape
-    dim = _hopper.BACKWARD_DIM
+    each = number // groups
+    monkeypatch.setattr(_hopper, "takes_backward", lambda *_: True)
     torch.manual_seed(0)
     q, dout = (heads(batch, length, number, dim, dtype, by_tokens) for _ in range(2))
     k, v = (heads(batch, keys, groups, dim, dtype, by_tokens) for _ in range(2))
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
     wanted = torch.autograd.grad(exact(*leaves, causal)[0], leaves, dout.double())
     out, lse = _flash._forward(q, k, v, causal, None, dim**-0.5, None, True)
-    first = None
-    for _ in range(_replay.BEFORE + 3):
-        poison = torch.full((1 << 24,), math.nan, device="cuda")
-        del poison
-        got = _flash._backward(dout, q, k, v, out, lse, None, causal, None, dim**-0.5)
-        for x, y in zip(got, wanted, strict=True):
-            error = (x.double() - y).abs().max()
-            assert error <= 4 * ROUNDING[dtype] * y.abs().max() + FP32
-        first = first or got
-        assert all(torch.equal(x, y) for x, y in zip(got, first, strict=True))
+    least = next((n for n in range(2, each) if each % n == 0), each)
+    for split in {1, least, each}:
+        monkeypatch.setattr(_hopper, "_split", lambda *_, split=split: split)
+        _replay.forget()
+        first = None
+        for _ in range(_replay.BEFORE + 3):
+            poison = torch.full((1 << 24,), math.nan, device="cuda")
+            del poison
+            got = _flash._backward(dout, q, k, v, out, lse, None, causal, None, dim**-0.5)
+            for x, y in zip(got, wanted, strict=True):
+                error = (x.double() - y).abs().max()
+                assert error <= 4 * ROUNDING[dtype] * y.abs().max() + FP32
+            first = first or got
+            assert all(torch.equal(x, y) for x, y in zip(got, first, strict=True))
+    _replay.forget()
+
+
+def test_heads_are_split_where_programs_are_few():
+    def split(batch, length, number, groups):
+        q, k = (heads(batch, length, n, 128, torch.bfloat16, True) for n in (number, groups))
+        return _hopper._split(q, k)
+
+    assert split(4, 1024, 8, 2) == 4
+    assert split(4, 4096, 32, 8) == 1, "programs enough"
+    assert split(1, 4096, 28, 4) == 7
+    assert split(1, 2048, 32, 8) == 2, "no more than are needed"
+    assert split(1, 64, 32, 8) == 1, "the rows of several heads make a tile"
+    assert split(1, 512, 4, 4) == 1, "nothing to split"
 
 
 def test_a_captured_pass_follows_its_inputs_to_the_last_bit():

@@ -21,7 +21,7 @@ FILES = (
     "test_huge.py",
     "test_losses_in_chunks.py",
     "test_operators_are_right.py",
-    "test_packed_rows.py",
+    "test_hopper_rows.py",
     "test_planted_bugs.py",
     "test_routing.py",
     "test_states.py",

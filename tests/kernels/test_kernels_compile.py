@@ -190,16 +190,19 @@ def test_attention_s_tiles_fit_every_head_dimension(compiled, capability, dim, d
 
 @pytest.mark.skipif(not _triton.GLUON, reason="this Triton has no groups of warps")
 @pytest.mark.parametrize("dim", _hopper.DIMS)
-@pytest.mark.parametrize(("tile", "heads"), [(0, 32), (1, 32), (1, 24)])
-def test_attention_on_hopper_has_kernels_of_its_own(compiled, monkeypatch, dim, tile, heads):
+@pytest.mark.parametrize(("tile", "heads", "split"), [(0, 32, 1), (1, 24, 1), (1, 24, 3)])
+def test_attention_on_hopper_has_kernels_of_its_own(compiled, monkeypatch, dim, tile, heads, split):
     choice = _hopper.tiles(0, torch.bfloat16, dim)[-1 - tile]
     monkeypatch.setattr(_hopper.FORWARD, "tile", lambda *_: choice)
+    monkeypatch.setattr(_hopper, "_split", lambda *_: split)
     case = Case(f"D{dim}", HEADS | {"dim": dim, "heads": heads})
     launches = compiled(HOPPER, OPS["attention"], case, torch.bfloat16)
     assert_fit(launches, HOPPER)
     own = {"attention_hopper_kernel"}
-    if dim == _hopper.BACKWARD_DIM:
+    if dim == 128 or heads == 24:
         own |= {f"attention_{x}_kernel" for x in ("pack_rows", "hopper_dkdv", "hopper_dq")}
+    if split > 1:
+        own |= {"attention_add_parts_kernel"}
     assert own <= {name for name, *_ in launches}
 
 
