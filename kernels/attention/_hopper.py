@@ -25,7 +25,7 @@ from kernels.attention._hopper_rows_kernels import launch_add_parts, launch_pack
 DIMS = (64, 128)
 BLOCK, STAGES = 64, 3  # of the backward kernels: rows or keys of a block, how many blocks are held
 ROWS = 32  # of a program that packs, or keys of one that adds
-SPLIT_BELOW = 1.5  # programs for each multiprocessor
+SPLIT_BELOW = 2  # programs for each multiprocessor
 launch_forward = launcher(attention_hopper_kernel)
 launch_dkdv = launcher(attention_hopper_dkdv_kernel)
 launch_dq = launcher(attention_hopper_dq_kernel)

@@ -116,7 +116,7 @@ def test_heads_are_split_where_programs_are_few():
     assert split(4, 1024, 8, 2) == 4
     assert split(4, 4096, 32, 8) == 1, "programs enough"
     assert split(1, 4096, 28, 4) == 7
-    assert split(1, 2048, 32, 8) == 2, "no more than are needed"
+    assert split(1, 4096, 64, 8) == 2, "no more than are needed"
     assert split(1, 64, 32, 8) == 1, "the rows of several heads make a tile"
     assert split(1, 512, 4, 4) == 1, "nothing to split"
 
