@@ -25,7 +25,9 @@ from kernels.attention._hopper_rows_kernels import launch_add_parts, launch_pack
 DIMS = (64, 128)
 BLOCK, STAGES = 64, 3  # of the backward kernels: rows or keys of a block, how many blocks are held
 ROWS = 32  # of a program that packs, or keys of one that adds
-SPLIT_BELOW = 2  # programs for each multiprocessor
+# What a part of the gradients of a tile's keys costs, and adding parts at all, in the time of a
+# block of rows: these say of what was measured on an H200 which split was the fastest.
+PART, ADDING = 0.09, 4
 launch_forward = launcher(attention_hopper_kernel)
 launch_dkdv = launcher(attention_hopper_dkdv_kernel)
 launch_dq = launcher(attention_hopper_dq_kernel)
@@ -79,18 +81,27 @@ def _packed(q: Tensor, k: Tensor, split: int = 1) -> int:
     return math.gcd(q.shape[1] // k.shape[1] // split, HALF)
 
 
-def _split(q: Tensor, k: Tensor) -> int:
-    """Into how many sets the heads of a head of keys are split, for programs enough.
+def _split(q: Tensor, k: Tensor, causal: bool) -> int:
+    """Into how many sets the heads that share a head of keys are split: the fastest, by a model.
 
-    Under a causal mask the first keys have twice the rows of the mean, and their programs are the
-    last to end.
+    A multiprocessor has every so-manieth tile, the first of them the longest ones. Under a causal
+    mask the first keys are seen by all rows, the last by hardly any. Parts must be added.
     """
     batch, key_heads, keys, _ = k.shape
     heads = q.shape[1] // key_heads
     if q.shape[2] < 2 * HALF:
         return 1  # rows of several heads make a tile
-    wanted = SPLIT_BELOW * sm_count(q.device.index) / (batch * key_heads * cdiv(keys, 2 * HALF))
-    return next(n for n in range(1, heads + 1) if heads % n == 0 and (n >= wanted or n == heads))
+    blocks = cdiv(q.shape[2] * heads, BLOCK)
+    at_once = sm_count(q.device.index)
+
+    def time(split: int) -> float:
+        tiles = split * batch * key_heads * cdiv(keys, 2 * HALF)
+        longest = float(turns := cdiv(tiles, at_once))
+        if causal:
+            longest -= at_once * turns * (turns - 1) / 2 / tiles
+        return longest * blocks / split + (PART * tiles + ADDING if split > 1 else 0)
+
+    return min((n for n in range(1, heads + 1) if heads % n == 0), key=time)
 
 
 @functools.cache
@@ -126,7 +137,7 @@ def backward(
     """Gradients of queries, keys and values, on the present GPU."""
     batch, heads, length, dim = q.shape
     key_heads, keys = k.shape[1:3]
-    split = _split(q, k)
+    split = _split(q, k, causal)
     each = _packed(q, k, split)
     packed, delta = pack(out, dout, lse, heads // each)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)

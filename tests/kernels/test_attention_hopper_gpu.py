@@ -108,19 +108,6 @@ def test_gradients_are_exact_each_time_however_heads_are_split(
     _replay.forget()
 
 
-def test_heads_are_split_where_programs_are_few():
-    def split(batch, length, number, groups):
-        q, k = (heads(batch, length, n, 128, torch.bfloat16, True) for n in (number, groups))
-        return _hopper._split(q, k)
-
-    assert split(4, 1024, 8, 2) == 4
-    assert split(4, 4096, 32, 8) == 1, "programs enough"
-    assert split(1, 4096, 28, 4) == 7
-    assert split(1, 4096, 64, 8) == 2, "no more than are needed"
-    assert split(1, 64, 32, 8) == 1, "the rows of several heads make a tile"
-    assert split(1, 512, 4, 4) == 1, "nothing to split"
-
-
 def test_a_captured_pass_follows_its_inputs_to_the_last_bit():
     torch.manual_seed(0)
     q, dout = (heads(2, 333, 8, 128, torch.bfloat16, True) for _ in range(2))

@@ -7,11 +7,12 @@ from subjects import DEVICE
 from kernels._triton import INTERPRETED
 from kernels.attention import _hopper
 
-pytestmark = pytest.mark.skipif(
+somewhere_kernels_run = pytest.mark.skipif(
     not INTERPRETED and DEVICE.type == "cpu", reason="runs on a GPU and in Triton's interpreter"
 )
 
 
+@somewhere_kernels_run
 @pytest.mark.parametrize(("length", "heads", "groups"), [(5, 4, 1), (33, 8, 2), (70, 2, 2)])
 def test_rows_are_packed_by_token_and_padded_with_zeros(length, heads, groups):
     batch, dim, each = 2, 64, heads // groups
@@ -26,6 +27,7 @@ def test_rows_are_packed_by_token_and_padded_with_zeros(length, heads, groups):
         assert not got[:, rows:].any() and got.stride(0) % 4 == 0
 
 
+@somewhere_kernels_run
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(("keys", "heads", "split"), [(1, 1, 2), (70, 2, 3), (33, 3, 5)])
 def test_parts_are_added_before_they_are_rounded(dtype, keys, heads, split):
@@ -37,3 +39,35 @@ def test_parts_are_added_before_they_are_rounded(dtype, keys, heads, split):
     wanted = parts.view(2, batch, heads, split, keys, dim).sum(3)
     for got, sums in zip((dk, dv), wanted, strict=True):
         torch.testing.assert_close(got.float(), sums.to(dtype).float(), rtol=2**-10, atol=1e-5)
+
+
+# Batch, tokens, heads, key heads; what was the fastest on an H200, which has 132 multiprocessors.
+SPLITS = [
+    ((4, 4096, 32, 8), {1}),
+    ((4, 2048, 32, 8), {1}),
+    ((2, 2048, 40, 8), {1}),
+    ((8, 1024, 12, 4), {1}),
+    ((8, 1024, 6, 2), {1}),
+    ((1, 4096, 32, 8), {2, 4}),
+    ((1, 2048, 32, 8), {2, 4}),
+    ((4, 1024, 8, 2), {2, 4}),
+    ((2, 4096, 32, 4), {4}),
+    ((1, 4096, 28, 4), {7}),
+    ((1, 64, 32, 8), {1}),
+    ((1, 512, 4, 4), {1}),
+]
+
+
+@pytest.mark.parametrize(("sizes", "fastest"), SPLITS, ids=str)
+def test_heads_are_split_as_was_the_fastest(monkeypatch, sizes, fastest):
+    monkeypatch.setattr(_hopper, "sm_count", lambda _: 132)
+    batch, tokens, heads, groups = sizes
+    q, k = (torch.empty(batch, n, tokens, 128, device="meta") for n in (heads, groups))
+    assert _hopper._split(q, k, causal=True) in fastest
+
+
+def test_a_full_mask_needs_no_more_programs_than_multiprocessors(monkeypatch):
+    monkeypatch.setattr(_hopper, "sm_count", lambda _: 128)
+    q, k = (torch.empty(1, n, 2048, 128, device="meta") for n in (32, 8))
+    assert _hopper._split(q, k, causal=False) == 1
+    assert _hopper._split(q[:, :16], k[:, :4], causal=False) == 2
