@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels import hardware
 from kernels._launch import launcher
 from kernels._operator import by_tokens, cdiv
-from kernels._triton import GLUON, describable, head_strides, on_device, sm_count
+from kernels._triton import GLUON, MAX_GRID, describable, head_strides, on_device, sm_count
 from kernels._tuning import Key, Tile, Tunable
 from kernels.attention._flash_kernels import FEWEST_ROWS
 from kernels.attention._hopper_backward_kernels import (
@@ -69,11 +69,14 @@ def takes(
 
 
 def takes_backward(q: Tensor, k: Tensor) -> bool:
-    """Whether what ``takes`` allows is also not slower backward.
+    """Whether the same holds of the backward pass, of what ``takes`` allows.
 
-    With a head dimension of 64 it is, except where the kernels for every GPU have no descriptors.
+    The kernels for every GPU are as fast with a head dimension of 64, where they have descriptors.
     """
-    return q.shape[3] == 128 or FEWEST_ROWS % (q.shape[1] // k.shape[1]) != 0
+    batch, heads, _, dim = q.shape
+    if batch * heads > MAX_GRID:
+        return False  # rows are packed, and parts added, by programs for each
+    return dim == 128 or FEWEST_ROWS % (heads // k.shape[1]) != 0
 
 
 def _packed(q: Tensor, k: Tensor, split: int = 1) -> int:
@@ -84,7 +87,7 @@ def _packed(q: Tensor, k: Tensor, split: int = 1) -> int:
 def _split(q: Tensor, k: Tensor, causal: bool) -> int:
     """Into how many sets the heads that share a head of keys are split: the fastest, by a model.
 
-    A multiprocessor has every so-manieth tile, the first of them the longest ones. Under a causal
+    Multiprocessors take tiles by turns, and the first has the longest of each turn. Under a causal
     mask the first keys are seen by all rows, the last by hardly any. Parts must be added.
     """
     batch, key_heads, keys, _ = k.shape

@@ -71,3 +71,19 @@ def test_a_full_mask_needs_no_more_programs_than_multiprocessors(monkeypatch):
     q, k = (torch.empty(1, n, 2048, 128, device="meta") for n in (32, 8))
     assert _hopper._split(q, k, causal=False) == 1
     assert _hopper._split(q[:, :16], k[:, :4], causal=False) == 2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "taken"),
+    [
+        ((4, 32, 8, 128), True),
+        ((4, 32, 8, 64), False),
+        ((4, 12, 4, 64), True),
+        ((2048, 32, 32, 128), False),
+    ],
+    ids=str,
+)
+def test_the_backward_pass_is_taken_where_it_is_faster_and_its_grids_hold(sizes, taken):
+    batch, heads, groups, dim = sizes
+    q, k = (torch.empty(batch, n, 128, dim, device="meta") for n in (heads, groups))
+    assert _hopper.takes_backward(q, k) == taken
