@@ -106,6 +106,7 @@ def measure(
     segment = outcome.session.segments[-1]
     times = statistics.steady_ms(segment)
     if not len(times):
+        row["failures"].append(f"no steady step in {seconds:g} s: give it more --seconds")
         return row
     known, config = FAMILIES[family], FAMILIES[family].presets[preset]
     settings = {name: int(value) for name, value in segment.configuration.settings.items()}
