@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels import hardware
 from kernels._launch import launcher
 from kernels._operator import by_tokens, cdiv
-from kernels._triton import GLUON, MAX_GRID, describable, head_strides, on_device, sm_count
+from kernels._triton import GLUON, describable, head_strides, on_device, sm_count
 from kernels._tuning import Key, Tile, Tunable
 from kernels.attention._flash_kernels import FEWEST_ROWS
 from kernels.attention._hopper_backward_kernels import (
@@ -73,10 +73,7 @@ def takes_backward(q: Tensor, k: Tensor) -> bool:
 
     The kernels for every GPU are as fast with a head dimension of 64, where they have descriptors.
     """
-    batch, heads, _, dim = q.shape
-    if batch * heads > MAX_GRID:
-        return False  # rows are packed, and parts added, by programs for each
-    return dim == 128 or FEWEST_ROWS % (heads // k.shape[1]) != 0
+    return q.shape[3] == 128 or FEWEST_ROWS % (q.shape[1] // k.shape[1]) != 0
 
 
 def _packed(q: Tensor, k: Tensor, split: int = 1) -> int:
@@ -87,8 +84,8 @@ def _packed(q: Tensor, k: Tensor, split: int = 1) -> int:
 def _split(q: Tensor, k: Tensor, causal: bool) -> int:
     """Into how many sets the heads that share a head of keys are split: the fastest, by a model.
 
-    Multiprocessors take tiles by turns, and the first has the longest of each turn. Under a causal
-    mask the first keys are seen by all rows, the last by hardly any. Parts must be added.
+    Multiprocessors take tiles in turns, as ``tile_of_turn`` says. Under a causal mask the first
+    keys are seen by all rows, the last by hardly any. Parts must be added.
     """
     batch, key_heads, keys, _ = k.shape
     heads = q.shape[1] // key_heads
@@ -99,9 +96,11 @@ def _split(q: Tensor, k: Tensor, causal: bool) -> int:
 
     def time(split: int) -> float:
         tiles = split * batch * key_heads * cdiv(keys, 2 * HALF)
-        longest = float(turns := cdiv(tiles, at_once))
-        if causal:
-            longest -= at_once * turns * (turns - 1) / 2 / tiles
+        turns = cdiv(tiles, at_once)
+        longest = float(turns)
+        if causal:  # of the first multiprocessor, to which the last of an even number gives nothing
+            pairs = (turns - 1) // 2
+            longest = 1 + 2 * pairs - 2 * pairs * (pairs + 1) * at_once / tiles
         return longest * blocks / split + (PART * tiles + ADDING if split > 1 else 0)
 
     return min((n for n in range(1, heads + 1) if heads % n == 0), key=time)
@@ -171,7 +170,7 @@ def pack(out: Tensor, dout: Tensor, lse: Tensor, groups: int) -> tuple[Tensor, T
     batch, heads, length, dim = out.shape
     rows = length * (heads // groups)
     packed, delta = lse.new_empty(2, batch * groups, 4 * cdiv(rows, 4))
-    launch_pack_rows((cdiv(rows, ROWS), batch * groups),
+    launch_pack_rows((cdiv(rows, ROWS) * batch * groups,),
         out, dout, lse, packed, delta, length, packed.stride(0), *head_strides(out, dout),
         GROUPS=groups, R=heads // groups, D=dim, ROWS=ROWS, num_warps=4,
     )  # fmt: skip
@@ -181,7 +180,7 @@ def pack(out: Tensor, dout: Tensor, lse: Tensor, groups: int) -> tuple[Tensor, T
 def add_parts(parts: Tensor, dk: Tensor, dv: Tensor) -> None:
     """Sum the parts of the gradients of keys; those of values lie behind them."""
     batch, key_heads, keys, dim = dk.shape
-    launch_add_parts((cdiv(keys, ROWS), batch * key_heads, 2),
+    launch_add_parts((cdiv(keys, ROWS) * batch * key_heads, 2),
         parts, dk, dv, batch, keys, *head_strides(dk, dv),
         KEY_HEADS=key_heads, SPLIT=parts.shape[1] // key_heads, D=dim, N=ROWS, num_warps=4,
     )  # fmt: skip

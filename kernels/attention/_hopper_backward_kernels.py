@@ -18,7 +18,9 @@ from kernels.attention._hopper_kernels import (
     multiply,
     store_box,
     tile_of_rows,
+    tile_of_turn,
     tma,
+    turns,
 )
 
 
@@ -142,8 +144,8 @@ def _compute_dkdv(
     v_smem = v_all.index(WHICH).reshape([HALF, D])
     count = 0
     n_tiles = batch * SETS * gl.cdiv(keys, 2 * HALF)
-    for i_t in range(gl.cdiv(n_tiles - gl.program_id(0), gl.num_programs(0))):
-        tile = gl.program_id(0) + i_t * gl.num_programs(0)
+    for i_t in range(turns(n_tiles)):
+        tile = tile_of_turn(i_t)
         i_b, i_g, first, low, full, end = _tile_of_keys(
             tile, batch, length, keys, SETS, R, CAUSAL, HALF, M
         )
@@ -200,8 +202,8 @@ def _fetch_rows(
     BYTES: gl.constexpr = M * D * 2 + M * 4
     count = 0
     n_tiles = batch * SETS * gl.cdiv(keys, 2 * HALF)
-    for i_t in range(gl.cdiv(n_tiles - gl.program_id(0), gl.num_programs(0))):
-        tile = gl.program_id(0) + i_t * gl.num_programs(0)
+    for i_t in range(turns(n_tiles)):
+        tile = tile_of_turn(i_t)
         i_b, i_g, first, low, full, end = _tile_of_keys(
             tile, batch, length, keys, SETS, R, CAUSAL, HALF, M
         )
@@ -354,8 +356,8 @@ def _compute_dq(
     do_smem = do_all.index(WHICH).reshape([HALF, D])
     count = 0
     n_tiles = batch * GROUPS * gl.cdiv(length * R, 2 * HALF)
-    for i_t in range(gl.cdiv(n_tiles - gl.program_id(0), gl.num_programs(0))):
-        tile = gl.program_id(0) + i_t * gl.num_programs(0)
+    for i_t in range(turns(n_tiles)):
+        tile = tile_of_turn(i_t)
         i_b, i_g, first, blocks, free = tile_of_rows(
             tile, batch, length, keys, GROUPS, R, CAUSAL, HALF, N
         )
@@ -409,8 +411,8 @@ def _fetch_keys(
     BYTES: gl.constexpr = N * D * 2
     count = 0
     n_tiles = batch * GROUPS * gl.cdiv(length * R, 2 * HALF)
-    for i_t in range(gl.cdiv(n_tiles - gl.program_id(0), gl.num_programs(0))):
-        tile = gl.program_id(0) + i_t * gl.num_programs(0)
+    for i_t in range(turns(n_tiles)):
+        tile = tile_of_turn(i_t)
         i_b, i_g, first, blocks, _free = tile_of_rows(
             tile, batch, length, keys, GROUPS, R, CAUSAL, HALF, N
         )

@@ -26,6 +26,24 @@ HALF, WARPS = 64, 4  # the rows and the warps of each of the two groups
 
 
 @gluon.jit
+def tile_of_turn(i_t):
+    """The tile that a program has in its turn ``i_t``: forwards in one turn, backwards in the next.
+
+    So who had the longest tile of a turn has the shortest of the next.
+    """
+    last = gl.num_programs(0) - 1
+    i_p = gl.program_id(0)
+    return i_t * (last + 1) + gl.where(i_t % 2 == 0, i_p, last - i_p)
+
+
+@gluon.jit
+def turns(n_tiles):
+    """How many turns a program has."""
+    whole = n_tiles // gl.num_programs(0)
+    return whole + (tile_of_turn(whole) < n_tiles).to(gl.int32)
+
+
+@gluon.jit
 def tile_of_rows(
     tile, batch, length, keys,
     GROUPS: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr, HALF: gl.constexpr,
@@ -132,8 +150,8 @@ def _compute(
     o_box = o_all.index(WHICH)
     count = 0
     n_tiles = batch * GROUPS * gl.cdiv(length * R, 2 * HALF)
-    for i_t in range(gl.cdiv(n_tiles - gl.program_id(0), gl.num_programs(0))):
-        tile = gl.program_id(0) + i_t * gl.num_programs(0)
+    for i_t in range(turns(n_tiles)):
+        tile = tile_of_turn(i_t)
         i_b, i_g, first, blocks, free = tile_of_rows(
             tile, batch, length, keys, GROUPS, R, CAUSAL, HALF, N
         )
@@ -203,8 +221,8 @@ def _fetch_all(
     BYTES: gl.constexpr = N * D * 2  # of keys or of values
     count = 0
     n_tiles = batch * GROUPS * gl.cdiv(length * R, 2 * HALF)
-    for i_t in range(gl.cdiv(n_tiles - gl.program_id(0), gl.num_programs(0))):
-        tile = gl.program_id(0) + i_t * gl.num_programs(0)
+    for i_t in range(turns(n_tiles)):
+        tile = tile_of_turn(i_t)
         i_b, i_g, first, blocks, _free = tile_of_rows(
             tile, batch, length, keys, GROUPS, R, CAUSAL, HALF, N
         )

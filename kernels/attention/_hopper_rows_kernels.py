@@ -15,9 +15,10 @@ def attention_pack_rows_kernel(
     GROUPS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Row sums of ``out dout``, and the normalisers, both in the order of the packed rows."""
-    i_bg = tl.program_id(1).to(tl.int64)
+    n_blocks = tl.cdiv(stride, ROWS)
+    i_bg = (tl.program_id(0) // n_blocks).to(tl.int64)
     i_b, i_g = i_bg // GROUPS, i_bg % GROUPS
-    o_m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    o_m = tl.program_id(0) % n_blocks * ROWS + tl.arange(0, ROWS)
     o_s, o_h = (o_m // R).to(tl.int64), i_g * R + o_m % R
     o_d = tl.arange(0, D)
     m_m = o_s < length
@@ -37,13 +38,14 @@ def attention_add_parts_kernel(
     KEY_HEADS: tl.constexpr, SPLIT: tl.constexpr, D: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys and values from their parts [2, batch, KEY_HEADS, SPLIT, keys, D]."""
-    i_bg = tl.program_id(1).to(tl.int64)
+    n_blocks = tl.cdiv(keys, N)
+    i_bg = (tl.program_id(0) // n_blocks).to(tl.int64)
     i_b, i_g = i_bg // KEY_HEADS, i_bg % KEY_HEADS
-    o_n = (tl.program_id(0) * N + tl.arange(0, N)).to(tl.int64)
+    o_n = (tl.program_id(0) % n_blocks * N + tl.arange(0, N)).to(tl.int64)
     o_d = tl.arange(0, D)
     m_n = (o_n < keys)[:, None]
     o_part = o_n[:, None] * D + o_d[None, :]
-    is_values = tl.program_id(2)
+    is_values = tl.program_id(1)
     p_part = parts_ptr + (is_values * batch * KEY_HEADS + i_bg) * SPLIT * keys * D + o_part
     b_sum = tl.zeros((N, D), dtype=tl.float32)
     for i in tl.static_range(SPLIT):

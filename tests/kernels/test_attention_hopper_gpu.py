@@ -108,6 +108,23 @@ def test_gradients_are_exact_each_time_however_heads_are_split(
     _replay.forget()
 
 
+@pytest.mark.parametrize("split", [1, 4])
+def test_more_groups_than_65535_are_all_computed(monkeypatch, split):
+    batch, length = (1 << 16) + 40, 20
+    monkeypatch.setattr(_hopper, "_split", lambda *_: split)
+    torch.manual_seed(0)
+    q, dout = (heads(batch, length, 8, 128, torch.bfloat16, True) for _ in range(2))
+    k, v = (heads(batch, length, 1, 128, torch.bfloat16, True) for _ in range(2))
+    scale = 128**-0.5
+    assert _hopper.takes(q, k, v, True, None, scale, None) and _hopper.takes_backward(q, k)
+    out, lse = _flash._forward(q, k, v, True, None, scale, None, True)
+    got = _flash._backward(dout, q, k, v, out, lse, None, True, None, scale)
+    leaves = [x[-50:].double().requires_grad_() for x in (q, k, v)]
+    wanted = torch.autograd.grad(exact(*leaves, True)[0], leaves, dout[-50:].double())
+    for x, y in zip(got, wanted, strict=True):
+        assert (x[-50:].double() - y).abs().max() <= 4 * ROUNDING[q.dtype] * y.abs().max() + FP32
+
+
 def test_a_captured_pass_follows_its_inputs_to_the_last_bit():
     torch.manual_seed(0)
     q, dout = (heads(2, 333, 8, 128, torch.bfloat16, True) for _ in range(2))

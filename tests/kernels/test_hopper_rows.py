@@ -48,10 +48,9 @@ SPLITS = [
     ((2, 2048, 40, 8), {1}),
     ((8, 1024, 12, 4), {1}),
     ((8, 1024, 6, 2), {1}),
-    ((1, 4096, 32, 8), {2, 4}),
-    ((1, 2048, 32, 8), {2, 4}),
-    ((4, 1024, 8, 2), {2, 4}),
-    ((2, 4096, 32, 4), {4}),
+    ((1, 4096, 32, 8), {1}),
+    ((1, 2048, 32, 8), {2}),
+    ((4, 1024, 8, 2), {4}),
     ((1, 4096, 28, 4), {7}),
     ((1, 64, 32, 8), {1}),
     ((1, 512, 4, 4), {1}),
@@ -79,11 +78,10 @@ def test_a_full_mask_needs_no_more_programs_than_multiprocessors(monkeypatch):
         ((4, 32, 8, 128), True),
         ((4, 32, 8, 64), False),
         ((4, 12, 4, 64), True),
-        ((2048, 32, 32, 128), False),
     ],
     ids=str,
 )
-def test_the_backward_pass_is_taken_where_it_is_faster_and_its_grids_hold(sizes, taken):
+def test_the_backward_pass_is_taken_where_it_is_faster(sizes, taken):
     batch, heads, groups, dim = sizes
     q, k = (torch.empty(batch, n, 128, dim, device="meta") for n in (heads, groups))
     assert _hopper.takes_backward(q, k) == taken
