@@ -280,6 +280,7 @@ OP = Operator(
         _case("B4 S4096 H32/8 D128 causal", 4, 4096, 32, 8, 128, bench=True),
         _case("B2 S16384 H32/8 D128 causal", 2, 16384, 32, 8, 128, bench=True),
         _case("B4 S4096 H12 D64 causal", 4, 4096, 12, 12, 64, bench=True),
+        _case("B8 S1024 H12/4 D64 causal", 8, 1024, 12, 4, 64, bench=True),
         _case("B2 S8192 H32/8 D128 window 1024", 2, 8192, 32, 8, 128, window=1024, bench=True),
         _case(
             "B32 S1 T4096 H32/8 D128 decode",

@@ -326,7 +326,7 @@ def _backward(
     options |= {"WINDOW": window is not None, "LENGTHS": _lengths(kv_length)}
     with on_device(q):
         taken = _hopper.takes(q, k, v, causal, window, scale, kv_length)
-        if taken and _hopper.takes_backward(q, k) and describable(dout):
+        if taken and _hopper.takes_backward(q, k, causal) and describable(dout):
             return _hopper.backward(dout, q, k, v, out, lse, causal, scale)
         delta = delta_of(out, dout, lse, block_d)
         dk, dv = _dkdv(q, k, v, dout, lse, delta, kv_length, window, options)

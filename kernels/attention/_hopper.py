@@ -68,12 +68,15 @@ def takes(
     )
 
 
-def takes_backward(q: Tensor, k: Tensor) -> bool:
+def takes_backward(q: Tensor, k: Tensor, causal: bool) -> bool:
     """Whether the same holds of the backward pass, of what ``takes`` allows.
 
-    The kernels for every GPU are as fast with a head dimension of 64, where they have descriptors.
+    The kernels for every GPU are as fast with a head dimension of 64, where they have descriptors
+    and enough programs.
     """
-    return q.shape[3] == 128 or FEWEST_ROWS % (q.shape[1] // k.shape[1]) != 0
+    if q.shape[3] == 128 or FEWEST_ROWS % (q.shape[1] // k.shape[1]) != 0:
+        return True
+    return _split(q, k, causal) > 1
 
 
 def _packed(q: Tensor, k: Tensor, split: int = 1) -> int:

@@ -116,7 +116,7 @@ def test_more_groups_than_65535_are_all_computed(monkeypatch, split):
     q, dout = (heads(batch, length, 8, 128, torch.bfloat16, True) for _ in range(2))
     k, v = (heads(batch, length, 1, 128, torch.bfloat16, True) for _ in range(2))
     scale = 128**-0.5
-    assert _hopper.takes(q, k, v, True, None, scale, None) and _hopper.takes_backward(q, k)
+    assert _hopper.takes(q, k, v, True, None, scale, None) and _hopper.takes_backward(q, k, True)
     out, lse = _flash._forward(q, k, v, True, None, scale, None, True)
     got = _flash._backward(dout, q, k, v, out, lse, None, True, None, scale)
     leaves = [x[-50:].double().requires_grad_() for x in (q, k, v)]

@@ -75,13 +75,16 @@ def test_a_full_mask_needs_no_more_programs_than_multiprocessors(monkeypatch):
 @pytest.mark.parametrize(
     ("sizes", "taken"),
     [
-        ((4, 32, 8, 128), True),
-        ((4, 32, 8, 64), False),
-        ((4, 12, 4, 64), True),
+        ((4, 2048, 32, 8, 128), True),
+        ((4, 2048, 32, 4, 64), False),
+        ((1, 2048, 32, 4, 64), True),  # its heads are split
+        ((4, 2048, 12, 4, 64), True),
+        ((1, 1024, 12, 12, 64), False),
     ],
     ids=str,
 )
-def test_the_backward_pass_is_taken_where_it_is_faster(sizes, taken):
-    batch, heads, groups, dim = sizes
-    q, k = (torch.empty(batch, n, 128, dim, device="meta") for n in (heads, groups))
-    assert _hopper.takes_backward(q, k) == taken
+def test_the_backward_pass_is_taken_where_it_is_faster(monkeypatch, sizes, taken):
+    monkeypatch.setattr(_hopper, "sm_count", lambda _: 132)
+    batch, tokens, heads, groups, dim = sizes
+    q, k = (torch.empty(batch, n, tokens, dim, device="meta") for n in (heads, groups))
+    assert _hopper.takes_backward(q, k, causal=True) == taken
