@@ -149,7 +149,8 @@ def backward(
     constants = _constants(q, k, causal, scale, split)
     parts = dk, dv
     if split > 1:
-        parts = lse.new_empty(2, batch, key_heads * split, keys, dim).unbind()
+        both = lse.new_empty(2, batch, key_heads * split, keys, dim)
+        parts = both[0], both[1]
     programs = batch * key_heads * split * cdiv(keys, 2 * HALF)
     launch_dkdv((min(programs, sm_count(q.device.index)),),
         q, k, v, dout, packed, delta, *parts, batch, length, keys, packed.stride(0),
@@ -172,7 +173,7 @@ def pack(out: Tensor, dout: Tensor, lse: Tensor, groups: int) -> tuple[Tensor, T
     """Normalisers and row sums of ``out dout``, each [B G, rows], a multiple of 16 bytes apart."""
     batch, heads, length, dim = out.shape
     rows = length * (heads // groups)
-    packed, delta = lse.new_empty(2, batch * groups, 4 * cdiv(rows, 4))
+    packed, delta = (lse.new_empty(batch * groups, 4 * cdiv(rows, 4)) for _ in range(2))
     launch_pack_rows((cdiv(rows, ROWS) * batch * groups,),
         out, dout, lse, packed, delta, length, packed.stride(0), *head_strides(out, dout),
         GROUPS=groups, R=heads // groups, D=dim, ROWS=ROWS, num_warps=4,

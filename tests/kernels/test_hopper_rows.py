@@ -1,11 +1,14 @@
-"""What comes before and after attention's backward kernels for Hopper."""
+"""What comes before and after attention's backward kernels for Hopper, and their launches."""
 
 import pytest
 import torch
+from stubbed_triton import stubbed
 from subjects import DEVICE
+from test_replay import launches_of, the_same
 
-from kernels._triton import INTERPRETED
-from kernels.attention import _hopper
+from kernels import _replay
+from kernels._triton import INSTALLED, INTERPRETED
+from kernels.attention import _flash, _hopper
 
 somewhere_kernels_run = pytest.mark.skipif(
     not INTERPRETED and DEVICE.type == "cpu", reason="runs on a GPU and in Triton's interpreter"
@@ -39,6 +42,40 @@ def test_parts_are_added_before_they_are_rounded(dtype, keys, heads, split):
     wanted = parts.view(2, batch, heads, split, keys, dim).sum(3)
     for got, sums in zip((dk, dv), wanted, strict=True):
         torch.testing.assert_close(got.float(), sums.to(dtype).float(), rtol=2**-10, atol=1e-5)
+
+
+@pytest.mark.skipif(INTERPRETED or not INSTALLED, reason="needs Triton to keep compiled kernels")
+@pytest.mark.parametrize("split", [1, 3])
+def test_the_backward_pass_is_replayed_with_the_same_launches(monkeypatch, split):
+    runs = []
+
+    def backward(*args):
+        runs.append(args)
+        return own(*args)
+
+    own = _hopper.backward
+    for name in ("takes", "takes_backward"):
+        monkeypatch.setattr(_hopper, name, lambda *_: True)
+    monkeypatch.setattr(_flash, "describable", lambda *_: True)
+    monkeypatch.setattr(_hopper, "_split", lambda *_: split)
+    monkeypatch.setattr(_hopper, "backward", backward)
+    q, out, dout = torch.randn(3, 2, 6, 150, 128, dtype=torch.bfloat16).unbind()
+    k, v = torch.randn(2, 2, 2, 150, 128, dtype=torch.bfloat16).unbind()
+    lse = torch.randn(2, 6, 150)
+
+    def call():
+        return _flash._backward(dout, q, k, v, out, lse, None, True, None, 0.1)
+
+    with stubbed() as driver, torch.no_grad():
+        call()  # which launches by Triton
+        first, grads = launches_of(driver, call)
+        for _ in range(_replay.BEFORE + 2):
+            again, others = launches_of(driver, call)
+            the_same(again, first)
+            assert [x.stride() for x in others] == [x.stride() for x in grads]
+    _replay.forget()
+    assert len(first) == 3 + (split > 1)
+    assert len(runs) == _replay.BEFORE + 2, "the others are replays"
 
 
 # Batch, tokens, heads, key heads; what was the fastest on an H200, which has 132 multiprocessors.
