@@ -191,9 +191,10 @@ def _forward(
     """The output, and with ``keep`` each row's log of the sum of exponentials."""
     if _hopper.takes(q, k, v, causal, window, scale, kv_length):
         chosen = _hopper.FORWARD.tile(
-            _hopper.key_of(q, causal), _forward, q, k, v, causal, window, scale, kv_length, keep
-        )
-        return _hopper.forward(q, k, v, causal, scale, keep, chosen)
+            _hopper.key_of(q, causal, window),
+            _forward, q, k, v, causal, window, scale, kv_length, keep,
+        )  # fmt: skip
+        return _hopper.forward(q, k, v, causal, window, scale, keep, chosen)
     batch, heads, length, dim = q.shape
     groups, keys = k.shape[1:3]
     rows = length * (heads // groups)
@@ -326,8 +327,8 @@ def _backward(
     options |= {"WINDOW": window is not None, "LENGTHS": _lengths(kv_length)}
     with on_device(q):
         taken = _hopper.takes(q, k, v, causal, window, scale, kv_length)
-        if taken and _hopper.takes_backward(q, k, causal) and describable(dout):
-            return _hopper.backward(dout, q, k, v, out, lse, causal, scale)
+        if taken and _hopper.takes_backward(q, k, causal, window) and describable(dout):
+            return _hopper.backward(dout, q, k, v, out, lse, causal, window, scale)
         delta = delta_of(out, dout, lse, block_d)
         dk, dv = _dkdv(q, k, v, dout, lse, delta, kv_length, window, options)
         dq = _dq(q, k, v, dout, lse, delta, kv_length, window, options)

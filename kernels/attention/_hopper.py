@@ -15,10 +15,8 @@ from kernels._operator import by_tokens, cdiv
 from kernels._triton import GLUON, describable, head_strides, on_device, sm_count
 from kernels._tuning import Key, Tile, Tunable
 from kernels.attention._flash_kernels import FEWEST_ROWS
-from kernels.attention._hopper_backward_kernels import (
-    attention_hopper_dkdv_kernel,
-    attention_hopper_dq_kernel,
-)
+from kernels.attention._hopper_dkdv_kernels import attention_hopper_dkdv_kernel
+from kernels.attention._hopper_dq_kernels import attention_hopper_dq_kernel
 from kernels.attention._hopper_kernels import HALF, WARPS, attention_hopper_kernel
 from kernels.attention._hopper_rows_kernels import launch_add_parts, launch_pack_rows
 
@@ -41,9 +39,9 @@ def tiles(device: int, dtype: torch.dtype, dim: int, *_: Any) -> list[Tile]:
 FORWARD = Tunable("attention.hopper", (attention_hopper_kernel,), tiles)
 
 
-def key_of(q: Tensor, causal: bool) -> Key:
+def key_of(q: Tensor, causal: bool, window: int | None) -> Key:
     """What the tile depends on."""
-    return q.get_device(), q.dtype, q.shape[3], causal
+    return q.get_device(), q.dtype, q.shape[3], causal, window is not None
 
 
 def takes(
@@ -56,7 +54,9 @@ def takes(
     kv_length: Tensor | None,
 ) -> bool:
     """Whether the kernel can compute this, and is not slower than the one for every GPU."""
-    if window is not None or kv_length is not None or q.dtype.itemsize != 2 or scale <= 0:
+    if (window is not None and not causal) or kv_length is not None:
+        return False
+    if q.dtype.itemsize != 2 or scale <= 0:
         return False
     length, dim, keys = q.shape[2], q.shape[3], k.shape[2]
     return (
@@ -68,7 +68,7 @@ def takes(
     )
 
 
-def takes_backward(q: Tensor, k: Tensor, causal: bool) -> bool:
+def takes_backward(q: Tensor, k: Tensor, causal: bool, window: int | None) -> bool:
     """Whether the same holds of the backward pass, of what ``takes`` allows.
 
     The kernels for every GPU are as fast with a head dimension of 64, where they have descriptors
@@ -76,7 +76,7 @@ def takes_backward(q: Tensor, k: Tensor, causal: bool) -> bool:
     """
     if q.shape[3] == 128 or FEWEST_ROWS % (q.shape[1] // k.shape[1]) != 0:
         return True
-    return _split(q, k, causal) > 1
+    return _split(q, k, causal, window) > 1
 
 
 def _packed(q: Tensor, k: Tensor, split: int = 1) -> int:
@@ -84,24 +84,28 @@ def _packed(q: Tensor, k: Tensor, split: int = 1) -> int:
     return math.gcd(q.shape[1] // k.shape[1] // split, HALF)
 
 
-def _split(q: Tensor, k: Tensor, causal: bool) -> int:
+def _split(q: Tensor, k: Tensor, causal: bool, window: int | None) -> int:
     """Into how many sets the heads that share a head of keys are split: the fastest, by a model.
 
     Multiprocessors take tiles in turns, as ``tile_of_turn`` says. Under a causal mask the first
-    keys are seen by all rows, the last by hardly any. Parts must be added.
+    keys are seen by all rows, the last by hardly any, but with a window all by as many. Parts must
+    be added.
     """
     batch, key_heads, keys, _ = k.shape
     heads = q.shape[1] // key_heads
     if q.shape[2] < 2 * HALF:
         return 1  # rows of several heads make a tile
-    blocks = cdiv(q.shape[2] * heads, BLOCK)
+    rows = q.shape[2] if window is None else min(q.shape[2], 2 * HALF + window)
+    blocks = cdiv(rows * heads, BLOCK)
     at_once = sm_count(q.device.index)
 
     def time(split: int) -> float:
         tiles = split * batch * key_heads * cdiv(keys, 2 * HALF)
         turns = cdiv(tiles, at_once)
         longest = float(turns)
-        if causal:  # of the first multiprocessor, to which the last of an even number gives nothing
+        if (
+            causal and window is None
+        ):  # of the first multiprocessor, to which the last of an even number gives nothing
             pairs = (turns - 1) // 2
             longest = 1 + 2 * pairs - 2 * pairs * (pairs + 1) * at_once / tiles
         return longest * blocks / split + (PART * tiles + ADDING if split > 1 else 0)
@@ -116,8 +120,9 @@ def _is_hopper(device: int) -> bool:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, keep: bool, tile: Tile
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, scale: float, keep: bool,
+    tile: Tile,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The output, and with ``keep`` each row's log of the sum of exponentials."""
     batch, heads, length, _ = q.shape
     keys, packed = k.shape[2], _packed(q, k)
@@ -129,32 +134,33 @@ def forward(
     programs = batch * (heads // packed) * cdiv(length * packed, 2 * HALF)
     with on_device(q):
         launch_forward((min(programs, sm_count(q.device.index)),),
-            q, k, v, out, lse, batch, length, keys, *head_strides(q, k, v, out),
-            **_constants(q, k, causal, scale), KEEP=keep, N=n, STAGES=stages, num_warps=WARPS,
+            q, k, v, out, lse, batch, length, keys, window or 0, *head_strides(q, k, v, out),
+            **_constants(q, k, causal, window, scale),
+            KEEP=keep, N=n, STAGES=stages, num_warps=WARPS,
         )  # fmt: skip
     return out, lse
 
 
 def backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
-    scale: float,
+    window: int | None, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of queries, keys and values, on the present GPU."""
     batch, heads, length, dim = q.shape
     key_heads, keys = k.shape[1:3]
-    split = _split(q, k, causal)
+    split = _split(q, k, causal, window)
     each = _packed(q, k, split)
     packed, delta = pack(out, dout, lse, heads // each)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    constants = _constants(q, k, causal, scale, split)
+    constants = _constants(q, k, causal, window, scale, split)
     parts = dk, dv
     if split > 1:
         both = lse.new_empty(2, batch, key_heads * split, keys, dim)
         parts = both[0], both[1]
     programs = batch * key_heads * split * cdiv(keys, 2 * HALF)
     launch_dkdv((min(programs, sm_count(q.device.index)),),
-        q, k, v, dout, packed, delta, *parts, batch, length, keys, packed.stride(0),
-        *head_strides(q, k, v, dout, *parts), SPLIT=split, **constants,
+        q, k, v, dout, packed, delta, *parts, batch, length, keys, window or 0,
+        packed.stride(0), *head_strides(q, k, v, dout, *parts), SPLIT=split, **constants,
         M=BLOCK, STAGES=STAGES, num_warps=WARPS,
     )  # fmt: skip
     if split > 1:
@@ -162,8 +168,8 @@ def backward(
     programs = batch * (heads // each) * cdiv(length * each, 2 * HALF)
     constants["SHARE"] *= split
     launch_dq((min(programs, sm_count(q.device.index)),),
-        q, k, v, dout, packed, delta, dq, batch, length, keys, packed.stride(0),
-        *head_strides(q, k, v, dout, dq), **constants,
+        q, k, v, dout, packed, delta, dq, batch, length, keys, window or 0,
+        packed.stride(0), *head_strides(q, k, v, dout, dq), **constants,
         N=BLOCK, STAGES=STAGES, num_warps=WARPS,
     )  # fmt: skip
     return dq, dk, dv
@@ -190,10 +196,12 @@ def add_parts(parts: Tensor, dk: Tensor, dv: Tensor) -> None:
     )  # fmt: skip
 
 
-def _constants(q: Tensor, k: Tensor, causal: bool, scale: float, split: int = 1) -> dict[str, Any]:
+def _constants(
+    q: Tensor, k: Tensor, causal: bool, window: int | None, scale: float, split: int = 1
+) -> dict[str, Any]:
     packed = _packed(q, k, split)
     groups = q.shape[1] // packed
     return {
         "GROUPS": groups, "SHARE": groups // k.shape[1] // split, "R": packed, "D": q.shape[3],
-        "SCALE": scale, "CAUSAL": causal, "HALF": HALF,
+        "SCALE": scale, "CAUSAL": causal, "WINDOW": window is not None, "HALF": HALF,
     }  # fmt: skip

@@ -45,35 +45,64 @@ def turns(n_tiles):
 
 @gluon.jit
 def tile_of_rows(
-    tile, batch, length, keys,
-    GROUPS: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr, HALF: gl.constexpr,
-    N: gl.constexpr,
+    tile, batch, length, keys, window,
+    GROUPS: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
+    HALF: gl.constexpr, N: gl.constexpr,
 ):  # fmt: skip
-    """Its sample, group and first row, its blocks of keys, and how many of these need no mask."""
+    """Its sample, group and first row, and its blocks of keys: from the first of these on they need
+    a mask, from the second on none, from the third on one again, and the fourth is the end."""
     n_groups = batch * GROUPS
     i_bg = tile % n_groups
     first = (gl.cdiv(length * R, 2 * HALF) - 1 - tile // n_groups) * (2 * HALF)
+    low = first * 0
+    full = low
+    edge = keys
     high = keys
-    free = keys
     if CAUSAL:
-        shift = keys - length
-        high = gl.minimum(keys, shift + gl.minimum((first + 2 * HALF - 1) // R, length - 1) + 1)
-        free = gl.minimum(keys, shift + first // R + 1)
-    return i_bg // GROUPS, i_bg % GROUPS, first, gl.cdiv(high, N), free // N
+        p_first = keys - length + first // R
+        p_last = keys - length + gl.minimum((first + 2 * HALF - 1) // R, length - 1)
+        edge = gl.minimum(keys, p_first + 1)
+        high = gl.minimum(keys, p_last + 1)
+        if WINDOW:
+            low = gl.maximum(p_first - window + 1, 0) // N
+            full = gl.minimum(gl.cdiv(gl.maximum(p_last - window + 1, 0), N), edge // N)
+    return i_bg // GROUPS, i_bg % GROUPS, first, low, full, edge // N, gl.cdiv(high, N)
+
+
+@gluon.jit
+def part_of_keys(PART: gl.constexpr, low, full, edge, end):
+    """Of a tile's blocks of keys before ``end``, the last and the first of one part.
+
+    Parts are read in turn: masked at the end, then free, then masked by the window.
+    """
+    if PART == 0:
+        return end - 1, gl.minimum(edge, end)
+    if PART == 1:
+        return gl.minimum(edge, end) - 1, gl.minimum(full, end)
+    return gl.minimum(full, end) - 1, low
+
+
+@gluon.jit
+def seen(b_s, o_p, start, keys, window, CAUSAL: gl.constexpr, WINDOW: gl.constexpr):
+    """Which keys of a block of scores, from ``start`` on, its rows at positions ``o_p`` see."""
+    o_k = start + gl.arange(0, b_s.shape[1], layout=gl.SliceLayout(0, b_s.type.layout))
+    m_s = (o_k < keys)[None, :] & (o_p >= o_p)[:, None]
+    if CAUSAL:
+        m_s = m_s & (o_k[None, :] <= o_p[:, None])
+    if WINDOW:
+        m_s = m_s & (o_k[None, :] > o_p[:, None] - window)
+    return m_s
 
 
 @gluon.jit
 def _weigh(
-    b_s, b_m, b_l, o_p, start, keys,
-    SCALE: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr, N: gl.constexpr,
+    b_s, b_m, b_l, o_p, start, keys, window,
+    SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, MASKED: gl.constexpr,
+    N: gl.constexpr,
 ):  # fmt: skip
     """Weights of one block of scores, the factor for what was summed before, and the new sums."""
     if MASKED:
-        o_k = start + gl.arange(0, N, layout=gl.SliceLayout(0, b_s.type.layout))
-        m_s = (o_k < keys)[None, :] & (o_p >= o_p)[:, None]
-        if CAUSAL:
-            m_s = m_s & (o_k[None, :] <= o_p[:, None])
-        b_s = gl.where(m_s, b_s, float("-inf"))
+        b_s = gl.where(seen(b_s, o_p, start, keys, window, CAUSAL, WINDOW), b_s, float("-inf"))
     b_top = gl.maximum(b_m, gl.max(b_s, axis=1) * SCALE)
     b_safe = b_top
     if MASKED:  # a row that has seen nothing yet must not subtract infinities
@@ -114,20 +143,25 @@ def _add_values(b_acc, b_p, v_smem, v_full, count, STAGES: gl.constexpr):
 
 @gluon.jit
 def _step(
-    b_acc, b_p, b_m, b_l, o_p, q_smem, k_smem, v_smem, bars, count, start, keys,
-    SCALE: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr, N: gl.constexpr,
-    STAGES: gl.constexpr,
+    b_acc, b_p, b_m, b_l, o_p, q_smem, k_smem, v_smem, bars, count, start, more, keys, window,
+    SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, MASKED: gl.constexpr,
+    N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Block ``count`` of the keys, from ``start`` on, and the values of the block before it."""
+    """Block ``count`` of the keys, from ``start`` on, and the values of the block before it.
+
+    ``more``: there is one after.
+    """
     k_full, k_empty, v_full, v_empty = bars
     b_s = _score(q_smem, k_smem, count, N, STAGES)
     b_acc, b_p = _add_values(b_acc, b_p, v_smem, v_full, count - 1, STAGES)
     b_s = multiplied(1, deps=(b_s,))
     mbarrier.arrive(k_empty.index(count % STAGES), count=1)
-    b_w, b_shrink, b_m, b_l = _weigh(b_s, b_m, b_l, o_p, start, keys, SCALE, CAUSAL, MASKED, N)
+    b_w, b_shrink, b_m, b_l = _weigh(
+        b_s, b_m, b_l, o_p, start, keys, window, SCALE, CAUSAL, WINDOW, MASKED, N
+    )
     # The next keys are waited for here and not where they are used: the assembler would otherwise
     # move the wait for the values above the exponents, and nothing would go on beside these.
-    _await_keys(k_full, count + 1, start > 0, STAGES)
+    _await_keys(k_full, count + 1, more, STAGES)
     b_acc, b_p = multiplied(0, deps=(b_acc, b_p))
     mbarrier.arrive(v_empty.index((count - 1) % STAGES), count=1)
     b_shrink = gl.convert_layout(b_shrink, gl.SliceLayout(1, b_acc.type.layout))
@@ -137,9 +171,10 @@ def _step(
 @gluon.jit
 def _compute(
     WHICH: gl.constexpr, out_desc, lse_ptr, q_all, o_all, k_smem, v_smem, q_full, q_empty, bars,
-    batch, length, keys,
+    batch, length, keys, window,
     GROUPS: gl.constexpr, R: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr,
-    KEEP: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
+    WINDOW: gl.constexpr, KEEP: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """What the group of warps ``WHICH`` does."""
     k_full, k_empty, v_full, v_empty = bars
@@ -152,8 +187,8 @@ def _compute(
     n_tiles = batch * GROUPS * gl.cdiv(length * R, 2 * HALF)
     for i_t in range(turns(n_tiles)):
         tile = tile_of_turn(i_t)
-        i_b, i_g, first, blocks, free = tile_of_rows(
-            tile, batch, length, keys, GROUPS, R, CAUSAL, HALF, N
+        i_b, i_g, first, low, full, edge, end = tile_of_rows(
+            tile, batch, length, keys, window, GROUPS, R, CAUSAL, WINDOW, HALF, N
         )
         o_m = first + WHICH * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, s_layout))
         o_p = keys - length + o_m // R
@@ -165,22 +200,19 @@ def _compute(
         b_s = _score(q_smem, k_smem, count, N, STAGES)
         b_s = multiplied(0, deps=(b_s,))
         mbarrier.arrive(k_empty.index(count % STAGES), count=1)
-        start = (blocks - 1) * N
-        b_p, _, b_m, b_l = _weigh(b_s, b_m, b_l, o_p, start, keys, SCALE, CAUSAL, True, N)
-        _await_keys(k_full, count + 1, start > 0, STAGES)
+        b_p, _, b_m, b_l = _weigh(
+            b_s, b_m, b_l, o_p, (end - 1) * N, keys, window, SCALE, CAUSAL, WINDOW, True, N
+        )
+        _await_keys(k_full, count + 1, end - 1 > low, STAGES)
         count += 1
-        for i_k in range(blocks - 2, free - 1, -1):
-            b_acc, b_p, b_m, b_l = _step(
-                b_acc, b_p, b_m, b_l, o_p, q_smem, k_smem, v_smem, bars, count, i_k * N,
-                keys, SCALE, CAUSAL, True, N, STAGES,
-            )  # fmt: skip
-            count += 1
-        for i_k in range(gl.minimum(free, blocks - 1) - 1, -1, -1):
-            b_acc, b_p, b_m, b_l = _step(
-                b_acc, b_p, b_m, b_l, o_p, q_smem, k_smem, v_smem, bars, count, i_k * N,
-                keys, SCALE, CAUSAL, False, N, STAGES,
-            )  # fmt: skip
-            count += 1
+        for PART in gl.static_range(2 + WINDOW):
+            last, least = part_of_keys(PART, low, full, edge, end - 1)
+            for i_k in range(last, least - 1, -1):
+                b_acc, b_p, b_m, b_l = _step(
+                    b_acc, b_p, b_m, b_l, o_p, q_smem, k_smem, v_smem, bars, count, i_k * N,
+                    i_k > low, keys, window, SCALE, CAUSAL, WINDOW, PART != 1, N, STAGES,
+                )  # fmt: skip
+                count += 1
         mbarrier.arrive(q_empty.index(WHICH), count=1)
         b_acc, b_p = _add_values(b_acc, b_p, v_smem, v_full, count - 1, STAGES)
         b_some = b_l > 0
@@ -203,6 +235,19 @@ def _compute(
 
 
 @gluon.jit
+def store_block(b_x, desc, at, box):
+    """Write a block by way of shared memory, once what was written from there before is."""
+    ROWS: gl.constexpr = b_x.shape[0]
+    D: gl.constexpr = b_x.shape[1]
+    tma.store_wait(0)
+    meet()
+    box.reshape([ROWS, D]).store(b_x.to(box.dtype))
+    fence()
+    meet()
+    store_box(desc, at, box)
+
+
+@gluon.jit
 def fetch(desc, at, box, full, BYTES: gl.constexpr):
     """Begin to fetch one block, and let ``full`` wait for it."""
     mbarrier.expect(full, BYTES)
@@ -212,8 +257,9 @@ def fetch(desc, at, box, full, BYTES: gl.constexpr):
 @gluon.jit
 def _fetch_all(
     q_desc, k_desc, v_desc, q_all, k_smem, v_smem, q_full, q_empty, bars, batch, length, keys,
+    window,
     GROUPS: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr,
-    HALF: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
+    WINDOW: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """What the warp does that fetches."""
     k_full, k_empty, v_full, v_empty = bars
@@ -223,16 +269,16 @@ def _fetch_all(
     n_tiles = batch * GROUPS * gl.cdiv(length * R, 2 * HALF)
     for i_t in range(turns(n_tiles)):
         tile = tile_of_turn(i_t)
-        i_b, i_g, first, blocks, _free = tile_of_rows(
-            tile, batch, length, keys, GROUPS, R, CAUSAL, HALF, N
+        i_b, i_g, first, low, _full, _edge, end = tile_of_rows(
+            tile, batch, length, keys, window, GROUPS, R, CAUSAL, WINDOW, HALF, N
         )
-        for i_k in range(blocks - 1, -1, -1):
+        for i_k in range(end - 1, low - 1, -1):
             stage = count % STAGES
             before = ((count // STAGES) & 1) ^ 1
             mbarrier.wait(k_empty.index(stage), before)
             from_keys = [i_b, i_g // SHARE, i_k * N, 0]
             fetch(k_desc, from_keys, k_smem.index(stage), k_full.index(stage), BYTES)
-            if i_k == blocks - 1:  # after the keys, which do not wait for the tile before
+            if i_k == end - 1:  # after the keys, which do not wait for the tile before
                 for i in gl.static_range(2):
                     mbarrier.wait(q_empty.index(i), (i_t & 1) ^ 1)
                     at = [i_b, (first + i * HALF) // R, i_g * R, 0]
@@ -263,16 +309,19 @@ def barriers(NUMBER: gl.constexpr, COUNT: gl.constexpr):
     return made
 
 
-@gluon.jit(do_not_specialize=["batch", "length", "keys"])
+@gluon.jit(do_not_specialize=["batch", "length", "keys", "window"])
 def attention_hopper_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, batch, length, keys,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, batch, length, keys, window,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
     out_batch, out_head, out_token,
     GROUPS: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr, D: gl.constexpr,
-    SCALE: gl.constexpr, CAUSAL: gl.constexpr, KEEP: gl.constexpr, HALF: gl.constexpr,
-    N: gl.constexpr, STAGES: gl.constexpr,
+    SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, KEEP: gl.constexpr,
+    HALF: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """As ``attention_forward_kernel``, of whole keys; a causal query sees one at least."""
+    """As ``attention_forward_kernel``, of whole keys; a causal query sees one at least.
+
+    A ``WINDOW`` is of a causal one.
+    """
     H: gl.constexpr = GROUPS * R
     KEY_HEADS: gl.constexpr = GROUPS // SHARE
     dtype: gl.constexpr = q_ptr.dtype.element_ty
@@ -292,14 +341,14 @@ def attention_hopper_kernel(
     gl.warp_specialize([
         (_compute, (
             0, o_desc, lse_ptr, q_all, o_all, k_smem, v_smem, q_full, q_empty, bars,
-            batch, length, keys, GROUPS, R, LOG2, CAUSAL, KEEP, HALF, N, STAGES,
+            batch, length, keys, window, GROUPS, R, LOG2, CAUSAL, WINDOW, KEEP, HALF, N, STAGES,
         )),
         (_compute, (
             1, o_desc, lse_ptr, q_all, o_all, k_smem, v_smem, q_full, q_empty, bars,
-            batch, length, keys, GROUPS, R, LOG2, CAUSAL, KEEP, HALF, N, STAGES,
+            batch, length, keys, window, GROUPS, R, LOG2, CAUSAL, WINDOW, KEEP, HALF, N, STAGES,
         )),
         (_fetch_all, (
             q_desc, k_desc, v_desc, q_all, k_smem, v_smem, q_full, q_empty, bars,
-            batch, length, keys, GROUPS, SHARE, R, CAUSAL, HALF, N, STAGES,
+            batch, length, keys, window, GROUPS, SHARE, R, CAUSAL, WINDOW, HALF, N, STAGES,
         )),
     ], [4, 1], [240, 24])  # fmt: skip

@@ -11,7 +11,7 @@ from kernels.attention import _flash, _hopper
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
 
-# Batch, queries, heads, key heads, head dimension, causal, keys.
+# Batch, queries, heads, key heads, head dimension, causal, keys, and some a window.
 SHAPES = [
     (2, 333, 8, 2, 128, True, 333),
     (2, 1000, 6, 6, 64, True, 1000),
@@ -27,6 +27,13 @@ SHAPES = [
     (1, 260, 12, 2, 64, True, 300),
     (2, 200, 5, 1, 128, False, 1000),
     (1, 70, 128, 1, 64, True, 70),
+    (2, 1000, 8, 2, 128, True, 1000, 200),
+    (1, 900, 6, 6, 64, True, 900, 1),
+    (1, 700, 3, 1, 128, True, 700, 64),
+    (2, 130, 4, 1, 128, True, 1500, 129),
+    (1, 129, 16, 2, 64, True, 1000, 127),
+    (3, 517, 12, 2, 64, True, 517, 5000),
+    (1, 2048, 4, 4, 128, True, 2048, 333),
 ]
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 FP32 = 1e-5  # of sums of order 10: what remains where they cancel
@@ -39,7 +46,7 @@ def heads(batch, tokens, number, dim, dtype, by_tokens):
     return torch.randn(batch, number, tokens, dim, device="cuda", dtype=dtype)
 
 
-def exact(q, k, v, causal):
+def exact(q, k, v, causal, window):
     """Output and normaliser, to base 2, in FP64."""
     repeats = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(repeats, 1).double() for x in (k, v))
@@ -47,6 +54,8 @@ def exact(q, k, v, causal):
     if causal:
         length, keys = scores.shape[-2:]
         seen = torch.ones(length, keys, dtype=torch.bool, device="cuda").tril(keys - length)
+        if window is not None:
+            seen = seen.triu(keys - length - window + 1)
         scores = scores.masked_fill(~seen, -math.inf)
     return scores.softmax(-1) @ v, torch.logsumexp(scores, -1) / math.log(2)
 
@@ -56,13 +65,13 @@ def exact(q, k, v, causal):
 def test_every_tile_gives_the_exact_output_and_normalisers_each_time(
     monkeypatch, shape, dtype, by_tokens
 ):
-    batch, length, number, groups, dim, causal, keys = shape
+    batch, length, number, groups, dim, causal, keys, window = (*shape, None)[:8]
     torch.manual_seed(0)
     q = heads(batch, length, number, dim, dtype, by_tokens)
     k, v = (heads(batch, keys, groups, dim, dtype, by_tokens) for _ in range(2))
     scale = dim**-0.5
-    assert _hopper.takes(q, k, v, causal, None, scale, None)
-    out, lse = exact(q, k, v, causal)
+    assert _hopper.takes(q, k, v, causal, window, scale, None)
+    out, lse = exact(q, k, v, causal, window)
     allowed = 2 * ROUNDING[dtype] * max(1.0, out.abs().max().item())
     for tile in _hopper.tiles(0, dtype, dim):
         monkeypatch.setattr(_hopper.FORWARD, "tile", lambda *_, tile=tile: tile)
@@ -70,7 +79,7 @@ def test_every_tile_gives_the_exact_output_and_normalisers_each_time(
         for _ in range(_replay.BEFORE + 3):
             poison = torch.full((1 << 24,), math.nan, device="cuda")
             del poison
-            got, got_lse = _flash._forward(q, k, v, causal, None, scale, None, True)
+            got, got_lse = _flash._forward(q, k, v, causal, window, scale, None, True)
             assert (got.double() - out).abs().max() <= allowed
             assert (got_lse.double() - lse).abs().max() <= 1e-5
     _replay.forget()
@@ -82,15 +91,15 @@ def test_every_tile_gives_the_exact_output_and_normalisers_each_time(
 def test_gradients_are_exact_each_time_however_heads_are_split(
     monkeypatch, dim, shape, dtype, by_tokens
 ):
-    batch, length, number, groups, _, causal, keys = shape
+    batch, length, number, groups, _, causal, keys, window = (*shape, None)[:8]
     each = number // groups
     monkeypatch.setattr(_hopper, "takes_backward", lambda *_: True)
     torch.manual_seed(0)
     q, dout = (heads(batch, length, number, dim, dtype, by_tokens) for _ in range(2))
     k, v = (heads(batch, keys, groups, dim, dtype, by_tokens) for _ in range(2))
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
-    wanted = torch.autograd.grad(exact(*leaves, causal)[0], leaves, dout.double())
-    out, lse = _flash._forward(q, k, v, causal, None, dim**-0.5, None, True)
+    wanted = torch.autograd.grad(exact(*leaves, causal, window)[0], leaves, dout.double())
+    out, lse = _flash._forward(q, k, v, causal, window, dim**-0.5, None, True)
     least = next((n for n in range(2, each) if each % n == 0), each)
     for split in {1, least, each}:
         monkeypatch.setattr(_hopper, "_split", lambda *_, split=split: split)
@@ -99,7 +108,7 @@ def test_gradients_are_exact_each_time_however_heads_are_split(
         for _ in range(_replay.BEFORE + 3):
             poison = torch.full((1 << 24,), math.nan, device="cuda")
             del poison
-            got = _flash._backward(dout, q, k, v, out, lse, None, causal, None, dim**-0.5)
+            got = _flash._backward(dout, q, k, v, out, lse, None, causal, window, dim**-0.5)
             for x, y in zip(got, wanted, strict=True):
                 error = (x.double() - y).abs().max()
                 assert error <= 4 * ROUNDING[dtype] * y.abs().max() + FP32
@@ -116,11 +125,13 @@ def test_more_groups_than_65535_are_all_computed(monkeypatch, split):
     q, dout = (heads(batch, length, 8, 128, torch.bfloat16, True) for _ in range(2))
     k, v = (heads(batch, length, 1, 128, torch.bfloat16, True) for _ in range(2))
     scale = 128**-0.5
-    assert _hopper.takes(q, k, v, True, None, scale, None) and _hopper.takes_backward(q, k, True)
+    assert _hopper.takes(q, k, v, True, None, scale, None) and _hopper.takes_backward(
+        q, k, True, None
+    )
     out, lse = _flash._forward(q, k, v, True, None, scale, None, True)
     got = _flash._backward(dout, q, k, v, out, lse, None, True, None, scale)
     leaves = [x[-50:].double().requires_grad_() for x in (q, k, v)]
-    wanted = torch.autograd.grad(exact(*leaves, True)[0], leaves, dout[-50:].double())
+    wanted = torch.autograd.grad(exact(*leaves, True, None)[0], leaves, dout[-50:].double())
     for x, y in zip(got, wanted, strict=True):
         assert (x[-50:].double() - y).abs().max() <= 4 * ROUNDING[q.dtype] * y.abs().max() + FP32
 
@@ -160,7 +171,8 @@ def test_what_the_kernel_does_not_do_goes_to_the_one_for_every_gpu():
     taken = _hopper.takes(q, k, v, True, None, 0.1, None)
     assert taken and _hopper.takes(q, k, v, False, None, 0.1, None)
     few = torch.tensor(7, device="cuda")
-    assert not _hopper.takes(q, k, v, True, 64, 0.1, None), "a window"
+    assert _hopper.takes(q, k, v, True, 64, 0.1, None)
+    assert not _hopper.takes(q, k, v, False, 64, 0.1, None), "a window to both sides"
     assert not _hopper.takes(q, k, v, True, None, 0.1, few), "a cache that is filled in part"
     assert not _hopper.takes(q, k, v, True, None, -0.1, None), "the least score is the largest"
     assert not _hopper.takes(q[:, :, :20], k, v, True, None, 0.1, None), "few rows"

@@ -101,14 +101,21 @@ def test_heads_are_split_as_was_the_fastest(monkeypatch, sizes, fastest):
     monkeypatch.setattr(_hopper, "sm_count", lambda _: 132)
     batch, tokens, heads, groups = sizes
     q, k = (torch.empty(batch, n, tokens, 128, device="meta") for n in (heads, groups))
-    assert _hopper._split(q, k, causal=True) in fastest
+    assert _hopper._split(q, k, causal=True, window=None) in fastest
+
+
+def test_with_a_window_heads_are_split_only_where_programs_are_few(monkeypatch):
+    monkeypatch.setattr(_hopper, "sm_count", lambda _: 132)
+    q, k = (torch.empty(1, n, 4096, 128, device="meta") for n in (32, 8))
+    assert _hopper._split(q, k, causal=True, window=512) == 1
+    assert _hopper._split(q[:, :4], k[:, :1], causal=True, window=512) > 1
 
 
 def test_a_full_mask_needs_no_more_programs_than_multiprocessors(monkeypatch):
     monkeypatch.setattr(_hopper, "sm_count", lambda _: 128)
     q, k = (torch.empty(1, n, 2048, 128, device="meta") for n in (32, 8))
-    assert _hopper._split(q, k, causal=False) == 1
-    assert _hopper._split(q[:, :16], k[:, :4], causal=False) == 2
+    assert _hopper._split(q, k, causal=False, window=None) == 1
+    assert _hopper._split(q[:, :16], k[:, :4], causal=False, window=None) == 2
 
 
 @pytest.mark.parametrize(
@@ -126,4 +133,4 @@ def test_the_backward_pass_is_taken_where_it_is_faster(monkeypatch, sizes, taken
     monkeypatch.setattr(_hopper, "sm_count", lambda _: 132)
     batch, tokens, heads, groups, dim = sizes
     q, k = (torch.empty(batch, n, tokens, dim, device="meta") for n in (heads, groups))
-    assert _hopper.takes_backward(q, k, causal=True) == taken
+    assert _hopper.takes_backward(q, k, causal=True, window=None) == taken

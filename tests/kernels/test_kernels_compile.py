@@ -190,12 +190,17 @@ def test_attention_s_tiles_fit_every_head_dimension(compiled, capability, dim, d
 
 @pytest.mark.skipif(not _triton.GLUON, reason="this Triton has no groups of warps")
 @pytest.mark.parametrize("dim", _hopper.DIMS)
-@pytest.mark.parametrize(("tile", "heads", "split"), [(0, 32, 1), (1, 24, 1), (1, 24, 3)])
-def test_attention_on_hopper_has_kernels_of_its_own(compiled, monkeypatch, dim, tile, heads, split):
+@pytest.mark.parametrize(
+    ("tile", "heads", "split", "window"),
+    [(0, 32, 1, None), (1, 24, 1, None), (1, 24, 3, None), (0, 24, 1, 100), (1, 24, 3, 1000)],
+)
+def test_attention_on_hopper_has_kernels_of_its_own(
+    compiled, monkeypatch, dim, tile, heads, split, window
+):
     choice = _hopper.tiles(0, torch.bfloat16, dim)[-1 - tile]
     monkeypatch.setattr(_hopper.FORWARD, "tile", lambda *_: choice)
     monkeypatch.setattr(_hopper, "_split", lambda *_: split)
-    case = Case(f"D{dim}", HEADS | {"dim": dim, "heads": heads})
+    case = Case(f"D{dim}", HEADS | {"dim": dim, "heads": heads, "window": window})
     launches = compiled(HOPPER, OPS["attention"], case, torch.bfloat16)
     assert_fit(launches, HOPPER)
     own = {"attention_hopper_kernel"}
