@@ -21,6 +21,7 @@ from kernels.attention._hopper_kernels import HALF, WARPS, attention_hopper_kern
 from kernels.attention._hopper_rows_kernels import launch_add_parts, launch_pack_rows
 
 DIMS = (64, 128)
+NARROW = 256  # windows up to here waste less in small blocks of keys
 BLOCK, STAGES = 64, 3  # of the backward kernels: rows or keys of a block, how many blocks are held
 ROWS = 32  # of a program that packs, or keys of one that adds
 # What a part of the gradients of a tile's keys costs, and adding parts at all, in the time of a
@@ -31,9 +32,12 @@ launch_dkdv = launcher(attention_hopper_dkdv_kernel)
 launch_dq = launcher(attention_hopper_dq_kernel)
 
 
-def tiles(device: int, dtype: torch.dtype, dim: int, *_: Any) -> list[Tile]:
+def tiles(
+    device: int, dtype: torch.dtype, dim: int, causal: bool, narrow: bool, *_: Any
+) -> list[Tile]:
     """Candidates: keys of a block, and how many blocks are held, by measurements on an H200."""
-    return [(128, 2), (64, 4), *([(128, 3)] if dim <= 64 else [])]
+    first = [(64, 4), (128, 2)] if narrow else [(128, 2), (64, 4)]
+    return [*first, *([(128, 3)] if dim <= 64 else [])]
 
 
 FORWARD = Tunable("attention.hopper", (attention_hopper_kernel,), tiles)
@@ -41,7 +45,7 @@ FORWARD = Tunable("attention.hopper", (attention_hopper_kernel,), tiles)
 
 def key_of(q: Tensor, causal: bool, window: int | None) -> Key:
     """What the tile depends on."""
-    return q.get_device(), q.dtype, q.shape[3], causal, window is not None
+    return q.get_device(), q.dtype, q.shape[3], causal, window is not None and window <= NARROW
 
 
 def takes(
@@ -72,9 +76,9 @@ def takes_backward(q: Tensor, k: Tensor, causal: bool, window: int | None) -> bo
     """Whether the same holds of the backward pass, of what ``takes`` allows.
 
     The kernels for every GPU are as fast with a head dimension of 64, where they have descriptors
-    and enough programs.
+    and enough programs, and no window.
     """
-    if q.shape[3] == 128 or FEWEST_ROWS % (q.shape[1] // k.shape[1]) != 0:
+    if q.shape[3] == 128 or window is not None or FEWEST_ROWS % (q.shape[1] // k.shape[1]) != 0:
         return True
     return _split(q, k, causal, window) > 1
 

@@ -73,7 +73,7 @@ def test_every_tile_gives_the_exact_output_and_normalisers_each_time(
     assert _hopper.takes(q, k, v, causal, window, scale, None)
     out, lse = exact(q, k, v, causal, window)
     allowed = 2 * ROUNDING[dtype] * max(1.0, out.abs().max().item())
-    for tile in _hopper.tiles(0, dtype, dim):
+    for tile in _hopper.tiles(0, dtype, dim, causal, False):
         monkeypatch.setattr(_hopper.FORWARD, "tile", lambda *_, tile=tile: tile)
         _replay.forget()
         for _ in range(_replay.BEFORE + 3):

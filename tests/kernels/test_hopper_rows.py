@@ -134,3 +134,4 @@ def test_the_backward_pass_is_taken_where_it_is_faster(monkeypatch, sizes, taken
     batch, tokens, heads, groups, dim = sizes
     q, k = (torch.empty(batch, n, tokens, dim, device="meta") for n in (heads, groups))
     assert _hopper.takes_backward(q, k, causal=True, window=None) == taken
+    assert _hopper.takes_backward(q, k, causal=True, window=512)

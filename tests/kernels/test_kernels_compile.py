@@ -197,7 +197,7 @@ def test_attention_s_tiles_fit_every_head_dimension(compiled, capability, dim, d
 def test_attention_on_hopper_has_kernels_of_its_own(
     compiled, monkeypatch, dim, tile, heads, split, window
 ):
-    choice = _hopper.tiles(0, torch.bfloat16, dim)[-1 - tile]
+    choice = _hopper.tiles(0, torch.bfloat16, dim, True, False)[-1 - tile]
     monkeypatch.setattr(_hopper.FORWARD, "tile", lambda *_: choice)
     monkeypatch.setattr(_hopper, "_split", lambda *_: split)
     case = Case(f"D{dim}", HEADS | {"dim": dim, "heads": heads, "window": window})
