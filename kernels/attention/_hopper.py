@@ -76,9 +76,10 @@ def takes_backward(q: Tensor, k: Tensor, causal: bool, window: int | None) -> bo
     """Whether the same holds of the backward pass, of what ``takes`` allows.
 
     The kernels for every GPU are as fast with a head dimension of 64, where they have descriptors
-    and enough programs, and no window.
+    and enough programs, and not a window of which each head has keys of its own.
     """
-    if q.shape[3] == 128 or window is not None or FEWEST_ROWS % (q.shape[1] // k.shape[1]) != 0:
+    heads = q.shape[1] // k.shape[1]
+    if q.shape[3] == 128 or FEWEST_ROWS % heads != 0 or (window is not None and heads == 1):
         return True
     return _split(q, k, causal, window) > 1
 

@@ -119,19 +119,21 @@ def test_a_full_mask_needs_no_more_programs_than_multiprocessors(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "taken"),
+    ("sizes", "window", "taken"),
     [
-        ((4, 2048, 32, 8, 128), True),
-        ((4, 2048, 32, 4, 64), False),
-        ((1, 2048, 32, 4, 64), True),  # its heads are split
-        ((4, 2048, 12, 4, 64), True),
-        ((1, 1024, 12, 12, 64), False),
+        ((4, 2048, 32, 8, 128), None, True),
+        ((4, 2048, 32, 4, 64), None, False),
+        ((1, 2048, 32, 4, 64), None, True),  # its heads are split
+        ((4, 2048, 12, 4, 64), None, True),
+        ((1, 1024, 12, 12, 64), None, False),
+        ((2, 8192, 32, 8, 128), 1024, True),
+        ((4, 4096, 12, 12, 64), 256, True),
+        ((4, 4096, 32, 8, 64), 512, False),
     ],
     ids=str,
 )
-def test_the_backward_pass_is_taken_where_it_is_faster(monkeypatch, sizes, taken):
+def test_the_backward_pass_is_taken_where_it_is_faster(monkeypatch, sizes, window, taken):
     monkeypatch.setattr(_hopper, "sm_count", lambda _: 132)
     batch, tokens, heads, groups, dim = sizes
     q, k = (torch.empty(batch, n, tokens, dim, device="meta") for n in (heads, groups))
-    assert _hopper.takes_backward(q, k, causal=True, window=None) == taken
-    assert _hopper.takes_backward(q, k, causal=True, window=512)
+    assert _hopper.takes_backward(q, k, causal=True, window=window) == taken
