@@ -335,6 +335,49 @@ def _backward(
     return dq, dk, dv
 
 
+def attention_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    kv_length: Tensor | None,
+    keep: bool,
+) -> tuple[Tensor, Tensor]:
+    """As ``_forward``, with empty normalisers for none, as operators of torch must return some."""
+    out, lse = _forward(q, k, v, causal, window, scale, kv_length, keep)
+    return out, _normalisers(q, keep) if lse is None else lse
+
+
+def _normalisers(q: Tensor, keep: bool) -> Tensor:
+    return q.new_empty(q.shape[:3] if keep else (0,), dtype=torch.float32)
+
+
+# What Dynamo takes into its graph as it is, and does not look inside: whether blocks can be read by
+# descriptors follows from addresses, and Gluon's kernels are not its to trace. By ``Library``, as
+# ``torch.library.custom_op`` would import Dynamo at the first call: seconds.
+_LIBRARY = torch.library.Library("workbench", "FRAGMENT")
+for _schema, _operator, _fake in (
+    (
+        "attention_forward(Tensor q, Tensor k, Tensor v, bool causal, SymInt? window, float scale, "
+        "Tensor? kv_length, bool keep) -> (Tensor, Tensor)",
+        attention_forward,
+        lambda q, *given: (by_tokens(q), _normalisers(q, given[-1])),
+    ),
+    (
+        "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+        "Tensor? kv_length, bool causal, SymInt? window, float scale) -> (Tensor, Tensor, Tensor)",
+        _backward,
+        lambda _, q, k, v, *given: tuple(map(torch.empty_like, (q, k, v))),
+    ),
+):
+    _LIBRARY.define(_schema, tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag))
+    _name = _schema.partition("(")[0]
+    _LIBRARY.impl(_name, _operator, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"workbench::{_name}", _fake, lib=_LIBRARY)
+
+
 class _Flash(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -349,7 +392,9 @@ class _Flash(torch.autograd.Function):
         keep: bool,
     ) -> Tensor:
         q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
-        out, lse = _forward(q, k, v, causal, window, scale, kv_length, keep)
+        traced = torch.compiler.is_compiling()
+        forward = torch.ops.workbench.attention_forward if traced else _forward
+        out, lse = forward(q, k, v, causal, window, scale, kv_length, keep)
         ctx.save_for_backward(q, k, v, out, lse, kv_length)
         ctx.mask = causal, window, scale
         return out
@@ -357,7 +402,9 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        return *_backward(dout, *ctx.saved_tensors, *ctx.mask), None, None, None, None, None
+        traced = torch.compiler.is_compiling()
+        backward = torch.ops.workbench.attention_backward if traced else _backward
+        return *backward(dout, *ctx.saved_tensors, *ctx.mask), None, None, None, None, None
 
 
 def _call(

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import kernels
 from kernels import OPS, _replay
 from kernels.attention import _flash, _hopper
 
@@ -164,6 +165,40 @@ def test_a_captured_pass_follows_its_inputs_to_the_last_bit():
                 x.fill_(math.nan)
         graph.replay()
         assert all(torch.equal(x, y) for x, y in zip(captured, step(), strict=True))
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled_passes_take_these_kernels_and_give_the_same_to_the_last_bit(monkeypatch, mode):
+    _replay.forget()
+    taken = []
+    for name in ("forward", "backward"):
+        own = getattr(_hopper, name)
+        monkeypatch.setattr(
+            _hopper, name, lambda *given, own=own, name=name: taken.append(name) or own(*given)
+        )
+    torch.manual_seed(0)
+    leaves = [heads(2, 333, n, 128, torch.bfloat16, True).requires_grad_() for n in (8, 2, 2)]
+    dout = heads(2, 333, 8, 128, torch.bfloat16, True)
+
+    def call(q, k, v):
+        return kernels.attention(q, k, v, window=100, backend="triton")
+
+    def results(call):
+        out = call(*leaves)
+        grads = torch.autograd.grad(out, leaves, dout)
+        return [x.detach().clone() for x in (out, *grads)]
+
+    wanted = results(call)
+    taken.clear()
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, mode=mode)
+    for _ in range(_replay.BEFORE + 3):
+        torch.compiler.cudagraph_mark_step_begin()
+        got = results(compiled)
+        assert all(torch.equal(x, y) for x, y in zip(got, wanted, strict=True))
+    assert {"forward", "backward"} == set(taken)
+    torch._dynamo.reset()
+    _replay.forget()
 
 
 def test_what_the_kernel_does_not_do_goes_to_the_one_for_every_gpu():
