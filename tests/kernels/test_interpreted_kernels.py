@@ -18,6 +18,7 @@ from kernels import OPS
 
 HERE = Path(__file__).parent
 FILES = (
+    "test_attention_windows.py",
     "test_compiled_attention.py",
     "test_huge.py",
     "test_losses_in_chunks.py",
