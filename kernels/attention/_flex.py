@@ -20,6 +20,8 @@ from kernels.attention._masks import RECOMPUTED_ULPS
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
+BLOCK = 128  # queries, and keys, of a block of the mask
+
 
 def _call(
     q: Tensor,
@@ -106,6 +108,13 @@ def _refuses(
         return "flex takes no float64"
     if q.is_cuda and q.shape[-1] < 16:
         return f"flex takes head dimensions of at least 16 on a GPU, not {q.shape[-1]}"
+    length, heads = q.shape[2], q.shape[1] // k.shape[1]
+    decoded = q.is_cuda and length < BLOCK and heads & (heads - 1) == 0
+    if decoded and length * heads > BLOCK and (causal or window is not None):
+        return (  # torch decodes, and has no kernel for more rows than a block of the mask has
+            f"flex takes up to {BLOCK} rows of a head of keys where queries are fewer than {BLOCK} "
+            f"and masked, not {length} of {heads} heads"
+        )
     if not q.is_cuda and needs_gradient(q, k, v):
         return "flex has no backward pass on the CPU"
     return None

@@ -152,3 +152,21 @@ def test_a_package_that_cannot_be_imported_is_passed_over_with_the_reason(monkey
     why = library.refuses(q, q, q, False, None, None, None)
     assert why is not None and "flash_attn" in why and "cannot be imported" in why
     assert _dispatch.usage() == {}
+
+
+@pytest.mark.parametrize(
+    ("length", "heads", "causal", "taken"),
+    [(40, 4, True, False), (32, 4, True, True), (128, 4, True, True), (40, 6, True, True),
+     (40, 4, False, True)],
+)  # fmt: skip
+def test_flex_is_refused_on_a_gpu_where_torch_decodes_more_rows_than_it_can(
+    length, heads, causal, taken
+):
+    flex = OPS["attention"].implementations["flex"]
+    with torch._subclasses.FakeTensorMode():
+        q = torch.empty(1, heads, length, 16, device="cuda")
+        k = torch.empty(1, 1 if heads == 4 else 2, length, 16, device="cuda")
+        why = flex.refuses(q, k, k, causal, None, None, None)
+    assert (why is None) == taken
+    if not taken:
+        assert why.endswith("fewer than 128 and masked, not 40 of 4 heads")
