@@ -65,7 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:  # the demo leaves a person's settings alone
         arguments_of_window = app.parse(["--settings", str(Path(folder) / "demo.ini")])
         window = app.build(application, arguments_of_window)
-        demo = Demo(window.state, arguments.out, say)
+        demo = Demo(window.state, arguments.out, say, window.settled)
         demo.ended.connect(lambda: _take_picture(demo, window, arguments.out))
         if not arguments.json:
             demo.ended.connect(lambda: _tell(demo, arguments.out))

@@ -12,8 +12,7 @@ from pathlib import Path
 import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from sessions import hdf5, statistics
-from sessions.errors import SessionError
+from sessions import checked, statistics
 from sessions.model import Session
 from sessions.tables import segments_table
 from workbench import protocol
@@ -23,8 +22,8 @@ from workbench.ui.plots import Run
 from workbench.ui.state import AppState
 
 FAMILY = "hydra"
-STEPS = 110  # steady steps of each configuration, so that its ratio gets an interval
-SECONDS = 30.0  # at most, on a machine that is slower than we think
+STEPS = 110  # steady steps of each configuration; more where its ratio needs more for an interval
+SECONDS = 20.0  # at most, on a machine that is slower than we think, or not quiet
 PERIOD_MS = 100
 
 
@@ -63,15 +62,27 @@ def acts(device: str) -> list[Act]:
 
 
 class Demo(QObject):
-    """Plays the acts one after another; ``ended`` comes last, also after a failure."""
+    """Plays the acts one after another; ``ended`` comes last, also after a failure.
+
+    ``settled`` tells whether the window shows all that arrived: the demo ends once it does.
+    """
 
     ended = Signal()
 
-    def __init__(self, state: AppState, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        state: AppState,
+        folder: Path,
+        say: Callable[[str], None],
+        settled: Callable[[], bool],
+    ) -> None:
         super().__init__(state)
         self._state = state
         self._folder = folder
+        self._file = folder / "demo.h5"
         self._say = say
+        self._settled = settled
+        self._saving = False
         self._acts: list[Act] = []
         self._segments = 0  # that the demo has asked for
         self.outcome = Outcome(state.session)
@@ -100,11 +111,11 @@ class Demo(QObject):
         elif state.runner_state == "running" and self._measured():
             self._next()
         elif state.runner_state == "idle" and self._segments > len(self._acts):
-            try:
+            if not self._saving:
                 self._save()
-            except (OSError, SessionError, ExportError) as error:
-                self._failed(protocol.Failure(kind="unwritten", sentence=str(error)))
-            self._end()
+            elif state.path == self._file and self._settled():
+                self._export()
+                self._end()
 
     def _build(self, catalogue: protocol.Catalogue) -> None:
         configuration = draft.first(catalogue)
@@ -123,14 +134,17 @@ class Demo(QObject):
         self._state.start()
 
     def _measured(self) -> bool:
-        """Whether the present segment has run long enough."""
+        """Whether the present segment has run long enough, and its numbers were checked."""
         segments = self._state.session.segments
         if len(segments) < self._segments:
             return False
-        times = segments[self._segments - 1].steps["t_s"]
-        steady = statistics.steady_ms(segments[self._segments - 1])
-        long = len(times) > 1 and times[-1] - times[0] > SECONDS
-        return (len(steady) >= STEPS and times[-1] - times[0] > 2.0) or long
+        segment = segments[self._segments - 1]
+        times = segment.steps["t_s"]
+        if len(times) and times[-1] - times[0] > SECONDS:
+            return True
+        steady = statistics.steady_ms(segment)
+        enough = len(steady) >= STEPS and not statistics.Blocks.of(steady).refusal("segment")
+        return enough and checked.was_checked(segment.ledger)
 
     def _next(self) -> None:
         if self._segments > len(self._acts):
@@ -147,21 +161,25 @@ class Demo(QObject):
         self._say(failure.said)
 
     def _save(self) -> None:
+        self._saving = True
+        self._state.show_live()
+        self._state.describe("Demo: HYDRA, training", self._state.session.notes)
+        self._state.save_session(self._file)
+
+    def _export(self) -> None:
         session = self.outcome.session = self._state.session
-        self._folder.mkdir(parents=True, exist_ok=True)
-        session.title = "Demo: HYDRA, training"
-        table = segments_table(session)
-        saved = self._folder / "demo.h5"
-        hdf5.save(session, saved)
         comparison = self._folder / "comparison.md"
-        comparison.write_text(table.to_markdown(), encoding="utf-8")
         runs = [Run(session)]
-        charts = [
-            export_plot("step_time", runs, self._folder / f"step_time{suffix}")
-            for suffix in (".png", ".svg", ".pdf")
-        ]
-        self._state.saved = True
-        self.outcome.paths = [saved, *charts, comparison]
+        try:
+            comparison.write_text(segments_table(session).to_markdown(), encoding="utf-8")
+            charts = [
+                export_plot("step_time", runs, self._folder / f"step_time{suffix}")
+                for suffix in (".png", ".svg", ".pdf")
+            ]
+        except (OSError, ExportError) as error:
+            self._failed(protocol.Failure(kind="unwritten", sentence=str(error)))
+            return
+        self.outcome.paths = [self._file, *charts, comparison]
         self.outcome.lines = [
             f"{finding.toggle}={finding.requested}: {finding.status}: {finding.text}"
             for finding in session.segments[-1].evidence

@@ -146,6 +146,12 @@ class MainWindow(QMainWindow):
         self._show_title()
         self._restore()
 
+    def settled(self) -> bool:
+        """Whether it shows all that arrived."""
+        panel = self.desk.docks["segments"].widget()
+        assert isinstance(panel, SegmentsPanel)
+        return panel.current
+
     @property
     def live(self) -> QWidget:
         """The panel of live plots."""

@@ -98,7 +98,7 @@ def shoot(application, situation: str, theme: str, size: tuple[int, int], path: 
     if state.running is not None:
         state.edit(state.running)
     arrange(window, situation)
-    wait(lambda: settled(window), 1.5)
+    wait(window.settled, 1.5)
     window.grab().save(str(path))
     window.close()
     window.deleteLater()
@@ -170,12 +170,6 @@ def arrange(window, situation: str) -> None:
             window.sweep._tabs.setCurrentIndex(2)
     elif situation == "running":
         window.state.select(2)
-
-
-def settled(window) -> bool:
-    state = window.state
-    panel = window.desk.docks["segments"].widget()
-    return not state.session.segments or panel.model.rowCount() == len(state.session.segments)
 
 
 def wait(until, then_s: float, limit_s: float = 120.0) -> None:

@@ -6,7 +6,10 @@ from pathlib import Path
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QToolButton
+from test_panels import panel
 
+from sessions import hdf5
+from sessions.tables import segments_table
 from workbench.ui.demo import Demo
 
 
@@ -42,15 +45,44 @@ def test_the_demo_goes_on_without_a_journal_and_fails_where_nothing_can_be_saved
 ):
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
     said = []
-    demo = Demo(state, tmp_path / "out", said.append)
+    demo = Demo(state, tmp_path / "out", said.append, lambda: True)
     state.start_runner()
     qtbot.waitUntil(lambda: state.runner_state == "idle")
     assert len(said) == 1 and said[0].startswith("The journal /dev/null/workbench/")
     assert demo.outcome.failures == []
-    demo._folder, demo._segments = Path("/dev/null/out"), 1
-    demo._look()
+    demo._file, demo._segments = Path("/dev/null/out/demo.h5"), 1
+    with qtbot.waitSignal(demo.ended):
+        demo.start()
     (failure,) = demo.outcome.failures
-    assert "Not a directory" in failure.sentence and said[-1] == failure.said
+    assert "was not saved" in failure.sentence and said[-1] == failure.said
+    assert demo.outcome.paths == []
+
+
+def test_the_demo_ends_once_the_window_shows_all_that_it_saved(qtbot, ready, tmp_path):
+    segments = panel(ready, "segments")
+    state = ready.state
+    click(qtbot, ready, "run")
+    qtbot.waitUntil(lambda: state.runner_state == "running")
+    qtbot.waitUntil(lambda: state.session.segments[0].steps.rows > 5)
+    looks = []
+
+    def settled():
+        looks.append(ready.settled())
+        return len(looks) > 3 and looks[-1]
+
+    demo = Demo(state, tmp_path, lambda _: None, settled)
+    demo._segments = 1
+    demo.start()
+    click(qtbot, ready, "stop")
+    with qtbot.waitSignal(demo.ended, timeout=30_000):
+        pass
+    assert len(looks) > 3
+    assert segments.model.table == segments_table(state.session, state.baseline)
+    assert ready.status._facts["file"].text() == "Saved: demo.h5"
+    assert "Demo: HYDRA, training" in ready.windowTitle()
+    assert hdf5.load(tmp_path / "demo.h5").segments[0].steps.rows == (
+        state.session.segments[0].steps.rows
+    )
 
 
 def test_a_run_can_be_driven_with_clicks_from_start_to_stop(qtbot, ready):

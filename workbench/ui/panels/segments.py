@@ -47,6 +47,7 @@ class SegmentsPanel(QWidget):
         self._busy = False
         self._stale = False
         self._period_ms = PERIOD_MS
+        self._rows = 0  # steps of the session when it was last asked for
         self.model = SegmentModel(state, self)
         self.table = self._make_table()
         self._names = NamesShare(self.table)
@@ -66,7 +67,7 @@ class SegmentsPanel(QWidget):
         self._timer.timeout.connect(self._compute)
         state.segmentsChanged.connect(lambda: self._compute_in(0))
         state.sessionChanged.connect(self._show_session)
-        state.dataArrived.connect(lambda: self._compute_in(self._period_ms))
+        state.dataArrived.connect(self._follow)
         state.selectionChanged.connect(self._show_selection)
         state.catalogueChanged.connect(lambda: self._compute_in(0))
         state.themeChanged.connect(self.model.redraw)
@@ -110,6 +111,11 @@ class SegmentsPanel(QWidget):
         super().hideEvent(event)
         self._timer.stop()
 
+    @property
+    def current(self) -> bool:
+        """Whether it shows all that arrived, or nobody sees it."""
+        return not (self._busy or self._timer.isActive())
+
     def copy_csv(self) -> None:
         """Put the table on the clipboard as CSV."""
         if self.model.table is not None:
@@ -130,6 +136,12 @@ class SegmentsPanel(QWidget):
             return
         if not self._timer.isActive() or milliseconds < self._timer.remainingTime():
             self._timer.start(milliseconds)
+
+    def _follow(self) -> None:
+        rows = sum(len(segment.steps["t_s"]) for segment in self._state.session.segments)
+        if rows != self._rows:  # telemetry alone, which goes on after a run, changes nothing here
+            self._rows = rows
+            self._compute_in(self._period_ms)
 
     def _compute(self) -> None:
         session = self._state.session
