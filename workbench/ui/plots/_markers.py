@@ -23,7 +23,7 @@ from workbench.ui.plots._plot import Run
 from workbench.ui.style import Style, shade
 
 MARKED = ("toggle", "note", "warning", "error")
-_LOW_PX = 100.0  # a plot this low has labels in one row only
+_LOW_PX = 100.0  # a plot this low under one row of labels has no second
 _LABEL_PX = 200.0  # a longer label is elided; hovering shows it whole
 _LEAST_PX = 96.0  # a label makes room for those after it, but becomes no shorter
 _SAME_S = 0.5  # a segment that begins this close to a toggle's mark is told by that mark
@@ -106,12 +106,15 @@ class Lane(QGraphicsWidget):
 
     def show_marks(self, marks: Sequence[Mark], frame: Frame) -> bool:
         """Label these marks over the plot that shows ``frame``; whether that changed the height."""
-        key = (marks, frame.x, frame.width, frame.height > _LOW_PX)
+        # By the room of plot and lane: by the plot's alone a second row could take itself away.
+        one_row = self._row_px() + 2
+        high = frame.height + self.size().height() - one_row > _LOW_PX
+        key = (marks, frame.x, frame.width, high)
         if key == self._key:
             return False
         self._key = key
         metrics = QFontMetricsF(self._style.font(small=True))
-        rows = self.most_rows if frame.height > _LOW_PX else 1
+        rows = self.most_rows if high else 1
         free = [0.0] * rows
         self._labels = []
         scale = frame.width / (frame.x[1] - frame.x[0])
