@@ -87,6 +87,21 @@ def _quack_rope(*inputs: Any) -> Any:
     return _by_length(apply_rotary_emb, *inputs)
 
 
+class _WideProduct(torch.autograd.Function):
+    """x weight^T of 16 bits in FP32, which torch multiplies and does not differentiate."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.mm(x, weight.T, out_dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        dout = dout.to(x.dtype)
+        return dout @ weight, dout.T @ x
+
+
 def _quack_moe_gating(
     x: Tensor, weight: Tensor, k: int, renormalise: bool, noise: Tensor | None
 ) -> Any:
@@ -95,7 +110,7 @@ def _quack_moe_gating(
 
     if not renormalise or noise is not None or x.dim() != 2 or x.dtype == torch.float32:
         return NotImplemented
-    logits = torch.mm(x, weight.T, out_dtype=torch.float32)  # rounded, it would choose others
+    logits = _WideProduct.apply(x, weight)  # rounded to 16 bits, it would choose others
     weights, experts = topk(logits, k, softmax=True)
     chosen = experts.long()
     counts = torch.zeros(len(weight), dtype=torch.int64, device=x.device)

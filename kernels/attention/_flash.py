@@ -44,6 +44,7 @@ from kernels.attention._flash_kernels import (
     launch_merge,
 )
 from kernels.attention._masks import RECOMPUTED_ULPS
+from kernels.attention._order import heads_together
 
 MANY_ROWS = 128  # or more: the forward kernel's tiles are not those of decoding
 MAX_DIM = 256
@@ -240,8 +241,9 @@ def constants(q: Tensor, k: Tensor, causal: bool, scale: float, block_d: int) ->
     """What the kernels of every direction take as constants; ``block_d`` pads the dimension."""
     groups = k.shape[1]
     return {
-        "GROUPS": groups, "R": q.shape[1] // groups, "D": q.shape[3], "SCALE": scale,
-        "CAUSAL": causal, "BLOCK_D": block_d, "PRECISION": dot_precision(),
+        "GROUPS": groups, "TOGETHER": heads_together(q), "R": q.shape[1] // groups,
+        "D": q.shape[3], "SCALE": scale, "CAUSAL": causal, "BLOCK_D": block_d,
+        "PRECISION": dot_precision(),
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ at position ``shift + m // R``, shift = keys - S. Exponents are to base 2. ``_fl
 from kernels._launch import launcher
 from kernels._triton import tl, triton
 from kernels.attention._blocks import describe_rows, describe_tokens, row_block, token_block
+from kernels.attention._order import place_of_tile
 
 FEWEST_ROWS = 32  # of a block, where gradients of keys and values are made
 
@@ -114,19 +115,19 @@ def attention_forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, kv_length_ptr, length, keys, window, splits,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
     out_split, out_batch, out_head, out_token,
-    GROUPS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, SCALE: tl.constexpr,
+    GROUPS: tl.constexpr, TOGETHER: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    SCALE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, LENGTHS: tl.constexpr, SPLIT: tl.constexpr,
     KEEP: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
     DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    # Program: the group fastest, the block of rows slowest and backwards, so that programs running
-    # together share keys and the longest causal rows are not left to the end.
+    # Backwards through the rows, so that the longest causal ones are not left to the end.
     n_blocks = tl.cdiv(length * R, M)
     n_groups = tl.num_programs(0) // (n_blocks * splits)
-    i_bg = tl.program_id(0) % n_groups
-    i_split = (tl.program_id(0) // n_groups) % splits
-    i_m = n_blocks - 1 - tl.program_id(0) // (n_groups * splits)
+    i_bg, place = place_of_tile(tl.program_id(0), n_groups, n_blocks * splits, TOGETHER)
+    i_split = place % splits
+    i_m = n_blocks - 1 - place // splits
     i_b = (i_bg // GROUPS).to(tl.int64)
     i_g = (i_bg % GROUPS).to(tl.int64)
     end = _extent(kv_length_ptr, i_b, keys, LENGTHS)
@@ -300,7 +301,8 @@ def attention_dkdv_kernel(
     length, keys, window,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
     dout_batch, dout_head, dout_token, dk_batch, dk_head, dk_token, dv_batch, dv_head, dv_token,
-    GROUPS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, SCALE: tl.constexpr,
+    GROUPS: tl.constexpr, TOGETHER: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    SCALE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, LENGTHS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
     DESCRIBED: tl.constexpr,
@@ -308,8 +310,7 @@ def attention_dkdv_kernel(
     """Gradients of one block of keys and values, over all rows that see it."""
     n_blocks = tl.cdiv(keys, N)
     n_groups = tl.num_programs(0) // n_blocks
-    i_bg = tl.program_id(0) % n_groups
-    i_n = tl.program_id(0) // n_groups
+    i_bg, i_n = place_of_tile(tl.program_id(0), n_groups, n_blocks, TOGETHER)
     i_b = (i_bg // GROUPS).to(tl.int64)
     i_g = (i_bg % GROUPS).to(tl.int64)
     end = _extent(kv_length_ptr, i_b, keys, LENGTHS)
@@ -398,15 +399,16 @@ def attention_dq_kernel(
     length, keys, window,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
     dout_batch, dout_head, dout_token, dq_batch, dq_head, dq_token,
-    GROUPS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, SCALE: tl.constexpr,
+    GROUPS: tl.constexpr, TOGETHER: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    SCALE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, LENGTHS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
     DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     n_blocks = tl.cdiv(length * R, M)
     n_groups = tl.num_programs(0) // n_blocks
-    i_bg = tl.program_id(0) % n_groups
-    i_m = n_blocks - 1 - tl.program_id(0) // n_groups
+    i_bg, place = place_of_tile(tl.program_id(0), n_groups, n_blocks, TOGETHER)
+    i_m = n_blocks - 1 - place
     i_b = (i_bg // GROUPS).to(tl.int64)
     i_g = (i_bg % GROUPS).to(tl.int64)
     end = _extent(kv_length_ptr, i_b, keys, LENGTHS)

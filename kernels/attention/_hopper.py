@@ -19,6 +19,7 @@ from kernels.attention._hopper_dkdv_kernels import attention_hopper_dkdv_kernel
 from kernels.attention._hopper_dq_kernels import attention_hopper_dq_kernel
 from kernels.attention._hopper_kernels import HALF, WARPS, attention_hopper_kernel
 from kernels.attention._hopper_rows_kernels import launch_add_parts, launch_pack_rows
+from kernels.attention._order import heads_together
 
 DIMS = (64, 128)
 NARROW = 256  # windows up to here waste less in small blocks of keys
@@ -207,6 +208,7 @@ def _constants(
     packed = _packed(q, k, split)
     groups = q.shape[1] // packed
     return {
-        "GROUPS": groups, "SHARE": groups // k.shape[1] // split, "R": packed, "D": q.shape[3],
-        "SCALE": scale, "CAUSAL": causal, "WINDOW": window is not None, "HALF": HALF,
+        "GROUPS": groups, "TOGETHER": heads_together(q), "SHARE": groups // k.shape[1] // split,
+        "R": packed, "D": q.shape[3], "SCALE": scale, "CAUSAL": causal,
+        "WINDOW": window is not None, "HALF": HALF,
     }  # fmt: skip

@@ -18,20 +18,21 @@ from kernels.attention._hopper_kernels import (
     tma,
     turns,
 )
+from kernels.attention._order import place_of_hopper_tile
 
 
 @gluon.jit
 def _tile_of_keys(
     tile, batch, length, keys, window,
-    GROUPS: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
-    HALF: gl.constexpr, M: gl.constexpr,
+    GROUPS: gl.constexpr, TOGETHER: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr,
+    WINDOW: gl.constexpr, HALF: gl.constexpr, M: gl.constexpr,
 ):  # fmt: skip
     """Its sample, group and first key, and the blocks of rows that see some of its keys: from the
     first of these on they need a mask, from the second on none, from the third on one again, and
     the fourth is the end."""
-    n_groups = batch * GROUPS
-    i_bg = tile % n_groups
-    first = (tile // n_groups) * (2 * HALF)  # the first keys are seen by most rows
+    n_blocks = gl.cdiv(keys, 2 * HALF)
+    i_bg, place = place_of_hopper_tile(tile, batch * GROUPS, n_blocks, TOGETHER)
+    first = place * (2 * HALF)  # the first keys are seen by most rows
     end = gl.cdiv(length * R, M)
     low = first * 0
     full = low
@@ -129,9 +130,9 @@ def _add_rows(
 def _compute_dkdv(
     WHICH: gl.constexpr, dk_desc, dv_desc, k_all, v_all, o_all, q_smem, do_smem, lse_smem,
     delta_smem, kv_full, kv_empty, bars, batch, length, keys, window,
-    SETS: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr, SCALE: gl.constexpr,
-    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, HALF: gl.constexpr, M: gl.constexpr,
-    STAGES: gl.constexpr,
+    SETS: gl.constexpr, TOGETHER: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr,
+    SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, HALF: gl.constexpr,
+    M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """What a group of warps does for gradients of keys and values."""
     D: gl.constexpr = k_all.shape[4]
@@ -145,7 +146,7 @@ def _compute_dkdv(
     for i_t in range(turns(n_tiles)):
         tile = tile_of_turn(i_t)
         i_b, i_g, first, low, full, edge, end = _tile_of_keys(
-            tile, batch, length, keys, window, SETS, R, CAUSAL, WINDOW, HALF, M
+            tile, batch, length, keys, window, SETS, TOGETHER, R, CAUSAL, WINDOW, HALF, M
         )
         last = low + SHARE * (end - low)
         masked = last - SHARE * (edge - full)
@@ -193,9 +194,9 @@ def _compute_dkdv(
 def _fetch_rows(
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_all, v_all, q_smem, do_smem, lse_smem,
     delta_smem, kv_full, kv_empty, bars, batch, length, keys, window,
-    SETS: gl.constexpr, SPLIT: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr,
-    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, HALF: gl.constexpr, M: gl.constexpr,
-    STAGES: gl.constexpr,
+    SETS: gl.constexpr, TOGETHER: gl.constexpr, SPLIT: gl.constexpr, SHARE: gl.constexpr,
+    R: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, HALF: gl.constexpr,
+    M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """What the warp does that fetches, for gradients of keys and values."""
     q_full, do_full, empty = bars
@@ -206,7 +207,7 @@ def _fetch_rows(
     for i_t in range(turns(n_tiles)):
         tile = tile_of_turn(i_t)
         i_b, i_g, first, low, full, edge, end = _tile_of_keys(
-            tile, batch, length, keys, window, SETS, R, CAUSAL, WINDOW, HALF, M
+            tile, batch, length, keys, window, SETS, TOGETHER, R, CAUSAL, WINDOW, HALF, M
         )
         i_bg = (i_b * SETS + i_g) * SHARE
         for i in gl.static_range(2):
@@ -245,9 +246,9 @@ def attention_hopper_dkdv_kernel(
     batch, length, keys, window, stride,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
     dout_batch, dout_head, dout_token, dk_batch, dk_head, dk_token, dv_batch, dv_head, dv_token,
-    GROUPS: gl.constexpr, SPLIT: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr,
-    D: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
-    HALF: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr,
+    GROUPS: gl.constexpr, TOGETHER: gl.constexpr, SPLIT: gl.constexpr, SHARE: gl.constexpr,
+    R: gl.constexpr, D: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr,
+    WINDOW: gl.constexpr, HALF: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Gradients of keys and values; ``lse_ptr`` and ``delta_ptr`` are packed, ``stride`` apart.
 
@@ -278,16 +279,16 @@ def attention_hopper_dkdv_kernel(
         (_compute_dkdv, (
             0, dk_desc, dv_desc, k_all, v_all, o_all, q_smem, do_smem, lse_smem, delta_smem,
             kv_full, kv_empty, bars, batch, length, keys, window,
-            SETS, SHARE, R, SCALE, CAUSAL, WINDOW, HALF, M, STAGES,
+            SETS, TOGETHER, SHARE, R, SCALE, CAUSAL, WINDOW, HALF, M, STAGES,
         )),
         (_compute_dkdv, (
             1, dk_desc, dv_desc, k_all, v_all, o_all, q_smem, do_smem, lse_smem, delta_smem,
             kv_full, kv_empty, bars, batch, length, keys, window,
-            SETS, SHARE, R, SCALE, CAUSAL, WINDOW, HALF, M, STAGES,
+            SETS, TOGETHER, SHARE, R, SCALE, CAUSAL, WINDOW, HALF, M, STAGES,
         )),
         (_fetch_rows, (
             q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, k_all, v_all, q_smem, do_smem,
             lse_smem, delta_smem, kv_full, kv_empty, bars, batch, length, keys, window,
-            SETS, SPLIT, SHARE, R, CAUSAL, WINDOW, HALF, M, STAGES,
+            SETS, TOGETHER, SPLIT, SHARE, R, CAUSAL, WINDOW, HALF, M, STAGES,
         )),
     ], [4, 1], [240, 24])  # fmt: skip

@@ -73,8 +73,9 @@ def _add_keys(
 def _compute_dq(
     WHICH: gl.constexpr, dq_desc, lse_ptr, delta_ptr, q_all, do_all, o_all, k_smem, v_smem,
     q_full, q_empty, bars, batch, length, keys, window, stride,
-    GROUPS: gl.constexpr, R: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr,
-    WINDOW: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
+    GROUPS: gl.constexpr, TOGETHER: gl.constexpr, R: gl.constexpr, SCALE: gl.constexpr,
+    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """What a group of warps does for gradients of queries."""
     D: gl.constexpr = q_all.shape[4]
@@ -88,7 +89,7 @@ def _compute_dq(
     for i_t in range(turns(n_tiles)):
         tile = tile_of_turn(i_t)
         i_b, i_g, first, low, full, edge, end = tile_of_rows(
-            tile, batch, length, keys, window, GROUPS, R, CAUSAL, WINDOW, HALF, N
+            tile, batch, length, keys, window, GROUPS, TOGETHER, R, CAUSAL, WINDOW, HALF, N
         )
         first += WHICH * HALF
         o_m = first + gl.arange(0, HALF, layout=gl.SliceLayout(1, s_layout))
@@ -127,8 +128,9 @@ def _compute_dq(
 def _fetch_keys(
     q_desc, do_desc, k_desc, v_desc, q_all, do_all, k_smem, v_smem, q_full, q_empty, bars,
     batch, length, keys, window,
-    GROUPS: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr,
-    WINDOW: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
+    GROUPS: gl.constexpr, TOGETHER: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr,
+    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """What the warp does that fetches, for gradients of queries."""
     k_full, k_empty, v_full, v_empty = bars
@@ -140,7 +142,7 @@ def _fetch_keys(
     for i_t in range(turns(n_tiles)):
         tile = tile_of_turn(i_t)
         i_b, i_g, first, low, _full, _edge, end = tile_of_rows(
-            tile, batch, length, keys, window, GROUPS, R, CAUSAL, WINDOW, HALF, N
+            tile, batch, length, keys, window, GROUPS, TOGETHER, R, CAUSAL, WINDOW, HALF, N
         )
         for i_k in range(end - 1, low - 1, -1):
             at = [i_b, i_g // SHARE, i_k * N, 0]
@@ -166,9 +168,9 @@ def attention_hopper_dq_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dq_ptr, batch, length, keys, window, stride,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
     dout_batch, dout_head, dout_token, dq_batch, dq_head, dq_token,
-    GROUPS: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr, D: gl.constexpr,
-    SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, HALF: gl.constexpr,
-    N: gl.constexpr, STAGES: gl.constexpr,
+    GROUPS: gl.constexpr, TOGETHER: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr,
+    D: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
+    HALF: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Gradient of queries; ``lse_ptr`` and ``delta_ptr`` as for keys."""
     H: gl.constexpr = GROUPS * R
@@ -193,16 +195,17 @@ def attention_hopper_dq_kernel(
     gl.warp_specialize([
         (_compute_dq, (
             0, dq_desc, lse_ptr, delta_ptr, q_all, do_all, o_all, k_smem, v_smem, q_full, q_empty,
-            bars, batch, length, keys, window, stride, GROUPS, R, SCALE, CAUSAL, WINDOW, HALF, N,
-            STAGES,
+            bars, batch, length, keys, window, stride,
+            GROUPS, TOGETHER, R, SCALE, CAUSAL, WINDOW, HALF, N, STAGES,
         )),
         (_compute_dq, (
             1, dq_desc, lse_ptr, delta_ptr, q_all, do_all, o_all, k_smem, v_smem, q_full, q_empty,
-            bars, batch, length, keys, window, stride, GROUPS, R, SCALE, CAUSAL, WINDOW, HALF, N,
-            STAGES,
+            bars, batch, length, keys, window, stride,
+            GROUPS, TOGETHER, R, SCALE, CAUSAL, WINDOW, HALF, N, STAGES,
         )),
         (_fetch_keys, (
             q_desc, do_desc, k_desc, v_desc, q_all, do_all, k_smem, v_smem, q_full, q_empty, bars,
-            batch, length, keys, window, GROUPS, SHARE, R, CAUSAL, WINDOW, HALF, N, STAGES,
+            batch, length, keys, window,
+            GROUPS, TOGETHER, SHARE, R, CAUSAL, WINDOW, HALF, N, STAGES,
         )),
     ], [4, 1], [240, 24])  # fmt: skip

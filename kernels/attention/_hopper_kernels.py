@@ -13,6 +13,7 @@ the barriers of that buffer.
 """
 
 from kernels._triton import gl, gluon, hopper
+from kernels.attention._order import place_of_hopper_tile
 
 mbarrier, tma = hopper.mbarrier, hopper.tma
 fence, multiply, multiplied = (
@@ -46,14 +47,14 @@ def turns(n_tiles):
 @gluon.jit
 def tile_of_rows(
     tile, batch, length, keys, window,
-    GROUPS: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
-    HALF: gl.constexpr, N: gl.constexpr,
+    GROUPS: gl.constexpr, TOGETHER: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr,
+    WINDOW: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr,
 ):  # fmt: skip
     """Its sample, group and first row, and its blocks of keys: from the first of these on they need
     a mask, from the second on none, from the third on one again, and the fourth is the end."""
-    n_groups = batch * GROUPS
-    i_bg = tile % n_groups
-    first = (gl.cdiv(length * R, 2 * HALF) - 1 - tile // n_groups) * (2 * HALF)
+    n_blocks = gl.cdiv(length * R, 2 * HALF)
+    i_bg, place = place_of_hopper_tile(tile, batch * GROUPS, n_blocks, TOGETHER)
+    first = (n_blocks - 1 - place) * (2 * HALF)
     low = first * 0
     full = low
     edge = keys
@@ -172,9 +173,9 @@ def _step(
 def _compute(
     WHICH: gl.constexpr, out_desc, lse_ptr, q_all, o_all, k_smem, v_smem, q_full, q_empty, bars,
     batch, length, keys, window,
-    GROUPS: gl.constexpr, R: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr,
-    WINDOW: gl.constexpr, KEEP: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr,
-    STAGES: gl.constexpr,
+    GROUPS: gl.constexpr, TOGETHER: gl.constexpr, R: gl.constexpr, SCALE: gl.constexpr,
+    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, KEEP: gl.constexpr, HALF: gl.constexpr,
+    N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """What the group of warps ``WHICH`` does."""
     k_full, k_empty, v_full, v_empty = bars
@@ -188,7 +189,7 @@ def _compute(
     for i_t in range(turns(n_tiles)):
         tile = tile_of_turn(i_t)
         i_b, i_g, first, low, full, edge, end = tile_of_rows(
-            tile, batch, length, keys, window, GROUPS, R, CAUSAL, WINDOW, HALF, N
+            tile, batch, length, keys, window, GROUPS, TOGETHER, R, CAUSAL, WINDOW, HALF, N
         )
         o_m = first + WHICH * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, s_layout))
         o_p = keys - length + o_m // R
@@ -258,8 +259,9 @@ def fetch(desc, at, box, full, BYTES: gl.constexpr):
 def _fetch_all(
     q_desc, k_desc, v_desc, q_all, k_smem, v_smem, q_full, q_empty, bars, batch, length, keys,
     window,
-    GROUPS: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr,
-    WINDOW: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
+    GROUPS: gl.constexpr, TOGETHER: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr,
+    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """What the warp does that fetches."""
     k_full, k_empty, v_full, v_empty = bars
@@ -270,7 +272,7 @@ def _fetch_all(
     for i_t in range(turns(n_tiles)):
         tile = tile_of_turn(i_t)
         i_b, i_g, first, low, _full, _edge, end = tile_of_rows(
-            tile, batch, length, keys, window, GROUPS, R, CAUSAL, WINDOW, HALF, N
+            tile, batch, length, keys, window, GROUPS, TOGETHER, R, CAUSAL, WINDOW, HALF, N
         )
         for i_k in range(end - 1, low - 1, -1):
             stage = count % STAGES
@@ -314,9 +316,9 @@ def attention_hopper_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, batch, length, keys, window,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
     out_batch, out_head, out_token,
-    GROUPS: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr, D: gl.constexpr,
-    SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, KEEP: gl.constexpr,
-    HALF: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
+    GROUPS: gl.constexpr, TOGETHER: gl.constexpr, SHARE: gl.constexpr, R: gl.constexpr,
+    D: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
+    KEEP: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """As ``attention_forward_kernel``, of whole keys; a causal query sees one at least.
 
@@ -341,14 +343,17 @@ def attention_hopper_kernel(
     gl.warp_specialize([
         (_compute, (
             0, o_desc, lse_ptr, q_all, o_all, k_smem, v_smem, q_full, q_empty, bars,
-            batch, length, keys, window, GROUPS, R, LOG2, CAUSAL, WINDOW, KEEP, HALF, N, STAGES,
+            batch, length, keys, window,
+            GROUPS, TOGETHER, R, LOG2, CAUSAL, WINDOW, KEEP, HALF, N, STAGES,
         )),
         (_compute, (
             1, o_desc, lse_ptr, q_all, o_all, k_smem, v_smem, q_full, q_empty, bars,
-            batch, length, keys, window, GROUPS, R, LOG2, CAUSAL, WINDOW, KEEP, HALF, N, STAGES,
+            batch, length, keys, window,
+            GROUPS, TOGETHER, R, LOG2, CAUSAL, WINDOW, KEEP, HALF, N, STAGES,
         )),
         (_fetch_all, (
             q_desc, k_desc, v_desc, q_all, k_smem, v_smem, q_full, q_empty, bars,
-            batch, length, keys, window, GROUPS, SHARE, R, CAUSAL, WINDOW, HALF, N, STAGES,
+            batch, length, keys, window,
+            GROUPS, TOGETHER, SHARE, R, CAUSAL, WINDOW, HALF, N, STAGES,
         )),
     ], [4, 1], [240, 24])  # fmt: skip

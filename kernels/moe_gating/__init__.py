@@ -189,7 +189,7 @@ def _forward(
             BLOCK_K=power_of_two(k), PRECISION=precision, num_warps=warps, num_stages=stages,
         )  # fmt: skip
         launch_statistics(
-            (cdiv(n_experts, 8),),
+            (n_experts,),
             share,
             mean,
             total,
@@ -197,7 +197,7 @@ def _forward(
             n_rows,
             E=n_experts,
             ROWS=256,
-            BLOCK=8,
+            num_warps=2,
         )
     return weight, index, total, mean, p_NE
 
