@@ -35,6 +35,8 @@ SHAPES = [
     (1, 129, 16, 2, 64, True, 1000, 127),
     (3, 517, 12, 2, 64, True, 517, 5000),
     (1, 2048, 4, 4, 128, True, 2048, 333),
+    (5, 300, 10, 10, 64, True, 300),  # more heads than are worked on at a time
+    (3, 260, 32, 16, 128, False, 260),
 ]
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 FP32 = 1e-5  # of sums of order 10: what remains where they cancel

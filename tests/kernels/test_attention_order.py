@@ -1,0 +1,35 @@
+"""The order in which attention's tiles are taken: each once, some heads at a time."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels import _triton
+from kernels.attention import _order
+
+pytestmark = pytest.mark.skipif(not _triton.INSTALLED, reason="Triton is not installed")
+
+
+@given(groups=st.integers(1, 40), blocks=st.integers(1, 9), together=st.integers(1, 50))
+def test_every_tile_of_every_group_is_taken_once(groups, blocks, together):
+    tiles = range(groups * blocks)
+    places = [_order.place_of_tile.fn(tile, groups, blocks, together) for tile in tiles]
+    assert sorted(places) == [(group, block) for group in range(groups) for block in range(blocks)]
+
+
+@given(groups=st.integers(1, 40), blocks=st.integers(1, 9), together=st.integers(1, 50))
+def test_groups_are_taken_some_at_a_time_and_of_these_the_first_tiles_first(
+    groups, blocks, together
+):
+    tiles = range(groups * blocks)
+    places = [_order.place_of_tile.fn(tile, groups, blocks, together) for tile in tiles]
+    rank = [(group // together, block) for group, block in places]
+    assert rank == sorted(rank)
+
+
+def test_several_multiprocessors_share_what_is_read_of_a_head(monkeypatch):
+    monkeypatch.setattr(_order, "sm_count", lambda _: 132)
+    assert _order.heads_together(torch.empty(1)) == 33
+    monkeypatch.setattr(_order, "sm_count", lambda _: 2)
+    assert _order.heads_together(torch.empty(1)) == 1
