@@ -9,6 +9,7 @@ import importlib
 import pkgutil
 
 from kernels import hardware
+from kernels._autograd import as_operators
 from kernels._dispatch import (
     ASKED,
     OPS,
@@ -84,6 +85,7 @@ __all__ = [
     "Workspace",
     "adaptive_attention",
     "add_rms_norm",
+    "as_operators",
     "attention",
     "attention_usage",
     "autocast_dtype",

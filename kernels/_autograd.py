@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,9 +13,21 @@ from torch.autograd import forward_ad
 
 from kernels._operator import Unavailable
 
-__all__ = ["absent_as_none", "applied", "needs_gradient", "once_differentiable"]
+__all__ = [
+    "absent_as_none",
+    "applied",
+    "are_operators",
+    "as_operators",
+    "needs_gradient",
+    "once_differentiable",
+]
 
 
+class _Asked(threading.local):
+    blocks = 0
+
+
+_asked = _Asked()
 _ANOTHER = (
     "choose an implementation that autograd differentiates itself, such as 'torch', or for "
     "attention 'manual'"
@@ -49,6 +63,25 @@ def applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         return function.apply(*arguments)
     return function.forward(_Unrecorded(), *arguments)
+
+
+@contextlib.contextmanager
+def as_operators() -> Iterator[None]:
+    """Let passes that are operators of torch too be called as such, in this thread.
+
+    It costs some microseconds a call; what watches operators, as a checkpoint's policy does, sees
+    them then.
+    """
+    _asked.blocks += 1
+    try:
+        yield
+    finally:
+        _asked.blocks -= 1
+
+
+def are_operators() -> bool:
+    """Whether such passes are to be called as operators of torch, as they are in a graph."""
+    return torch.compiler.is_compiling() or _asked.blocks > 0
 
 
 def absent_as_none(ctx: Any) -> None:

@@ -101,6 +101,12 @@ def watched(watch: Watch) -> Iterator[None]:
 def _choose(op: Operator, args: tuple[Any, ...]) -> str:
     device_type = _type_of(args[0])
     candidates, passed = _candidates(op.name, device_type)
+    if op.prefer is not None:
+        preferred = op.prefer(candidates, *args)
+        if preferred is not None:
+            name, why = preferred
+            _count(op.name, name, why)
+            return name
     for name in candidates:
         implementation = op.implementations[name]
         reason = implementation.refuses(*args) if implementation.refuses is not None else None

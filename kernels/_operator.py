@@ -117,6 +117,8 @@ class Operator:
     ``gradients_in_forward``: they are computed there where they will be asked for, so that the
     backward pass by itself says nothing. ``huge`` are sizes at which 32-bit offsets overflow.
     ``check`` takes the inputs by position and raises ``Mistake`` if they do not go together.
+    ``prefer`` takes the names of what can run on the device, and the inputs by position: which of
+    these ``auto`` takes out of its order for such inputs, and why; or None.
     """
 
     name: str
@@ -133,6 +135,7 @@ class Operator:
     gradients_in_forward: bool = False
     huge: tuple[Huge, ...] = ()
     check: Callable[..., None] = _unchecked
+    prefer: Callable[..., tuple[str, str] | None] | None = None
 
     def unavailable(self, impl: str, device_type: str) -> str | None:
         """Why ``impl`` cannot run on devices of this type; None if it can."""

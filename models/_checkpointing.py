@@ -2,22 +2,27 @@
 
 A block that is checkpointed keeps its inputs and runs again in backward (Chen et al., arXiv
 1604.06174). Under "operators" it also keeps what is dear to compute and small to hold, the outputs
-of torch's matrix products and SDPA kernels, and computes only the rest again (Korthikanti et al.,
-arXiv 2205.05198, section 5, with the choice turned round). A kernel that is launched from an
-autograd function, as Triton's are, is no operator and always runs again.
+of torch's matrix products, its SDPA kernels and our own attention, and computes only the rest again
+(Korthikanti et al., arXiv 2205.05198, section 5, with the choice turned round). Any other kernel
+that is launched from an autograd function, as Triton's are, is no operator and always runs again.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
 )
+
+import kernels
 
 # Of how many blocks one is checkpointed, by mode.
 CHECKPOINTING = {"none": 0, "full": 1, "selective": 2, "third": 3, "fourth": 4, "operators": 1}
@@ -33,6 +38,7 @@ _KEPT_OPERATORS = (
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
+    "attention_forward",  # our own
 )
 _kept: Counter[str] = Counter()
 
@@ -58,7 +64,16 @@ def reset_kept_operators() -> None:
 
 
 def _keeping() -> Any:
-    return create_selective_checkpoint_contexts(_policy)
+    modes = create_selective_checkpoint_contexts(_policy)
+    if torch.compiler.is_compiling():  # where these alone are taken, and graphs hold operators
+        return modes
+    return tuple(_seeing(mode) for mode in modes)
+
+
+@contextlib.contextmanager
+def _seeing(mode: Any) -> Iterator[None]:
+    with kernels.as_operators(), mode:
+        yield
 
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -14,8 +14,9 @@ Backends: ``manual`` (the definition: the whole matrix of weights), ``chunked`` 
 plain torch: memory linear in the length), torch's ``sdpa_math``, ``sdpa_flash``,
 ``sdpa_efficient``, ``sdpa_cudnn`` and ``flex``, ``sdpa`` for torch's own choice, and of optional
 packages ``flash2``, ``flash3``, ``flash4`` and ``xformers``; ``triton`` is our own, forward and
-backward. ``auto`` takes the first that fits of flash-attn 4 and 3, SDPA's cuDNN, flash-attn 2,
-SDPA's flash and memory-efficient kernels, our own, chunked (for long sequences) and manual.
+backward. ``auto`` takes the first that fits of flash-attn 4 and 3, our own on Hopper where it was
+measured to be ahead of what follows, SDPA's cuDNN, flash-attn 2, SDPA's flash and memory-efficient
+kernels, our own elsewhere, chunked (for long sequences) and manual.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from kernels._operator import (
     tensor_bytes,
     unit_stride,
 )
-from kernels.attention import _flash, _flex, _libraries, _sdpa
+from kernels.attention import _flash, _flex, _hopper, _libraries, _sdpa
 from kernels.attention._chunked import chunked
 from kernels.attention._masks import RECOMPUTED_ULPS, reference, visible
 from kernels.attention._memory import fits_whole
@@ -126,6 +127,13 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
 
 def _short(q: Tensor, k: Tensor, *_: Any) -> str | None:
     return fits_whole(q, k)
+
+
+def _prefer(able: tuple[str, ...], *inputs: Any) -> tuple[str, str] | None:
+    if "triton" not in able or "flash4" in able or "flash3" in able:
+        return None
+    why = _hopper.ahead(*inputs)
+    return None if why is None else ("triton", why)
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
@@ -259,6 +267,7 @@ OP = Operator(
         Huge(_case("long", 1, (1 << 18) + 3, 64, 64, 128, window=64).sizes, _last_queries),
     ),
     gradients=("q_BHSD", "k_BGTD", "v_BGTD"),
+    prefer=_prefer,
     cases=(
         _case("B2 S63 H6/2 D24 causal", 2, 63, 6, 2, 24),
         _case("B1 S1 H1/1 D8", 1, 1, 1, 1, 8),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels._autograd import applied, needs_gradient, once_differentiable
+from kernels._autograd import applied, are_operators, needs_gradient, once_differentiable
 from kernels._operator import Implementation, by_tokens, cdiv, unit_stride
 from kernels._replay import replayed
 from kernels._triton import (
@@ -394,8 +394,7 @@ class _Flash(torch.autograd.Function):
         keep: bool,
     ) -> Tensor:
         q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
-        traced = torch.compiler.is_compiling()
-        forward = torch.ops.workbench.attention_forward if traced else _forward
+        forward = torch.ops.workbench.attention_forward if are_operators() else _forward
         out, lse = forward(q, k, v, causal, window, scale, kv_length, keep)
         ctx.save_for_backward(q, k, v, out, lse, kv_length)
         ctx.mask = causal, window, scale
@@ -404,8 +403,7 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        traced = torch.compiler.is_compiling()
-        backward = torch.ops.workbench.attention_backward if traced else _backward
+        backward = torch.ops.workbench.attention_backward if are_operators() else _backward
         return *backward(dout, *ctx.saved_tensors, *ctx.mask), None, None, None, None, None
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels import hardware
+from kernels._autograd import needs_gradient
 from kernels._launch import launcher
 from kernels._operator import by_tokens, cdiv
 from kernels._triton import GLUON, describable, head_strides, on_device, sm_count
@@ -28,6 +29,16 @@ ROWS = 32  # of a program that packs, or keys of one that adds
 # What a part of the gradients of a tile's keys costs, and adding parts at all, in the time of a
 # block of rows: these say of what was measured on an H200 which split was the fastest.
 PART, ADDING = 0.09, 4
+SHORT = 2048  # queries up to which a head dimension of 64 is trained faster by these
+LEAST_FLOPS = 8e9  # of a forward pass, from which on a step waits for the GPU
+LONGEST = 1 << 20  # tokens; more were not measured
+# Tokens from which and up to which these are ahead of cuDNN, by head dimension and whether trained.
+AHEAD = {
+    (64, False): (4096, LONGEST),
+    (64, True): (512, SHORT),
+    (128, False): (1024, LONGEST),
+    (128, True): (512, 8192),
+}
 launch_forward = launcher(attention_hopper_kernel)
 launch_dkdv = launcher(attention_hopper_dkdv_kernel)
 launch_dq = launcher(attention_hopper_dq_kernel)
@@ -76,13 +87,45 @@ def takes(
 def takes_backward(q: Tensor, k: Tensor, causal: bool, window: int | None) -> bool:
     """Whether the same holds of the backward pass, of what ``takes`` allows.
 
-    The kernels for every GPU are as fast with a head dimension of 64, where they have descriptors
-    and enough programs, and not a window of which each head has keys of its own.
+    The kernels for every GPU are as fast with a head dimension of 64 and long sequences, where they
+    have descriptors and enough programs, and not a window of which each head has keys of its own.
     """
     heads = q.shape[1] // k.shape[1]
     if q.shape[3] == 128 or FEWEST_ROWS % heads != 0 or (window is not None and heads == 1):
         return True
+    if window is None and q.shape[2] <= SHORT:
+        return True
     return _split(q, k, causal, window) > 1
+
+
+def ahead(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    window: int | None,
+    scale: float | None,
+    kv_length: Tensor | None,
+) -> str | None:
+    """Why these kernels come before SDPA's, whose fastest is cuDNN's on Hopper: where both passes
+    together, or without gradients the forward pass, were measured to take less time on an H100 and
+    an H200. Small calls wait for the host, which has less to do for cuDNN's backward pass.
+    """
+    if torch.compiler.is_compiling() or not causal or window is not None:
+        return None
+    batch, heads, length, dim = q.shape
+    if length != k.shape[2] or 2 * batch * heads * length * length * dim < LEAST_FLOPS:
+        return None
+    if not takes(q, k, v, causal, window, 1.0 if scale is None else scale, kv_length):
+        return None
+    trained = needs_gradient(q, k, v)
+    least, most = AHEAD[dim, trained]
+    if not least <= length <= most:
+        return None
+    return (
+        f"faster than SDPA's kernels here: head dimension {dim}, {least} to {most} tokens"
+        f"{', with gradients' if trained else ''}"
+    )
 
 
 def _packed(q: Tensor, k: Tensor, split: int = 1) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels._triton import GLUON, gluon, sm_count, triton
+from kernels._triton import gluon, sm_count, triton
 
 SHARERS = 4  # multiprocessors that read of one head at a time
 
@@ -31,4 +31,4 @@ def _place(tile, n_groups, n_blocks, TOGETHER):
 
 
 place_of_tile = triton.jit(_place)
-place_of_hopper_tile = gluon.jit(_place) if GLUON else None
+place_of_hopper_tile = gluon.jit(_place)

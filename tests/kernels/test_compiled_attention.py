@@ -1,11 +1,16 @@
-"""Attention's own kernels under torch.compile: a graph holds them as operators of torch."""
+"""Attention's own kernels as operators of torch: in a graph, and for who watches operators."""
+
+import functools
 
 import pytest
 import torch
 from subjects import DEVICE, HALVES, implementations
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels
 from kernels import OPS
+from kernels.attention import _flash
+from models import _checkpointing
 
 pytestmark = pytest.mark.skipif(
     "triton" not in implementations(OPS["attention"]),
@@ -82,3 +87,51 @@ def test_what_is_said_of_the_operators_is_what_they_do(causal, window, keep):
         out, lse = ops.attention_forward(q, k, v, *last, None, True)
         given = (torch.randn_like(out), q, k, v, out, lse, None, *last)
         torch.library.opcheck(ops.attention_backward, given, test_utils=tests)
+
+
+class Seen(TorchDispatchMode):
+    """Which operators of ours run within it."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator.namespace == "workbench":
+            self.names.append(operator.overloadpacket.__name__)
+        return operator(*args, **(kwargs or {}))
+
+
+def test_passes_are_operators_for_who_asks_and_give_the_same_numbers():
+    torch.manual_seed(0)
+    leaves = heads(33, 4), heads(33, 2), heads(33, 2)
+    call = attention(True, None)
+    with Seen() as alone:
+        expected = results(call, leaves)
+    with Seen() as asked, kernels.as_operators():
+        found = results(call, leaves)
+    assert alone.names == [] and asked.names == ["attention_forward", "attention_backward"]
+    assert all(map(torch.equal, found, expected))
+
+
+def test_a_checkpoint_by_operator_does_not_attend_again(monkeypatch):
+    torch.manual_seed(0)
+    leaves = heads(33, 4), heads(33, 2), heads(33, 2)
+    call = attention(True, None)
+    expected = results(call, leaves)
+    launch, launches = _flash.launch_forward, []
+
+    def counted(*args, **options):
+        launches.append(options)
+        launch(*args, **options)
+
+    monkeypatch.setattr(_flash, "launch_forward", counted)
+    for mode, forward_passes in (("full", 2), ("operators", 1)):
+        launches.clear()
+        _checkpointing.reset_kept_operators()
+        recomputed = functools.partial(_checkpointing.recomputed, mode, call)
+        found = results(recomputed, leaves)
+        assert all(map(torch.equal, found, expected))
+        if DEVICE.type == "cpu":  # on a GPU calls are replayed, and Hopper has other kernels
+            assert len(launches) == forward_passes
+    assert _checkpointing.kept_operators() == {"attention_forward": 1}

@@ -122,10 +122,12 @@ def test_a_full_mask_needs_no_more_programs_than_multiprocessors(monkeypatch):
     ("sizes", "window", "taken"),
     [
         ((4, 2048, 32, 8, 128), None, True),
-        ((4, 2048, 32, 4, 64), None, False),
-        ((1, 2048, 32, 4, 64), None, True),  # its heads are split
-        ((4, 2048, 12, 4, 64), None, True),
-        ((1, 1024, 12, 12, 64), None, False),
+        ((4, 2048, 32, 4, 64), None, True),
+        ((4, 4096, 32, 4, 64), None, False),
+        ((1, 4096, 16, 2, 64), None, True),  # its heads are split
+        ((4, 4096, 12, 4, 64), None, True),
+        ((8, 1024, 12, 12, 64), None, True),
+        ((4, 4096, 12, 12, 64), None, False),
         ((2, 8192, 32, 8, 128), 1024, True),
         ((4, 4096, 12, 12, 64), 256, True),
         ((4, 4096, 32, 8, 64), 512, False),

@@ -47,11 +47,12 @@ def test_a_policy_that_keeps_nothing_is_told(small, monkeypatch):
 def test_what_a_policy_by_operator_cannot_see_is_said_to_be_computed_again(small):
     arm = stepped(small, checkpointing="operators")
     assert "no operators of torch" not in evidence(arm, "checkpointing")[1]
-    arm.usage |= {"attention": {"triton": 4, "sdpa_flash": 2}, "ssd_scan": {"triton": 3}}
+    seen = {"triton": 4, "sdpa_flash": 2}
+    arm.usage |= {"attention": {"flex": 1, **seen}, "ssd_scan": {"triton": 3}}
     arm.evidence = None
     text = evidence(arm, "checkpointing")[1]
     assert text.endswith(
-        "; computed again too, being no operators of torch: attention by triton, ssd_scan by triton"
+        "; computed again too, being no operators of torch: attention by flex, ssd_scan by triton"
     )
 
 
@@ -59,7 +60,7 @@ def test_a_policy_by_operator_is_blocked_where_it_keeps_nothing_of_attention(sma
     why = blocked(small, attention="flex")["checkpointing"]
     assert set(why) == {"operators"} and why["operators"].set == {"attention": "sdpa"}
     assert "attention by flex is no operator of torch" in why["operators"].reason
-    for backend in ("auto", "manual", "sdpa_flash"):
+    for backend in ("auto", "manual", "sdpa_flash", "triton"):
         assert "operators" not in blocked(small, attention=backend).get("checkpointing", {})
 
 
