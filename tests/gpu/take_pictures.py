@@ -1,6 +1,7 @@
 """Real runs, studies and a generated text, on a GPU or a CPU: pictures of every panel with them.
 
-    python tests/gpu/take_pictures.py OUT [--preset small] [--seconds 8] [--minutes 2.8]
+    python tests/gpu/take_pictures.py OUT [--preset small] [--batch 8] [--seconds 8]
+                                         [--minutes 2.8]
 
 Drives the window offscreen, with the real runner, as a person would. Writes ``window.png`` and
 ``verdict.png``, taken while they are live, and for each theme and size one sheet of all panels,
@@ -31,6 +32,7 @@ from screenshots import wait
 from workbench import protocol
 from workbench.ui import draft, files
 from workbench.ui.appearance import Appearance
+from workbench.ui.demo import well_measured
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels.empty import Empty
 from workbench.ui.plots import PLOTS, Run
@@ -125,6 +127,9 @@ class Sitting:
         if not self.on_gpu:
             small = {"batch": 2, "sequence": 64}
             chosen = msgspec.structs.replace(chosen, model=TINY, settings=small)
+        if self.options.batch:
+            settings = {**chosen.settings, "batch": self.options.batch}
+            chosen = msgspec.structs.replace(chosen, settings=settings)
         self.window.set_theme(THEMES[0])
         state.edit(chosen)
 
@@ -143,7 +148,8 @@ class Sitting:
     def toggles(self) -> list[dict[str, str]]:
         """What is switched on, one after the other."""
         if self.on_gpu:
-            return [{"triton": "on"}, {"precision": "amp_bf16"}, {"adamw": "fused"}]
+            kernels = [{"triton": "on"}, {"precision": "amp_bf16"}]
+            return [*kernels, {"adamw": "fused"}, {"cuda_graphs": "on"}]
         return [{"adamw": "fused"}, {"rope_cache": "shared"}, {"checkpointing": "full"}]
 
     def generate(self) -> None:
@@ -178,11 +184,10 @@ class Sitting:
             self.until(
                 lambda count=count: (
                     len(segments) >= count
-                    and len(segments[-1].steps["t_s"]) > 20
                     and segments[-1].evidence is not None
+                    and well_measured(segments[-1])
                 ),
                 f"segment {number} is measured",
-                self.options.seconds / 4,
             )
         self.window.desk.bring("live")
         wait(lambda: True, SETTLE_S)
@@ -321,6 +326,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--preset", default="", help="of HYDRA; default: small on a GPU, else tiny")
+    parser.add_argument("--batch", type=int, help="default: as the preset has it")
     parser.add_argument("--seconds", type=float, default=8.0, help="budget of a comparison")
     allowed = f"for everything measured; default: {MINUTES} on a GPU, else {CPU_MINUTES}"
     parser.add_argument("--minutes", type=float, help=allowed)

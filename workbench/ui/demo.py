@@ -13,7 +13,7 @@ import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from sessions import checked, statistics
-from sessions.model import Session
+from sessions.model import Segment, Session
 from sessions.tables import segments_table
 from workbench import protocol
 from workbench.ui import draft
@@ -59,6 +59,13 @@ def acts(device: str) -> list[Act]:
         Act("one RoPE table for all layers", {"rope_cache": "shared"}),
         Act("gradient checkpointing", {"checkpointing": "full"}),
     ]
+
+
+def well_measured(segment: Segment) -> bool:
+    """Whether its steps suffice for a ratio with an interval, and its numbers were checked."""
+    steady = statistics.steady_ms(segment)
+    enough = len(steady) >= STEPS and not statistics.Blocks.of(steady).refusal("segment")
+    return enough and checked.was_checked(segment.ledger)
 
 
 class Demo(QObject):
@@ -140,11 +147,7 @@ class Demo(QObject):
             return False
         segment = segments[self._segments - 1]
         times = segment.steps["t_s"]
-        if len(times) and times[-1] - times[0] > SECONDS:
-            return True
-        steady = statistics.steady_ms(segment)
-        enough = len(steady) >= STEPS and not statistics.Blocks.of(steady).refusal("segment")
-        return enough and checked.was_checked(segment.ledger)
+        return (len(times) and times[-1] - times[0] > SECONDS) or well_measured(segment)
 
     def _next(self) -> None:
         if self._segments > len(self._acts):
