@@ -190,6 +190,9 @@ class Sitting:
                 f"segment {number} is measured",
             )
         self.window.desk.bring("live")
+        self.until(
+            lambda: state.runner_state == "running" and state.progress is None, "the run goes on"
+        )
         wait(lambda: True, SETTLE_S)
         self.save(self.window.grab(), "window")
 
