@@ -13,6 +13,7 @@ from kernels._autograd import as_operators
 from kernels._dispatch import (
     ASKED,
     OPS,
+    PREFERRED,
     Status,
     choose,
     chosen,
@@ -72,6 +73,7 @@ __all__ = [
     "ASKED",
     "GENERATIONS",
     "OPS",
+    "PREFERRED",
     "Case",
     "Choice",
     "Cost",

@@ -24,6 +24,7 @@ from kernels._operator import Mistake, Operator, Unavailable, traced_as_constant
 OPS: dict[str, Operator] = {}
 
 ASKED = "asked for"  # the reason for an implementation that was named
+PREFERRED = "preferred"  # how the reason begins for one that was taken out of its order
 _chosen: dict[str, str] = {}
 _counts: dict[tuple[str, str], int] = {}
 _last: dict[str, tuple[str, str]] = {}
@@ -105,7 +106,7 @@ def _choose(op: Operator, args: tuple[Any, ...]) -> str:
         preferred = op.prefer(candidates, *args)
         if preferred is not None:
             name, why = preferred
-            _count(op.name, name, why)
+            _count(op.name, name, f"{PREFERRED}: {why}")
             return name
     for name in candidates:
         implementation = op.implementations[name]

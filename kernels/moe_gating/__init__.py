@@ -189,7 +189,7 @@ def _forward(
             BLOCK_K=power_of_two(k), PRECISION=precision, num_warps=warps, num_stages=stages,
         )  # fmt: skip
         launch_statistics(
-            (n_experts,),
+            (cdiv(n_experts, 8),),
             share,
             mean,
             total,
@@ -197,7 +197,7 @@ def _forward(
             n_rows,
             E=n_experts,
             ROWS=256,
-            num_warps=2,
+            BLOCK=8,
         )
     return weight, index, total, mean, p_NE
 

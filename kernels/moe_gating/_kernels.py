@@ -60,10 +60,8 @@ def moe_gating_forward_kernel(
     b_weight = tl.zeros([ROWS, BLOCK_K], dtype=tl.float32)
     b_index = tl.zeros([ROWS, BLOCK_K], dtype=tl.int32)
     for j in range(K):
-        # The first of those that are as high: a maximum that carries places along takes longer.
-        # Where nothing compares, as with NaN, the last expert.
-        b_high = tl.max(b_left, axis=1)
-        b_at = tl.min(tl.where(b_left == b_high[:, None], o_e[None, :], E - 1), axis=1)
+        b_high, b_at = tl.max(b_left, axis=1, return_indices=True)
+        b_at = tl.minimum(b_at, E - 1)  # also where nothing compares, as with NaN
         b_weight = tl.where(o_k[None, :] == j, tl.exp(b_high - b_top)[:, None], b_weight)
         b_index = tl.where(o_k[None, :] == j, b_at[:, None], b_index)
         b_left = tl.where(o_e[None, :] == b_at[:, None], float("-inf"), b_left)
@@ -89,21 +87,22 @@ launch_forward = launcher(moe_gating_forward_kernel)
 
 @triton.jit
 def moe_gating_statistics_kernel(
-    share_ptr, mean_ptr, total_ptr, n_shares, n_rows, E: tl.constexpr, ROWS: tl.constexpr
+    share_ptr, mean_ptr, total_ptr, n_shares, n_rows,
+    E: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One expert's."""
-    i_e = tl.program_id(0)
-    b_sum = tl.zeros([ROWS], dtype=tl.float32)
-    b_total = tl.zeros([ROWS], dtype=tl.int32)
+    o_e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_e = o_e < E
+    b_sum = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+    b_total = tl.zeros([ROWS, BLOCK], dtype=tl.int32)
     for start in range(0, n_shares, ROWS):
         o_r = start + tl.arange(0, ROWS)
-        m = o_r < n_shares
-        o = o_r.to(tl.int64) * E + i_e
+        m = (o_r < n_shares)[:, None] & m_e[None, :]
+        o = o_r.to(tl.int64)[:, None] * E + o_e[None, :]
         b_sum += tl.load(share_ptr + o, mask=m, other=0.0)
         o_count = o + tl.cast(n_shares, tl.int64) * E
         b_total += tl.load(share_ptr + o_count, mask=m, other=0.0).to(tl.int32)
-    tl.store(mean_ptr + i_e, tl.sum(b_sum, axis=0) / n_rows)
-    tl.store(total_ptr + i_e, tl.sum(b_total, axis=0).to(tl.int64))
+    tl.store(mean_ptr + o_e, tl.sum(b_sum, axis=0) / n_rows, mask=m_e)
+    tl.store(total_ptr + o_e, tl.sum(b_total, axis=0).to(tl.int64), mask=m_e)
 
 
 launch_statistics = launcher(moe_gating_statistics_kernel)

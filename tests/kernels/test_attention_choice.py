@@ -74,6 +74,6 @@ def test_auto_takes_what_is_preferred_and_tells_why():
     arguments = (q, q, q, True, None, None, None)
     kernels.reset_usage()
     chosen = _dispatch._choose(op, arguments)
-    assert kernels.reasons()["attention"] == (chosen, "it is the last")
+    assert kernels.reasons()["attention"] == (chosen, "preferred: it is the last")
     assert kernels.usage()["attention"] == {chosen: 1}
     assert chosen != _dispatch._choose(OPS["attention"], arguments)

@@ -97,6 +97,18 @@ def test_words_are_drawn_in_the_order_asked_and_zero_is_drawn_on_a_plain_axis():
     painted(PLOTS["sweep_time"], [Run(Session(studies=[study]))], STYLES["dark"])
 
 
+def test_the_axis_spans_every_size_asked_for_from_the_first_point_on():
+    study = sweep_study(sizes=5)
+    rows = study.tables["points"]
+    middle = rows["x"] == sorted(set(rows["x"]))[2]
+    study.tables["points"] = {name: column[middle] for name, column in rows.items()}
+    study.tables.pop("fits")
+    _, canvas = painted(PLOTS["sweep_time"], [Run(Session(studies=[study]))], STYLES["dark"])
+    first, last = canvas.vb.viewRange()[0]
+    places = [place for place, _ in canvas.axis("bottom").categories]
+    assert len(places) == 5 and first < min(places) < max(places) < last
+
+
 def test_the_latest_sweep_is_shown_unless_another_is_chosen():
     session = Session(studies=[sweep_study(sizes=3), sweep_study(sizes=5)])
     assert PLOTS["sweep_time"].choices([Run(session)]) == {"sweep": ("latest", "1", "2")}

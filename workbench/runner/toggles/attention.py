@@ -119,7 +119,7 @@ def _chosen(arm: Arm) -> Finding:
     text = f"chose {facts['attention_kernels']}; flash ratio {facts['attention_flash_ratio']:.2f}"
     text += f", {fallbacks} of {calls} calls fell back to the whole matrix of weights"
     if why := facts["attention_reason"]:
-        text += f"; passed over: {why}"
+        text += f"; {why}" if why.startswith(kernels.PREFERRED) else f"; passed over: {why}"
     elif arm.reasons.get("attention", ("", ""))[1] == kernels.ASKED:
         text += "; the model names these itself, as AdaAttn does on CPUs, where SDPA is less exact"
     return no_effect(text) if fallbacks else effective(text)

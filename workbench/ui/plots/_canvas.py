@@ -43,6 +43,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         self.zero = True  # the y axis begins at zero
         self.captions = True  # phases and markers are named here, not only drawn
         self.fixed_y: tuple[float, float] | None = None
+        self.least_x: tuple[float, float] | None = None  # what the x axis spans with any data
         self.follow_x = True  # the x axis spans all data
         self.follow_y = True
         self.pad_x = 0.01
@@ -103,7 +104,7 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
             if layer.scene() is not None:
                 layer.scene().removeItem(layer)
         self.layers = []
-        self.fixed_y = None
+        self.fixed_y = self.least_x = None
         self.zero = True
         self.header.title = self.header.subtitle = ""
         self.axis("left").categories = None
@@ -137,10 +138,11 @@ class Canvas(pg.PlotItem):  # type: ignore[misc]
         self.relook()
 
     def x_span(self) -> tuple[float, float] | None:
-        """First and last place of all data."""
+        """First and last place of all data, and of what is to come."""
         spans = [span for layer in self.layers if (span := layer.x_span()) is not None]
         if not spans:
             return None
+        spans += [] if self.least_x is None else [self.least_x]
         return min(span[0] for span in spans), max(span[1] for span in spans)
 
     def relook(self) -> None:

@@ -126,6 +126,7 @@ def draw_curves(
     place = placing(study)
     found = sweep.curves(study)
     canvas.axis("bottom").categories = _ticks(study, place)
+    canvas.least_x = _ends(study, place)
     missing = [curve for curve in found if not curve.measured.all()]
     for color, curve in enumerate(found):
         name = sweep.name_of(study, curve)
@@ -152,6 +153,14 @@ def placing(study: Study) -> Callable[[Array], Array]:
     if sweep.is_numeric(study) and min(map(float, values)) > 0:
         return lambda x: np.log10(np.asarray(x, np.float64))
     return lambda x: np.asarray(x, np.float64)
+
+
+def _ends(study: Study, place: Callable[[Array], Array]) -> tuple[float, float]:
+    """The places of the least and the greatest size that was asked for, measured yet or not."""
+    values = sweep.axis(study, 0)
+    numbers = values if sweep.is_numeric(study) else range(len(values))
+    places = place(np.array(numbers, np.float64))
+    return float(places.min()), float(places.max())
 
 
 def _ticks(study: Study, place: Callable[[Array], Array]) -> list[tuple[float, str]]:
