@@ -1,10 +1,11 @@
-"""The README against the project: its commands can be given, and what it points at is there."""
+"""The README and the results against the project: their commands are understood, their links lead."""
 
 from __future__ import annotations
 
 import pkgutil
 import re
 import shlex
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ import pytest
 from workbench import cli, commands
 
 ROOT = Path(__file__).parent.parent
-TOLD = (ROOT / "README.md").read_text(encoding="utf-8")
+README = ROOT / "README.md"
+PAGES = [README, *sorted(ROOT.glob("*/RESULTS.md"))]
+TOLD = README.read_text(encoding="utf-8")
 NAMES = [each.name for each in pkgutil.iter_modules(commands.__path__) if each.name[0] != "_"]
 
 
@@ -46,14 +49,38 @@ def test_the_readme_shows_every_command():
     assert "workbench demo" in TOLD
 
 
-@pytest.mark.parametrize("line", sorted(set(command_lines(TOLD))))
-def test_a_command_of_the_readme_is_understood(line):
+def of_pages(found: Callable[[str], Iterable[str]]) -> list[str]:
+    return sorted({each for page in PAGES for each in found(page.read_text(encoding="utf-8"))})
+
+
+@pytest.mark.parametrize("line", of_pages(command_lines))
+def test_a_command_that_is_told_is_understood(line):
     words = [word for word in shlex.split(line) if word != "..."]
     cli._parser(NAMES).parse_args(words)
 
 
-def test_what_the_readme_points_at_is_there():
-    linked = re.findall(r"\]\((?!http)([^)#]+)\)", TOLD)
-    named = re.findall(r"\b(?:kernels|models|sessions|tests|workbench)/[\w/]+\.(?:py|png)", TOLD)
-    missing = [path for path in {*linked, *named, *tree(TOLD)} if not (ROOT / path).exists()]
-    assert not missing and len(linked) > 1 and len(named) > 5 and len(tree(TOLD)) > 25
+def files_named(text: str) -> list[str]:
+    return re.findall(r"\b(?:kernels|models|sessions|tests|workbench)/[\w/]+\.(?:py|png)", text)
+
+
+def test_the_files_that_are_named_are_there():
+    named = {*of_pages(files_named), *tree(TOLD)}
+    assert not [path for path in named if not (ROOT / path).exists()]
+    assert len(files_named(TOLD)) > 5 and len(tree(TOLD)) > 25
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link can name in a page: its headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_pages_and_headings_that_are_there(page):
+    links = re.findall(r"\]\((?!http)([^)]+)\)", page.read_text(encoding="utf-8"))
+    assert links
+    for link in links:
+        path, _, heading = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not heading or heading in anchors(target), link

@@ -18,7 +18,7 @@ SHARERS = 4  # multiprocessors that read of one head at a time
 
 def heads_together(x: Tensor) -> int:
     """How many heads (or groups of heads that are packed) are worked on at a time on x's GPU."""
-    return max(1, sm_count(x.device.index) // SHARERS)
+    return max(2, sm_count(x.device.index) // SHARERS)
 
 
 def _place(tile, n_groups, n_blocks, TOGETHER):

@@ -32,4 +32,4 @@ def test_several_multiprocessors_share_what_is_read_of_a_head(monkeypatch):
     monkeypatch.setattr(_order, "sm_count", lambda _: 132)
     assert _order.heads_together(torch.empty(1)) == 33
     monkeypatch.setattr(_order, "sm_count", lambda _: 2)
-    assert _order.heads_together(torch.empty(1)) == 1
+    assert _order.heads_together(torch.empty(1)) == 2
