@@ -1,4 +1,4 @@
-"""The README and the results against the project: their commands are understood, their links lead."""
+"""The README and the results: their commands are understood, and their links lead somewhere."""
 
 from __future__ import annotations
 
