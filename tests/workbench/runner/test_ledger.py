@@ -10,7 +10,7 @@ import torch
 from built import found, stepped
 from test_engine_toggles import IMAGES
 
-from kernels import _dispatch
+from kernels import OPS, _dispatch
 from models._cuda_graph import CaptureError
 from sessions.model import Configuration, Evidence
 from workbench.runner import blame, marked
@@ -79,6 +79,15 @@ def test_automatic_attention_that_falls_back_is_amber_with_the_reason(small, mon
         f"passed over: {why}",
     )
     assert arm.counted["attention_reason"] == why
+
+
+def test_what_automatic_attention_preferred_is_told_as_that(small, monkeypatch):
+    def prefer(able, *inputs):
+        return "manual", "as this test has it"
+
+    monkeypatch.setitem(OPS, "attention", dataclasses.replace(OPS["attention"], prefer=prefer))
+    _, text = found(stepped(small, "forward"))["attention"]
+    assert text.startswith("chose manual 2;") and text.endswith("; preferred: as this test has it")
 
 
 def test_torchs_choice_of_a_backend_is_told_and_a_fall_back_to_math_is_amber(small, monkeypatch):

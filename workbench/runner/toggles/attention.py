@@ -3,9 +3,9 @@
 ``auto`` takes the fastest that fits the call and says why: the flash ratio is the share of calls
 that a fused kernel computed, and a fallback is one that held the whole matrix of weights. A named
 backend that cannot run is an error, never a silent fallback. On an H200, HYDRA base
-training (8 x 1,024 tokens, AMP BF16), of the automatic choice's step: SDPA cuDNN 1.00, flex 1.03,
-SDPA flash 1.05, efficient 1.17, math 2.42, manual 2.50, chunked 2.98; the matrix of math and manual
-takes 1.5 and 1.7 times the memory. The bundled Triton backend takes 1.00 in a captured step.
+training (8 x 1,024 tokens, AMP BF16), of the step with SDPA cuDNN: the bundled Triton backend,
+which ``auto`` takes there, 0.98 (captured), flex 1.03, SDPA flash 1.05, efficient 1.17, math 2.42,
+manual 2.50, chunked 2.98; the matrix of math and manual takes 1.5 and 1.7 times the memory.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _chosen(arm: Arm) -> Finding:
     fallbacks, calls = int(facts["attention_fallbacks"]), int(facts["attention_calls"])
     text = f"chose {facts['attention_kernels']}; flash ratio {facts['attention_flash_ratio']:.2f}"
     text += f", {fallbacks} of {calls} calls fell back to the whole matrix of weights"
-    if why := facts["attention_reason"]:
+    if why := str(facts["attention_reason"]):
         text += f"; {why}" if why.startswith(kernels.PREFERRED) else f"; passed over: {why}"
     elif arm.reasons.get("attention", ("", ""))[1] == kernels.ASKED:
         text += "; the model names these itself, as AdaAttn does on CPUs, where SDPA is less exact"

@@ -16,7 +16,7 @@ _MARK_PX = 22.0
 _GAP_PX = 16.0
 _NAME_PX = 80.0  # a name may always take this
 _READ_S = 0.2
-_SHARE = 0.4  # of the height that a legend may take
+_SHARE = 0.3  # of the height that a legend may take
 _LEAST_ROWS = 2
 _CAPS_PX = (math.inf, 200.0, 112.0)
 
