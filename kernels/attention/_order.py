@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels._triton import gluon, sm_count, triton
+from kernels._triton import gluon, sm_count, tl, triton
+
+_LANGUAGE = tl  # without which Triton's interpreter takes no function of a module
 
 SHARERS = 4  # multiprocessors that read of one head at a time
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -110,3 +111,20 @@ def test_case_names_tell_the_checks_of_an_operator_apart(script):
     for op in OPS.values():
         titles = [title for title, *_ in script._checks(op, {})]
         assert len(set(titles)) == len(titles), op.name
+
+
+def test_attention_s_comparison_times_what_runs_here_and_says_what_does_not(tmp_path):
+    command = [sys.executable, str(SCRIPT.with_name("run_attention.py")), str(tmp_path)]
+    backends = ["--backends", "manual", "sdpa_cudnn"]
+    done = subprocess.run(
+        [*command, "--device", "cpu", "--seconds", "0.05", *backends],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "attention.json").read_text())
+    assert len(rows) == 2 and done.stdout.count("\n") == 2
+    for row in rows:
+        assert row["forward_us"]["manual"] > 0 and row["backward_us"]["manual"] > 0
+        assert "needs a CUDA GPU" in row["problems"]["sdpa_cudnn"]
+        assert row["auto"] == ["sdpa_flash", "sdpa_flash"]
