@@ -31,12 +31,11 @@ ROWS = 32  # of a program that packs, or keys of one that adds
 PART, ADDING = 0.09, 4
 SHORT = 2048  # queries up to which a head dimension of 64 is trained faster by these
 LEAST_FLOPS = 8e9  # of a forward pass, from which on a step waits for the GPU
-LONGEST = 1 << 20  # tokens; more were not measured
 # Tokens from which and up to which these are ahead of cuDNN, by head dimension and whether trained.
 AHEAD = {
-    (64, False): (4096, LONGEST),
+    (64, False): (4096, None),
     (64, True): (512, SHORT),
-    (128, False): (1024, LONGEST),
+    (128, False): (1024, None),
     (128, True): (512, 8192),
 }
 launch_forward = launcher(attention_hopper_kernel)
@@ -120,12 +119,11 @@ def ahead(
         return None
     trained = needs_gradient(q, k, v)
     least, most = AHEAD[dim, trained]
-    if not least <= length <= most:
+    if length < least or (most is not None and length > most):
         return None
-    return (
-        f"faster than SDPA's kernels here: head dimension {dim}, {least} to {most} tokens"
-        f"{', with gradients' if trained else ''}"
-    )
+    tokens = f"{least} tokens and more" if most is None else f"{least} to {most} tokens"
+    way = "with" if trained else "without"
+    return f"faster than SDPA's kernels at head dimension {dim}, {tokens}, {way} gradients"
 
 
 def _packed(q: Tensor, k: Tensor, split: int = 1) -> int:
