@@ -179,6 +179,23 @@ def test_a_legend_leaves_the_plot_most_of_the_room_and_tells_of_what_it_leaves_o
     assert (header._left_out > 0) == (height < 400)
 
 
+def test_of_a_study_s_many_arms_a_legend_names_a_few_however_large_the_plot(qtbot):
+    chart = Chart(PLOTS["ecdf"], DARK)
+    qtbot.addWidget(chart)
+    chart.resize(300, 1200)
+    chart.show()
+    header = chart.canvas.header
+    left_out = {}
+    for arms in (10, 40):
+        header.set_entries(
+            [Entry(f"arm {number}", "line", QPen(), QBrush()) for number in range(arms)]
+        )
+        assert len(header._places) + header._left_out == arms
+        left_out[arms] = header._left_out
+    assert left_out[10] == 0 and left_out[40] > 25
+    assert header.size().height() < 4 * header._row_px()
+
+
 def test_live_plots_scroll_where_the_window_is_too_low_and_cover_nothing(qtbot, state):
     panel = LivePanel(state)
     qtbot.addWidget(panel)

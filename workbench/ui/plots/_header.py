@@ -18,6 +18,8 @@ _NAME_PX = 80.0  # a name may always take this
 _READ_S = 0.2
 _SHARE = 0.3  # of the height that a legend may take
 _LEAST_ROWS = 2
+# On screen, of more entries than ten compared sessions give: a list of a study's arms is no legend.
+_MANY, _ROWS_OF_MANY = 13, 3
 _CAPS_PX = (math.inf, 200.0, 112.0)
 
 
@@ -96,7 +98,10 @@ class Header(QGraphicsWidget):
         host = self.parentWidget()
         if host is None or not host.size().height():
             return _LEAST_ROWS
-        return max(_LEAST_ROWS, int(_SHARE * host.size().height() / self._row_px()))
+        rows = int(_SHARE * host.size().height() / self._row_px())
+        if len(self._entries) >= _MANY and not self._style.paper:
+            rows = min(rows, _ROWS_OF_MANY)
+        return max(_LEAST_ROWS, rows)
 
     def _row_px(self) -> float:
         return QFontMetricsF(self._style.font()).height() + 2
