@@ -179,6 +179,8 @@ class _Shape:
 
     def _passes(self, backend: str) -> tuple[Callable[[], Tensor], Callable[[], Any]]:
         """The backward pass is of a forward pass that is recorded now, on the stream of graphs."""
+        if self._side is not None:
+            self._side.wait_stream(torch.cuda.current_stream())  # which drew the inputs
         with torch.cuda.stream(self._side):
             leaves = [x.detach().requires_grad_() for x in self._qkv]
             out = kernels.attention(*leaves, causal=self._causal, backend=backend)
