@@ -30,9 +30,9 @@ ROWS = 32  # of a program that packs, or keys of one that adds
 # block of rows: these say of what was measured on an H200 which split was the fastest.
 PART, ADDING = 0.09, 4
 SHORT = 2048  # queries up to which a head dimension of 64 is trained faster by these
-LEAST_FLOPS = 8e9  # of a forward pass, from which on a step waits for the GPU
+LEAST_FLOPS = 8e9  # of a forward pass; of smaller calls too few were measured
 # Tokens from which and up to which these are ahead of cuDNN, by head dimension and whether trained.
-AHEAD = {
+AHEAD: dict[tuple[int, bool], tuple[int, int | None]] = {
     (64, False): (4096, None),
     (64, True): (512, SHORT),
     (128, False): (1024, None),
@@ -107,19 +107,21 @@ def ahead(
     kv_length: Tensor | None,
 ) -> str | None:
     """Why these kernels come before SDPA's, whose fastest is cuDNN's on Hopper: where both passes
-    together, or without gradients the forward pass, were measured to take less time on an H100 and
-    an H200. Small calls wait for the host, which has less to do for cuDNN's backward pass.
+    together, or without gradients the forward pass, took less time on an H200. Small calls wait for
+    the host, which has less to do for cuDNN's backward pass.
     """
     if torch.compiler.is_compiling() or not causal or window is not None:
         return None
     batch, heads, length, dim = q.shape
     if length != k.shape[2] or 2 * batch * heads * length * length * dim < LEAST_FLOPS:
         return None
-    if not takes(q, k, v, causal, window, 1.0 if scale is None else scale, kv_length):
-        return None
     trained = needs_gradient(q, k, v)
-    least, most = AHEAD[dim, trained]
+    least, most = AHEAD.get((dim, trained), (length + 1, None))
     if length < least or (most is not None and length > most):
+        return None
+    if trained and dim == 64 and heads == k.shape[1]:
+        return None  # as fast as cuDNN's
+    if not takes(q, k, v, causal, window, 1.0 if scale is None else scale, kv_length):
         return None
     tokens = f"{least} tokens and more" if most is None else f"{least} to {most} tokens"
     way = "with" if trained else "without"

@@ -34,6 +34,8 @@ def on_hopper(monkeypatch):
         ((2, 16384, 32, 8, 128), True, False),
         ((8, 1024, 12, 4, 64), False, True),
         ((4, 4096, 12, 12, 64), True, False),
+        ((8, 1024, 12, 12, 64), False, False),
+        ((8, 1024, 32, 8, 96), False, False),
         ((1, 256, 8, 2, 128), False, False),
         ((1, 1024, 12, 4, 64), False, False),
     ],

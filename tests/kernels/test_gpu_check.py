@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from kernels import OPS
+from kernels._triton import INSTALLED
 
 SCRIPT = Path(__file__).parents[1] / "gpu" / "check_kernels.py"
 
@@ -113,11 +115,13 @@ def test_case_names_tell_the_checks_of_an_operator_apart(script):
         assert len(set(titles)) == len(titles), op.name
 
 
+@pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
 def test_attention_s_comparison_times_what_runs_here_and_says_what_does_not(tmp_path):
     command = [sys.executable, str(SCRIPT.with_name("run_attention.py")), str(tmp_path)]
     backends = ["--backends", "manual", "sdpa_cudnn"]
     done = subprocess.run(
-        [*command, "--device", "cpu", "--seconds", "0.05", *backends],
+        [*command, "--device", "cpu", "--seconds", "0.05", *backends, "--together", "1", "3"],
+        env=os.environ | {"TRITON_INTERPRET": "1"},  # as it is, without what these tests change
         capture_output=True,
         text=True,
     )
@@ -125,6 +129,8 @@ def test_attention_s_comparison_times_what_runs_here_and_says_what_does_not(tmp_
     rows = json.loads((tmp_path / "attention.json").read_text())
     assert len(rows) == 2 and done.stdout.count("\n") == 2
     for row in rows:
-        assert row["forward_us"]["manual"] > 0 and row["backward_us"]["manual"] > 0
+        for name in ("triton", "1 together", "3 together", "manual"):
+            assert row["forward_us"][name] > 0 and row["backward_us"][name] > 0
+        assert row["same"] == {"triton": True, "1 together": True, "3 together": True}
         assert "needs a CUDA GPU" in row["problems"]["sdpa_cudnn"]
         assert row["auto"] == ["sdpa_flash", "sdpa_flash"]

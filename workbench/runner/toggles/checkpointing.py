@@ -4,8 +4,8 @@ Saves activation memory and costs about one more forward pass; *every second* (t
 divides both. *By operator* keeps of every block the outputs of torch's own matrix products, of SDPA
 kernels and of our own attention, which are dear to compute, and computes again the rest: less is
 saved, and less time lost. The rest is what is cheap, and whatever is no operator of torch:
-attention by a library or FlexAttention, experts and state-space scans by Triton. Without a need for
-the memory, all of them only cost time. (Chen et al., arXiv 1604.06174.)
+attention by a library or FlexAttention, adaptive attention, experts and state-space scans by
+Triton. Without a need for the memory, all of them only cost time. (Chen et al., arXiv 1604.06174.)
 
 On an H200, HYDRA base training (8 x 1,024 tokens, AMP BF16): every block takes 0.72 of the peak for
 1.22 of the time, every second block 0.86 for 1.11.
