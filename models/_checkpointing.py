@@ -9,9 +9,8 @@ that is launched from an autograd function, as Triton's are, is no operator and 
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -45,15 +44,24 @@ _kept: Counter[str] = Counter()
 
 def recomputed(mode: str, block: nn.Module, *inputs: Any) -> Any:
     """What ``block`` gives, keeping what ``mode`` says and computing the rest again in backward."""
+    run, keeps = block, {}
+    if mode == "operators":
+        keeps = {"context_fn": _keeping}
+        if not torch.compiler.is_compiling():  # whose graphs hold operators anyway
+            run = functools.partial(_as_operators, block)
     # Blocks draw nothing themselves, and saving the generator's state would end graph capture.
-    keeps = {"context_fn": _keeping} if mode == "operators" else {}
-    return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False, **keeps)
+    return checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False, **keeps)
+
+
+def _as_operators(block: nn.Module, *inputs: Any) -> Any:
+    with kernels.as_operators():
+        return block(*inputs)
 
 
 def kept_operators() -> dict[str, int]:
     """How many outputs "operators" has kept since the last reset, by operator.
 
-    A compiled step is counted once, when it is traced.
+    Those of a compiled step are counted when it is traced, which is more than once.
     """
     return dict(_kept)
 
@@ -64,16 +72,7 @@ def reset_kept_operators() -> None:
 
 
 def _keeping() -> Any:
-    modes = create_selective_checkpoint_contexts(_policy)
-    if torch.compiler.is_compiling():  # where these alone are taken, and graphs hold operators
-        return modes
-    return tuple(_seeing(mode) for mode in modes)
-
-
-@contextlib.contextmanager
-def _seeing(mode: Any) -> Iterator[None]:
-    with kernels.as_operators(), mode:
-        yield
+    return create_selective_checkpoint_contexts(_policy)
 
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

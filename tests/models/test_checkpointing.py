@@ -1,0 +1,38 @@
+"""Checkpointed blocks, by themselves and compiled: the same gradients, and what is kept."""
+
+import pytest
+import torch
+from torch import nn
+
+from models import _checkpointing
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    _checkpointing.reset_kept_operators()
+    yield
+    torch._dynamo.reset()
+
+
+def slopes(run, block, x):
+    return torch.autograd.grad(run(x).square().sum(), [x, *block.parameters()])
+
+
+@pytest.mark.parametrize("mode", [mode for mode in _checkpointing.CHECKPOINTING if mode != "none"])
+def test_a_compiled_checkpoint_gives_the_gradients_of_the_block_and_keeps_what_it_says(mode):
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 6)).double()
+    x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+
+    def run(x):
+        return _checkpointing.recomputed(mode, block, x)
+
+    expected = slopes(block, block, x)
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for call in (run, compiled):
+        _checkpointing.reset_kept_operators()
+        torch.testing.assert_close(slopes(call, block, x), expected)
+        kept = _checkpointing.kept_operators()
+        assert set(kept) == ({"addmm"} if mode == "operators" else set())
+        assert call is compiled or kept.get("addmm", 2) == 2
