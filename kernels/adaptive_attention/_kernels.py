@@ -14,6 +14,7 @@ from kernels.attention._flash_kernels import (
     key_range,
     row_range,
 )
+from kernels.attention._order import place_of_tile
 
 
 @triton.jit
@@ -142,15 +143,16 @@ def adaptive_attention_forward_kernel(
     rank_ptr, bits_ptr, length, keys,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
     out_batch, out_head, out_token,
-    GROUPS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, SCALE: tl.constexpr,
+    GROUPS: tl.constexpr, TOGETHER: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    SCALE: tl.constexpr,
     CAUSAL: tl.constexpr, RANKED: tl.constexpr, BITS: tl.constexpr, WIDTHS: tl.constexpr,
     KEEP: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     n_blocks = tl.cdiv(length * R, M)
     n_groups = tl.num_programs(0) // n_blocks
-    i_bg = tl.program_id(0) % n_groups
-    i_m = n_blocks - 1 - tl.program_id(0) // n_groups
+    i_bg, place = place_of_tile(tl.program_id(0), n_groups, n_blocks, TOGETHER)
+    i_m = n_blocks - 1 - place
     i_b = (i_bg // GROUPS).to(tl.int64)
     i_g = (i_bg % GROUPS).to(tl.int64)
     shift = keys - length
@@ -243,14 +245,15 @@ def adaptive_attention_dkdv_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, rank_ptr, length, keys,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
     dout_batch, dout_head, dout_token, dk_batch, dk_head, dk_token, dv_batch, dv_head, dv_token,
-    GROUPS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, SCALE: tl.constexpr,
+    GROUPS: tl.constexpr, TOGETHER: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    SCALE: tl.constexpr,
     CAUSAL: tl.constexpr, RANKED: tl.constexpr, WIDTHS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of keys and values; columns of dk past the rank are zeros."""
-    n_groups = tl.num_programs(0) // tl.cdiv(keys, N)
-    i_bg = tl.program_id(0) % n_groups
-    i_n = tl.program_id(0) // n_groups
+    n_blocks = tl.cdiv(keys, N)
+    n_groups = tl.num_programs(0) // n_blocks
+    i_bg, i_n = place_of_tile(tl.program_id(0), n_groups, n_blocks, TOGETHER)
     i_b = (i_bg // GROUPS).to(tl.int64)
     i_g = (i_bg % GROUPS).to(tl.int64)
     rank = _rank(rank_ptr, i_g, D, RANKED)
@@ -325,15 +328,16 @@ def adaptive_attention_dq_kernel(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, delta_ptr, dq_ptr, rank_ptr, length, keys,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
     dout_batch, dout_head, dout_token, dq_batch, dq_head, dq_token,
-    GROUPS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, SCALE: tl.constexpr,
+    GROUPS: tl.constexpr, TOGETHER: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    SCALE: tl.constexpr,
     CAUSAL: tl.constexpr, RANKED: tl.constexpr, WIDTHS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of rows; columns of dq past the rank are not written."""
     n_blocks = tl.cdiv(length * R, M)
     n_groups = tl.num_programs(0) // n_blocks
-    i_bg = tl.program_id(0) % n_groups
-    i_m = n_blocks - 1 - tl.program_id(0) // n_groups
+    i_bg, place = place_of_tile(tl.program_id(0), n_groups, n_blocks, TOGETHER)
+    i_m = n_blocks - 1 - place
     i_b = (i_bg // GROUPS).to(tl.int64)
     i_g = (i_bg % GROUPS).to(tl.int64)
     rank = _rank(rank_ptr, i_g, D, RANKED)

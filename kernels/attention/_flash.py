@@ -241,8 +241,9 @@ def constants(q: Tensor, k: Tensor, causal: bool, scale: float, block_d: int) ->
     """What the kernels of every direction take as constants; ``block_d`` pads the dimension."""
     groups = k.shape[1]
     return {
-        "GROUPS": groups, "R": q.shape[1] // groups, "D": q.shape[3], "SCALE": scale,
-        "CAUSAL": causal, "BLOCK_D": block_d, "PRECISION": dot_precision(),
+        "GROUPS": groups, "TOGETHER": heads_together(q), "R": q.shape[1] // groups,
+        "D": q.shape[3], "SCALE": scale, "CAUSAL": causal, "BLOCK_D": block_d,
+        "PRECISION": dot_precision(),
     }  # fmt: skip
 
 
@@ -326,7 +327,6 @@ def _backward(
     block_d = _block(q.shape[3])
     options = constants(q, k, causal, scale, block_d)
     options |= {"WINDOW": window is not None, "LENGTHS": _lengths(kv_length)}
-    options["TOGETHER"] = heads_together(q)
     with on_device(q):
         taken = _hopper.takes(q, k, v, causal, window, scale, kv_length)
         if taken and _hopper.takes_backward(q, k, causal, window) and describable(dout):

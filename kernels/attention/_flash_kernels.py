@@ -115,19 +115,20 @@ def attention_forward_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, kv_length_ptr, length, keys, window, splits,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
     out_split, out_batch, out_head, out_token,
-    GROUPS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, SCALE: tl.constexpr,
+    GROUPS: tl.constexpr, TOGETHER: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    SCALE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, LENGTHS: tl.constexpr, SPLIT: tl.constexpr,
     KEEP: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
     DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    # Program: the group fastest, the block of rows slowest and backwards, so that programs running
-    # together share keys and the longest causal rows are not left to the end.
+    # Blocks of rows backwards, so that the longest causal rows are not left to the end.
     n_blocks = tl.cdiv(length * R, M)
-    n_groups = tl.num_programs(0) // (n_blocks * splits)
-    i_bg = tl.program_id(0) % n_groups
-    i_split = (tl.program_id(0) // n_groups) % splits
-    i_m = n_blocks - 1 - tl.program_id(0) // (n_groups * splits)
+    n_tiles = tl.num_programs(0) // splits
+    n_groups = n_tiles // n_blocks
+    i_split = tl.program_id(0) // n_tiles
+    i_bg, place = place_of_tile(tl.program_id(0) % n_tiles, n_groups, n_blocks, TOGETHER)
+    i_m = n_blocks - 1 - place
     i_b = (i_bg // GROUPS).to(tl.int64)
     i_g = (i_bg % GROUPS).to(tl.int64)
     end = _extent(kv_length_ptr, i_b, keys, LENGTHS)

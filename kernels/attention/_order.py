@@ -23,7 +23,7 @@ def heads_together(x: Tensor) -> int:
     return max(2, sm_count(x.device.index) // SHARERS)
 
 
-def _place(tile, n_groups, n_blocks, TOGETHER):
+def place_of_tile(tile, n_groups, n_blocks, TOGETHER):
     """The group of a tile, and the place of the tile among the ``n_blocks`` of its group."""
     each = TOGETHER * n_blocks
     first = tile // each * TOGETHER
@@ -32,5 +32,6 @@ def _place(tile, n_groups, n_blocks, TOGETHER):
     return first + within % groups, within // groups
 
 
-place_of_tile = triton.jit(_place)
-place_of_hopper_tile = gluon.jit(_place)
+# Inductor copies a function by the name that it was defined with.
+place_of_hopper_tile = gluon.jit(place_of_tile)
+place_of_tile = triton.jit(place_of_tile)

@@ -2,13 +2,17 @@
 
     python tests/gpu/run_attention.py OUT [--backends sdpa_cudnn flash4] [--together 1000000 66]
                                           [--seconds 0.6] [--jobs 12]
+                                          [--operator adaptive_attention] [--every-gpu]
 
 Of each shape the forward pass without gradients, and the backward pass, are captured in CUDA graphs
 and replayed in rounds of random order with cold caches, so that no host is waited for. ``triton``
 stands for our kernels as they are; ``--together N`` times them with N heads at a time besides, and
 says whether they give the same numbers to the last bit. ``auto`` is told: what it takes without
-gradients and with them. ``--jobs`` processes first compile what is to be timed. Prints a Markdown
-table, writes ``attention.json`` to OUT. ``--device cpu`` only tries the script out.
+gradients and with them. ``--every-gpu``: ours are the kernels for every GPU, also on Hopper.
+``--operator adaptive_attention``: heads of keys have a half, three quarters and all of their
+columns in turn, and nothing but ours is timed unless ``--backends`` names more. ``--jobs``
+processes first compile what is to be timed. Prints a Markdown table, writes ``attention.json`` to
+OUT. ``--device cpu`` only tries the script out.
 """
 
 from __future__ import annotations
@@ -60,6 +64,7 @@ SHAPES = [
     (2, 8192, 12, 12, 64, True),
     (64, 256, 8, 8, 64, False),  # MAHIA-X base
 ]
+BESIDE = {"attention": ["sdpa_cudnn"], "adaptive_attention": []}
 SMALL = [(2, 40, 4, 2, 16, True), (1, 24, 3, 3, 8, False)]
 
 
@@ -89,13 +94,19 @@ def main() -> int:
     """Time every shape; 1 if our own kernels failed, or heads together changed a number."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("--backends", nargs="*", default=["sdpa_cudnn"])
+    parser.add_argument("--operator", choices=list(BESIDE), default="attention")
+    parser.add_argument("--backends", nargs="*", help="unless given, cuDNN's for attention")
+    parser.add_argument("--every-gpu", action="store_true")
     parser.add_argument("--together", nargs="*", type=int, default=[])
     parser.add_argument("--seconds", type=float, default=0.6, help="of a shape in one direction")
     parser.add_argument("--jobs", type=int, default=0)
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)  # of a job: it times nothing
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
+    if options.backends is None:
+        options.backends = BESIDE[options.operator]
+    if options.every_gpu:
+        _hopper.takes = lambda *_: False
     shapes = SHAPES if options.device == "cuda" else SMALL
     if options.share is not None:
         for shape in shapes[options.share :: options.jobs]:
@@ -130,6 +141,9 @@ class _Shape:
             for n in (heads, groups, groups)
         ]
         self._upstream = torch.randn_like(self._qkv[0])
+        turns = [dim // 2, 3 * dim // 4, dim]
+        ranks = [turns[i % len(turns)] for i in range(groups)]
+        self._ranks = torch.tensor(ranks, device=options.device)
         self._side = torch.cuda.Stream() if options.device == "cuda" else None
 
     def prepare(self) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
@@ -137,7 +151,7 @@ class _Shape:
         found = {}
         ours = [(OURS, OURS, None)]
         ours += [(f"{n} together", OURS, n) for n in self._options.together]
-        if OPS["attention"].unavailable(OURS, self._options.device):
+        if OPS[self._options.operator].unavailable(OURS, self._options.device):
             ours = []
         expected: list[Tensor] = []
         for name, backend, together in [*ours, *((n, n, None) for n in self._options.backends)]:
@@ -183,16 +197,22 @@ class _Shape:
             self._side.wait_stream(torch.cuda.current_stream())  # which drew the inputs
         with torch.cuda.stream(self._side):
             leaves = [x.detach().requires_grad_() for x in self._qkv]
-            out = kernels.attention(*leaves, causal=self._causal, backend=backend)
+            out = self._call(*leaves, backend)
 
         def forward() -> Tensor:
             with torch.no_grad():
-                return kernels.attention(*self._qkv, causal=self._causal, backend=backend)
+                return self._call(*self._qkv, backend)
 
         def backward() -> Any:
             return torch.autograd.grad(out, leaves, self._upstream, retain_graph=True)
 
         return forward, backward
+
+    def _call(self, q: Tensor, k: Tensor, v: Tensor, backend: str | None) -> Tensor:
+        if self._options.operator == "attention":
+            return kernels.attention(q, k, v, causal=self._causal, backend=backend)
+        given = {"causal": self._causal, "impl": backend}
+        return kernels.adaptive_attention(q, k, v, self._ranks, **given)
 
     def _captured(self, call: Callable[[], Any]) -> Callable[[], Any]:
         if self._side is None:
@@ -207,14 +227,14 @@ class _Shape:
 
         def replay() -> Any:
             graph.replay()
-            return kept
+            return kept, call  # in whose memory a graph of the backward pass reads
 
         return replay
 
     def _auto(self, trained: bool) -> str:
         q, k, v = (x.detach().requires_grad_(trained) for x in self._qkv)
-        kernels.attention(q, k, v, causal=self._causal)
-        return kernels.reasons()["attention"][0]
+        self._call(q, k, v, None)
+        return kernels.reasons()[self._options.operator][0]
 
 
 @contextlib.contextmanager

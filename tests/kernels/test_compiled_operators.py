@@ -1,5 +1,7 @@
 """Operators under torch.compile: one graph, the same numbers, choices that are heeded."""
 
+import sys
+
 import pytest
 import torch
 import torch.utils._triton
@@ -7,7 +9,7 @@ import torch.utils._triton
 import kernels
 from kernels import OPS, Operator, _dispatch
 from kernels._check import Exact
-from kernels._triton import INTERPRETED
+from kernels._triton import INSTALLED, INTERPRETED
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="the interpreter cannot be traced")
 CPU = torch.device("cpu")
@@ -108,3 +110,20 @@ def test_the_triton_path_forward_and_backward_traces_to_one_graph(name, monkeypa
     code = str(graphs[0].print_readable(print_output=False))
     launches = code.count("triton_kernel_wrapper") + code.count("ops.workbench.")
     assert launches >= (2 if op.gradients else 1), "forward and backward kernels are in the graph"
+
+
+@pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
+def test_what_a_kernel_calls_has_the_name_by_which_inductor_copies_it():
+    """Inductor writes the source of each function that a kernel calls beside the kernel's own."""
+    from triton.runtime.jit import JITFunction
+
+    modules = [module for name, module in sys.modules.items() if name.startswith("kernels.")]
+    functions = {value for m in modules for value in vars(m).values() if type(value) is JITFunction}
+    called = {
+        (name, function.__globals__[name].fn.__name__)
+        for function in functions
+        for name in function.fn.__code__.co_names
+        if isinstance(function.__globals__.get(name), JITFunction)
+    }
+    assert len(called) > 20
+    assert [pair for pair in called if pair[0] != pair[1]] == []
