@@ -30,6 +30,7 @@ __all__ = [
     "gl",
     "gluon",
     "hopper",
+    "l2_bytes",
     "missing",
     "no_fp64",
     "on_device",
@@ -121,6 +122,13 @@ def sm_count(device_index: int | None) -> int:
     """Multiprocessors of a GPU (None: the current one); CPU cores where kernels are interpreted."""
     gpu = _gpu(device_index)
     return hardware.of("cpu").sm_count if gpu is None else gpu.sm_count
+
+
+@traced_as_constant
+def l2_bytes(device_index: int | None) -> int:
+    """What the L2 of a GPU holds (None: the current one); none where kernels are interpreted."""
+    gpu = _gpu(device_index)
+    return 0 if gpu is None else gpu.l2_bytes
 
 
 @traced_as_constant

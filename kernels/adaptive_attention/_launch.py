@@ -38,6 +38,7 @@ from kernels.attention._flash import (
     key_of,
     refuses,
 )
+from kernels.attention._order import heads_together
 
 _FP8_UNITS = hardware.needs("FP8", (8, 9))
 
@@ -109,11 +110,12 @@ def _forward(
         _forward, q, q_low, q_unit, k, k_low, k_unit, v, rank, bits, threshold, options,
         keep,
     )  # fmt: skip
+    together = heads_together(k, balanced=options["CAUSAL"])
     launch_forward((batch * groups * cdiv(rows, m),),
         q, q_low, q_unit, k, k_low, k_unit, v, out, lse, rank, bits, length, keys,
         *head_strides(q, k, v, out),
         BITS=threshold if bits is not None else 0, KEEP=keep, M=m, N=n,
-        num_warps=warps, num_stages=stages, **options,
+        num_warps=warps, num_stages=stages, **options | {"TOGETHER": together},
     )  # fmt: skip
     return out, lse
 

@@ -216,12 +216,14 @@ def _forward(
         target_lse = torch.empty(*shape, dtype=torch.float32, device=q.device)
         strides = target.stride()[:4]
     with on_device(q):
+        options = constants(q, k, causal, scale, _block(dim))
+        options["TOGETHER"] = heads_together(k, balanced=causal)
         launch_forward((batch * groups * splits * cdiv(rows, m),),
             q, k, v, target, target_lse, kv_length, length, keys, window or 0, splits,
             *head_strides(q, k, v), *strides,
             WINDOW=window is not None, LENGTHS=_lengths(kv_length), SPLIT=splits > 1,
             KEEP=keep or splits > 1, M=m, N=n, DESCRIBED=described,
-            num_warps=warps, num_stages=stages, **constants(q, k, causal, scale, _block(dim)),
+            num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
         if splits > 1:
             launch_merge((batch * heads * length,),
@@ -241,7 +243,7 @@ def constants(q: Tensor, k: Tensor, causal: bool, scale: float, block_d: int) ->
     """What the kernels of every direction take as constants; ``block_d`` pads the dimension."""
     groups = k.shape[1]
     return {
-        "GROUPS": groups, "TOGETHER": heads_together(q), "R": q.shape[1] // groups,
+        "GROUPS": groups, "TOGETHER": heads_together(k), "R": q.shape[1] // groups,
         "D": q.shape[3], "SCALE": scale, "CAUSAL": causal, "BLOCK_D": block_d,
         "PRECISION": dot_precision(),
     }  # fmt: skip

@@ -251,7 +251,7 @@ def _constants(
     packed = _packed(q, k, split)
     groups = q.shape[1] // packed
     return {
-        "GROUPS": groups, "TOGETHER": heads_together(q), "SHARE": groups // k.shape[1] // split,
+        "GROUPS": groups, "TOGETHER": heads_together(k), "SHARE": groups // k.shape[1] // split,
         "R": packed, "D": q.shape[3], "SCALE": scale, "CAUSAL": causal,
         "WINDOW": window is not None, "HALF": HALF,
     }  # fmt: skip

@@ -3,6 +3,7 @@
     python tests/gpu/run_attention.py OUT [--backends sdpa_cudnn flash4] [--together 1000000 66]
                                           [--seconds 0.6] [--jobs 12]
                                           [--operator adaptive_attention] [--every-gpu]
+                                          [--shapes "H12/12 D64" ...]
 
 Of each shape the forward pass without gradients, and the backward pass, are captured in CUDA graphs
 and replayed in rounds of random order with cold caches, so that no host is waited for. ``triton``
@@ -10,9 +11,10 @@ stands for our kernels as they are; ``--together N`` times them with N heads at 
 says whether they give the same numbers to the last bit. ``auto`` is told: what it takes without
 gradients and with them. ``--every-gpu``: ours are the kernels for every GPU, also on Hopper.
 ``--operator adaptive_attention``: heads of keys have a half, three quarters and all of their
-columns in turn, and nothing but ours is timed unless ``--backends`` names more. ``--jobs``
-processes first compile what is to be timed. Prints a Markdown table, writes ``attention.json`` to
-OUT. ``--device cpu`` only tries the script out.
+columns in turn, and nothing but ours is timed unless ``--backends`` names more. ``--shapes``: only
+those whose label has one of these in it. ``--jobs`` processes first compile what is to be timed.
+Prints a Markdown table, writes ``attention.json`` to OUT. ``--device cpu`` only tries the script
+out.
 """
 
 from __future__ import annotations
@@ -38,9 +40,11 @@ import kernels
 from kernels import OPS
 from kernels._replay import forget
 from kernels._rounds import alternate
+from kernels.adaptive_attention import _launch
 from kernels.attention import _flash, _hopper, _order
 
 OURS = "triton"
+Shape = tuple[int, int, int, int, int, bool]
 # Batch, tokens, heads, heads of keys, head dimension, causal.
 SHAPES = [
     (16, 512, 32, 8, 128, True),
@@ -68,11 +72,17 @@ BESIDE = {"attention": ["sdpa_cudnn"], "adaptive_attention": []}
 SMALL = [(2, 40, 4, 2, 16, True), (1, 24, 3, 3, 8, False)]
 
 
+def label(shape: Shape) -> str:
+    """As tables have it: H query heads over heads of keys."""
+    batch, tokens, heads, groups, dim, causal = shape
+    return f"B{batch} S{tokens} H{heads}/{groups} D{dim}{'' if causal else ', no mask'}"
+
+
 @dataclass
 class Row:
     """One shape: microseconds forward and backward by contender, and what went wrong."""
 
-    shape: tuple[int, int, int, int, int, bool]
+    shape: Shape
     auto: tuple[str, str] = ("", "")  # without gradients, with them
     forward_us: dict[str, float] = field(default_factory=dict)
     backward_us: dict[str, float] = field(default_factory=dict)
@@ -80,8 +90,7 @@ class Row:
     problems: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        batch, tokens, heads, groups, dim, causal = self.shape
-        cells = [f"B{batch} S{tokens} H{heads}/{groups} D{dim}{'' if causal else ', no mask'}"]
+        cells = [label(self.shape)]
         cells.append(" / ".join(dict.fromkeys(self.auto)))
         for name in self.forward_us | self.problems:
             times = [us[name] for us in (self.forward_us, self.backward_us) if name in us]
@@ -96,6 +105,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--operator", choices=list(BESIDE), default="attention")
     parser.add_argument("--backends", nargs="*", help="unless given, cuDNN's for attention")
+    parser.add_argument("--shapes", nargs="*", default=[""])
     parser.add_argument("--every-gpu", action="store_true")
     parser.add_argument("--together", nargs="*", type=int, default=[])
     parser.add_argument("--seconds", type=float, default=0.6, help="of a shape in one direction")
@@ -108,6 +118,7 @@ def main() -> int:
     if options.every_gpu:
         _hopper.takes = lambda *_: False
     shapes = SHAPES if options.device == "cuda" else SMALL
+    shapes = [shape for shape in shapes if any(text in label(shape) for text in options.shapes)]
     if options.share is not None:
         for shape in shapes[options.share :: options.jobs]:
             _Shape(shape, options).prepare()
@@ -130,7 +141,7 @@ def main() -> int:
 class _Shape:
     """The inputs of one shape, and its contenders by name: forward and backward."""
 
-    def __init__(self, shape: tuple[int, int, int, int, int, bool], options: Any) -> None:
+    def __init__(self, shape: Shape, options: Any) -> None:
         batch, tokens, heads, groups, dim, self._causal = shape
         self._options = options
         self._row = Row(shape)
@@ -244,12 +255,12 @@ def _working_on(heads: int | None) -> Iterator[None]:
         yield
         return
     try:
-        for module in (_flash, _hopper):
-            module.heads_together = lambda _: heads
+        for module in (_flash, _hopper, _launch):
+            module.heads_together = lambda *_, **__: heads
         forget()
         yield
     finally:
-        for module in (_flash, _hopper):
+        for module in (_flash, _hopper, _launch):
             module.heads_together = _order.heads_together
         forget()
 

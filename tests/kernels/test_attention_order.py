@@ -33,3 +33,15 @@ def test_several_multiprocessors_share_what_is_read_of_a_head(monkeypatch):
     assert _order.heads_together(torch.empty(1)) == 33
     monkeypatch.setattr(_order, "sm_count", lambda _: 2)
     assert _order.heads_together(torch.empty(1)) == 2
+
+
+def test_all_heads_are_taken_at_a_time_where_the_l2_holds_them_and_balance_is_asked_for(
+    monkeypatch,
+):
+    monkeypatch.setattr(_order, "sm_count", lambda _: 132)
+    k = torch.empty(2, 8, 64, 16, dtype=torch.bfloat16)
+    both = 2 * k.numel() * k.element_size()
+    for l2, together in ((2 * both, _order.ALL), (2 * both - 1, 33)):
+        monkeypatch.setattr(_order, "l2_bytes", lambda _, l2=l2: l2)
+        assert _order.heads_together(k, balanced=True) == together
+        assert _order.heads_together(k) == 33

@@ -116,21 +116,37 @@ def test_case_names_tell_the_checks_of_an_operator_apart(script):
 
 
 @pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
-def test_attention_s_comparison_times_what_runs_here_and_says_what_does_not(tmp_path):
+@pytest.mark.parametrize(
+    ("told", "timed", "shapes", "absent", "auto"),
+    [
+        (["--backends", "manual", "sdpa_cudnn"], "manual", 2, {"sdpa_cudnn"}, "sdpa_flash"),
+        (
+            ["--operator", "adaptive_attention", "--backends", "torch", "--shapes", "H3/3"],
+            "torch",
+            1,
+            set(),
+            "triton",
+        ),
+    ],
+    ids=["attention", "adaptive"],
+)
+def test_attention_s_comparison_times_what_runs_here_and_says_what_does_not(
+    tmp_path, told, timed, shapes, absent, auto
+):
     command = [sys.executable, str(SCRIPT.with_name("run_attention.py")), str(tmp_path)]
-    backends = ["--backends", "manual", "sdpa_cudnn"]
     done = subprocess.run(
-        [*command, "--device", "cpu", "--seconds", "0.05", *backends, "--together", "1", "3"],
+        [*command, "--device", "cpu", "--seconds", "0.05", *told, "--together", "1", "3"],
         env=os.environ | {"TRITON_INTERPRET": "1"},  # as it is, without what these tests change
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "attention.json").read_text())
-    assert len(rows) == 2 and done.stdout.count("\n") == 2
+    assert len(rows) == done.stdout.count("\n") == shapes
     for row in rows:
-        for name in ("triton", "1 together", "3 together", "manual"):
+        for name in ("triton", "1 together", "3 together", timed):
             assert row["forward_us"][name] > 0 and row["backward_us"][name] > 0
         assert row["same"] == {"triton": True, "1 together": True, "3 together": True}
-        assert "needs a CUDA GPU" in row["problems"]["sdpa_cudnn"]
-        assert row["auto"] == ["sdpa_flash", "sdpa_flash"]
+        assert set(row["problems"]) == absent
+        assert all("needs a CUDA GPU" in problem for problem in row["problems"].values())
+        assert row["auto"] == [auto, auto]
