@@ -10,11 +10,12 @@ that is launched from an autograd function, as Triton's are, is no operator and 
 from __future__ import annotations
 
 import functools
+import traceback
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -42,18 +43,25 @@ _KEPT_OPERATORS = (
 _kept: Counter[str] = Counter()
 
 
-def recomputed(mode: str, block: nn.Module, *inputs: Any) -> Any:
+def recomputed(mode: str, block: Callable[..., Any], *inputs: Any) -> Any:
     """What ``block`` gives, keeping what ``mode`` says and computing the rest again in backward."""
-    run, keeps = block, {}
-    if mode == "operators":
-        keeps = {"context_fn": _keeping}
-        if not torch.compiler.is_compiling():  # whose graphs hold operators anyway
-            run = functools.partial(_as_operators, block)
+    keeps = {"context_fn": _keeping} if mode == "operators" else {}
     # Blocks draw nothing themselves, and saving the generator's state would end graph capture.
-    return checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False, **keeps)
+    call = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False, **keeps)
+    if torch.compiler.is_compiling():
+        return call(block, *inputs)
+    if mode == "operators":  # which graphs hold anyway
+        block = functools.partial(_as_operators, block)
+    try:
+        return call(block, *inputs)
+    except BaseException as error:
+        # As long as its frame lives, a checkpoint of torch 2.11 whose block has raised stays open
+        # and takes what other passes save, whose gradients then fail.
+        traceback.clear_frames(error.__traceback__)
+        raise
 
 
-def _as_operators(block: nn.Module, *inputs: Any) -> Any:
+def _as_operators(block: Callable[..., Any], *inputs: Any) -> Any:
     with kernels.as_operators():
         return block(*inputs)
 

@@ -45,7 +45,7 @@ def targets_BS():
 # Compiling, interpreting kernels and learning take most of the time of this folder. What stays for
 # every run: the same of plain HYDRA (test_variants.py), and the kernels' own tests.
 SLOW = ("interpret", "compile", "learns")
-EVERY_RUN = ("test_variants.py", "test_metrics.py")
+EVERY_RUN = ("test_checkpointing.py", "test_metrics.py", "test_variants.py")
 
 
 def pytest_collection_modifyitems(items):

@@ -36,3 +36,24 @@ def test_a_compiled_checkpoint_gives_the_gradients_of_the_block_and_keeps_what_i
         kept = _checkpointing.kept_operators()
         assert set(kept) == ({"addmm"} if mode == "operators" else set())
         assert call is compiled or kept.get("addmm", 2) == 2
+
+
+class TooLargeError(Exception):
+    """As an allocation that fails in the midst of a block."""
+
+
+@pytest.mark.parametrize("mode", ["full", "operators"])
+def test_a_block_that_fails_is_no_part_of_later_steps_while_its_error_is_held(mode):
+    layer = nn.Linear(6, 6)
+    x = torch.randn(4, 6, requires_grad=True)
+
+    def failing(x):
+        layer(x).relu()
+        raise TooLargeError
+
+    expected = slopes(layer, layer, x)
+    with pytest.raises(TooLargeError) as held:
+        _checkpointing.recomputed(mode, failing, x)
+    found = slopes(layer, layer, x)
+    assert held.tb is not None
+    assert all(map(torch.equal, found, expected))

@@ -82,10 +82,10 @@ def test_each_replay_of_a_noisy_step_draws_new_noise():
     work = training(model, tokens(2, LENGTH))  # replays read its tokens
     graph, loss = captured(work)
     losses = []
-    for _ in range(4):
+    for _ in range(8):
         graph.replay()
         losses.append(loss.item())
-    assert len(set(losses)) == 4
+    assert len(set(losses)) > 4, "one in two hundred pairs rounds to the same loss, but not all"
 
 
 def test_one_captured_decode_step_serves_every_position(half_model):
