@@ -107,8 +107,8 @@ def ahead(
     kv_length: Tensor | None,
 ) -> str | None:
     """Why these kernels come before SDPA's, whose fastest is cuDNN's on Hopper: where both passes
-    together, or without gradients the forward pass, took less time on an H200. Small calls wait for
-    the host, which has less to do for cuDNN's backward pass.
+    together, or without gradients the forward pass, took less time on an H200 and on an H100. Small
+    calls wait for the host, which has less to do for cuDNN's backward pass.
     """
     if torch.compiler.is_compiling() or not causal or window is not None:
         return None
