@@ -92,7 +92,8 @@ class Recorder(TorchDispatchMode):
             self._views.append(result)
         elif name == "detach" and id(args[0]) in self._at:  # how torch returns what it made
             self._at[id(result)] = self._at[id(args[0])]
-            self._alive.append(result)
+            of_view = any(args[0] is x for x in self._views)
+            (self._views if of_view else self._alive).append(result)
         else:
             self.misses(str(operation))
         return result

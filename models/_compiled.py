@@ -39,7 +39,8 @@ def compiled(
         function = torch.compile(forward, mode=mode, backend=backend, fullgraph=True)
         result = function(*example)
         if result.requires_grad:
-            torch.autograd.grad(result.sum(), list(model.parameters()), allow_unused=True)
+            trained = [each for each in model.parameters() if each.requires_grad]
+            torch.autograd.grad(result.sum(), trained, allow_unused=True)
     except Exception as error:
         reason = " ".join(str(error).strip().partition("\n\n")[0].split())
         raise CompilationFailed(

@@ -93,6 +93,7 @@ class CUDAGraphInference:
                     f"CUDAGraphInference: {type(model).__name__} cannot be captured: {reason}"
                 ) from error
 
+    @torch.no_grad()  # its own buffers would join the graph of every call's inputs
     def __call__(self, *inputs: Tensor) -> Any:
         """What ``model(*inputs)`` gives; raises ``ConfigurationError`` for another shape."""
         told = [_told(x) for x in inputs]

@@ -9,7 +9,13 @@ from torch import Tensor
 
 from kernels import hardware
 from kernels._autograd import applied, needs_gradient, once_differentiable
-from kernels._operator import Implementation, by_tokens, cdiv, unit_stride
+from kernels._operator import (
+    Implementation,
+    by_tokens,
+    cdiv,
+    traced_as_constant,
+    unit_stride,
+)
 from kernels._replay import replayed
 from kernels._triton import (
     LARGE_BYTES,
@@ -41,6 +47,11 @@ from kernels.attention._flash import (
 from kernels.attention._order import heads_together
 
 _FP8_UNITS = hardware.needs("FP8", (8, 9))
+
+
+@traced_as_constant
+def _lacks_fp8() -> str:
+    return _FP8_UNITS("cuda") or ""
 
 
 def _smaller(tiles: list[Tile], device: int) -> list[Tile]:
@@ -294,10 +305,10 @@ def _refuses(
     if allow_fp8 and bits is not None:
         if q.dtype == torch.float32:
             return "has FP8 beside float16 and bfloat16, not beside float32"
-        if q.is_cuda and not torch.compiler.is_compiling():
-            lacks = _FP8_UNITS("cuda")
-            if lacks is not None:
-                return lacks
+        if q.is_cuda and (lacks := _lacks_fp8()):
+            return lacks
+    if scale == 0:
+        return "takes a scale other than 0, which means that of the rank to its kernels"
     return refuses(q, k)
 
 

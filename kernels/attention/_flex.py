@@ -74,9 +74,10 @@ def _block_mask_once(
 ) -> BlockMask:
     from torch.nn.attention.flex_attention import create_block_mask
 
-    return create_block_mask(
-        _mask_mod(length, keys, causal, window), None, None, length, keys, device=device
-    )
+    with torch.inference_mode(False):  # it is kept, and may be trained with
+        return create_block_mask(
+            _mask_mod(length, keys, causal, window), None, None, length, keys, device=device
+        )
 
 
 @functools.lru_cache(maxsize=64)

@@ -113,6 +113,8 @@ def _flash_refuses(
     kv_length: Tensor | None,
 ) -> str | None:
     if not q.is_cuda:
+        if any(x.stride(-1) != 1 for x in (q, k, v)):  # as one of a single element may be
+            return "SDPA's flash backend takes heads whose elements are adjacent"
         return _empty(q, k)
     if q.dtype not in _HALF:
         return f"SDPA's flash backend takes float16 and bfloat16, not {q.dtype}"
@@ -158,6 +160,11 @@ def _cudnn_refuses(
         return f"SDPA's cuDNN backend takes head dimensions 8, 16, ... 128, not {q.shape[-1]}"
     if not (trivial(q, causal, window, kv_length) or square(q, k, window, kv_length)):
         return "SDPA's cuDNN backend is not used with a mask, which these lengths or options need"
+    if torch.compiler.is_compiling():  # torch is not asked
+        if k.shape[2] == 1:
+            return "SDPA's cuDNN backend takes more than one key"
+        if torch.are_deterministic_algorithms_enabled():
+            return "SDPA's cuDNN backend is not deterministic"
     return _ask(can_use_cudnn_attention, q, k, v, causal, window, kv_length)
 
 

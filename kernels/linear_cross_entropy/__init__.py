@@ -109,7 +109,10 @@ def reference(
     """The definition, with all logits."""
     logits = (x @ weight_VD.T).to(accumulator(x.dtype))
     return torch.nn.functional.cross_entropy(
-        logits.flatten(0, -2), target.flatten(), ignore_index=ignore_index, reduction=reduction
+        logits.reshape(-1, weight_VD.shape[0]),
+        target.reshape(-1),
+        ignore_index=ignore_index,
+        reduction=reduction,
     )
 
 
@@ -120,10 +123,10 @@ def _rows_torch(
     hit_N1 = torch.where(counts_N1, target_N[:, None], 0)
     wide = logits.to(losses_N.dtype)
     lse_N1 = wide.logsumexp(-1, keepdim=True)
-    losses_N.copy_(((lse_N1 - wide.gather(1, hit_N1)) * counts_N1).squeeze(1))
+    losses_N.copy_(torch.where(counts_N1, lse_N1 - wide.gather(1, hit_N1), 0).squeeze(1))
     if gradient:
         share = (wide - lse_N1).exp_().scatter_add_(1, hit_N1, -torch.ones_like(lse_N1))
-        logits.copy_(share.mul_(counts_N1))
+        logits.copy_(share.masked_fill_(~counts_N1, 0))
 
 
 def _total_torch(
@@ -133,7 +136,8 @@ def _total_torch(
     if not mean:
         return loss, None
     share = 1 / (target_N != ignore_index).sum(dtype=losses_N.dtype)
-    return loss * share, share if keep else None
+    # Of no tokens the mean is NaN and the gradients are zeros, as in torch.
+    return loss * share, share.nan_to_num(posinf=0.0) if keep else None
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

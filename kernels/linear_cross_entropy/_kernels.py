@@ -123,7 +123,8 @@ def linear_cross_entropy_total_kernel(
     if MEAN:
         share = 1.0 / tl.sum(b_count, axis=0).to(tl.float32)
         if KEEP:
-            tl.store(share_ptr, share)
+            # Of no tokens the mean is NaN and the gradients are zeros, as in torch.
+            tl.store(share_ptr, tl.where(share < float("inf"), share, 0.0))
         loss *= share
     tl.store(loss_ptr, loss)
 

@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 FILES = (
     "test_attention_windows.py",
     "test_compiled_attention.py",
+    "test_edge_inputs.py",
     "test_huge.py",
     "test_losses_in_chunks.py",
     "test_operators_are_right.py",

@@ -255,6 +255,18 @@ def test_time_in_launches_is_told_apart(driver):
     assert len(spent_ns) == 2, "and no more afterwards"
 
 
+@with_each_launcher
+def test_a_size_that_is_new_while_launches_are_timed_is_timed_no_longer_than_others(driver, launch):
+    x = torch.empty(64)
+    for n in (32, 32):
+        launch((3,), x, None, n, 6, D=64, EPS=0.5)
+    with _launch.launches_timed() as spent_ns:
+        launch((3,), x, None, 48, 6, D=64, EPS=0.5)
+    timed = len(spent_ns)
+    launch((3,), x, None, 48, 6, D=64, EPS=0.5)
+    assert len(spent_ns) == timed
+
+
 def test_a_changed_precision_of_products_takes_effect_at_the_next_call(driver):
     q = torch.randn(1, 2, 9, 16)
     before = torch.get_float32_matmul_precision()

@@ -429,6 +429,18 @@ def test_what_returns_something_else_than_its_tensors_is_not_replayed(called):
     assert len(called) == 5
 
 
+@pytest.mark.parametrize("of_what_it_made", [True, False], ids=["made", "given"])
+def test_a_detached_view_that_is_returned_is_not_taken_for_what_it_is_a_view_of(of_what_it_made):
+    @_replay.replayed
+    def function(x):
+        y = torch.empty_like(x) if of_what_it_made else x
+        launch_plain((3,), x, y, 7, 6, D=7, EPS=0.5)
+        return y.view(2, 8).detach()
+
+    x = torch.randn(4, 4)
+    assert [tuple(function(x).shape) for _ in range(5)] == [(2, 8)] * 5
+
+
 def test_an_error_while_a_call_is_recorded_leaves_no_recorder(driver):
     @_replay.replayed
     def function(x):

@@ -237,9 +237,12 @@ def test_checkpointed_and_compiled_whole_it_is_the_same(use_moe, compiled_mode):
     assert model.checkpointed_blocks == 0
 
 
-def test_compiling_returns_a_function_that_gives_the_same():
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_compiling_returns_a_function_that_gives_the_same(frozen):
     config = varied(n_layers=1, max_layers=1)
     model = MAHIA.materialise(config, seed=2)
+    for parameter in list(model.parameters())[:frozen]:
+        parameter.requires_grad_(False)
     inputs, _ = drawn(config, 2)  # the size that it was compiled for
     compiled = model.enable_torch_compile("default", backend="aot_eager")
     torch.testing.assert_close(compiled(*inputs), model(*inputs))

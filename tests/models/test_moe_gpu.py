@@ -130,6 +130,7 @@ def test_a_system_replays_what_it_computes_eagerly(fields):
     example, x = torch.randn(2, 8, 4, 16, 64, device="cuda").flatten(1, 2).unbind()
     inference = CUDAGraphInference(model, [example])
     first = inference(x)
+    assert not inference(x.clone().requires_grad_()).requires_grad, "it keeps no inputs"
     with torch.no_grad():
         torch.testing.assert_close(first, model(x), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(inference(example), model(example), rtol=1e-4, atol=1e-5)

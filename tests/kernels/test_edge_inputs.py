@@ -1,0 +1,107 @@
+"""Inputs at the edge of what is legal: nothing to count, one element a head, mixed dtypes."""
+
+import pytest
+import torch
+
+import kernels
+from kernels import OPS, _tuning
+from kernels._triton import INTERPRETED
+from kernels.adaptive_attention import _launch as adaptive
+from kernels.attention import _flex, _sdpa
+
+LOSS = OPS["linear_cross_entropy"]
+LOSSES = ["torch", "chunked", *(["triton"] if INTERPRETED else [])]
+
+
+def loss_and_slopes(impl, x, weight, target, reduction):
+    leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    loss = kernels.linear_cross_entropy(*leaves, target, reduction=reduction, impl=impl)
+    return loss.detach(), *torch.autograd.grad(loss, leaves)
+
+
+@pytest.mark.parametrize("impl", LOSSES)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_batch_of_which_no_token_counts_moves_no_weight(impl, reduction):
+    x, weight = torch.randn(5, 8), torch.randn(11, 8)
+    loss, *slopes = loss_and_slopes(impl, x, weight, torch.full((5,), -100), reduction)
+    assert loss.isnan() if reduction == "mean" else loss == 0
+    assert all(torch.equal(slope, torch.zeros_like(slope)) for slope in slopes)
+
+
+@pytest.mark.parametrize("impl", LOSSES)
+def test_a_token_that_does_not_count_may_be_infinite(impl):
+    x, weight = torch.randn(5, 8), torch.randn(11, 8)
+    x[0] = torch.inf
+    target = torch.tensor([-100, 1, 2, 3, 4])
+    loss = kernels.linear_cross_entropy(x, weight, target, impl=impl)
+    rest = kernels.linear_cross_entropy(x[1:], weight, target[1:], impl="torch")
+    torch.testing.assert_close(loss, rest)
+
+
+@pytest.mark.parametrize("impl", LOSSES)
+def test_the_loss_of_one_token_needs_no_dimension_of_tokens(impl):
+    x, weight, target = torch.randn(8), torch.randn(11, 8), torch.tensor(3)
+    whole = loss_and_slopes("torch", x[None], weight, target[None], "mean")
+    found = loss_and_slopes(impl, x, weight, target, "mean")
+    torch.testing.assert_close(found[0], whole[0])
+    torch.testing.assert_close(found[1], whole[1][0])
+
+
+def test_auto_attends_to_heads_of_one_element_however_far_apart_these_are():
+    x = torch.randn(1, 2, 1, 5).transpose(2, 3)
+    assert x.stride(-1) == 5 and x.is_contiguous()
+    found = kernels.attention(x, x, x)
+    torch.testing.assert_close(found, kernels.attention(x, x, x, backend="manual"))
+
+
+@pytest.mark.parametrize("attend", [kernels.attention, kernels.adaptive_attention])
+def test_autocast_casts_what_differs_as_it_does_for_torch(attend):
+    q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attend(q, k.bfloat16(), v.bfloat16())
+        alike = attend(q.bfloat16(), k.bfloat16(), v.bfloat16())
+    assert found.dtype == torch.bfloat16 and torch.equal(found, alike)
+
+
+def test_a_scale_of_zero_is_none_of_the_rank_s():
+    q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
+    found = kernels.adaptive_attention(q, k, v, causal=False, scale=0.0)
+    torch.testing.assert_close(found, v.mean(2, keepdim=True).expand_as(v))
+    assert "scale" in adaptive.TRITON.refuses(q, k, v, None, None, False, 0.0, False)
+
+
+def test_what_a_gpu_without_fp8_lacks_is_known_while_compiling(monkeypatch):
+    monkeypatch.setattr(adaptive, "_FP8_UNITS", lambda _: "FP8 needs another GPU")
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with torch._subclasses.FakeTensorMode():
+        q = torch.empty(1, 2, 5, 16, dtype=torch.bfloat16, device="cuda")
+        bits = torch.empty(2, dtype=torch.int32, device="cuda")
+        refused = adaptive.TRITON.refuses(q, q, q, None, bits, True, None, True)
+    assert refused == "FP8 needs another GPU"
+
+
+@pytest.mark.parametrize(
+    ("keys", "deterministic", "said"),
+    [(1, False, "more than one key"), (4, True, "deterministic"), (4, False, None)],
+)
+def test_what_torch_says_of_cudnn_is_known_while_compiling(monkeypatch, keys, deterministic, said):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
+    q = torch.empty(1, 2, keys, 16, dtype=torch.bfloat16)
+    refused = _sdpa.BACKENDS["sdpa_cudnn"].refuses(q, q, q, True, None, None, None)
+    assert refused is None if said is None else said in refused
+
+
+def test_a_mask_first_made_without_gradients_can_be_trained_with():
+    _flex._block_mask_once.cache_clear()
+    with torch.inference_mode():
+        mask = _flex._block_mask_once(130, 130, True, None, "cpu")
+    assert not any(x.is_inference() for x in mask.as_tuple() if isinstance(x, torch.Tensor))
+
+
+def test_timing_tiles_draws_nothing_of_what_models_draw():
+    before = torch.get_rng_state()
+    zeros = torch.zeros(4, 6).t()
+    drawn = _tuning._timeable(zeros)
+    assert drawn.stride() == zeros.stride() and drawn.any()
+    assert torch.equal(torch.get_rng_state(), before)
