@@ -60,7 +60,8 @@ class CompareRun:
             len(self._blocks),
         )
         self._alternation.when_alone = self._tell_alone
-        self._began = self._ended = 0.0
+        self._began = self._ended = 0.0  # by the alternation's clock
+        self._began_ns = 0
         self._judgement: Judgement | None = None
         self._prediction: Prediction | None = None
 
@@ -89,7 +90,7 @@ class CompareRun:
         """How long the pairs took so far."""
         if not self._began:
             return self._command.before_s
-        return self._command.before_s + (self._ended or time.perf_counter()) - self._began
+        return self._command.before_s + (self._ended or self._alternation.now()) - self._began
 
     def execute(self) -> None:
         """Compare to the end; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
@@ -103,7 +104,7 @@ class CompareRun:
                 self._look_at(contender)
             self._measure()
         finally:
-            self._ended = time.perf_counter()
+            self._ended = self._alternation.now()
             self._rig.watchdog.active = False
             if self._index >= 0:
                 self._judge(final=True)
@@ -178,7 +179,7 @@ class CompareRun:
         whole = given_up = 0
         verdict.load()
         rig.state("running", "Alternating A and B")
-        self._began = time.perf_counter()
+        self._began, self._began_ns = self._alternation.now(), time.perf_counter_ns()
         for pair in range(first, first + 1_000_000):
             turned = (
                 bool(self._random.getrandbits(1)) if command.order == "random" else pair % 2 == 1
@@ -187,7 +188,7 @@ class CompareRun:
                 whole += 1
             else:
                 given_up += 1
-            spent_s = time.perf_counter() - self._began
+            spent_s = self._alternation.now() - self._began
             if whole and verdict.is_look(whole):
                 self._judge()
             self._tell(spent_s / command.budget_s)
@@ -244,7 +245,7 @@ class CompareRun:
         rig = self._rig
         if rig.device.type == "cuda" or not self._began:
             return ""
-        return rig.disturbance(int(self._began * 1e9), time.perf_counter_ns())
+        return rig.disturbance(self._began_ns, time.perf_counter_ns())
 
     def _tell(self, fraction: float) -> None:
         judgement = self._judgement

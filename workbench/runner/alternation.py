@@ -53,6 +53,11 @@ class Alternation:
         self.why_alone = ""  # a clause, once it is known
         self.when_alone: Callable[[], None] = lambda: None  # called once it is
         self.steps = 0
+        self._paused_s = 0.0
+
+    def now(self) -> float:
+        """Seconds of ``perf_counter``, which stand still in a pause."""
+        return time.perf_counter() - self._paused_s
 
     def begin(self, contender: Contender) -> None:
         """Begin the contender's segment and build its arm."""
@@ -110,7 +115,8 @@ class Alternation:
         rig.segment = contender.segment
         rig.state("running", f"Checking the numbers of {contender.name}")
         assert contender.arm is not None  # no name of its own: it may have to make room below
-        found = numerics.check(contender.arm, contender.situation, rig.check_cancelled)
+        with rig.unwatched():
+            found = numerics.check(contender.arm, contender.situation, rig.check_cancelled)
         rig.arms.keep_numbers(contender.situation, found)
         rig.wire.send(protocol.Facts(segment=contender.segment, ledger=checked.facts(found)))
         free_memory()
@@ -148,15 +154,11 @@ class Alternation:
         """
         rig = self._rig
         rig.phases.restart()
-        until = time.perf_counter() + WARM_UP_S
+        until = self.now() + WARM_UP_S
         steady = False
         contender.step_ms = math.nan
         adapting = _steps_to_settle(contender)
-        while (
-            math.isnan(contender.step_ms)
-            or (not steady and time.perf_counter() < until)
-            or adapting > 0
-        ):
+        while math.isnan(contender.step_ms) or (not steady and self.now() < until) or adapting > 0:
             done = self._attempt(contender, blocks.warm_up_block)
             self.take_commands()
             if done is None:
@@ -202,24 +204,37 @@ class Alternation:
         self._rig.check_cancelled()
         while (command := rig.wire.pending()) is not None:
             if isinstance(command, protocol.Pause):
-                rig.watchdog.active = False
-                rig.state("paused")
-                while isinstance(command := rig.wire.next(), protocol.Pause):
-                    pass
-                rig.watchdog.active = True
-                rig.watchdog.begin(rig.phases.phase)
-                rig.state("running")
+                command = self._pause()
+            if self._waves_off(command):
+                continue
             match command:
-                case protocol.Resume() | protocol.Predict():
-                    pass  # a prediction would be late: what it is of may be measured already
-                case protocol.Apply():
-                    rig.wire.send(explain(Mistake(self._busy)))
+                case protocol.Resume():
+                    pass
                 case protocol.Cancel():
                     raise Cancelled
                 case protocol.Stop():
                     raise RunEnded("stopped")
                 case _:
                     raise RunEnded("stopped", command)
+
+    def _pause(self) -> protocol.Command:
+        """Wait for the command that ends the pause, whose time is nobody's."""
+        rig, began = self._rig, time.perf_counter()
+        with rig.unwatched():
+            rig.state("paused")
+            command = rig.wire.next()
+            while self._waves_off(command):
+                command = rig.wire.next()
+        self._paused_s += time.perf_counter() - began
+        rig.state("running")
+        return command
+
+    def _waves_off(self, command: protocol.Command) -> bool:
+        """Whether it changes nothing: a person who changes toggles is told why."""
+        if isinstance(command, protocol.Apply):
+            self._rig.wire.send(explain(Mistake(self._busy)))
+        # A prediction would be late: what it is of may be measured already.
+        return isinstance(command, protocol.Apply | protocol.Predict | protocol.Pause)
 
     def forget(self) -> None:
         """Free every arm and all weights, so that the next arm has the memory to itself."""
@@ -290,6 +305,7 @@ class Alternation:
             failure = explain(error)
             if self.alone or is_fatal(error) or failure.kind != "out-of-memory":
                 raise
+            self._rig.clock.drain(wait=True)  # steps of no block
         self._go_alone(contender, failure)
         return None
 

@@ -88,6 +88,8 @@ class Arm:
                 stack.enter_context(flag())
             stack.enter_context(kernels.using(**self.kernel_choices))
             stack.enter_context(self.compiles.following())
+            if self.trainer is not None and isinstance(self.weights, Weights):
+                self.weights.hand_over(self.trainer.optimizer)
             if self.divided is not None:
                 stack.enter_context(self.divided.entered(self))
             yield
@@ -243,10 +245,14 @@ class Arms:
         self._weights.drop_gradients()
 
     def forget_arms(self) -> int:
-        """Free all arms and return how many there were; the weights stay, on this rank."""
+        """Free all arms, and gradients left half made; the weights stay, on this rank.
+
+        Returns how many arms there were.
+        """
         count = len(self._arms)
         self._arms.clear()
         self._others.clear()
+        self._weights.drop_gradients()
         gc.collect()
         free_memory()
         group.forget_arms()

@@ -12,7 +12,6 @@ import functools
 import gc
 import math
 import random
-import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -74,7 +73,7 @@ class AttributeRun:
     def execute(self) -> None:
         """Measure to the end; raises ``Mistake``, ``Cancelled``, ``RunEnded`` or what failed."""
         self._announce(self._prepare())
-        self._building_since = time.perf_counter()
+        self._building_since = self._alternation.now()
         try:
             self._look_at_all()
             self._build_all()
@@ -245,7 +244,7 @@ class AttributeRun:
         if self._command.build_s is None or contender.number == 0:
             return False
         allowed_s = share * self._command.build_s
-        spent_s = time.perf_counter() - self._building_since
+        spent_s = self._alternation.now() - self._building_since
         if spent_s < allowed_s:
             return False
         arm = self._arms[contender.number]
@@ -310,7 +309,7 @@ class AttributeRun:
         rig, alternation, budget_s = self._rig, self._alternation, self._command.budget_s
         verdict.load()
         rig.state("running", f"Alternating {len(alternation.contenders)} arms")
-        self._began = time.perf_counter()
+        self._began = self._alternation.now()
         number = 0
         while len(alternation.contenders) > 1:
             order = list(alternation.contenders)
@@ -320,7 +319,7 @@ class AttributeRun:
             number += 1
             if verdict.is_look(number):
                 self._report()
-            spent_s = time.perf_counter() - self._began
+            spent_s = self._alternation.now() - self._began
             rig.wire.send(
                 protocol.Progress(
                     task="alternating",
@@ -363,7 +362,7 @@ class AttributeRun:
         medians = self._table([block.median_ms for _, _, block in self._blocks])
         clocks = self._table([block.clock_mhz for _, _, block in self._blocks])
         means = self._table([block.mean_ms for _, _, block in self._blocks])
-        seconds = time.perf_counter() - self._began if self._began else 0.0
+        seconds = self._alternation.now() - self._began if self._began else 0.0
         self._effects = attribution.measure(
             wanted,
             medians,

@@ -9,6 +9,7 @@ import statistics
 import time
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -87,6 +88,7 @@ class Rig:
         On a GPU with nothing built on it, ceilings that are not known are measured before; on the
         CPU only when asked for.
         """
+        self.clock.drain(wait=True)  # what is left is of steps before a failure, and of another
         if self.device.type == "cuda" and self.roof.found is None and not self.arms.count:
             with contextlib.suppress(torch.OutOfMemoryError):  # others have the memory
                 self.roof.measure()
@@ -129,6 +131,15 @@ class Rig:
         """Wait until the device has done all that was queued."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    @contextlib.contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Nothing steps in here, which would count as a hang; what raises ends the run."""
+        watched, self.watchdog.active = self.watchdog.active, False
+        yield
+        if watched:
+            self.watchdog.active = True
+            self.watchdog.begin(self.phases.phase)
 
     def check_cancelled(self) -> None:
         """Raise ``Cancelled`` if that was asked for."""

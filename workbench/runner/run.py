@@ -83,6 +83,12 @@ class Run:
             while True:
                 self._step()
                 self._take_commands()
+        except (RunEnded, Cancelled):
+            raise
+        except Exception as error:
+            if not is_fatal(error):
+                rig.send_steps(rig.clock.drain(wait=True))  # those before it
+            raise
         finally:
             rig.watchdog.active = False
             self._entered.close()
@@ -172,6 +178,10 @@ class Run:
                 self._rig.note("info", self._saved.told)
                 self._saved = None
             return arm
+        except (RunEnded, Cancelled):
+            self._entered.close()
+            rig.arms.forget(situation)
+            raise
         except Exception as error:
             self._entered.close()
             rig.arms.forget(situation)
@@ -202,11 +212,11 @@ class Run:
             self._facts(tiles=origins(arm.tiles))
         self._check_cancelled()
 
-    def _leave(self, *, last: bool = False) -> None:
+    def _leave(self, *, last: bool = False, cancelled: bool = False) -> None:
         """End the segment: wait for its last steps and send them.
 
         The ``last`` one's decode state is left where that was asked for: before the check, which
-        begins its round anew.
+        begins its round anew, and which nobody waits for who has ``cancelled``.
         """
         if self._arm is None:
             return
@@ -233,7 +243,7 @@ class Run:
                 self._rig.note("info", save_round(self._start.save_state, arm))
             except OSError as error:
                 self._rig.wire.send(unwritten("The decode state", self._start.save_state, error))
-        self._numbers.end(arm)
+        self._numbers.end(arm, cancelled)
 
     def _check_numbers(self, arm: Arm) -> None:
         """In a pause between two steps, after which the segment warms up again."""
@@ -320,14 +330,12 @@ class Run:
         rig, arm = self._rig, self._arm
         if arm is None or arm.trainer is not None or not arm.feeds or arm.rounds is not None:
             return None  # a loss, or tokens
-        rig.watchdog.active = False
-        try:
-            return infinities.expected(arm, batch)
-        finally:
-            free_memory()
-            rig.phases.restart()
-            rig.watchdog.active = True
-            rig.watchdog.begin(rig.phases.phase)
+        with rig.unwatched():
+            try:
+                return infinities.expected(arm, batch)
+            finally:
+                free_memory()
+                rig.phases.restart()
 
     def _not_finite(self) -> None:
         """Tell, once a segment, that the numbers mean nothing any more."""
@@ -345,6 +353,8 @@ class Run:
                 case protocol.Apply():
                     toggles |= command.toggles
                 case protocol.Pause():
+                    self._apply(toggles)  # those that come in the pause are later ones
+                    toggles = {}
                     self._pause()
                 case protocol.Resume():
                     pass
@@ -352,36 +362,33 @@ class Run:
                     self._predict(command)
                 case _:
                     self._end(command)
-        if toggles:
-            self._apply(toggles)
+        self._apply(toggles)
 
     def _pause(self) -> None:
+        rig = self._rig
         self._flush(wait=True)
-        self._rig.watchdog.active = False
-        self._rig.state("paused")
-        while not isinstance(command := self._rig.wire.next(), protocol.Resume):
-            match command:
-                case protocol.Apply():
-                    self._apply(command.toggles)
-                    self._flush(wait=True)
-                    self._rig.state("paused")
-                case protocol.Pause():
-                    pass
-                case protocol.Predict():
-                    self._rig.answer(command)
-                case _:
-                    self._end(command)
-        self._rig.watchdog.active = True
-        self._rig.watchdog.begin(self._rig.phases.phase)
-        self._rig.state("running")
+        with rig.unwatched():
+            rig.state("paused")
+            while not isinstance(command := rig.wire.next(), protocol.Resume):
+                match command:
+                    case protocol.Apply():
+                        self._apply(command.toggles)
+                        self._flush(wait=True)
+                        rig.watchdog.active = False
+                        rig.state("paused")
+                    case protocol.Pause():
+                        pass
+                    case protocol.Predict():
+                        rig.answer(command)
+                    case _:
+                        self._end(command)
+        rig.state("running")
 
     def _predict(self, asked: protocol.Predict) -> None:
         """Answer between two steps, to neither of which the time of it belongs."""
         self._flush(wait=True)
-        self._rig.watchdog.active = False
-        self._rig.answer(asked)
-        self._rig.watchdog.active = True
-        self._rig.watchdog.begin(self._rig.phases.phase)
+        with self._rig.unwatched():
+            self._rig.answer(asked)
         self._rig.state("running")
 
     def _apply(self, toggles: dict[str, str]) -> None:
@@ -396,8 +403,9 @@ class Run:
         self._switch(msgspec.structs.replace(before, toggles={**before.toggles, **changed}))
 
     def _end(self, command: protocol.Command) -> None:
-        self._leave(last=True)
-        if isinstance(command, protocol.Cancel):
+        cancelled = isinstance(command, protocol.Cancel)
+        self._leave(last=True, cancelled=cancelled)
+        if cancelled:
             raise Cancelled
         passed_on = None if isinstance(command, protocol.Stop) else command
         raise RunEnded("stopped", passed_on)

@@ -65,13 +65,13 @@ class SegmentCheck:
         else:
             self._rig.note("info", f"the numbers are {checked.MARKS[found.ok]} ({said})")
 
-    def end(self, arm: Arm) -> None:
-        """The segment has made its last step."""
+    def end(self, arm: Arm, cancelled: bool) -> None:
+        """The segment has made its last step; ``cancelled``: whoever asked for it has gone."""
         if self._told:
             return
         if self._when == "steady":
             self._tell(Numerics(reference="", ok=None, text=EARLY))
-        elif self._when == "last" and not self._rig.wire.cancelled.is_set():
+        elif self._when == "last" and not cancelled and not self._rig.wire.cancelled.is_set():
             self._look(arm, self._rig.check_cancelled)
 
     def _look(self, arm: Arm, between: numerics.Between) -> Numerics:

@@ -16,7 +16,6 @@ import gc
 import itertools
 import math
 import random
-import time
 from dataclasses import dataclass
 
 import msgspec
@@ -313,24 +312,24 @@ class SweepRun:
         rig = self._rig
         assert contender.arm is not None
         rig.phases.restart()
-        until = time.perf_counter() + WARM_UP_S
+        until = self._builder.now() + WARM_UP_S
         adapting = contender.arm.steps_to_settle()
         steps = 1
         while True:
-            began = time.perf_counter()
+            began = self._builder.now()
             block = blocks.run_block(rig, dataclasses.replace(contender, steps=steps), 0)
             self._builder.take_commands()
             if block is not None:
                 self.steps += block.steps
                 contender.step_ms = max(block.median_ms, 1e-3)
-                if time.perf_counter() - began < 0.1:
+                if self._builder.now() - began < 0.1:
                     steps = blocks.LEAST_STEPS
                 adapting -= block.steps
                 if adapting > 0:
                     continue
                 if rig.phases.phase is Phase.STEADY:
                     return True
-            if block is not None and time.perf_counter() > until:
+            if block is not None and self._builder.now() > until:
                 return False
 
     def _run_blocks(self, contender: Contender) -> tuple[list[float], list[str], float]:
@@ -344,7 +343,7 @@ class SweepRun:
         voids: list[str] = []
         peaks: list[float] = []
         rig.memory.new_phase()
-        began = time.perf_counter()
+        began = self._builder.now()
         while len(medians) + len(voids) < TRIES * BLOCKS:
             block = blocks.run_block(rig, contender, len(medians) + len(voids) + 1)
             self._builder.take_commands()
@@ -357,7 +356,7 @@ class SweepRun:
                 voids.append(block.void)
             else:
                 medians.append(block.median_ms)
-            spent = time.perf_counter() - began > TRIES * seconds
+            spent = self._builder.now() - began > TRIES * seconds
             if len(medians) >= (sweep.LEAST_BLOCKS if spent else BLOCKS):
                 break
         return medians, voids, max(peaks)

@@ -107,6 +107,7 @@ class Weights:
         self._drawn = {name: each._version for name, each in parameters.items()}
         self._optimizers: dict[tuple[tuple[str, Any], ...], torch.optim.AdamW] = {}
         self._eight_bit: dict[str, torch.optim.Optimizer] = {}
+        self._stepping: torch.optim.Optimizer | None = None  # the AdamW that stepped last
         self._scaler: torch.amp.GradScaler | None = None
         self.away: list[Tensor] = []  # where parameters lie when they are not a rank's share
 
@@ -148,6 +149,21 @@ class Weights:
             self._scaler = torch.amp.GradScaler(device.type)
         return Trainer(self._optimizer(options), self._scaler if scales_loss else None)
 
+    def hand_over(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an AdamW count on from that which stepped last, whose moments it shares.
+
+        Counts lie on the device for some ways to step, and on the host for others.
+        """
+        if not any(optimizer is each for each in self._optimizers.values()):
+            return  # 8-bit moments are its own
+        before, self._stepping = self._stepping, optimizer
+        if before is None or before is optimizer:
+            return
+        for parameter, state in optimizer.state.items():
+            count = before.state.get(parameter, {}).get("step")
+            if isinstance(count, Tensor) and count is not state.get("step"):
+                state["step"].copy_(count)
+
     def _optimizer(self, options: dict[str, Any]) -> torch.optim.Optimizer:
         if library := options.get("eight_bit"):
             if library not in self._eight_bit:
@@ -167,7 +183,10 @@ class Weights:
             state = next(iter(self._optimizers.values())).state_dict()
             for group in state["param_groups"]:
                 group.update(options)
-            optimizer.load_state_dict(state)  # keeps the tensors; moves step counts where needed
+            optimizer.load_state_dict(state)  # keeps the tensors; moves step counts to the device
+            if not (options.get("fused") or options.get("capturable")):  # and not back from there
+                for kept in optimizer.state.values():
+                    kept["step"] = kept["step"].cpu()  # else each is waited for in every step
         else:
             _create_state(optimizer)
         return optimizer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import time
-import types
 import weakref
 
 import msgspec
@@ -19,7 +18,6 @@ from sessions.study_schema import columns_of
 from workbench import protocol
 from workbench.recorder import Recorder
 from workbench.runner import alternation
-from workbench.runner import attribute as attribute_run
 from workbench.runner.attribute import AttributeRun
 from workbench.runner.failures import Cancelled, Mistake, explain
 from workbench.runner.memory import Memory
@@ -279,11 +277,11 @@ def test_arms_that_are_not_built_in_time_are_left_out_with_the_reason_and_the_re
         compiled.add(str(situation.configuration.toggles))
         return build(situation, phases)
 
-    def later() -> float:
+    def later(_) -> float:
         return time.perf_counter() + 25.0 * len(compiled)
 
     monkeypatch.setattr(rig.arms, "_build", slow)
-    monkeypatch.setattr(attribute_run, "time", types.SimpleNamespace(perf_counter=later))
+    monkeypatch.setattr(alternation.Alternation, "now", later)
     toggles = {"rope_cache": "shared", "attention": "manual", "triton_rope": "torch"}
     # Alone, each is looked at and then built once more, for which a third of the time is kept.
     study, _ = attribute(rig, small, toggles, build_s=70.0 if alone else 45.0, budget_s=0.2)

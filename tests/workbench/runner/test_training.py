@@ -94,3 +94,40 @@ def test_a_loss_that_is_a_view_trains_too(weights):
     losses = torch.stack([p.sum() for p in weights.parameters.values()])
     weights.trainer(PLAIN, scales_loss=False).update(losses[0])
     assert (weights.parameters["plain"] < 1).all()
+
+
+@pytest.mark.parametrize("first", [FUSED, PLAIN], ids=["fused first", "loop first"])
+def test_a_way_to_step_counts_on_where_another_left_off(weights, first):
+    """Counts that lie apart, as those on the device and those on the host do."""
+    second = PLAIN if first is FUSED else FUSED
+    parameters = list(weights.parameters.values())
+    before, after = (weights.trainer(o, scales_loss=False) for o in (first, second))
+    for state in after.optimizer.state.values():
+        state["step"] = state["step"].clone()
+    weights.hand_over(before.optimizer)
+    for _ in range(3):
+        before.update(sum(p.sum() for p in parameters))
+    weights.hand_over(after.optimizer)
+    after.update(sum(p.sum() for p in parameters))
+    counts = {float(after.optimizer.state[p]["step"]) for p in parameters}
+    weights.hand_over(before.optimizer)
+    counts |= {float(before.optimizer.state[p]["step"]) for p in parameters}
+    assert len(counts) == 1 and counts.pop() >= 4
+    for parameter in parameters:
+        assert after.optimizer.state[parameter]["step"].device.type == "cpu"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("first", [FUSED, PLAIN], ids=["fused first", "loop first"])
+def test_counts_lie_on_the_gpu_where_it_reads_them_and_nowhere_else(first):
+    weights = Weights({"a": nn.Parameter(torch.ones(3, device="cuda"))})
+    second = PLAIN if first is FUSED else FUSED
+    trainers = {id(o): weights.trainer(o, scales_loss=False) for o in (first, second)}
+    (parameter,) = weights.parameters.values()
+    for options in (first, second, first):
+        optimizer = trainers[id(options)].optimizer
+        weights.hand_over(optimizer)
+        trainers[id(options)].update(parameter.sum())
+        state = optimizer.state[parameter]["step"]
+        assert state.is_cuda is options["fused"]
+    assert float(state) == 4, "with the one in which the moments were made"
