@@ -88,6 +88,8 @@ def outcome(comparison: PairedComparison) -> str:
         said = line(made)
         return f"{said[:1].upper()}{said[1:]}"
     said = f"Predicted {_ratio(made.ratio)}, measured {_ratio(comparison.ratio)}"
+    if not (math.isfinite(comparison.low) and math.isfinite(comparison.high)):
+        return f"{said} so far: no interval yet"
     if comparison.low <= made.ratio <= comparison.high:
         return f"{said}: the roofline estimate lies within the interval"
     word = "better" if left < 0 else "worse"

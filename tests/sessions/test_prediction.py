@@ -76,6 +76,11 @@ def test_a_measured_ratio_below_the_prediction_is_better_and_above_it_worse():
     assert "0.15 worse than" in prediction.outcome(worse)
 
 
+def test_nothing_is_left_to_explain_before_there_is_an_interval():
+    one_pair = compared(3.64, math.nan, math.nan, MADE)
+    assert prediction.outcome(one_pair) == "Predicted 0.80, measured 3.64 so far: no interval yet"
+
+
 def test_a_prediction_within_the_interval_leaves_nothing_to_explain():
     assert "within the interval" in prediction.outcome(compared(0.81, 0.79, 0.83, MADE))
 

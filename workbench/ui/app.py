@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -123,6 +124,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     except ValueError as error:
         parser.error(str(error))
     for path in (*arguments.files, *filter(None, [arguments.replay])):
-        if not path.exists():
+        # Not of Path, which raises where a folder may not be entered.
+        if not os.path.exists(path):  # noqa: PTH110
             parser.error(f"{path}: there is no such file")
     return arguments

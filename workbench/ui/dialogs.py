@@ -124,7 +124,7 @@ def notes(window: MainWindow) -> None:
     def keep(text: str) -> None:
         state.describe(state.session.title, text)
 
-    dialog = ask(window, "Session notes", "Notes", state.session.notes, keep)
+    dialog = ask(window, "Session notes", "Notes", state.session.notes, keep, blank=True)
     dialog.setOption(QInputDialog.InputDialogOption.UsePlainTextEditForTextInput)
     dialog.resize(480, 280)
     edit = dialog.findChild(QPlainTextEdit)
@@ -216,16 +216,24 @@ def doctor_text(state: AppState) -> str:
 
 
 def ask(
-    window: QWidget, title: str, label: str, text: str, accept: Callable[[str], None]
+    window: QWidget,
+    title: str,
+    label: str,
+    text: str,
+    accept: Callable[[str], None],
+    *,
+    blank: bool = False,
 ) -> QInputDialog:
-    """Ask for one line of text; ``accept`` is called with it unless it is empty."""
+    """Ask for one line of text; ``accept`` is called with it unless it is empty, or ``blank``."""
     dialog = QInputDialog(window)
     dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
     dialog.setWindowTitle(title)
     dialog.setLabelText(label)
     dialog.setTextValue(text)
     dialog.resize(420, dialog.sizeHint().height())
-    dialog.textValueSelected.connect(lambda value: accept(value.strip()) if value.strip() else None)
+    dialog.textValueSelected.connect(
+        lambda value: accept(value.strip()) if blank or value.strip() else None
+    )
     dialog.open()
     return dialog
 

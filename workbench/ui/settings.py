@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 import msgspec
 from PySide6.QtCore import QByteArray, QSettings
@@ -36,7 +38,8 @@ class Settings:
     def recent(self) -> list[Path]:
         """Session files that were opened or saved, newest first; those that are gone left out."""
         stored = str(self._store.value("recent", "") or "")
-        return [Path(line) for line in stored.splitlines() if Path(line).exists()]
+        # Not of Path, which raises where a folder may not be entered.
+        return [Path(line) for line in stored.splitlines() if os.path.exists(line)]  # noqa: PTH110
 
     def remember(self, path: Path) -> None:
         """Put a file at the head of the recent ones."""
@@ -51,7 +54,8 @@ class Settings:
         self._store.beginGroup("presets")
         for name in self._store.childKeys():
             try:
-                found[name] = msgspec.json.decode(str(self._store.value(name)), type=Configuration)
+                stored = str(self._store.value(name))
+                found[unquote(name)] = msgspec.json.decode(stored, type=Configuration)
             except msgspec.MsgspecError:
                 continue
         self._store.endGroup()
@@ -59,7 +63,8 @@ class Settings:
 
     def save_preset(self, name: str, configuration: Configuration) -> None:
         """Keep a configuration under a name."""
-        self._store.setValue(f"presets/{name}", msgspec.json.encode(configuration).decode())
+        key = quote(name, safe="")  # a slash would begin a group of the store
+        self._store.setValue(f"presets/{key}", msgspec.json.encode(configuration).decode())
 
     @property
     def toggle_presets(self) -> dict[str, Choices]:

@@ -114,6 +114,7 @@ class AppState(QObject):
         self._link.silent.connect(self._unanswered)
         self._live_path: Path | None = None
         self._changes = 0  # of the live session, counted
+        self._written: tuple[Recorder, int] | None = None  # the last that reached a file
         self.measures = False  # a comparison or study in place of a run
         self._refused = False  # a toggle of the run failed, and none was chosen since
         self.cancelled = False  # the run in progress, or the last, was to be ended at once
@@ -403,14 +404,15 @@ class AppState(QObject):
 
     def save_session(self, path: Path) -> None:
         """Write the session that is shown, as it is now, to a file."""
-        session = files.snapshot(self.session)
-        written = self._changes if self.live else None
+        shown, session = self.session, files.snapshot(self.session)
+        written = (self.recorder, self._changes) if self.live else None
         source = None if self.live else self.path
-        self.tasks.start(
-            lambda: files.write(session, path, source),
-            lambda _: self._wrote(path, written),
-            self._not_saved,
-        )
+
+        def write() -> None:
+            files.write(session, path, source)
+            self._written = written or self._written  # known, should nobody hear the answer
+
+        self.tasks.start(write, lambda _: self._wrote(path, shown, written), self._not_saved)
 
     def rename(self, title: str) -> None:
         """Give the session that is shown another title."""
@@ -463,11 +465,13 @@ class AppState(QObject):
             for changed in (self.sessionChanged, self.segmentsChanged, self.eventsChanged):
                 changed.emit()
 
-    def _wrote(self, path: Path, written: int | None) -> None:
-        if written is not None:
+    def _wrote(self, path: Path, shown: Session, written: tuple[Recorder, int] | None) -> None:
+        """``shown`` was written; by now another may be shown, or another be recorded."""
+        if written is not None and written[0] is self.recorder:
             self._live_path = path
-            self.saved = written == self._changes
-        self.path = path
+            self.saved = written[1] == self._changes
+        if self.session is shown:
+            self.path = path
         self.stateChanged.emit()
 
     def _changed(self) -> None:
@@ -488,7 +492,9 @@ class AppState(QObject):
 
     def _close_journal(self) -> None:
         if self.journal is not None:
-            self.journal.close(keep=not self.saved)
+            self.tasks.wait()  # what is being written is saved, though the answer has yet to come
+            saved = self.saved or self._written == (self.recorder, self._changes)
+            self.journal.close(keep=not saved)
             self.journal = None
 
     def refuse(self, error: Exception, detail: str) -> None:

@@ -322,11 +322,13 @@ class MainWindow(QMainWindow):
     def dropEvent(self, event: QDropEvent) -> None:
         """The first file is opened, or compared where a session is open already."""
         event.acceptProposedAction()
+        occupied = bool(self.state.session.segments or self.state.path is not None)
         for path in menus.dropped(event.mimeData()):
-            if self.state.session.segments or self.state.path is not None:
+            if occupied:
                 self.state.compared.open(path)
             else:
                 self.open_path(path)
+            occupied = True
 
     def _later(self, name: str) -> Later:
         panel = self.desk.docks[name].widget()

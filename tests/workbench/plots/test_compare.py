@@ -184,6 +184,15 @@ def test_sessions_without_steady_steps_are_refused_in_a_sentence(qtbot, panel, s
     assert "no steady steps" in panel._empty._sentence.text()
 
 
+def test_what_cannot_be_compared_is_taken_out_alone(qtbot, panel, three, state):
+    state.compared.add(gpu_session(1, 4, title="short"))
+    qtbot.waitUntil(lambda: bool(panel.found and panel.found.reason), timeout=60_000)
+    assert panel._out.isVisible() and panel._out.text() == "Take out 'short'"
+    panel._out.click()
+    settle(qtbot, panel, 3)
+    assert cells(panel, 0) == ["base", "faster", "ladder"]
+
+
 def test_the_time_lines_can_be_laid_over_one_another_by_step(panel, three):
     panel.set_align("step")
     chart = panel.charts["aligned_timeline"]

@@ -6,6 +6,7 @@ import attribution_samples
 import pytest
 from PySide6.QtCore import QPointF, QRectF
 from PySide6.QtGui import QBrush, QFontMetricsF, QPainter, QPen, QPixmap
+from PySide6.QtWidgets import QGraphicsWidget
 from synthetic import cpu_session, gpu_session
 from test_plots import STYLES, painted
 
@@ -177,6 +178,26 @@ def test_a_legend_leaves_the_plot_most_of_the_room_and_tells_of_what_it_leaves_o
     assert plot.size().height() > 0.2 * height
     assert len(header._places) + header._left_out == 10
     assert (header._left_out > 0) == (height < 400)
+
+
+def test_a_capped_name_takes_the_room_that_its_row_has(qtbot):
+    """Cut in the middle, an exponent reads as another number."""
+    host = QGraphicsWidget()
+    host.resize(500, 200)  # room for three rows: names of 300 pixels are capped
+    header = Header(STYLES["dark"])
+    header.setParentItem(host)
+    header.setGeometry(QRectF(0, 0, 500, 60))
+    metrics = QFontMetricsF(STYLES["dark"].font())
+    names = [f"layers {n}, defaults, exponent 0.{n}5 (0.20 to 0.50) of it" for n in range(5)]
+    header.set_entries([Entry(name, "line", QPen(), QBrush()) for name in names])
+    assert header._cap_px < metrics.horizontalAdvance(names[0])
+    drawn = []
+    for entry, (x, y), end in zip(header._entries, header._places, header._ends, strict=False):
+        name = header._name(entry, metrics, end - x - 27)
+        others = [left for left, row in header._places if row == y and left > x]
+        assert x + 27 + metrics.horizontalAdvance(name) <= min([500.0, *others])
+        drawn.append((name, bool(others)))
+    assert any(name == entry.name for (name, _), entry in zip(drawn, header._entries, strict=False))
 
 
 def test_of_a_study_s_many_arms_a_legend_names_a_few_however_large_the_plot(qtbot):

@@ -26,6 +26,16 @@ def test_notes_can_be_typed_at_once_after_those_that_are_there(window):
     dialog.reject()
 
 
+@pytest.mark.parametrize("typed", ["after", ""])
+def test_notes_become_what_was_typed_and_nothing_is_typed_too(window, typed):
+    window.state.session.notes = "before"
+    dialogs.notes(window)
+    dialog = opened(window)
+    dialog.findChild(QPlainTextEdit).setPlainText(typed)
+    dialog.accept()
+    assert window.state.session.notes == typed
+
+
 def test_every_shortcut_is_listed_beside_what_it_does(window):
     window.actions_["shortcuts"].trigger()
     lines = opened(window).findChild(QPlainTextEdit).toPlainText().splitlines()

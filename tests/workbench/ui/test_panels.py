@@ -13,12 +13,14 @@ from PySide6.QtWidgets import (
     QDockWidget,
     QDoubleSpinBox,
     QLabel,
+    QMenu,
     QPushButton,
     QSpinBox,
 )
 
 from workbench import protocol
 from workbench.ui.appearance import Appearance
+from workbench.ui.panels import events
 from workbench.ui.panels._segment_model import AS_BASELINE
 from workbench.ui.window import MainWindow
 
@@ -73,13 +75,14 @@ def test_problems_stand_in_the_panel_and_keep_run_disabled(qtbot, ready):
     qtbot.waitUntil(lambda: ready.actions_["run"].isEnabled())
 
 
-def test_a_user_preset_returns_with_all_that_it_had(ready):
+@pytest.mark.parametrize("name", ["mine", "bf16/compile", "50 % of it", "Größe"])
+def test_a_user_preset_returns_with_all_that_it_had(ready, name):
     field(ready, "batch", QSpinBox).setValue(3)
     ready.state.set_toggle("triton", "on")
     kept = ready.state.configuration
-    ready.settings.save_preset("mine", kept)
+    ready.settings.save_preset(name, kept)
     ready.choose_preset("tiny")
-    ready.state.edit(ready.settings.presets["mine"])
+    ready.state.edit(ready.settings.presets[name])
     assert ready.state.configuration == kept
 
 
@@ -96,6 +99,27 @@ def test_the_segments_table_condenses_what_differs(qtbot, ready):
     assert cells[1][6].startswith("0.49") and " to " in cells[1][6]
     right = Qt.AlignmentFlag.AlignRight
     assert model.index(1, 3).data(Qt.ItemDataRole.TextAlignmentRole) & right
+
+
+def test_a_configuration_of_a_family_that_the_runner_lacks_is_not_taken(qtbot, ready):
+    shown = session()
+    other = msgspec.structs.replace(shown.segments[0].configuration, family="kernels")
+    shown.segments[0].configuration = other
+    show(ready, shown)
+    before = ready.state.configuration
+    segments = panel(ready, "segments")
+    segments._use(shown.segments[0])
+    assert ready.state.configuration == before
+    qtbot.waitUntil(lambda: segments.model.rowCount() == 6, timeout=30_000)
+    taken = {}
+    for row in (0, 1):
+        segments._show_menu(segments.table.visualRect(segments.model.index(row, 0)).center())
+        menu = segments.findChildren(QMenu)[-1]
+        (use,) = (one for one in menu.actions() if one.text().startswith("Use its"))
+        taken[row] = use.isEnabled(), use.text()
+        menu.close()
+    assert taken[1] == (True, "Use its configuration")
+    assert taken[0][0] is False and "no family 'kernels'" in taken[0][1]
 
 
 def test_a_double_click_makes_a_segment_the_baseline(qtbot, ready):
@@ -295,3 +319,11 @@ def test_a_configuration_from_another_runner_is_settled(ready):
     settled = draft.adopt(ready.state.catalogue, foreign)
     assert set(settled.toggles) == {toggle.name for toggle in ready.state.catalogue.toggles}
     assert settled.toggles["precision"] == "fp32" and settled.toggles["triton"] == "on"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(59.94, "0:59.9"), (59.97, "1:00.0"), (3599.96, "1:00:00.0"), (3723.44, "1:02:03.4")],
+)
+def test_a_clock_has_no_sixtieth_second(seconds, said):
+    assert events.clock(seconds) == said

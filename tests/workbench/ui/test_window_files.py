@@ -265,3 +265,77 @@ def test_what_came_while_a_file_was_written_is_still_unsaved(qtbot, ready, tmp_p
     go_on.set()
     qtbot.waitUntil(lambda: ready.state.path is not None)
     assert not ready.state.saved
+
+
+@pytest.fixture
+def slowly(monkeypatch):
+    """A file is written once this is set."""
+    go_on, write = threading.Event(), files.write
+
+    def later(*given):
+        assert go_on.wait(5)
+        return write(*given)
+
+    monkeypatch.setattr(files, "write", later)
+    return go_on
+
+
+def stopped(qtbot, window):
+    measure(qtbot, window)
+    window.state.stop()
+    qtbot.waitUntil(lambda: window.state.runner_state == "idle")
+
+
+def test_a_save_that_ends_late_gives_its_path_to_no_other_session(
+    qtbot, ready, tmp_path, saved, slowly
+):
+    stopped(qtbot, ready)
+    ready.save_path(tmp_path / "run.h5")
+    ready.open_path(saved[0])
+    qtbot.waitUntil(lambda: ready.state.path == saved[0])
+    slowly.set()
+    qtbot.waitUntil(lambda: ready.state.saved)
+    assert ready.state.path == saved[0] and ready.state.session.title == "one"
+    ready.actions_["show-live"].trigger()
+    assert ready.state.path == tmp_path / "run.h5"
+
+
+def test_a_new_session_is_not_the_one_whose_save_was_still_being_written(
+    qtbot, ready, tmp_path, slowly
+):
+    stopped(qtbot, ready)
+    before, path = ready.state.recorder.session.id, ready.state.journal.path
+    ready.save_path(tmp_path / "run.h5")
+    threading.Timer(0.2, slowly.set).start()
+    ready.state.new_session()
+    qtbot.wait(50)
+    assert ready.state.path is None and ready.state._live_path is None
+    assert hdf5.load(tmp_path / "run.h5").id == before
+    assert not path.exists(), "it is saved"
+
+
+def test_a_window_closed_while_it_saves_leaves_nothing_to_recover(qtbot, ready, tmp_path, slowly):
+    stopped(qtbot, ready)
+    path = ready.state.journal.path
+    ready.save_path(tmp_path / "run.h5")
+    threading.Timer(0.2, slowly.set).start()
+    ready.close()
+    assert hdf5.load(tmp_path / "run.h5").segments and not path.exists()
+
+
+def test_of_two_files_dropped_together_the_second_compares(qtbot, ready, saved):
+    assert drop(ready, *saved)
+    qtbot.waitUntil(lambda: ready.state.session.title == "one")
+    qtbot.waitUntil(lambda: [one.title for one in ready.state.compared.sessions] == ["two"])
+
+
+def test_a_recent_file_that_may_not_be_looked_at_is_left_out(ready, saved, monkeypatch):
+    for path in saved:
+        ready.settings.remember(path)
+
+    def refused(_):
+        raise PermissionError
+
+    saved[0].unlink()
+    monkeypatch.setattr(type(saved[0]), "exists", refused)  # as in a folder that is not ours
+    assert ready.settings.recent == [saved[1]]

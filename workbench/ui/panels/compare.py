@@ -79,6 +79,8 @@ class ComparePanel(QWidget):
         self.sessions.removed.connect(self._remove)
         self.differences = DifferencesTable()
         self._empty = Empty(state, "compare", *NOTHING)
+        self._out = self._empty.offer("", self._take_out)
+        self._out.hide()
         self._warning = QWidget()
         self._warnings = _parts.tight(QVBoxLayout(self._warning), 2)
         self._warnings.setContentsMargins(8, 0, 8, 4)
@@ -168,6 +170,11 @@ class ComparePanel(QWidget):
         row.addWidget(self._copy)
         return bar
 
+    def _take_out(self) -> None:
+        """Go on without the session that was added last."""
+        if self._state.compared.sessions:
+            self._remove(self._state.compared.sessions[-1])
+
     def _remove(self, session: Session) -> None:
         if session in self._state.compared.sessions:
             self._state.compared.remove(session)
@@ -195,6 +202,7 @@ class ComparePanel(QWidget):
         baseline = ids.index(self._baseline) if self._baseline in ids else 0
         chosen = [self._chosen.get(session_id) for session_id in ids]
         self._busy = True
+        self._out.hide()
         self._empty.say(f"Comparing {len(runs)} sessions", "It takes a moment where they are long.")
         self._state.tasks.start(
             lambda: work_out(runs, baseline, chosen), self._worked_out, self._failed
@@ -226,6 +234,10 @@ class ComparePanel(QWidget):
             self._pages.setCurrentIndex(0)
             failed = ("These sessions cannot be compared", found.reason)
             self._empty.say(*(failed if found.reason else NOTHING))
+            added = self._state.compared.sessions
+            self._out.setVisible(bool(found.reason and added))
+            if added:  # without whose buttons, which stand in the table
+                self._out.setText(f"Take out {added[-1].title!r}")
             return
         self._pages.setCurrentIndex(1)
         listed = [(run.session.id, run.session.title) for run in found.runs]

@@ -218,6 +218,6 @@ class EventFilter(QSortFilterProxyModel):
 
 def clock(t_s: float) -> str:
     """Seconds of the session as a clock: ``1:02:03.4``."""
-    minutes, seconds = divmod(max(0.0, t_s), 60)
+    minutes, seconds = divmod(round(max(0.0, t_s), 1), 60)
     hours, minutes = divmod(int(minutes), 60)
     return f"{hours}:{minutes:02d}:{seconds:04.1f}" if hours else f"{minutes}:{seconds:04.1f}"

@@ -192,7 +192,11 @@ class SegmentsPanel(QWidget):
             segment = self._state.session.segments[index.row()]
             menu.addAction("Set as baseline", lambda: self._state.set_baseline(index.row()))
             menu.addAction("Show in the plots", lambda: self._state.focus(segment.start_s))
-            menu.addAction("Use its configuration", lambda: self._use(segment))
+            use = menu.addAction("Use its configuration", lambda: self._use(segment))
+            family = segment.configuration.family
+            if not draft.has(self._state.catalogue, family):
+                use.setText(f"Use its configuration (the runner has no family {family!r})")
+                use.setEnabled(False)
             menu.addAction("Copy the command that runs it", lambda: _copy_command(segment))
             menu.addSeparator()
         menu.addAction("Copy table as CSV", self.copy_csv)
@@ -202,7 +206,7 @@ class SegmentsPanel(QWidget):
 
     def _use(self, segment: Segment) -> None:
         catalogue = self._state.catalogue
-        if catalogue is not None:
+        if catalogue is not None and draft.has(catalogue, segment.configuration.family):
             self._state.edit(draft.adopt(catalogue, segment.configuration))
 
 

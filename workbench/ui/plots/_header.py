@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 
@@ -34,6 +35,7 @@ class Header(QGraphicsWidget):
         self.note = ""
         self._entries: list[Entry] = []
         self._places: list[tuple[float, float]] = []
+        self._ends: list[float] = []  # how far each entry may reach in its row
         self._cap_px = math.inf  # of a name, where otherwise the legend took the plot's room
         self._left_out = 0  # entries that have no room even so
         self._said_at = (0.0, 0.0)
@@ -86,12 +88,22 @@ class Header(QGraphicsWidget):
         if self._left_out:  # the last that is kept makes room to say so
             self._left_out, self._places = self._left_out + 1, kept[:-1]
             self._said_at = kept[-1]
+        self._ends = self._rooms(kept)
         height = min(rows, most) * row_px + 2 if self.title or self._entries else 0.0
         if height != self._height:
             self._height = height
             self.setMinimumHeight(height)
             self.setMaximumHeight(height)
             self.setPreferredHeight(height)
+
+    def _rooms(self, places: list[tuple[float, float]]) -> list[float]:
+        """Where each of these places ends: at the next in its row, or with the row."""
+        width = self.size().width()
+        ends = [width - (self.spare_px if y == 0 else 0.0) for _, y in places]
+        for place, ((_, y), (x, below)) in enumerate(itertools.pairwise(places)):
+            if y == below:
+                ends[place] = x - _GAP_PX
+        return ends
 
     def _most_rows(self) -> int:
         """How many rows leave the plot below its room."""
@@ -146,12 +158,14 @@ class Header(QGraphicsWidget):
             painter.setPen(shade(style.theme.muted))
             painter.drawText(QPointF(left, metrics.ascent()), text)
         painter.setFont(style.font())
-        for entry, text, (x, y) in zip(self._entries, self._texts, self._places, strict=False):
-            self._draw_entry(painter, metrics, entry, text, x, y)
+        drawn = zip(self._entries, self._texts, self._places, self._ends, strict=False)
+        for entry, text, (x, y), end in drawn:
+            self._draw_entry(painter, metrics, entry, text, x, y, end)
         if self._left_out:
             x, y = self._said_at
             painter.setPen(shade(style.theme.muted))
-            painter.drawText(QPointF(x, y + metrics.ascent()), f"and {self._left_out} more")
+            said = f"and {self._left_out} more" if self._places else f"{self._left_out} curves"
+            painter.drawText(QPointF(x, y + metrics.ascent()), said)
 
     def _read(self) -> None:
         """Read the values anew, and keep room for the widest that was read."""
@@ -174,6 +188,7 @@ class Header(QGraphicsWidget):
         text: str,
         x: float,
         y: float,
+        end: float,
     ) -> None:
         style = self._style
         middle = y + metrics.height() / 2
@@ -191,26 +206,30 @@ class Header(QGraphicsWidget):
         else:
             painter.drawRect(QRectF(x + 3, y + 3, _MARK_PX - 6, metrics.height() - 6))
         painter.setPen(shade(style.theme.muted if self.readings else style.theme.text))
-        name = self._name(entry, metrics)
         left = x + _MARK_PX + 5
+        name = self._name(entry, metrics, end - left - self._reading_width(entry, metrics))
         painter.drawText(QPointF(left, y + metrics.ascent()), name)
         if text:
             painter.setPen(shade(style.theme.text))
             left += metrics.horizontalAdvance(name) + 6
             painter.drawText(QPointF(left, y + metrics.ascent()), text)
 
-    def _name(self, entry: Entry, metrics: QFontMetricsF) -> str:
-        """Its name, elided where not even a row of its own would hold it."""
+    def _name(self, entry: Entry, metrics: QFontMetricsF, free_px: float = 0.0) -> str:
+        """Its name, elided where not even a row of its own would hold it, or it is capped.
+
+        ``free_px``: what its place has, which it may take in any case.
+        """
         reading = metrics.horizontalAdvance(entry.widest) if self.readings else 0.0
         room = self.size().width() - self.spare_px - _MARK_PX - 11 - reading
-        return metrics.elidedText(
-            entry.name, Qt.TextElideMode.ElideMiddle, min(max(_NAME_PX, room), self._cap_px)
-        )
+        most = max(min(max(_NAME_PX, room), self._cap_px), free_px)
+        return metrics.elidedText(entry.name, Qt.TextElideMode.ElideMiddle, most)
 
     def _entry_width(self, entry: Entry, metrics: QFontMetricsF) -> float:
         name = self._name(entry, metrics)
-        width = _MARK_PX + 5 + metrics.horizontalAdvance(name)
-        if self.readings and entry.reading is not None:
-            reserved = metrics.horizontalAdvance(entry.widest)
-            width += 6 + max(reserved, self._grown.get(entry.name, 0.0))
-        return width
+        reading = self._reading_width(entry, metrics)
+        return _MARK_PX + 5 + metrics.horizontalAdvance(name) + reading
+
+    def _reading_width(self, entry: Entry, metrics: QFontMetricsF) -> float:
+        if not self.readings or entry.reading is None:
+            return 0.0
+        return 6 + max(metrics.horizontalAdvance(entry.widest), self._grown.get(entry.name, 0.0))
