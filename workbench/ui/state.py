@@ -83,8 +83,7 @@ class AppState(QObject):
         self.running: Configuration | None = None  # of the segment that runs
         self.availability: protocol.Availability | None = None
         # none, starting, idle, building, running, paused, stopping, dead
-        self.runner_state = "none"
-        self.runner_text = ""
+        self.runner_state, self.runner_text = "none", ""
         self.progress: protocol.Progress | None = None
         self.recorder = Recorder()
         self.session: Session = self.recorder.session
@@ -111,7 +110,7 @@ class AppState(QObject):
         self._clock = RunnerClock()
         self._link = RunnerLink(self)
         self._link.arrived.connect(self._drain)
-        self._link.silent.connect(self._unanswered)
+        self._link.silent.connect(lambda seconds: self.fail(complaints.no_answer(seconds)))
         self._live_path: Path | None = None
         self._changes = 0  # of the live session, counted
         self._written: tuple[Recorder, int] | None = None  # the last that reached a file
@@ -119,8 +118,7 @@ class AppState(QObject):
         self._refused = False  # a toggle of the run failed, and none was chosen since
         self.cancelled = False  # the run in progress, or the last, was to be ended at once
         self._began = 0.0  # monotonic time of the run's start, 0 when none runs
-        self._check_timer = QTimer(self)
-        self._check_timer.setSingleShot(True)
+        self._check_timer = QTimer(self, singleShot=True)
         self._check_timer.timeout.connect(self._send_check)
 
     # What is shown
@@ -385,9 +383,6 @@ class AppState(QObject):
         if state == "running":
             self.progress = None
         self.stateChanged.emit()
-
-    def _unanswered(self, seconds: float) -> None:
-        self.fail(complaints.no_answer(seconds))
 
     # Sessions
 

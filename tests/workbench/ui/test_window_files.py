@@ -304,14 +304,14 @@ def test_a_new_session_is_not_the_one_whose_save_was_still_being_written(
     qtbot, ready, tmp_path, slowly
 ):
     stopped(qtbot, ready)
-    before, path = ready.state.recorder.session.id, ready.state.journal.path
+    before, folder = ready.state.recorder.session.id, ready.state.journal.path.parent
     ready.save_path(tmp_path / "run.h5")
     threading.Timer(0.2, slowly.set).start()
     ready.state.new_session()
     qtbot.wait(50)
     assert ready.state.path is None and ready.state._live_path is None
     assert hdf5.load(tmp_path / "run.h5").id == before
-    assert not path.exists(), "it is saved"
+    assert [*folder.glob("*.journal")] == [ready.state.journal.path], "the other is saved"
 
 
 def test_a_window_closed_while_it_saves_leaves_nothing_to_recover(qtbot, ready, tmp_path, slowly):
