@@ -165,7 +165,7 @@ def _sweep(command: Mapping[str, Any], output: str) -> list[str]:
     base, asked = _read(command["base"]), []
     for name, values in command["axes"].items():
         text = ",".join(map(_written, values))
-        if sweep.read_values(text) != values:
+        if sweep.read_values(text, name) != values:
             raise Untold(f"the values of {name} cannot be written as words")
         asked += option("--over", f"{name}={text}")
     for arm in command["arms"]:

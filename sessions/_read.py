@@ -94,10 +94,9 @@ def _segment(group: h5py.Group, source: Source) -> Segment:
 def _metrics(segment: h5py.Group, source: Source) -> dict[str, MetricSeries]:
     if "metrics" not in segment:  # written before models measured themselves, or by one without
         return {}
-    return {
-        _attribute(group, "name", str): _metric(group, source)
-        for group in _children(segment, "metrics")
-    }
+    # In the order in which the model has them, which files before had not.
+    groups = sorted(_children(segment, "metrics"), key=lambda group: group.attrs.get("index", 0))
+    return {_attribute(group, "name", str): _metric(group, source) for group in groups}
 
 
 def _metric(group: h5py.Group, source: Source) -> MetricSeries:

@@ -146,10 +146,11 @@ def _segment(parent: h5py.Group, name: str, segment: Segment) -> None:
     if segment.metrics:
         metrics = _group(group, "metrics", "What the model measured of itself, one group a metric")
         for number, (key, series) in enumerate(list(segment.metrics.items())):
-            _metric(metrics, key if _is_plain(key) else f"metric{number}", key, series)
+            group = _metric(metrics, key if _is_plain(key) else f"metric{number}", key, series)
+            group.attrs["index"] = number
 
 
-def _metric(parent: h5py.Group, name: str, key: str, series: MetricSeries) -> None:
+def _metric(parent: h5py.Group, name: str, key: str, series: MetricSeries) -> h5py.Group:
     group = _group(parent, name, text(series.help))
     group.attrs["name"] = text(key)
     group.attrs["title"] = text(series.title)
@@ -161,6 +162,7 @@ def _metric(parent: h5py.Group, name: str, key: str, series: MetricSeries) -> No
             info = info._replace(unit=text(series.unit))
         cells = series.shape if column == "values" else ()
         _column(group, column, info, np.asarray(series.table[column]), rows, cells)
+    return group
 
 
 def _comparison(parent: h5py.Group, name: str, comparison: PairedComparison) -> None:

@@ -30,15 +30,17 @@ def at_most(
 ) -> Answer:
     """Whether the second arm takes at most ``most`` of the first's step time.
 
-    It is open with the verdict where there are too few pairs, or clocks that differed; the edges of
-    the ``region`` (the larger of it and the floor) do not matter, those of ``most`` do. ``found``
+    It is open with the verdict where there are too few pairs, clocks that differed, or means that
+    refute the medians; the edges of the ``region`` (the larger of it and the floor) do not matter,
+    those of ``most`` do. ``found``
     is the interval of the log ratio, ``seconds`` how long its pairs took: for ``more_s``.
     """
     low, high = judgement.low, judgement.high
     more_s = None if found is None else seconds_to_tell(found, math.log(most), seconds)
     if judgement.pairs < MIN_PAIRS or low is None or high is None:
         return Answer(None, judgement.reasons, more_s)
-    clear = high < 1 / (1 + region) or low > 1 + region
+    below, above = 1 / (1 + region), 1 + region
+    clear = high < below or low > above or (below <= low and high <= above)
     if clear and judgement.verdict == "UNDECIDED":
         return Answer(None, judgement.reasons, judgement.more_s)
     if high <= most or low > most:

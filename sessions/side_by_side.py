@@ -78,17 +78,24 @@ def blocks_table(comparison: PairedComparison) -> Table:
     pairs = comparison.pairs or [place // 2 for place in range(count)]
     clocks = comparison.clocks_mhz or [math.nan] * count
     voids = comparison.voids or [""] * count
+    means = comparison.means_ms or [math.nan] * count
     rows: list[list[Cell]] = [
-        [pair, "AB"[arm] if arm < 2 else str(arm), comparison.arms[arm], median_ms, clock, void]
-        for pair, arm, median_ms, clock, void in zip(
-            pairs, comparison.order, comparison.medians_ms, clocks, voids, strict=True
+        [pair, "AB"[arm] if arm < 2 else str(arm), comparison.arms[arm],
+         *map(_fine, (median_ms, mean_ms)), Measured(clock, 1.0), void]
+        for pair, arm, median_ms, mean_ms, clock, void in zip(
+            pairs, comparison.order, comparison.medians_ms, means, clocks, voids, strict=True
         )
-    ]
+    ]  # fmt: skip
     columns = [
         *(Column("pair"), Column("arm"), Column("configuration"), Column("median", "ms")),
-        *(Column("SM clock", "MHz"), Column("void")),
+        *(Column("mean", "ms"), Column("SM clock", "MHz"), Column("void")),
     ]
     return Table(f"Blocks of {' against '.join(comparison.arms[::-1])}", columns, rows)
+
+
+def _fine(ms: float) -> Measured:
+    """A time with the digits that a ratio of two needs: verdicts are about parts of a percent."""
+    return Measured(ms, 1e-5 * ms)
 
 
 def _counts(comparison: PairedComparison) -> bool:

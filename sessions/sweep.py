@@ -112,15 +112,19 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def read_values(text: str) -> list[Scalar]:
+def read_values(text: str, field: str = "") -> list[Scalar]:
     """Values of an axis as a person writes them, between commas: numbers, true, false or words.
 
-    Raises ``ValueError`` where one is missing.
+    Options of a toggle are words, all of them where one is. Raises ``ValueError`` where one is
+    missing.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
         raise ValueError(f"{text!r}: expected VALUE,VALUE,...")
-    return [_read(part) for part in parts]
+    found = [_read(part) for part in parts]
+    if field.startswith("toggles.") and not all(map(is_number, found)):
+        return [*parts]
+    return found
 
 
 def fits(points: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:

@@ -31,6 +31,8 @@ def judged(low, high, said="UNDECIDED", pairs=9, **more):
         (judged(None, None, pairs=2), 1.01, None),
         (judged(0.45, 0.55), 1.01, None),  # the clocks differed
         (judged(1.05, 1.10), 1.01, None),
+        (judged(0.998, 1.002), 1.01, None),  # by all steps together it is slower
+        (judged(0.998, 1.002, "SAME"), 1.01, True),
     ],
 )
 def test_it_is_open_where_the_verdict_is_or_the_interval_reaches_over_it(judgement, most, holds):

@@ -15,7 +15,7 @@ import session_samples as samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sessions import hdf5, schema
+from sessions import accept, hdf5, schema
 from sessions.columns import Columns, row_count
 from sessions.errors import SessionError
 from sessions.model import STEP_COLUMNS, Configuration, Segment, Session
@@ -136,6 +136,22 @@ def test_metrics_are_matrices_in_the_file_and_read_only_when_asked_for(tmp_path)
     assert series.table.read_so_far == frozenset()
     np.testing.assert_array_equal(series.table["values"], samples.metric(30).table["values"])
     assert series.table.read_so_far == {"values"}
+
+
+def test_metrics_keep_their_order_and_have_one_by_name_in_files_without(tmp_path):
+    path, made = tmp_path / "s.h5", samples.session(n=20)
+    metrics = made.segments[1].metrics
+    metrics |= {"gate": samples.metric(2)}
+    before = [*metrics]
+    hdf5.save(made, path)
+    metrics = hdf5.load(path).segments[1].metrics
+    assert [*metrics] == before == ["load", "gate/µ", "gate"]
+    with h5py.File(path, "r+") as file:
+        for group in file["segments/0001/metrics"].values():
+            del group.attrs["index"]
+    assert accept.main([str(path)]) == 0
+    metrics = hdf5.load(path).segments[1].metrics
+    assert [*metrics] == ["gate", "load", "gate/µ"]
 
 
 def test_a_file_from_before_there_were_metrics_opens_without_any(tmp_path):

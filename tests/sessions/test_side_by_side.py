@@ -9,7 +9,7 @@ import msgspec
 
 from sessions import verdict
 from sessions.model import PairedComparison
-from sessions.side_by_side import side_by_side, verdicts_table
+from sessions.side_by_side import blocks_table, side_by_side, verdicts_table
 from sessions.verdict_words import remarks, standing
 
 
@@ -80,3 +80,21 @@ def test_the_table_tells_verdict_and_numbers_of_each():
     assert "| off | on | 0.6065 |" in table.to_markdown()
     unfinished = msgspec.structs.replace(SAME, ratio=math.nan, low=math.nan, high=math.nan)
     assert "| off | on | – | – | – |" in verdicts_table([unfinished]).to_markdown()
+
+
+def test_the_table_of_blocks_has_the_digits_that_ratios_are_made_of():
+    found = judged([0.0044, 0.0049])
+    found.medians_ms[:] = [14.0688, 14.1312, 14.0712, 14.1399]
+    found.clocks_mhz[:] = [1965.0, 1785.0, 1785.0, math.nan]
+    found = msgspec.structs.replace(found, means_ms=[14.07, 18.4, 14.08, math.nan])
+    table = blocks_table(found)
+    lines = [line.split(",") for line in table.to_csv().splitlines()]
+    assert lines[0][3:6] == ["median (ms)", "mean (ms)", "SM clock (MHz)"]
+    assert lines[1][3:6] == ["14.06880", "14.07000", "1965.0"]
+    read = [[float(cell) if cell else math.nan for cell in line[3:6]] for line in lines[1:]]
+    for place, (median_ms, mean_ms, clock_mhz) in enumerate(read):
+        assert math.isclose(median_ms, found.medians_ms[place], rel_tol=1e-5)
+        for cell, value in ((mean_ms, found.means_ms[place]), (clock_mhz, found.clocks_mhz[place])):
+            assert math.isclose(cell, value, rel_tol=1e-5) or (
+                math.isnan(cell) and math.isnan(value)
+            )

@@ -51,6 +51,18 @@ def test_values_are_read_as_a_person_writes_them(text, values):
     assert found == values and list(map(type, found)) == list(map(type, values))
 
 
+@pytest.mark.parametrize(
+    ("field", "text", "values"),
+    [
+        ("toggles.data_parallel", "off,2, 4", ["off", "2", "4"]),
+        ("toggles.data_parallel", "2,4", [2, 4]),
+        ("settings.batch", "off,2", ["off", 2]),
+    ],
+)
+def test_options_of_a_toggle_are_words_where_one_is(field, text, values):
+    assert sweep.read_values(text, field) == values
+
+
 @pytest.mark.parametrize("text", ["", "1,,2", "1,"])
 def test_a_value_that_is_missing_is_refused(text):
     with pytest.raises(ValueError, match="expected VALUE,VALUE"):

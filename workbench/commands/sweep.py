@@ -103,7 +103,8 @@ def _run(arguments: argparse.Namespace) -> int:
 def _axis(text: str) -> tuple[str, list[Scalar]]:
     field, equals, values = text.partition("=")
     try:
-        name, found = field.strip(), sweep.read_values(values if equals else "")
+        name = field.strip()
+        found = sweep.read_values(values if equals else "", name)
     except ValueError:
         raise Mistaken(f"--over {text}: expected FIELD=VALUE,VALUE,...") from None
     return name, [data_path(str(value)) for value in found] if name == "data" else found

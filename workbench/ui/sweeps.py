@@ -181,7 +181,7 @@ class Sweeps(QObject):
             if name in axes:
                 raise ValueError("Both fields are the same; choose another one, or none.")
             try:
-                axes[name] = sweep.read_values(self.values[place])
+                axes[name] = sweep.read_values(self.values[place], name)
             except ValueError:
                 title = self.offered().get(name, name)
                 raise ValueError(f"{title}: write values between commas, 128, 256.") from None

@@ -14,7 +14,8 @@ from sessions import sweep
 from sessions.model import Session
 from workbench.ui.export import export_plot
 from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots._sweep import FittedLine, Missed, Points
+from workbench.ui.plots._sweep import Column, FittedLine, Missed, Points
+from workbench.ui.plots._units import MILLISECONDS
 
 NAMES = ("sweep_time", "sweep_throughput", "sweep_memory", "sweep_map")
 
@@ -52,6 +53,17 @@ def test_the_line_lies_where_the_fit_says_and_the_dots_where_they_were_measured(
     assert 10 ** line._y[-1] == pytest.approx(found.factor * curve.x[-1] ** found.exponent)
     assert 10**dots._y == pytest.approx(curve.columns["median_ms"])
     assert 10**dots._x == pytest.approx(curve.x)
+
+
+def test_only_the_points_whose_numbers_are_wrong_are_crossed():
+    columns = {"median_ms": np.array([3.0, np.nan, 1.0])}
+    numbers = [sweep.Numbers(right, "") for right in (True, False, False)]
+    outcomes = ["measured", "failed", "measured"]
+    x = np.arange(3.0)
+    curve = sweep.Curve(0, "defaults", None, x, outcomes, [""] * 3, columns, numbers)
+    column = Column("median_ms", "Step time", MILLISECONDS)
+    points = Points(curve, column, lambda x: x, 0, STYLES["dark"], "", False, True)
+    assert curve.right is False and points._wrong == [False, True]
 
 
 def test_what_was_out_of_memory_is_marked_above_everything_that_was_measured():

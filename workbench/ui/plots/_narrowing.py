@@ -11,7 +11,6 @@ from PySide6.QtGui import QBrush, QColor, QPainter, QPen
 from workbench.ui.plots import _strokes
 from workbench.ui.plots._arrays import Array
 from workbench.ui.plots._layers import Entry, Frame, Layer, dot
-from workbench.ui.plots._units import PERCENT
 from workbench.ui.style import Style, shade
 
 _HATCH_PX = 6.0
@@ -30,7 +29,7 @@ class Same(Layer):
         self._style = style
 
     def entries(self) -> list[Entry]:
-        name = f"the same: ±{PERCENT.text(self._region, 2)}"
+        name = f"the same: ±{self._region:.2g} %"
         return [Entry(name, "patch", QPen(Qt.PenStyle.NoPen), QBrush(self._color()))]
 
     def y_span(self) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 from PySide6.QtCore import QLineF, QPointF, QRectF, Qt
@@ -201,10 +202,11 @@ class Points(Layer):
         super().__init__()
         self._color, self._style, self._name = color, style, name
         self._joined, self._named = joined, named
-        self._wrong = curve.right is False
         taken = curve.measured & np.isfinite(curve.columns[column.name])
         self._all = place(curve.x)
         self._x = self._all[taken]
+        numbers = curve.numbers or [None] * len(taken)
+        self._wrong = [of is not None and of.right is False for of in compress(numbers, taken)]
         values = [curve.columns[name][taken] for name in (column.name, column.low, column.high)
                   if name]  # fmt: skip
         with np.errstate(all="ignore"):
@@ -243,10 +245,10 @@ class Points(Layer):
             for place, low, high in zip(x, *map(frame.py, self._ends), strict=True):
                 if math.isfinite(low) and math.isfinite(high):
                     painter.drawLine(QLineF(place, low, place, high))
-        for place, height in zip(x.tolist(), y.tolist(), strict=True):
+        for place, height, wrong in zip(x.tolist(), y.tolist(), self._wrong, strict=True):
             if -_DOT_PX <= place <= frame.width + _DOT_PX:
                 dot(painter, QPointF(place, height), _DOT_PX * style.line_px / 1.5, color)
-                if self._wrong:
+                if wrong:
                     pen = QPen(shade(style.theme.bad), style.line_px)
                     draw_mark(painter, QPointF(place, height), WRONG, pen)
 
