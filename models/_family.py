@@ -147,6 +147,8 @@ class Family:
             value = getattr(config, each.name)
             if isinstance(value, str) and each.kind is not str:
                 raise self._not_of_kind(each, value)
+            if isinstance(value, float) and each.kind is int:  # not even a whole one: it is a size
+                raise self._not_of_kind(each, value)
             self._read(each, value)
             self._check_choice(each, value)
             low, high = each.minimum, each.maximum

@@ -161,7 +161,10 @@ def sample(
     """
     if temperature == 0:
         return logits_BV.argmax(-1)
-    scaled_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)) / temperature
+    wide_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
+    # Less the highest, which a low temperature would make infinite.
+    least = max(temperature, torch.finfo(wide_BV.dtype).tiny)
+    scaled_BV = (wide_BV - wide_BV.amax(-1, keepdim=True)) / least
     share_BV, token_BV = scaled_BV.softmax(-1).sort(dim=-1, descending=True, stable=True)
     mass_BV = share_BV.cumsum(-1)
     # In the nucleus: those before which less than top-p has been gathered.

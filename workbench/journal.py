@@ -131,21 +131,18 @@ def without_message(path: Path) -> str:
 def recover(path: Path) -> Session:
     """Rebuild the session of a journal; raises ``OSError`` or ``ValueError`` with one sentence."""
     recorder = Recorder(Session(title=f"Recovered {path.stem}"))
-    lost = 0
-    last_s = 0.0
-    found = False
+    lost, found = 0, False
     for message in replay(path):
         found = True
         try:
             recorder.record(message)
         except protocol.WireError:
             lost += 1
-        last_s = message.t_s
     if not found:
         raise ValueError(without_message(path))
     if lost:
         text = f"{lost} of the journal's messages could not be read and were left out"
-        recorder.session.events.append(Event(last_s, "warning", text))
+        recorder.session.events.append(Event(recorder.last_s, "warning", text))
     return recorder.session
 
 

@@ -51,6 +51,11 @@ class Recorder:
         self._comparisons: dict[int, int] = {}  # the same, to places in the session
         self._studies: dict[int, int] = {}
 
+    @property
+    def last_s(self) -> float:
+        """The latest time so far, on the session's clock."""
+        return self._last_s
+
     def record(self, message: protocol.AnyMessage) -> Segment | None:
         """Take one message; returns the segment that it changed, if any.
 

@@ -112,6 +112,8 @@ def test_a_configuration_that_was_made_by_hand_is_validated_too(config):
         HYDRA.materialise(dataclasses.replace(config, n_layers=0))
     with pytest.raises(ConfigurationError, match="n_layers = 'x' is not a whole number"):
         HYDRA.build(dataclasses.replace(config, n_layers="x"))
+    with pytest.raises(ConfigurationError, match=r"n_layers = 7\.0 is not a whole number"):
+        HYDRA.validate(dataclasses.replace(HYDRA.presets["tiny"], n_layers=7.0))
     with pytest.raises(ConfigurationError, match="n_layers = '7' is not a whole number"):
         HYDRA.build(dataclasses.replace(config, n_layers="7"))
     with pytest.raises(ConfigurationError, match="expected a HydraConfig, got dict"):

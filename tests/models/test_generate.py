@@ -141,6 +141,12 @@ def test_tokens_are_drawn_as_often_as_their_shares_say():
         torch.testing.assert_close(counts / 40_000, expected / expected.sum(), rtol=0, atol=0.01)
 
 
+@pytest.mark.parametrize("temperature", [1e-30, 1e-38, 1e-45, 1e-300])
+def test_however_low_the_temperature_the_most_probable_is_taken(temperature):
+    logits_BV = torch.tensor([[1.0, 50.0, 2.0], [-torch.inf, -3.0, -4.0]])
+    assert sample(logits_BV, temperature, 1.0).tolist() == [1, 1]
+
+
 def test_the_zero_temperature_takes_the_most_probable_and_draws_nothing():
     logits_BV = torch.randn(5, 30, generator=seeded(0))
     generator = seeded(9)

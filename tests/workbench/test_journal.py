@@ -78,6 +78,14 @@ def test_a_damaged_line_loses_nothing_but_itself(tmp_path_factory, place, damage
     wire_samples.assert_same(recover(path), live(MESSAGES))
 
 
+def test_what_was_left_out_is_told_at_the_end_also_of_a_second_runner(tmp_path):
+    runners = [*MESSAGES, *wire_samples.stream(seed=3, created=1.7e9 + 1000)]
+    misfit = protocol.Steps(segment=9, columns={"t_s": [1.0]})
+    path = write(tmp_path / "two.journal", *map(protocol.encode, [*runners, misfit]))
+    times = [event.t_s for event in recover(path).events]
+    assert max(times) == times[-1] >= 1000
+
+
 def test_messages_that_fit_nowhere_are_left_out_and_counted(tmp_path):
     misfits = [
         protocol.Steps(segment=9, columns={"t_s": [1.0]}),

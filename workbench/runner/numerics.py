@@ -120,7 +120,7 @@ def distance(values: torch.Tensor, reference: torch.Tensor) -> Distance:
     return Distance(
         max_error=largest,
         relative_error=math.sqrt(squared / norm) if norm else math.inf if squared else 0.0,
-        mse=squared / values.numel(),
+        mse=squared / (values.numel() - masked),
         cosine=product / math.sqrt(own * norm) if own * norm else float(own == norm),
     )
 

@@ -53,6 +53,8 @@ _MOST_BYTES = 10_000_000
 _BUNDLED = ("kernels", "models", "sessions", "workbench")  # loaded, whatever lies beside a file
 _SHAPE = "(module, make_inputs) or (module, make_inputs, loss)"
 _numbers = itertools.count()
+# By folder that is on Python's path for a model: that and what lies beside it.
+_beside: dict[str, set[str]] = {}
 _drawers: dict[OwnConfig, Callable[[int], Any]] = {}  # make_inputs of the file built last
 
 
@@ -306,6 +308,8 @@ def _is_elsewhere(name: str, folder: Path) -> bool:
     except (ImportError, ValueError):
         return True
     where = None if spec is None else spec.origin
+    if any(where in files for other, files in _beside.items() if other != str(folder)):
+        return False  # of a model that was loaded before, which ends with that
     return spec is not None and not (where and Path(where).is_relative_to(folder))
 
 
@@ -314,13 +318,20 @@ def load(config: OwnConfig, seed: int) -> Parts:
     path, name = split(config.source)
     module = types.ModuleType(f"own_model_{next(_numbers)}")
     module.__file__ = str(path)
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # what it imports from beside itself
-    sys.modules[module.__name__] = module  # dataclasses and pickle look it up
-    files = set(map(str, beside(path)))  # as they are now, with no state of another configuration's
+    folder, files = str(path.parent), set(map(str, beside(path)))
+    # As they are now, with no state of another configuration's, nor of a model in another folder.
+    stale = files.union(*_beside.values())
     for key, other in list(sys.modules.items()):
-        if getattr(other, "__file__", None) in files:
+        if getattr(other, "__file__", None) in stale:
             del sys.modules[key]
+    for before in _beside.keys() - {folder}:
+        del _beside[before]
+        sys.path.remove(before)
+    if folder in _beside or folder not in sys.path:
+        _beside[folder] = files
+    if folder not in sys.path:
+        sys.path.append(folder)  # what it imports from beside itself
+    sys.modules[module.__name__] = module  # dataclasses and pickle look it up
     content = _read(path)
 
     def run() -> None:

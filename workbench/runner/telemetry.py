@@ -301,6 +301,7 @@ class Telemetry:
 
     def _fast_lane(self) -> None:
         rows: list[tuple[float, Sample]] = []
+        self._sampler.fast()  # the first interval of this thread begins
         while not self._stopped.wait(PERIOD_S):
             sample = self._sampler.fast()
             self._seen(sample)

@@ -407,6 +407,13 @@ def test_distances_are_those_of_their_definitions(count, size, seed):
     assert [found.relative_error, found.mse, found.cosine] == pytest.approx(expected, rel=1e-9)
 
 
+def test_infinities_that_both_have_dilute_no_error():
+    values, reference = torch.tensor([1.5, 2.0]), torch.tensor([1.0, 2.0])
+    mask = torch.full((9,), -torch.inf)
+    alone = numerics.distance(values, reference)
+    assert numerics.distance(torch.cat([values, mask]), torch.cat([reference, mask])) == alone
+
+
 def test_distances_are_taken_in_pieces_without_a_difference(monkeypatch):
     values, reference = torch.randn(2, 100, dtype=torch.float64).unbind()
     whole = numerics.distance(values, reference)

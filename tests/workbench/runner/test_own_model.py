@@ -181,6 +181,23 @@ def test_another_function_and_imports_from_beside_the_file(runner, write):
     assert segment.ledger["parameters"] == 12
 
 
+def test_what_lies_beside_a_model_is_not_taken_for_what_lies_beside_another(runner, tmp_path):
+    """In one runner: helpers of the same name in two folders, one after the other, and again."""
+    digests, counts = [], []
+    for folder, width in (("a", 4), ("b", 9), ("a", 4)):
+        place = tmp_path / folder
+        place.mkdir(exist_ok=True)
+        (place / "sizes_beside.py").write_text(f"WIDTH = {width}\n")
+        text = LINEAR.replace("import torch", "import torch\nfrom sizes_beside import WIDTH")
+        (place / "mine.py").write_text(text.replace("Linear(3, 3)", "Linear(3, WIDTH)"))
+        finished, failures, segment = outcome(runner, owned(place / "mine.py", "forward"), 3)
+        assert (finished.reason, failures) == ("done", [])
+        counts.append(segment.ledger["parameters"])
+        digests.append(segment.configuration.model["sha256"])
+    assert counts == [16, 36, 16]
+    assert digests[0] == digests[2] != digests[1]
+
+
 MISTAKES = {
     "no file is named": ("", None),
     "cannot read": ("none.py", None),

@@ -116,11 +116,13 @@ class LayersDivided(Divided):
         try:
             yield
         finally:
-            if group is not None and group.alive:
-                with group.together():
-                    self.compare(arm)
-                group.tell(Leave())
-            self._depth, self._group = 0, None
+            try:
+                if group is not None and group.alive:
+                    with group.together():
+                        self.compare(arm)
+                    group.tell(Leave())
+            finally:
+                self._depth, self._group = 0, None
             if self._trainer is not None and self._steps and (group is None or group.alive):
                 self._held.give_back(*self._optimizers)
 
