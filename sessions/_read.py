@@ -94,8 +94,12 @@ def _segment(group: h5py.Group, source: Source) -> Segment:
 def _metrics(segment: h5py.Group, source: Source) -> dict[str, MetricSeries]:
     if "metrics" not in segment:  # written before models measured themselves, or by one without
         return {}
+
     # In the order in which the model has them, which files before had not.
-    groups = sorted(_children(segment, "metrics"), key=lambda group: group.attrs.get("index", 0))
+    def place(group: h5py.Group) -> int:
+        return _attribute(group, "index", int) if "index" in group.attrs else 0
+
+    groups = sorted(_children(segment, "metrics"), key=place)
     return {_attribute(group, "name", str): _metric(group, source) for group in groups}
 
 

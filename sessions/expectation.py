@@ -32,8 +32,8 @@ def at_most(
 
     It is open with the verdict where there are too few pairs, clocks that differed, or means that
     refute the medians; the edges of the ``region`` (the larger of it and the floor) do not matter,
-    those of ``most`` do. ``found``
-    is the interval of the log ratio, ``seconds`` how long its pairs took: for ``more_s``.
+    those of ``most`` do. ``found`` is the interval of the log ratio, ``seconds`` how long its pairs
+    took: for ``more_s``.
     """
     low, high = judgement.low, judgement.high
     more_s = None if found is None else seconds_to_tell(found, math.log(most), seconds)

@@ -87,7 +87,7 @@ def adaptive_attention(
     """
     dtype = autocast_dtype(q_BHSD)
     if dtype is not None:
-        _check_shapes(q_BHSD, k_BGTD, v_BGTD, rank_G, precision_G, causal, scale, allow_fp8)
+        alike("adaptive_attention", "q k v", q_BHSD, k_BGTD, v_BGTD)  # which a cast would hide
         q_BHSD, k_BGTD, v_BGTD = q_BHSD.to(dtype), k_BGTD.to(dtype), v_BGTD.to(dtype)
     q_BHSD, k_BGTD, v_BGTD = unit_stride(q_BHSD), unit_stride(k_BGTD), unit_stride(v_BGTD)
     return run(OP, impl, q_BHSD, k_BGTD, v_BGTD, rank_G, precision_G, causal, scale, allow_fp8)
@@ -103,26 +103,13 @@ def _check(
     scale: float | None,
     allow_fp8: bool,
 ) -> None:
-    _check_shapes(q, k, v, rank, precision, causal, scale, allow_fp8)
+    alike("adaptive_attention", "q k v", q, k, v)
+    same_device("adaptive_attention", q, rank=rank, precision=precision)
     if not (q.dtype == k.dtype == v.dtype):
         raise Mistake(
             "adaptive_attention: q, k and v must have one dtype, but are "
             f"{q.dtype}, {k.dtype}, {v.dtype}"
         )
-
-
-def _check_shapes(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rank: Tensor | None,
-    precision: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    allow_fp8: bool,
-) -> None:
-    alike("adaptive_attention", "q k v", q, k, v)
-    same_device("adaptive_attention", q, rank=rank, precision=precision)
     if (
         q.dim() != 4
         or k.dim() != 4

@@ -72,7 +72,7 @@ def attention(
     """
     dtype = autocast_dtype(q_BHSD)
     if dtype is not None:
-        _check_shapes(q_BHSD, k_BGTD, v_BGTD, causal, window, scale, kv_length)
+        alike("attention", "q k v", q_BHSD, k_BGTD, v_BGTD)  # which a cast would hide
         q_BHSD, k_BGTD, v_BGTD = q_BHSD.to(dtype), k_BGTD.to(dtype), v_BGTD.to(dtype)
     q_BHSD, k_BGTD, v_BGTD = unit_stride(q_BHSD), unit_stride(k_BGTD), unit_stride(v_BGTD)
     return run(OP, backend, q_BHSD, k_BGTD, v_BGTD, causal, window, scale, kv_length)
@@ -87,24 +87,12 @@ def _check(
     scale: float | None,
     kv_length: Tensor | None,
 ) -> None:
-    _check_shapes(q, k, v, causal, window, scale, kv_length)
+    alike("attention", "q k v", q, k, v)
+    same_device("attention", q, kv_length=kv_length)
     if not (q.dtype == k.dtype == v.dtype):
         raise Mistake(
             f"attention: q, k and v must have one dtype, but are {q.dtype}, {k.dtype}, {v.dtype}"
         )
-
-
-def _check_shapes(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    window: int | None,
-    scale: float | None,
-    kv_length: Tensor | None,
-) -> None:
-    alike("attention", "q k v", q, k, v)
-    same_device("attention", q, kv_length=kv_length)
     if q.dim() != 4 or k.shape != v.shape or k.dim() != 4:
         raise Mistake(
             f"attention: expected q [B, H, S, D] and k, v [B, G, T, D], but got {_shapes(q, k, v)}"

@@ -23,6 +23,7 @@ and so is what it imports from beside it, which counts as a part of it.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -326,7 +327,8 @@ def load(config: OwnConfig, seed: int) -> Parts:
             del sys.modules[key]
     for before in _beside.keys() - {folder}:
         del _beside[before]
-        sys.path.remove(before)
+        with contextlib.suppress(ValueError):  # the model may have
+            sys.path.remove(before)
     if folder in _beside or folder not in sys.path:
         _beside[folder] = files
     if folder not in sys.path:

@@ -149,15 +149,21 @@ class Divided:
             yield
         finally:
             try:
-                if group is not None and group.alive:
-                    with group.together():
-                        self.compare(arm)
-                    group.tell(Leave())
+                self._leave(arm, group)
             finally:
-                self._depth, self._group = 0, None
                 self.buckets.detach()
                 if self.shards is not None:
                     self.shards.restore()  # what no rank could give back
+
+    def _leave(self, arm: Arm, group: groups.Group | None) -> None:
+        """Compare what the ranks have and let them leave, which the arm does whatever fails."""
+        try:
+            if group is not None and group.alive:
+                with group.together():
+                    self.compare(arm)
+                group.tell(Leave())
+        finally:
+            self._depth, self._group = 0, None
 
     def spread(self) -> None:
         """Hold what a rank does during steps, before the first of them; when entered."""

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from workbench.runner.ranks.divided import Divided
-from workbench.runner.ranks.messages import Compare, Evaluate, Leave, Order, Step
+from workbench.runner.ranks.messages import Compare, Evaluate, Order, Step
 from workbench.runner.ranks.region import Traffic, meeting
 
 if TYPE_CHECKING:
@@ -116,13 +116,7 @@ class LayersDivided(Divided):
         try:
             yield
         finally:
-            try:
-                if group is not None and group.alive:
-                    with group.together():
-                        self.compare(arm)
-                    group.tell(Leave())
-            finally:
-                self._depth, self._group = 0, None
+            self._leave(arm, group)
             if self._trainer is not None and self._steps and (group is None or group.alive):
                 self._held.give_back(*self._optimizers)
 
