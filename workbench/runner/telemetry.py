@@ -61,10 +61,9 @@ class HostSampler:
         self._why_no_clock = ""
         self._process = psutil.Process()
         self.others: GpuOthers | CpuOthers = CpuOthers()
-        psutil.cpu_percent()  # the first call only starts the interval
 
     def fast(self) -> Sample:
-        """Busy % since the last call, resident bytes, and what others use."""
+        """Busy % since this thread's last call, resident bytes, and what others use."""
         sample = {
             "busy": psutil.cpu_percent(),
             "memory_used": float(self._process.memory_info().rss),

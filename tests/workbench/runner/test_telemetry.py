@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 
 import pynvml
@@ -38,6 +39,22 @@ def test_a_reading_that_fails_says_why_and_is_tried_again(monkeypatch):
     assert readings.read() == {} and len(answers) == 1, "not at every sample"
     now_s[0] += telemetry.RETRY_S
     assert readings.read() == {"busy": 9.0} and not readings.why_not
+
+
+def test_the_first_sample_is_of_a_whole_interval_of_the_thread_that_reads():
+    readings, seen = itertools.count(), []
+
+    class Counting(HostSampler):
+        def fast(self):
+            return {"busy": float(next(readings))}
+
+    def take(sample):
+        seen.append(sample["busy"])
+        sampled.stop()
+
+    sampled = Telemetry(RecordingWire(), Counting(), take)
+    sampled._fast_lane()
+    assert seen == [1.0], "the first reading only begins the interval"
 
 
 def test_what_is_lost_and_comes_back_is_told_once_and_kept_in_the_session():

@@ -18,7 +18,9 @@ from workbench.ui import draft
 from workbench.ui.export import export_plot
 from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.plots import PLOTS, Run
-from workbench.ui.plots._narrowing import hatch
+from workbench.ui.plots._narrowing import Same, hatch
+from workbench.ui.style import Style
+from workbench.ui.theme import DARK
 
 
 def texts(panel) -> str:
@@ -325,3 +327,9 @@ def test_what_is_compared_next_takes_the_place_of_an_older_one_that_was_opened(s
     several._state.comparisonsChanged.emit()
     several._show()
     assert "UNDECIDED" in several.headline.text()
+
+
+@pytest.mark.parametrize(("region", "said"), [(0.05, "0.05"), (0.25, "0.25"), (1.0, "1")])
+def test_the_region_of_the_same_is_told_as_it_was_asked_for(region, said):
+    (entry,) = Same(region, Style(DARK)).entries()
+    assert entry.name == f"the same: ±{said} %"
