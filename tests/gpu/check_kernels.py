@@ -53,6 +53,8 @@ DEVICE = torch.device("cuda", 0)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 PARTS = ("right", "fast")
 WORKERS = 6  # processes that check at the same time
+# Bytes of memory that hold several operators' large cases, in FP64 too, beside a huge tensor.
+ROOM_FOR_SEVERAL = 100 * 2**30
 COSTLY = "attention"  # is timed last, with all the time that is left
 # Shapes, masks and dtypes have 40 to 50 kernels each here, of 1 to 5 seconds to compile. Those of
 # FP16 and BF16 have the same tiles: a shape is asked for in FP32 and in one of the two.
@@ -232,10 +234,11 @@ def _checks(
                 test = functools.partial(_compare, op, case, dtype, apart, worst, left_out=left_out)
                 yield title, dtype, test
     narrow = torch.bfloat16
+    short = hardware.has_gpu() and hardware.of(DEVICE).total_bytes < ROOM_FOR_SEVERAL
     for case in op.cases:
         if case.bench:
             test = functools.partial(_compare, op, case, narrow, False, worst, large=True)
-            yield f"{case.name} large", narrow, test
+            yield f"{case.name} large", narrow, functools.partial(_alone, test) if short else test
     case = next(c for c in small if "0" not in c.name.split()[0][:2])
     yield f"{case.name} compiled", narrow, lambda: _compiled(op, case)
     yield f"{case.name} replayed", narrow, lambda: _replayed(op, case)
@@ -244,7 +247,7 @@ def _checks(
     yield f"{case.name} autocast", narrow, lambda: _autocast(op, case)
     for huge in op.huge:
         title = f"over 2^31 elements {dict(huge.sizes)}"
-        yield title, torch.float16, functools.partial(_huge, op, huge)
+        yield title, torch.float16, functools.partial(_alone, functools.partial(_huge, op, huge))
 
 
 def _implementations(op: Operator, inputs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -411,17 +414,17 @@ def _autocast(op: Operator, case: Case) -> list[str]:
     return problems
 
 
-def _huge(op: Operator, huge: Huge) -> list[str]:
-    # One process at a time, or their tensors would not fit in the memory together.
+def _alone(test: Callable[[], list[str]]) -> list[str]:
+    """One process at a time, or their tensors would not fit in the memory together."""
     with Path(__file__).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            return _end_of(op, huge)
+            return test()
         finally:
             torch.cuda.empty_cache()
 
 
-def _end_of(op: Operator, huge: Huge) -> list[str]:
+def _huge(op: Operator, huge: Huge) -> list[str]:
     inputs = op.inputs(Case("huge", huge.sizes), DEVICE, torch.float16, 0)
     triton = op.implementations["triton"]
     refused = triton.refuses(*inputs.values()) if triton.refuses else None
