@@ -314,8 +314,7 @@ def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> 
 
 def _cost(x_BSD: Tensor, score_BS: Tensor, k: int) -> Cost:
     x, scores = tensor_bytes(x_BSD), tensor_bytes(score_BS)
-    share = k / x_BSD.shape[1]
-    taken = int(share * (x + scores))
+    taken = (x + scores) * k // max(x_BSD.shape[1], 1)
     places = 8 * score_BS.shape[0] * k
     return Cost(
         Work(2 * taken + scores + places, score_BS.numel()), Work(taken + places + x + scores, 0)

@@ -34,6 +34,7 @@ from models._language_model import BlockOutput
 from models._layers import INIT_STD, RMSNorm, SwiGLUMLP, residual_std, usable
 from models._mistake import ConfigurationError
 from models._moe_config import MoEConfig
+from models._share import Share
 
 
 class Router(nn.Module):
@@ -165,7 +166,8 @@ def _measured(share_E: Tensor, balance: Tensor) -> dict[str, Tensor]:
 def within_capacity(index_BSK: Tensor, n_experts: int, factor: float) -> Tensor:
     """The choices (B, S, K) with -1 for those that found their expert full."""
     batch, n_tokens, k = index_BSK.shape
-    capacity = math.ceil(factor * n_tokens * k / n_experts)
+    share = Share.nearest(factor).times(Share(k, n_experts))
+    capacity = max(1, share.of(n_tokens))
     index_BA1 = index_BSK.reshape(batch, n_tokens * k, 1)
     chosen_BAE = index_BA1 == torch.arange(n_experts, device=index_BSK.device)
     place_BAE = chosen_BAE.cumsum(1, dtype=torch.int32)

@@ -24,6 +24,7 @@ import kernels
 from models._initialise import started
 from models._layers import INIT_STD, Linear, RMSNorm, SwiGLUMLP, mlp_width, residual_std
 from models._mistake import ConfigurationError
+from models._share import Share
 
 
 class FabricLayer(nn.Module):
@@ -108,7 +109,7 @@ class DynamicNeuroFabric(nn.Module):
 
 def chosen(capacity: float, n: int) -> int:
     """How many of ``n`` samples a layer serves."""
-    return max(1, round(capacity * n))
+    return max(1, Share.nearest(capacity).nearly(n))
 
 
 def depth_shares(depth_BS: Tensor, max_layers: int) -> Tensor:

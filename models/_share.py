@@ -22,8 +22,11 @@ class Share(NamedTuple):
 
     @staticmethod
     def nearest(value: float) -> Share:
-        """The share nearest to ``value`` (above 0, at most 1) with a denominator up to 1000."""
-        exact = Fraction(value).limit_denominator(1000)
+        """The share nearest to ``value`` (above 0) with a denominator up to a million.
+
+        So decimals of six places and thirds are exact, which floating-point numbers are not.
+        """
+        exact = Fraction(value).limit_denominator(1_000_000)
         return Share(exact.numerator, exact.denominator)
 
     def times(self, other: Share) -> Share:
@@ -33,6 +36,10 @@ class Share(NamedTuple):
     def of(self, count: Count) -> Count:
         """How many of ``count`` tokens: a number, or an integer tensor of any shape."""
         return (count * self.part + self.whole - 1) // self.whole
+
+    def nearly(self, count: int) -> int:
+        """How many of ``count`` tokens, rounded to the nearest (halves to the even one)."""
+        return round(Fraction(self.part * count, self.whole))
 
     def slots(self, length: int) -> int:
         """Places in a cache for ``length`` positions; one more than tokens where some are left out.

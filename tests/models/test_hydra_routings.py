@@ -146,6 +146,7 @@ def test_a_share_is_the_same_number_on_the_host_and_on_the_device():
         share = Share.nearest(capacity)
         assert share.of(counts).tolist() == [share.of(n) for n in counts.tolist()]
         assert share.of(1000) == math.ceil(Fraction(capacity).limit_denominator(1000) * 1000)
+    assert Share.nearest(0.012345).of(200_000) == 2469, "decimals are exact"
 
 
 @every_combination
