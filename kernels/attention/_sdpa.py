@@ -21,7 +21,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels import hardware
-from kernels._operator import Implementation, unit_stride
+from kernels._autograd import needs_gradient
+from kernels._operator import Implementation, traced_as_constant, unit_stride
 from kernels.attention._masks import RECOMPUTED_ULPS, square, trivial, visible
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -122,7 +123,23 @@ def _flash_refuses(
         return f"SDPA's flash backend takes head dimensions up to 256, not {q.shape[-1]}"
     if not (trivial(q, causal, window, kv_length) or square(q, k, window, kv_length)):
         return "SDPA's flash backend takes no mask, which a window, kv_length or fewer queries need"
+    if torch.compiler.is_compiling() and 192 < q.shape[-1] <= 224 and needs_gradient(q, k, v):
+        return _flash_untrained(q.device.type) or None
     return _ask(can_use_flash_attention, q, k, v, causal, window, kv_length)
+
+
+@traced_as_constant
+def _flash_untrained(device_type: str) -> str:
+    """Why the GPU has no backward pass for head dimensions from 193 to 224; empty if it has.
+
+    By check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120 in PyTorch's
+    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; wider ones lack it with dropout alone.
+    """
+    capability = hardware.of(device_type).capability
+    if not ((8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)):
+        return ""
+    has = ".".join(map(str, capability))
+    return f"SDPA's flash backend trains no head dimensions from 193 to 224 on capability {has}"
 
 
 def _efficient_refuses(
@@ -136,7 +153,23 @@ def _efficient_refuses(
 ) -> str | None:
     if q.dtype == torch.float64:
         return "SDPA's memory-efficient backend takes no float64"
+    if torch.compiler.is_compiling():  # torch is not asked
+        multiple = _efficient_multiple(q.device.type, q.dtype in _HALF)
+        if q.shape[-1] % multiple:
+            return (
+                f"SDPA's memory-efficient backend takes head dimensions {multiple}, "
+                f"{2 * multiple}, ..., not {q.shape[-1]}"
+            )
     return _ask(can_use_efficient_attention, q, k, v, causal, window, kv_length)
+
+
+@traced_as_constant
+def _efficient_multiple(device_type: str, half: bool) -> int:
+    """By minimum_gemm_alignment in PyTorch's sdp_utils.cpp: 16 bytes where matrix units work."""
+    major, _ = hardware.of(device_type).capability
+    if half:
+        return 8 if major >= 7 else 1
+    return 4 if major >= 8 else 1
 
 
 def _efficient_avoid(q: Tensor, k: Tensor, *_: Any) -> str | None:

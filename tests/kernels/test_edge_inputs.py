@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import kernels
-from kernels import OPS, _tuning
+from kernels import OPS, _tuning, hardware
 from kernels._triton import INTERPRETED
 from kernels.adaptive_attention import _launch as adaptive
 from kernels.attention import _flex, _sdpa
@@ -90,6 +90,51 @@ def test_what_torch_says_of_cudnn_is_known_while_compiling(monkeypatch, keys, de
     q = torch.empty(1, 2, keys, 16, dtype=torch.bfloat16)
     refused = _sdpa.BACKENDS["sdpa_cudnn"].refuses(q, q, q, True, None, None, None)
     assert refused is None if said is None else said in refused
+
+
+@pytest.mark.parametrize(
+    ("capability", "dim", "trained", "refused"),
+    [
+        ((8, 6), 224, True, True),
+        ((8, 9), 200, True, True),
+        ((12, 0), 200, True, True),
+        ((8, 9), 200, False, False),
+        ((8, 9), 192, True, False),
+        ((8, 9), 256, True, False),
+        ((8, 0), 200, True, False),
+        ((9, 0), 200, True, False),
+    ],
+)
+def test_head_dimensions_that_flash_does_not_train_are_known_while_compiling(
+    monkeypatch, capability, dim, trained, refused
+):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with torch._subclasses.FakeTensorMode(), hardware.imagined(capability):
+        q = torch.empty(1, 2, 5, dim, dtype=torch.bfloat16, device="cuda", requires_grad=trained)
+        why = _sdpa.BACKENDS["sdpa_flash"].refuses(q, q, q, True, None, None, None)
+    assert bool(why and "trains no head dimensions" in why) == refused
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "dim", "refused"),
+    [
+        ((8, 0), torch.float16, 12, True),
+        ((8, 0), torch.float16, 24, False),
+        ((7, 0), torch.float16, 12, True),
+        ((6, 0), torch.float16, 12, False),
+        ((9, 0), torch.float32, 6, True),
+        ((9, 0), torch.float32, 12, False),
+        ((7, 5), torch.float32, 6, False),
+    ],
+)
+def test_head_dimensions_that_the_efficient_backend_refuses_are_known_while_compiling(
+    monkeypatch, capability, dtype, dim, refused
+):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with torch._subclasses.FakeTensorMode(), hardware.imagined(capability):
+        q = torch.empty(1, 2, 5, dim, dtype=dtype, device="cuda")
+        why = _sdpa.BACKENDS["sdpa_efficient"].refuses(q, q, q, True, 2, None, None)
+    assert bool(why and "takes head dimensions" in why) == refused
 
 
 def test_a_mask_first_made_without_gradients_can_be_trained_with():
