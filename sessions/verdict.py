@@ -243,7 +243,8 @@ def judge_pairs(
     if verdict == "UNDECIDED":
         more_s = seconds_to_tell(time, math.copysign(margin, time.mean), seconds)
     mean_logs = found.mean_logs[np.isfinite(found.mean_logs)]
-    if refuted := _refuted(verdict, interval(mean_logs, alpha), margin):
+    whole = interval(mean_logs, alpha) if len(mean_logs) >= MIN_PAIRS else None
+    if whole is not None and (refuted := _refuted(verdict, time, whole, margin)):
         reasons.append(refuted)
         verdict, more_s = "UNDECIDED", None  # more of the same would only confirm it
     known = np.isfinite(found.cycle_logs)
@@ -276,7 +277,8 @@ def judge_pairs(
         ratio=_exp(time.mean),
         low=_exp(time.low),
         high=_exp(time.high),
-        cycles=None if cycles is None else [_exp(cycles.mean), _exp(cycles.low), _exp(cycles.high)],
+        cycles=_ratios(cycles),
+        whole=_ratios(whole),
         p=p_value(time, margin),
         settled=time.n >= MIN_PAIRS and time.half_width <= half_width,
         more_s=more_s,
@@ -348,18 +350,28 @@ def decide(time: Interval, margin: float) -> tuple[str, list[str]]:
     return "UNDECIDED", [f"the interval reaches over the edge of ±{percent:.2g} %"]
 
 
-def _refuted(verdict: str, whole: Interval, margin: float) -> str:
-    """How the mean step times, whose log ratios have that interval, refute a verdict by medians."""
-    if whole.n < MIN_PAIRS:
-        return ""
+def _refuted(verdict: str, time: Interval, whole: Interval, margin: float) -> str:
+    """How the mean step times, whose log ratios are ``whole``, refute a verdict by medians.
+
+    Or the one that more pairs can be expected to give, where there is none yet.
+    """
+    said = f"it is {verdict}"
+    if verdict == "UNDECIDED":
+        if time.n < MIN_PAIRS:
+            return ""
+        verdict = "FASTER" if time.mean < 0 else "SLOWER"
+        verdict = "SAME" if abs(time.mean) < margin else verdict
+        said = f"{verdict} is likely"
     outside = whole.low > margin or whole.high < -margin
     refuted = {"FASTER": whole.low > -margin, "SLOWER": whole.high < margin, "SAME": outside}
-    if not refuted.get(verdict):
+    if not refuted[verdict]:
         return ""
-    return (
-        f"by the median step it is {verdict}, but of all steps together the ratio is "
-        f"{_ratio_text(whole)}: some take far longer than the median"
-    )
+    return f"by the median step {said}, but {of_all_steps(_ratio_text(whole))}"
+
+
+def of_all_steps(ratio: str) -> str:
+    """What the mean step times say against the medians: a clause."""
+    return f"of all steps together the ratio is {ratio}: some take far longer than the median"
 
 
 def _fixed(series: NDArray, alpha: float) -> tuple[float, float, float]:
@@ -392,6 +404,10 @@ def _about_voids(blocks: Sequence[str]) -> list[str]:
 
 def _ratio_text(found: Interval) -> str:
     return f"{math.exp(found.mean):.4f} [{math.exp(found.low):.4f}, {math.exp(found.high):.4f}]"
+
+
+def _ratios(found: Interval | None) -> list[float | None] | None:
+    return None if found is None else [_exp(found.mean), _exp(found.low), _exp(found.high)]
 
 
 def _exp(value: float) -> float | None:

@@ -213,6 +213,16 @@ def test_sampled_shares_cover_the_true_ones_though_not_every_order_was_run():
     assert np.mean(narrow) < 0.6
 
 
+@pytest.mark.parametrize("rounds", [7, 20])
+def test_what_leaves_a_sampled_share_open_is_told_once_and_in_rounds(rounds):
+    arms, contrasts = design("shapley", 6, attribution.sampled_orders(6, 6, 0))
+    logs = np.random.default_rng(0).normal(0, 0.06, (rounds, len(arms)))
+    reasons = by_name(judge(contrasts, logs), "share")["a"].reasons
+    open_ = "7 of at least 8 rounds were measured" if rounds == 7 else "the interval reaches over"
+    assert len(reasons) == 2 and reasons[0].startswith(open_)
+    assert reasons[1].startswith("6 sampled orders of the toggles widen it by")
+
+
 # What always holds
 
 

@@ -367,7 +367,21 @@ def test_what_only_the_median_step_gains_is_not_called_faster(turned):
     assert found.verdict == "UNDECIDED" and found.more_s is None
     assert f"by the median step it is {claimed}, but of all steps together" in found.reasons[0]
     same = verdict.judge(msgspec.structs.replace(whole, means_ms=whole.medians_ms))
-    assert same == verdict.judge(whole)
+    assert same.whole == pytest.approx([same.ratio, same.low, same.high])
+    assert msgspec.structs.replace(same, whole=None) == verdict.judge(whole)
+
+
+def test_a_verdict_that_measuring_on_would_give_and_the_means_refute_is_not_promised():
+    logs = alternating(-0.014, 0.008)
+    noisy = comparison(logs)
+    assert verdict.judge(noisy, seconds=12.0).more_s is not None
+    means = [ms * (1.0, 1.2)[place % 2] for place, ms in enumerate(noisy.medians_ms)]
+    found = verdict.judge(msgspec.structs.replace(noisy, means_ms=means), seconds=12.0)
+    assert found.verdict == "UNDECIDED" and found.more_s is None
+    edge, refuted = found.reasons[:2]
+    assert edge == "the interval reaches over the edge of ±1 %"
+    assert refuted.startswith("by the median step FASTER is likely, but of all steps together the")
+    assert 1.15 < found.whole[1] < found.whole[0] < found.whole[2] < 1.25
 
 
 def test_the_same_median_with_other_means_is_not_called_the_same():
