@@ -230,3 +230,23 @@ def test_a_ratio_without_an_interval_says_why(qtbot, panel, three, state):
     settle(qtbot, panel, 4)
     assert cells(panel, 2)[3].endswith("×, no interval: too few independent blocks")
     assert "run at least" in panel.sessions.item(3, 2).toolTip()
+
+
+def test_where_there_is_no_ratio_the_reason_stands_in_its_place(qtbot, panel, state):
+    """It said "– × for other work", or "– ×, no interval"."""
+    state.session = gpu_session(1, 60, title="gpu")
+    host = cpu_session()
+    state.compared.add(host)
+    settle(qtbot, panel, 2)
+    assert cells(panel, 2)[1] == "no ratio: host times cannot be compared with GPU times"
+
+
+def test_titles_of_sessions_stand_over_the_differences_as_they_were_given(qtbot, panel, state):
+    state.session = gpu_session(1, 60, title="nightly on an H200")
+    other = gpu_session(1, 60, seed=1, title="eager")
+    other.environment["driver"] = "570.86.15"
+    state.compared.add(other)
+    settle(qtbot, panel, 2)
+    table = panel.differences
+    headings = [table.horizontalHeaderItem(n).text() for n in range(table.columnCount())]
+    assert headings == ["Setting", "nightly on an H200", "eager"]
