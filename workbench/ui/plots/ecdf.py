@@ -53,9 +53,8 @@ class Curve(Layer):
         label = self._distribution.label
         if len(label) > _LABEL:
             label = f"{label[: _LABEL - 12]}…{label[-11:]}"
-        if self._style.paper:
-            label = f"{label} ({self._median()})"
-        return [Entry(label, "line", pen, none, self._reading, "median 100 ms")]
+        tail = f" ({self._median()})" if self._style.paper else ""
+        return [Entry(label, "line", pen, none, self._reading, "median 100 ms", tail)]
 
     def _median(self) -> str:
         return f"median {MILLISECONDS.text(float(np.median(self._distribution.values)))}"
