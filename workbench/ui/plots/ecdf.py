@@ -51,7 +51,7 @@ class Curve(Layer):
         pen = self._style.pen(self._distribution.color)
         none = QBrush(Qt.BrushStyle.NoBrush)
         label = self._distribution.label
-        if len(label) > _LABEL:
+        if len(label) > _LABEL and not self._style.paper:  # where the legend cuts what it must
             label = f"{label[: _LABEL - 12]}…{label[-11:]}"
         tail = f" ({self._median()})" if self._style.paper else ""
         return [Entry(label, "line", pen, none, self._reading, "median 100 ms", tail)]
