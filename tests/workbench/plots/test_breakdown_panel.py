@@ -162,6 +162,7 @@ def test_no_two_operator_classes_have_the_same_colour_and_words_in_them_are_read
     assert len({one.name() for one in colours.values()}) == len(colours)
     for kind, colour in colours.items():
         assert contrast(theme.text, colour.name()) >= 3, kind
+        assert contrast(fill("").name(), colour.name()) >= 1.15, f"{kind} is no module"
 
 
 def test_what_pointing_tells_stays_off_the_edge_whatever_the_theme_and_its_room(qapp, filled):

@@ -30,7 +30,7 @@ MICROSECONDS = Unit("s", 1e-6)
 _LABEL_PX = 14.0  # a cell that is narrower has no room for a word
 _LEAST_PX = 0.4  # what is narrower is left to the cell above
 _STUMP = 3  # letters of a name that was cut and says nothing any more
-_TINTS = (0.5, 0.22, 0.7)  # of a class's colour in its cells; another when colours start over
+_TINTS = (0.5, 0.3, 0.7)  # of a class's colour in its cells; another when colours start over
 
 
 @dataclass(frozen=True)
