@@ -202,7 +202,7 @@ def verdict(arm: Arm) -> str:
 
 def _by_time(arm: Arm, found: Ratio) -> str:
     if math.isnan(found.ratio):
-        return f"no ratio: {found.reason.partition(':')[0]}"
+        return "no ratio"  # the tool tip has the reason, and a warning above says it
     if found.low is None or found.high is None:
         why = f", no interval: {found.reason.partition(':')[0]}"
         return f"{number(found.ratio)} ×{' for other work' if arm.other_work else why}"
