@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import kernels
-from kernels import OPS, _tuning
+from kernels import OPS, _tuning, hardware
 from kernels._triton import INTERPRETED
 from kernels.adaptive_attention import _launch as adaptive
 from kernels.attention import _flex, _sdpa
@@ -90,6 +90,23 @@ def test_what_torch_says_of_cudnn_is_known_while_compiling(monkeypatch, keys, de
     q = torch.empty(1, 2, keys, 16, dtype=torch.bfloat16)
     refused = _sdpa.BACKENDS["sdpa_cudnn"].refuses(q, q, q, True, None, None, None)
     assert refused is None if said is None else said in refused
+
+
+@pytest.mark.parametrize(
+    ("capability", "dim", "trained", "refused"),
+    [
+        ((8, 9), 208, True, True), ((12, 0), 224, True, True), ((8, 9), 208, False, False),
+        ((8, 9), 256, True, False), ((8, 9), 192, True, False), ((9, 0), 208, True, False),
+    ],
+)  # fmt: skip
+def test_which_heads_flash_trains_on_a_workstation_gpu_is_known_while_compiling(
+    monkeypatch, capability, dim, trained, refused
+):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with torch._subclasses.FakeTensorMode(), hardware.imagined(capability):
+        q = torch.empty(1, 2, 5, dim, dtype=torch.bfloat16, device="cuda", requires_grad=trained)
+        said = _sdpa.BACKENDS["sdpa_flash"].refuses(q, q, q, True, None, None, None)
+    assert (said is not None and "does not train" in said) == refused
 
 
 def test_a_mask_first_made_without_gradients_can_be_trained_with():
