@@ -22,7 +22,7 @@ class Share(NamedTuple):
 
     @staticmethod
     def nearest(value: float) -> Share:
-        """The share nearest to ``value`` (above 0, at most 1) with a denominator up to 1000."""
+        """The share nearest to ``value`` (above 0) with a denominator up to 1000."""
         exact = Fraction(value).limit_denominator(1000)
         return Share(exact.numerator, exact.denominator)
 
