@@ -427,9 +427,11 @@ def score_error(
     For every token: |s - s'| <= scale (|q - q P| |k - k P| + (|1 - f| + f (2 u + u^2)) |q| |k|),
     P the kept columns, f the factor of the scale, u the rounding of a row; each output then differs
     by at most (e^(2 |s - s'|) - 1) max |v|. Queries and keys, in the basis and ``dtype``, are known
-    by their ``longest``; ``rules`` and ``dtype`` say what rounding there is.
+    by their ``longest``, queries times the factor; ``rules`` and ``dtype`` say what rounding there
+    is.
     """
     bits_LH, factor_LH, dim = chosen.bits, chosen.factor, chosen.basis.shape[-1]
+    q_LPH = q_LPH / factor_LH[:, None]
     stretched_LH = (1 - factor_LH).abs()
     if rules.rounds(dtype):
         rounding_LH = torch.zeros_like(factor_LH)

@@ -92,7 +92,8 @@ class MixtureOfExperts(nn.Module):
         self.std_out = residual_std(config.n_layers)
         # Where every expert takes every token, the balancing loss is a constant.
         self.balance_weight = 0 if config.gating == "dense" else config.load_balance_weight
-        self.capacity_factor = config.capacity_factor
+        factor = config.capacity_factor
+        self.capacity = Share.nearest(factor) if factor else None  # of even use
         self.router = Router(config)
         self.gate_up = nn.Parameter(torch.empty(n_experts, 2 * width, dim))
         self.down = nn.Parameter(torch.empty(n_experts, dim, width))
@@ -134,8 +135,8 @@ class MixtureOfExperts(nn.Module):
         share_E = counts_E.to(mean_E.dtype) / index_BSK.numel()
         balance = len(share_E) * (share_E * mean_E).sum()
         measured = _measured(share_E.detach(), balance.detach())
-        if self.training and self.capacity_factor:
-            index_BSK = within_capacity(index_BSK, len(share_E), self.capacity_factor)
+        if self.training and self.capacity is not None:
+            index_BSK = within_capacity(index_BSK, len(share_E), self.capacity)
             measured["dropped_share"] = (index_BSK < 0).float().mean()[None]
         y_BSD = kernels.moe_experts(
             self.region.enter(x_BSD),
@@ -163,11 +164,10 @@ def _measured(share_E: Tensor, balance: Tensor) -> dict[str, Tensor]:
     }
 
 
-def within_capacity(index_BSK: Tensor, n_experts: int, factor: float) -> Tensor:
+def within_capacity(index_BSK: Tensor, n_experts: int, factor: Share) -> Tensor:
     """The choices (B, S, K) with -1 for those that found their expert full."""
     batch, n_tokens, k = index_BSK.shape
-    share = Share.nearest(factor).times(Share(k, n_experts))
-    capacity = max(1, share.of(n_tokens))
+    capacity = max(1, factor.times(Share(k, n_experts)).of(n_tokens))
     index_BA1 = index_BSK.reshape(batch, n_tokens * k, 1)
     chosen_BAE = index_BA1 == torch.arange(n_experts, device=index_BSK.device)
     place_BAE = chosen_BAE.cumsum(1, dtype=torch.int32)

@@ -312,7 +312,7 @@ def _widened(contrast: Contrast, logs: NDArray, found: Judgement, margin: float)
     wide = verdict.Interval(found.pairs, mean, low - reach, high + reach, error)
     said, reasons = verdict.decide(wide, margin)
     if found.verdict == "UNDECIDED":
-        said = "UNDECIDED"  # the clocks disagree, or the means
+        said, reasons = "UNDECIDED", []  # as it was told: too few, or the clocks or means disagree
     distance = max(0.0, (abs(mean) - margin) / 2)
     p_orders = 2 * float(stats.t.sf(distance / error, count - 1)) if error else 0.0
     own = values(contrast.weights, logs)

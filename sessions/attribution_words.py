@@ -139,7 +139,8 @@ def remarks(study: Study) -> list[str]:
     ]
     if facts.get("final"):
         seconds = float(facts["seconds"])
-        said.append(f"{facts['rounds']} rounds in {duration(seconds)}.")
+        count = facts["rounds"]
+        said.append(f"{count} round{'s' * (count != 1)} in {duration(seconds)}.")
         if facts.get("more_s") is not None:
             said.append(sentence(f"what is undecided: {more_text(facts['more_s'], seconds)}"))
     if note := study.asked.get("floor_note"):

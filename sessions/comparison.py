@@ -207,15 +207,17 @@ def _warnings(found: Sequence[Difference], arms: Sequence[Arm]) -> list[str]:
         words = re.split(r"[^a-z]+", name.lower())
         if group == "environment" and not decisive.isdisjoint(words):
             values = ["unknown" if value is None else str(value) for value in difference.values]
-            listed = ", ".join(
-                f"{arm.title}: {value}" for arm, value in zip(arms, values, strict=True)
-            )
-            if len(arms) > _NAMED:
-                listed = ", ".join(
-                    f"{value}: {count} of {len(arms)}" for value, count in Counter(values).items()
-                )
+            listed = _listed(arms, values)
             warnings.append(f"{name} differs ({listed}); step times may differ for that alone.")
-    if len({arm.clock for arm in arms}) > 1:
-        listed = ", ".join(f"{arm.title}: {arm.clock}" for arm in arms)
-        warnings.append(f"Step times are of different clocks ({listed}).")
+    clocks = [arm.clock for arm in arms]
+    if len(set(clocks)) > 1:
+        warnings.append(f"Step times are of different clocks ({_listed(arms, clocks)}).")
     return warnings
+
+
+def _listed(arms: Sequence[Arm], values: Sequence[str]) -> str:
+    """Who has which value; of many sessions, how many have it."""
+    if len(arms) > _NAMED:
+        counts = Counter(values).items()
+        return ", ".join(f"{value}: {count} of {len(arms)}" for value, count in counts)
+    return ", ".join(f"{arm.title}: {value}" for arm, value in zip(arms, values, strict=True))

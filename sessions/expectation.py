@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from sessions.model import Judgement
-from sessions.verdict import MIN_PAIRS, Interval, seconds_to_tell
+from sessions.verdict import MIN_PAIRS, Interval, of_all_steps, seconds_to_tell
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ def at_most(
 
     It is open with the verdict where there are too few pairs, clocks that differed, or means that
     refute the medians; the edges of the ``region`` (the larger of it and the floor) do not matter,
-    those of ``most`` do. ``found`` is the interval of the log ratio, ``seconds`` how long its pairs
-    took: for ``more_s``.
+    those of ``most`` do, for the means too. ``found`` is the interval of the log ratio, ``seconds``
+    how long its pairs took: for ``more_s``.
     """
     low, high = judgement.low, judgement.high
     more_s = None if found is None else seconds_to_tell(found, math.log(most), seconds)
@@ -43,6 +43,17 @@ def at_most(
     clear = high < below or low > above or (below <= low and high <= above)
     if clear and judgement.verdict == "UNDECIDED":
         return Answer(None, judgement.reasons, judgement.more_s)
-    if high <= most or low > most:
-        return Answer(high <= most, [])
-    return Answer(None, ["the interval reaches over that"], more_s)
+    holds = _side(low, high, most)
+    if holds is None:
+        return Answer(None, ["the interval reaches over that"], more_s)
+    whole = [each for each in judgement.whole or [] if each is not None]
+    if len(whole) == 3 and _side(whole[1], whole[2], most) is (not holds):
+        said = "holds" if holds else "does not hold"
+        ratio = "{:.4f} [{:.4f}, {:.4f}]".format(*whole)
+        return Answer(None, [f"by the median step it {said}, but {of_all_steps(ratio)}"])
+    return Answer(holds, [])
+
+
+def _side(low: float, high: float, most: float) -> bool | None:
+    """Whether an interval lies at or below ``most``; None where it reaches over."""
+    return None if low <= most < high else high <= most

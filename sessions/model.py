@@ -135,6 +135,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     low: float | None  # of the 95 % interval, which holds however often one looks
     high: float | None
     cycles: list[float | None] | None = None  # ratio, low, high in clock cycles
+    whole: list[float | None] | None = None  # the same of all steps together: of the blocks' means
     p: float = 1.0  # of "the arms are the same in practice"
     settled: bool = False  # the interval is as narrow as was asked for
     more_s: float | None = None  # how much longer deciding would take, where undecided

@@ -123,6 +123,7 @@ def judgement_of(comparison: PairedComparison) -> Judgement:
         ratio=None if math.isnan(comparison.ratio) else comparison.ratio,
         low=None if math.isnan(comparison.low) else comparison.low,
         high=None if math.isnan(comparison.high) else comparison.high,
+        whole=facts.get("whole"),
         p=facts.get("p", 1.0),
         reasons=facts.get("reasons", []),
     )

@@ -43,6 +43,7 @@ REGION = 0.01  # of practical equivalence: ratios from 1 / 1.01 to 1.01 are the 
 HALF_WIDTH = 0.005  # of the interval of the log ratio, at which measuring ends
 _MIXTURE = 1.0  # variance of the mixture over the effect, in those of a pair; narrow for 8 to 100
 _RESAMPLES = 1999
+_DRAWN = 1 << 20  # numbers of resamples that are held at once
 _EACH = 40  # pairs that are all looked at
 LONGEST_S = 86_400.0  # no verdict is promised beyond a day more
 
@@ -243,7 +244,8 @@ def judge_pairs(
     if verdict == "UNDECIDED":
         more_s = seconds_to_tell(time, math.copysign(margin, time.mean), seconds)
     mean_logs = found.mean_logs[np.isfinite(found.mean_logs)]
-    if refuted := _refuted(verdict, interval(mean_logs, alpha), margin):
+    whole = interval(mean_logs, alpha) if len(mean_logs) >= MIN_PAIRS else None
+    if whole is not None and (refuted := _refuted(verdict, time, whole, margin)):
         reasons.append(refuted)
         verdict, more_s = "UNDECIDED", None  # more of the same would only confirm it
     known = np.isfinite(found.cycle_logs)
@@ -276,7 +278,8 @@ def judge_pairs(
         ratio=_exp(time.mean),
         low=_exp(time.low),
         high=_exp(time.high),
-        cycles=None if cycles is None else [_exp(cycles.mean), _exp(cycles.low), _exp(cycles.high)],
+        cycles=_ratios(cycles),
+        whole=_ratios(whole),
         p=p_value(time, margin),
         settled=time.n >= MIN_PAIRS and time.half_width <= half_width,
         more_s=more_s,
@@ -348,18 +351,28 @@ def decide(time: Interval, margin: float) -> tuple[str, list[str]]:
     return "UNDECIDED", [f"the interval reaches over the edge of ±{percent:.2g} %"]
 
 
-def _refuted(verdict: str, whole: Interval, margin: float) -> str:
-    """How the mean step times, whose log ratios have that interval, refute a verdict by medians."""
-    if whole.n < MIN_PAIRS:
-        return ""
+def _refuted(verdict: str, time: Interval, whole: Interval, margin: float) -> str:
+    """How the mean step times, whose log ratios are ``whole``, refute a verdict by medians.
+
+    Or the one that more pairs can be expected to give, where there is none yet.
+    """
+    said = f"it is {verdict}"
+    if verdict == "UNDECIDED":
+        if time.n < MIN_PAIRS:
+            return ""
+        verdict = "FASTER" if time.mean < 0 else "SLOWER"
+        verdict = "SAME" if abs(time.mean) < margin else verdict
+        said = f"{verdict} is likely"
     outside = whole.low > margin or whole.high < -margin
     refuted = {"FASTER": whole.low > -margin, "SLOWER": whole.high < margin, "SAME": outside}
-    if not refuted.get(verdict):
+    if not refuted[verdict]:
         return ""
-    return (
-        f"by the median step it is {verdict}, but of all steps together the ratio is "
-        f"{_ratio_text(whole)}: some take far longer than the median"
-    )
+    return f"by the median step {said}, but {of_all_steps(_ratio_text(whole))}"
+
+
+def of_all_steps(ratio: str) -> str:
+    """What the mean step times say against the medians: a clause."""
+    return f"of all steps together the ratio is {ratio}: some take far longer than the median"
 
 
 def _fixed(series: NDArray, alpha: float) -> tuple[float, float, float]:
@@ -368,16 +381,24 @@ def _fixed(series: NDArray, alpha: float) -> tuple[float, float, float]:
 
     n = len(series)
     half = float(stats.t.ppf(1 - alpha / 2, n - 1) * series.std(ddof=1)) / math.sqrt(n)
-    result = stats.bootstrap(
-        (series,),
-        np.mean,
-        n_resamples=_RESAMPLES,
-        confidence_level=1 - alpha,
-        method="BCa",
-        random_state=np.random.default_rng(0),
+    # As scipy.stats.bootstrap has it, whose jackknife holds n x n numbers: hours of pairs do not
+    # fit in memory. That of a mean needs none.
+    mean = float(series.mean())
+    apart = series - mean
+    draw = np.random.default_rng(0)
+    rows = max(1, _DRAWN // n)
+    means = np.concatenate(
+        [
+            apart[draw.integers(0, n, (min(rows, _RESAMPLES - first), n))].mean(axis=1)
+            for first in range(0, _RESAMPLES, rows)
+        ]
     )
-    below, above = result.confidence_interval
-    return float(below), float(above), half
+    skewness = float(np.sum(apart**3) / np.sum(apart**2) ** 1.5) / 6
+    tie = 1e-9 * np.ptp(apart)  # of a resample with the mean, whichever way its sum is rounded
+    bias = stats.norm.ppf((np.mean(means < -tie) + np.mean(means <= tie)) / 2)
+    reach = bias + stats.norm.ppf([alpha / 2, 1 - alpha / 2])
+    below, above = np.quantile(means, stats.norm.cdf(bias + reach / (1 - skewness * reach)))
+    return mean + float(below), mean + float(above), half
 
 
 def _about_voids(blocks: Sequence[str]) -> list[str]:
@@ -392,6 +413,10 @@ def _about_voids(blocks: Sequence[str]) -> list[str]:
 
 def _ratio_text(found: Interval) -> str:
     return f"{math.exp(found.mean):.4f} [{math.exp(found.low):.4f}, {math.exp(found.high):.4f}]"
+
+
+def _ratios(found: Interval | None) -> list[float | None] | None:
+    return None if found is None else [_exp(found.mean), _exp(found.low), _exp(found.high)]
 
 
 def _exp(value: float) -> float | None:

@@ -302,7 +302,7 @@ def test_no_score_is_further_off_than_the_bound(seed, rank, bits, decay, factor)
 @pytest.mark.parametrize("factor", [1.25, 2.0, 4.0])
 @pytest.mark.parametrize("rank", [DIM // 4, DIM // 2, DIM])
 def test_the_bound_of_a_score_is_near_the_largest_error(rank, factor):
-    """Equal but for what queries and keys that are longest are not parallel: up to twice here."""
+    """Apart from it, for it supposes that the longest of both are parallel, also past the rank."""
     q, k = (drawn(2, HEADS, 200, DIM, seed=i) for i in range(2))
     chosen = Chosen(
         torch.full((1, HEADS), rank),
@@ -316,4 +316,4 @@ def test_the_bound_of_a_score_is_near_the_largest_error(rank, factor):
     low_q, low_k, _ = prepared(factor * q, k, choice.rank, choice.bits, 0.25, False)
     off = (low_q @ low_k.mT - q @ k.mT).abs().amax((0, 2, 3)) * 0.25
     ratio = bound / off
-    assert (ratio >= 1).all() and (ratio < 0).all(), ratio
+    assert (ratio >= 1).all() and (ratio < 4).all(), ratio

@@ -72,7 +72,12 @@ def test_how_much_longer_would_decide_is_told_of_what_is_undecided(rounds):
 def test_the_words_tell_the_seconds_more_and_the_budget_that_they_make():
     facts = {"final": True, "rounds": 12, "seconds": 10.0, "more_s": 34.0}
     said = attribution_words.remarks(Study("attribution", "", 0.0, facts=facts))
-    assert said[-1] == ("What is undecided: measuring about 34 s more should decide, 44 s in all.")
+    assert said[-2:] == [
+        "12 rounds in 10 s.",
+        "What is undecided: measuring about 34 s more should decide, 44 s in all.",
+    ]
+    one = attribution_words.remarks(Study("attribution", "", 0.0, facts=facts | {"rounds": 1}))
+    assert one[-2] == "1 round in 10 s."
     del facts["more_s"]
     assert "12 rounds in 10 s." in said and not any("undecided" in one for one in said[:-1])
     assert said[:-1] == attribution_words.remarks(Study("attribution", "", 0.0, facts=facts))
@@ -211,6 +216,16 @@ def test_sampled_shares_cover_the_true_ones_though_not_every_order_was_run():
             narrow.append(own.low <= truth <= own.high)
     assert np.mean(covered) >= 0.93
     assert np.mean(narrow) < 0.6
+
+
+@pytest.mark.parametrize("rounds", [7, 20])
+def test_what_leaves_a_sampled_share_open_is_told_once_and_in_rounds(rounds):
+    arms, contrasts = design("shapley", 6, attribution.sampled_orders(6, 6, 0))
+    logs = np.random.default_rng(0).normal(0, 0.06, (rounds, len(arms)))
+    reasons = by_name(judge(contrasts, logs), "share")["a"].reasons
+    open_ = "7 of at least 8 rounds were measured" if rounds == 7 else "the interval reaches over"
+    assert len(reasons) == 2 and reasons[0].startswith(open_)
+    assert reasons[1].startswith("6 sampled orders of the toggles widen it by")
 
 
 # What always holds

@@ -189,3 +189,10 @@ def test_peak_memory_is_that_of_the_steady_phase():
     peak[20] = np.nan
     session.segments[0].steps = dict(session.segments[0].steps, phase=phase, peak=peak)
     assert compare([session, session_of(8.0)]).arms[0].peak_bytes == 2e9
+
+
+def test_clocks_of_many_sessions_are_counted_and_not_listed_by_title():
+    titles = [f"a title that takes half a line of its own, {number}" for number in range(5)]
+    first, *rest = (session_of(10.0, one) for one in titles)
+    (warning,) = compare([without_gpu(first), *rest]).warnings
+    assert warning == "Step times are of different clocks (host: 1 of 5, GPU: 4 of 5)."

@@ -39,6 +39,31 @@ def test_it_is_open_where_the_verdict_is_or_the_interval_reaches_over_it(judgeme
     assert at_most(judgement, most, REGION).holds is holds
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "said", "whole", "most", "holds"),
+    [
+        (0.97, 1.005, "UNDECIDED", [1.08, 1.05, 1.1], 1.01, None),  # over the region's edge
+        (0.995, 1.03, "UNDECIDED", [0.96, 0.95, 0.97], 0.99, None),
+        (0.45, 0.55, "FASTER", [0.8, 0.78, 0.82], 1 / 1.5, None),  # faster, but not by so much
+        (0.75, 0.85, "FASTER", [0.5, 0.48, 0.52], 1 / 1.5, None),
+        (0.97, 1.005, "UNDECIDED", [1.02, 0.99, 1.05], 1.01, True),  # refutes nothing
+        (0.97, 1.005, "UNDECIDED", [1.08, None, None], 1.01, True),
+        (0.45, 0.55, "FASTER", [0.6, 0.58, 0.62], 1 / 1.5, True),
+    ],
+)
+def test_it_is_open_where_the_means_say_the_contrary_of_the_medians(
+    low, high, said, whole, most, holds
+):
+    answer = at_most(judged(low, high, said, whole=whole), most, REGION, seconds=5.0)
+    assert answer.holds is holds
+    if holds is None:
+        verb = "holds" if high <= most else "does not hold"
+        assert answer.more_s is None and answer.reasons == [
+            f"by the median step it {verb}, but of all steps together the ratio is "
+            f"{whole[0]:.4f} [{whole[1]:.4f}, {whole[2]:.4f}]: some take far longer than the median"
+        ]
+
+
 def test_the_seconds_that_are_missing_are_those_for_what_is_expected_and_not_for_the_verdict():
     logs = np.random.default_rng(0).normal(math.log(1 / 1.6), 0.05, 10)
     found = verdict.Pairs(np.arange(10), logs, np.full(10, math.nan))

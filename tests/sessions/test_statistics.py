@@ -218,6 +218,18 @@ def test_a_drifting_series_has_no_independent_blocks():
     assert "too few independent blocks" in found.reason
 
 
+@pytest.mark.parametrize("n", [200, 400])
+def test_series_that_wander_more_slowly_than_they_are_long_have_hardly_ever_an_interval(n):
+    """In such a series nothing tells how far from its level it stayed: most intervals are wrong."""
+    found = [
+        statistics.ratio(
+            samples.series(n, 2 * seed, phi=0.99), samples.series(n, 2 * seed + 1, phi=0.99)
+        )
+        for seed in range(100)
+    ]
+    assert sum(one.low is not None for one in found) < 10
+
+
 @pytest.mark.parametrize(
     ("base", "other", "reason"),
     [

@@ -8,6 +8,7 @@ somebody who looks after every pair and stops as soon as the interval says what 
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import msgspec
 import numpy as np
@@ -181,6 +182,26 @@ def test_the_interval_reaches_at_least_as_far_as_t_and_as_bca(sign):
     below, above = found.mean - found.low, found.high - found.mean
     assert min(below, above) >= half - 1e-12
     assert (above if sign > 0 else below) > 1.05 * half, "where the tail is, BCa reaches further"
+
+
+@pytest.mark.parametrize("pairs", [20, 1000])
+def test_the_bootstrap_is_that_of_scipy(pairs):
+    logs = np.random.default_rng(pairs).exponential(0.01, pairs)
+    below, above, _ = verdict._fixed(logs, 0.05)
+    expected = stats.bootstrap(
+        (logs,), np.mean, n_resamples=1999, random_state=np.random.default_rng(0)
+    ).confidence_interval
+    assert (below, above) == pytest.approx(tuple(expected), rel=1e-9)
+
+
+def test_hours_of_pairs_are_judged_in_little_memory():
+    logs = np.random.default_rng(0).normal(0, 0.01, 6000)
+    verdict.load()
+    tracemalloc.start()
+    found = verdict.interval(logs)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.half_width < 0.001 and peak < 100e6
 
 
 def test_of_fewer_pairs_than_a_verdict_needs_the_interval_is_that_of_t():
@@ -367,7 +388,21 @@ def test_what_only_the_median_step_gains_is_not_called_faster(turned):
     assert found.verdict == "UNDECIDED" and found.more_s is None
     assert f"by the median step it is {claimed}, but of all steps together" in found.reasons[0]
     same = verdict.judge(msgspec.structs.replace(whole, means_ms=whole.medians_ms))
-    assert same == verdict.judge(whole)
+    assert same.whole == pytest.approx([same.ratio, same.low, same.high])
+    assert msgspec.structs.replace(same, whole=None) == verdict.judge(whole)
+
+
+def test_a_verdict_that_measuring_on_would_give_and_the_means_refute_is_not_promised():
+    logs = alternating(-0.014, 0.008)
+    noisy = comparison(logs)
+    assert verdict.judge(noisy, seconds=12.0).more_s is not None
+    means = [ms * (1.0, 1.2)[place % 2] for place, ms in enumerate(noisy.medians_ms)]
+    found = verdict.judge(msgspec.structs.replace(noisy, means_ms=means), seconds=12.0)
+    assert found.verdict == "UNDECIDED" and found.more_s is None
+    edge, refuted = found.reasons[:2]
+    assert edge == "the interval reaches over the edge of ±1 %"
+    assert refuted.startswith("by the median step FASTER is likely, but of all steps together the")
+    assert 1.15 < found.whole[1] < found.whole[0] < found.whole[2] < 1.25
 
 
 def test_the_same_median_with_other_means_is_not_called_the_same():

@@ -179,8 +179,8 @@ def _by_bounds(claim: Claim, reading: Reading) -> tuple[str, str]:
     low, high = reading.whole or reading.ends
     if {verdict, _side(claim, low, high)} == {HOLDS, FAILS}:
         return UNDECIDED, (
-            f"by the median step it {verdict}, but of all steps together the ratio is "
-            f"{low:.3g} to {high:.3g}: some take far longer than the median"
+            f"by the median step it {verdict}, but "
+            f"{verdicts.of_all_steps(f'{low:.3g} to {high:.3g}')}"
         )
     return verdict, _more(claim, reading) if verdict == UNDECIDED else ""
 

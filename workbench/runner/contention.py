@@ -22,6 +22,9 @@ CPU_BUSY = 25.0  # the same of the CPU, where something always runs
 QUIET_S = 5.0  # before others that come back are told of again
 VOID = "another process used the GPU"
 
+# Of each process: seconds of CPU that it spent, and that those spent which it waited for.
+Tree = dict[psutil.Process, tuple[float, float]]
+
 
 class GpuOthers:
     """Reads how much of one GPU other processes use."""
@@ -77,7 +80,10 @@ class GpuOthers:
 
 
 class CpuOthers:
-    """Reads how much of the machine's CPU time other processes use."""
+    """Reads how much of the machine's CPU time other processes use.
+
+    This process and all that it started are none of them: compile workers, ranks, data loaders.
+    """
 
     who = "other processes"
     why_not = ""
@@ -90,20 +96,40 @@ class CpuOthers:
 
     def read(self) -> float | None:
         """% of all cores' time used by others since the reading before; None before the second."""
-        now_s = time.perf_counter()
-        if now_s >= self._due_s:
-            self._due_s = now_s + READ_S
+        began_s = time.perf_counter()
+        if began_s >= self._due_s:
             before, self._last = self._last, self._counters()
-            total, idle, own = (now - then for now, then in zip(self._last, before, strict=True))
+            total, idle = self._last[0] - before[0], self._last[1] - before[1]
             if total > 0:
-                self._share = 100 * min(1.0, max(0.0, (total - idle - own) / total))
+                others = total - idle - _spent(before[2], self._last[2])
+                self._share = 100 * min(1.0, max(0.0, others / total))
+            took_s = time.perf_counter() - began_s
+            self._due_s = began_s + max(READ_S, took_s / COST_SHARE)
         return self._share
 
-    def _counters(self) -> tuple[float, float, float]:
-        """Seconds of all cores: passed, idle, and spent by this process and its children."""
+    def _counters(self) -> tuple[float, float, Tree]:
+        """Seconds of all cores, passed and idle, and those of each own process."""
         times = psutil.cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0)
-        return sum(times[:8]), idle, sum(self._process.cpu_times()[:4])
+        own: Tree = {}
+        for process in (self._process, *self._process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                user, system, *of_children = process.cpu_times()[:4]
+                own[process] = user + system, sum(of_children)
+        return sum(times[:8]), idle, own
+
+
+def _spent(before: Tree, now: Tree) -> float:
+    """Seconds of CPU that the processes of a tree spent between two readings of it.
+
+    Whoever waits for a process that ended is credited with all that it ever spent: what the
+    reading before had counted of it is taken off, unless nobody of the tree waited.
+    """
+    new = (0.0, 0.0)
+    own = sum(spent - before.get(process, new)[0] for process, (spent, _) in now.items())
+    credited = sum(ended - before.get(process, new)[1] for process, (_, ended) in now.items())
+    counted = sum(sum(times) for process, times in before.items() if process not in now)
+    return own + max(0.0, credited - counted)
 
 
 class Alarm:

@@ -142,6 +142,8 @@ class ActionSet(QObject):
         if action.shortcut:
             made.setShortcut(QKeySequence(action.shortcut))
         made.setCheckable(action.checked is not None)
+        # A menu draws the icon over the check mark, and Run's icon has the colour of its button.
+        made.setIconVisibleInMenu(action.checked is None and action.id != "run")
         made.triggered.connect(lambda: action.handler(self._window))
         self._window.addAction(made)
         return made

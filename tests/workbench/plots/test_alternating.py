@@ -108,3 +108,24 @@ def test_none_of_them_is_said_to_have_had_the_time_to_itself(qapp):
     later = 400 * (session.segments[1].start_s + 0.1) / end
     assert image.pixelColor(int(later) + 2, 1).name() == "#ffffff"
     assert image.pixelColor(390, 1).name() == "#ffffff"
+
+
+def test_between_two_runs_the_strip_is_no_ones(qapp):
+    """An hour between them was drawn as if the first had gone on until the second began."""
+    session = gpu_session(2, 200)
+    first, second = session.segments
+    ended = first.phases[-1].stop_s
+    second.start_s = ended + 60.0
+    second.steps["t_s"][:] += 60.0
+    strip = Segments(Run(session), paper_style(PRINT))
+    strip.pull()
+    (_, _, stop), (_, start, _) = strip._spans
+    assert (stop, start) == (ended, second.start_s)
+
+
+def test_while_a_run_goes_on_the_strip_has_no_gap(qapp):
+    session = gpu_session(3, 200)
+    strip = Segments(Run(session), paper_style(PRINT))
+    strip.pull()
+    stops = [stop for _, _, stop in strip._spans]
+    assert stops[:-1] == [one.start_s for one in session.segments[1:]]

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import gc
 
+import numpy as np
 import profile_samples
 import pytest
 from PySide6.QtCore import QPointF
+from PySide6.QtGui import QColor
 from PySide6.QtTest import QTest
 
 from sessions import breakdown
 from sessions.model import Configuration
 from workbench import protocol
+from workbench.ui import stylesheet
 from workbench.ui.collector import Collector
 from workbench.ui.panels._names_share import LETTERS
 from workbench.ui.panels.breakdown import HINT, BreakdownPanel
+from workbench.ui.plots.breakdown import Icicle, cells
+from workbench.ui.style import paper_style
+from workbench.ui.theme import DARK, LIGHT, PRINT
 
 
 @pytest.fixture
@@ -34,6 +40,16 @@ def filled(show, panel):
     """The panel over a session with two profiles."""
     show(profile_samples.session(2))
     return panel
+
+
+def contrast(first: str, second: str) -> float:
+    """As WCAG 2 defines it."""
+    light = []
+    for color in map(QColor, (first, second)):
+        levels = np.array([color.redF(), color.greenF(), color.blueF()])
+        linear = np.where(levels <= 0.04045, levels / 12.92, ((levels + 0.055) / 1.055) ** 2.4)
+        light.append(float(linear @ (0.2126, 0.7152, 0.0722)) + 0.05)
+    return max(light) / min(light)
 
 
 def tab(panel, title: str) -> int:
@@ -136,3 +152,25 @@ def test_a_profile_arrives_live_piece_by_piece(qtbot, state, panel):
     for name in state._take(told[3]):
         getattr(state, name).emit()
     qtbot.waitUntil(lambda: panel.headline.text().startswith("Launch-bound: in 50 %"))
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT, PRINT], ids=lambda one: one.name)
+def test_no_two_operator_classes_have_the_same_colour_and_words_in_them_are_read(qapp, theme):
+    """Matrix products had the colour of what is left over, normalisation that of indexing."""
+    fill = Icicle(cells(profile_samples.session(1).studies[0]), paper_style(theme))._fill
+    colours = {kind: fill(kind) for kind in breakdown.KINDS}
+    assert len({one.name() for one in colours.values()}) == len(colours)
+    for kind, colour in colours.items():
+        assert contrast(theme.text, colour.name()) >= 3, kind
+        assert contrast(fill("").name(), colour.name()) >= 1.15, f"{kind} is no module"
+
+
+def test_what_pointing_tells_stays_off_the_edge_whatever_the_theme_and_its_room(qapp, filled):
+    """A theme that came while the sentence had no room took its margins."""
+    label = filled.readout
+    label.resize(100, 3)
+    for theme in (LIGHT, DARK):
+        stylesheet.apply(qapp, theme)
+    filled.resize(901, 500)
+    filled.grab()
+    assert label.mapTo(filled, label.contentsRect().topLeft()).x() >= 12

@@ -170,7 +170,9 @@ def test_a_session_is_compared_once_and_that_it_is_there_already_is_told(panel, 
 def test_gpu_and_cpu_times_are_not_given_a_ratio(qtbot, panel, three, state):
     state.compared.add(cpu_session(300))
     settle(qtbot, panel, 4)
-    assert "cannot be compared" in cells(panel, 2)[3]
+    assert cells(panel, 2)[3] == "no ratio"  # it said "– × for other work"
+    assert "cannot be compared" in panel.sessions.item(3, 2).toolTip()
+    assert "Step times are of different clocks" in panel.found.comparison.warnings[-1]
 
 
 def test_sessions_without_steady_steps_are_refused_in_a_sentence(qtbot, panel, state):
@@ -230,3 +232,14 @@ def test_a_ratio_without_an_interval_says_why(qtbot, panel, three, state):
     settle(qtbot, panel, 4)
     assert cells(panel, 2)[3].endswith("×, no interval: too few independent blocks")
     assert "run at least" in panel.sessions.item(3, 2).toolTip()
+
+
+def test_titles_of_sessions_stand_over_the_differences_as_they_were_given(qtbot, panel, state):
+    state.session = gpu_session(1, 60, title="nightly on an H200")
+    other = gpu_session(1, 60, seed=1, title="eager")
+    other.environment["driver"] = "570.86.15"
+    state.compared.add(other)
+    settle(qtbot, panel, 2)
+    table = panel.differences
+    headings = [table.horizontalHeaderItem(n).text() for n in range(table.columnCount())]
+    assert headings == ["Setting", "nightly on an H200", "eager"]

@@ -265,3 +265,20 @@ def test_export_needs_no_application_no_window_and_no_display(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "chart.pdf").stat().st_size > 5000
+
+
+def test_a_verdict_on_paper_names_its_arms_by_what_tells_them_apart(qapp):
+    """In the window the panel names them; a figure by itself said B against A, and no more."""
+    session = gpu_session(4, 60)
+    comparison = session.comparisons[0]
+    comparison.arms[:] = ["AdamW: Fused", "Checkpointing: Full, AdamW: Fused"]
+    drawn = export.plot_svg(PLOTS["verdict"], [Run(session)]).decode()
+    assert "A: without, B: Checkpointing: Full" in " ".join(ET.fromstring(drawn).itertext())
+
+
+def test_a_legend_on_paper_cuts_names_and_never_the_medians_beside_them(qapp):
+    """It said "Gradient che…ian 3.96 ms)"."""
+    labels = tuple(f"{place}: Gradient checkpointing: Every block" for place in range(10))
+    runs = [Run(gpu_session(10, 300, labels=labels))]
+    texts = " ".join(ET.fromstring(export.plot_svg(PLOTS["ecdf"], runs)).itertext())
+    assert len(re.findall(r" \(median [\d.]+ ms\)", texts)) == len(labels)

@@ -6,8 +6,11 @@ from PySide6.QtWidgets import QApplication
 from synthetic import cpu_session, gpu_session
 
 from sessions.model import Event, Phase, PhaseSpan, Session
+from workbench.ui import export
+from workbench.ui.panels._chart import Chart
 from workbench.ui.panels.live import SHOWN, LivePanel
-from workbench.ui.theme import LIGHT
+from workbench.ui.plots import PLOTS
+from workbench.ui.theme import DARK, LIGHT
 
 
 @pytest.fixture
@@ -309,3 +312,24 @@ def test_what_is_painted_piece_by_piece_is_what_would_be_painted_at_once(qtbot, 
         rows = slice(place.y() + box.top() + 1, place.y() + box.bottom() - 1)
         part = different[rows, place.x() + end - 60 : place.x() + end]
         assert part.sum() <= 4
+
+
+def test_while_a_plots_data_is_written_or_copied_the_cursor_says_so(qtbot, monkeypatch, tmp_path):
+    """Two million steps took twelve seconds, in which nothing said that the window was at work."""
+    chart = Chart(PLOTS["step_time"], DARK)
+    qtbot.addWidget(chart)
+    shapes = []
+
+    def write(*_, **__):
+        shapes.append(QGuiApplication.overrideCursor().shape())
+        raise export.ExportError("the disk is full")
+
+    monkeypatch.setattr("workbench.ui.panels._chart.dialogs.file_to_write", lambda *_: tmp_path)
+    monkeypatch.setattr("workbench.ui.panels._chart.QMessageBox.warning", lambda *_: None)
+    monkeypatch.setattr(export, "export_plot", write)
+    chart.export(".csv")
+    monkeypatch.setattr(export, "copy_data", write)
+    with pytest.raises(export.ExportError):
+        chart.copy_data()
+    assert shapes == [Qt.CursorShape.WaitCursor] * 2
+    assert QGuiApplication.overrideCursor() is None

@@ -7,13 +7,15 @@ import math
 
 import numpy as np
 import pytest
+from PySide6.QtGui import QColor
 from synthetic import gpu_session, sweep_study
 from test_plots import STYLES, ink, painted
 
 from sessions import sweep
 from sessions.model import Session
 from workbench.ui.export import export_plot
-from workbench.ui.plots import PLOTS, Run
+from workbench.ui.plots import PLOTS, Run, sweep_map
+from workbench.ui.plots._scale import scale_color
 from workbench.ui.plots._sweep import Column, FittedLine, Missed, Points
 from workbench.ui.plots._units import MILLISECONDS
 
@@ -31,6 +33,19 @@ def test_a_sweep_leaves_ink_in_every_theme(name, style):
     assert PLOTS[name].can_show(runs) is None
     image, _ = painted(PLOTS[name], runs, STYLES[style])
     assert 0.01 < ink(image, STYLES[style].theme.surface) < 0.9
+
+
+def test_the_numbers_of_a_map_have_the_ink_of_more_contrast_in_every_colour_of_the_scale():
+    """Olive cells had white numbers, at 2.8 to 1."""
+    for share in np.linspace(0, 1, 101):
+        cell = sweep_map.luminance(scale_color(share))
+        chosen, other = (
+            sweep_map.luminance(QColor(sweep_map._INK[dark]))
+            for dark in (cell > sweep_map._DARK, cell <= sweep_map._DARK)
+        )
+        contrasts = [(max(cell, one) + 0.05) / (min(cell, one) + 0.05) for one in (chosen, other)]
+        assert contrasts[0] >= 4, share
+        assert contrasts[0] >= contrasts[1] - 0.2, share
 
 
 def test_the_legend_names_each_arm_with_its_exponent_and_interval():

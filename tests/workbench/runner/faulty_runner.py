@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[3]))  # where it is not installed, as on a GPU host
+
 from workbench.runner.main import main
 from workbench.runner.wire import Wire
 

@@ -91,25 +91,70 @@ def test_a_driver_without_new_samples_says_nobody_and_one_without_any_says_nothi
     assert others.read() == (None if share is None else 40.0)
 
 
-def test_others_on_the_cpu_are_what_is_neither_idle_nor_ours(monkeypatch):
+@pytest.fixture
+def at_once(monkeypatch):
+    """Every reading of the CPU's counters is due."""
     monkeypatch.setattr(contention, "READ_S", 0.0)
-    counters = iter([(100.0, 50.0, 10.0), (110.0, 54.0, 12.0), (120.0, 64.0, 12.0)])
+    monkeypatch.setattr(contention, "COST_SHARE", 1e9)
+
+
+def test_others_on_the_cpu_are_what_is_neither_idle_nor_ours(monkeypatch, at_once):
+    own = [{1: (10.0, 0.0)}, {1: (11.0, 0.0), 2: (1.0, 0.0)}, {1: (11.0, 0.0), 2: (1.0, 0.0)}]
+    counters = zip((100.0, 110.0, 120.0), (50.0, 54.0, 64.0), own, strict=True)
     monkeypatch.setattr(CpuOthers, "_counters", lambda self: next(counters))
     others = CpuOthers()
     assert others.read() == pytest.approx(40.0)
     assert others.read() == 0.0
 
 
-def test_what_this_process_computes_is_not_counted_as_others(monkeypatch):
-    monkeypatch.setattr(contention, "READ_S", 0.0)
+def test_what_this_process_computes_is_not_counted_as_others(at_once):
     others = CpuOthers()
     before = others._last
     until = time.process_time() + 0.3
     while time.process_time() < until:
         pass
     others.read()
-    total, idle, own = (now - then for now, then in zip(others._last, before, strict=True))
+    total, idle = (now - then for now, then in zip(others._last[:2], before[:2], strict=True))
+    own = contention._spent(before[2], others._last[2])
     assert own >= 0.28 and total >= 0.28 and 0 <= idle <= total
+
+
+SPIN = """
+import time
+print("begun", flush=True)
+while time.process_time() < 0.4:
+    pass
+print("done", flush=True)
+input()
+"""
+IN_A_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {SPIN!r}])"
+
+
+@pytest.mark.parametrize("code", [SPIN, IN_A_CHILD], ids=["child", "grandchild"])
+def test_what_a_child_computes_is_ours_while_it_lives_and_counted_once_when_it_has_ended(code):
+    others = CpuOthers()
+    readings = [others._counters()[2]]
+    child = subprocess.Popen(
+        [sys.executable, "-S", "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # as compile workers are
+    )
+    assert child.stdout.readline() == "begun\n"
+    readings.append(others._counters()[2])
+    assert child.stdout.readline() == "done\n"
+    readings.append(others._counters()[2])
+    child.communicate("\n")
+    readings.append(others._counters()[2])
+    starting, alive, ended = map(contention._spent, readings, readings[1:])
+    assert alive >= 0.28
+    assert ended < 0.2 and starting + alive + ended < 0.8, "what it spent was counted twice"
+
+
+def test_a_process_of_ours_that_nobody_waited_for_takes_nothing_off_what_the_rest_spent():
+    before = {1: (10.0, 1.0), 2: (300.0, 0.0)}
+    assert contention._spent(before, {1: (12.0, 1.0)}) == 2.0
 
 
 def test_others_are_told_of_when_they_begin_and_not_again_while_they_go_on():

@@ -160,6 +160,28 @@ def test_a_peer_that_is_killed_before_the_first_step_is_named(asked, monkeypatch
 
 
 @needs_cores
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("os._exit(3)", "rank 1 ended unasked"),
+        ("(_ for _ in ()).throw(RuntimeError('no room'))", "rank 1 ended: .*no room"),
+    ],
+)
+def test_a_peer_that_cannot_join_is_named_soon_and_the_next_group_meets(monkeypatch, fault, said):
+    told = f"import os; from workbench.runner.ranks import peer; peer.join = lambda *_: {fault}; "
+    group.close()
+    monkeypatch.setattr(group, "JOIN_S", 3.0)
+    with monkeypatch.context() as planted:
+        planted.setattr(group, "_COMMAND", (sys.executable, "-c", f"{told} peer.main()"))
+        with pytest.raises(group.RankError, match=said):
+            group.of(2, CPU)
+    assert group.current() is None
+    assert len(group.of(2, CPU).pids) == 1
+    backend = torch.distributed.group.WORLD._get_backend(CPU)
+    assert backend.options._timeout == group.TIMEOUT, "a sum may take longer than to meet"
+
+
+@needs_cores
 def test_nothing_that_a_peer_starts_holds_its_orders_open_when_it_is_gone():
     (pid,) = group.of(2, CPU).pids
     assert str(Path(f"/proc/{pid}/fd/0").readlink()) == os.devnull

@@ -23,8 +23,8 @@ from workbench.ui.panels._calm_table import FIGURE_SPACE, POINT_SPACE, CalmTable
 from workbench.ui.panels._compare_tables import DifferencesTable
 from workbench.ui.panels._parts import BRIEF, brief_note
 from workbench.ui.panels._table_view import TableView
-from workbench.ui.panels._verdicts_table import WITHOUT, apart
 from workbench.ui.panels.attribution import AttributionPanel
+from workbench.ui.plots._arms import WITHOUT, apart
 from workbench.ui.status import StatusBar
 from workbench.ui.theme import DARK
 

@@ -18,7 +18,9 @@ from PySide6.QtWidgets import (
     QSpinBox,
 )
 
+from sessions.model import Event, Segment
 from workbench import protocol
+from workbench.ui.actions import ACTIONS
 from workbench.ui.appearance import Appearance
 from workbench.ui.panels import events
 from workbench.ui.panels._segment_model import AS_BASELINE
@@ -327,3 +329,46 @@ def test_a_configuration_from_another_runner_is_settled(ready):
 )
 def test_a_clock_has_no_sixtieth_second(seconds, said):
     assert events.clock(seconds) == said
+
+
+def test_a_changed_model_has_its_parameters_counted_once_it_was_built(qtbot, ready):
+    """While it ran, the panel still said that they are counted when it is built."""
+    state = ready.state
+    field(ready, "dim", QSpinBox).setValue(512)
+    size = panel(ready, "build")._size
+    assert size.text() == "Parameters are counted when it is built."
+    built = Segment(0, state.configuration, "first", 0.0, ledger={"parameters": 25_312})
+    state.session.segments.append(built)
+    state.segmentsChanged.emit()
+    assert size.text() == "25,312 parameters, as last built"
+    field(ready, "dim", QSpinBox).setValue(640)
+    assert size.text() == "Parameters are counted when it is built."
+
+
+def test_the_newest_event_stays_in_sight_when_the_panel_is_made_larger_and_smaller(qtbot, ready):
+    log = panel(ready, "events")
+    ready.desk.bring("events")
+    for number in range(12):
+        ready.state.session.events.append(Event(float(number), "note", f"note {number}"))
+    ready.state.eventsChanged.emit()
+    bar = log.table.verticalScrollBar()
+    qtbot.waitUntil(lambda: 0 < bar.maximum() == bar.value())
+    ready.resize(1280, 2600)
+    qtbot.waitUntil(lambda: bar.maximum() == 0)  # all of them are seen
+    ready.resize(1280, 800)
+    qtbot.waitUntil(lambda: bar.maximum() > 0)
+    assert bar.value() == bar.maximum()
+    bar.setValue(3)  # who reads further up is left there
+    ready.state.session.events.append(Event(61.0, "note", "one more"))
+    ready.state.eventsChanged.emit()
+    assert bar.value() == 3
+
+
+def test_a_menu_shows_what_is_switched_on_and_no_icon_in_a_colour_of_its_own_background(ready):
+    """An icon hides the check mark; Run's is drawn for its blue button, and was not to be seen."""
+    for action in ACTIONS:
+        made = ready.actions_[action.id]
+        if action.checked is not None:
+            assert made.isCheckable() and not made.isIconVisibleInMenu(), action.id
+    assert not ready.actions_["run"].isIconVisibleInMenu()
+    assert ready.actions_["stop"].isIconVisibleInMenu()

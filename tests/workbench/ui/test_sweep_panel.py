@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QLabel
 
 from sessions.model import Session, Study
 from workbench import protocol
-from workbench.ui import draft
+from workbench.ui import draft, stylesheet
 from workbench.ui.plots import PLOTS, Run
 from workbench.ui.theme import DARK, LIGHT
 
@@ -141,3 +141,14 @@ def test_themes_are_followed(ready, panel):
     for theme in (LIGHT, DARK):
         ready.state.set_theme(theme)
         assert all(chart._theme is theme for chart in panel.charts.values())
+
+
+def test_what_a_sweep_found_stays_off_the_edge_whatever_the_theme_and_its_room(qapp, panel):
+    """A theme that came while the sentence had no room took its margins."""
+    headline = panel.headline
+    headline.resize(100, 3)
+    stylesheet.apply(qapp, LIGHT)
+    stylesheet.apply(qapp, DARK)
+    panel._pages.setCurrentIndex(1)
+    panel.grab()
+    assert headline.mapTo(panel, headline.contentsRect().topLeft()).x() >= 12

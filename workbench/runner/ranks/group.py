@@ -22,13 +22,18 @@ from workbench.runner.ranks.messages import Answer, Failed, Forget, Order, Ready
 
 RANK = "WORKBENCH_RANK"  # the variable that tells a peer which it is
 HOST = "127.0.0.1"
-START_S = 120.0  # for a peer to import torch and join
+START_S = 120.0  # for a peer to import torch and be ready to join
+JOIN_S = 60.0  # for ranks that are all ready to meet
 TIMEOUT = timedelta(minutes=10)  # of a sum: ranks may compile before it
+_COMMAND = (sys.executable, "-m", "workbench.runner.ranks.peer")
 _POLL_S = 0.05
 _LAST_WORDS_S = 10.0  # for a peer to end that is hung up on
 _LAUNCHING = threading.Lock()
 _LAUNCH_S = 5.0  # a call that waits for a peer that is gone is ended by leaving the group
 _LOOPBACK = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+
+# Its name in torch 2.11.
+_set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
 
 
 class RankError(RuntimeError):
@@ -54,14 +59,18 @@ def rank() -> int:
 def join(size: int, device: torch.device, store: dist.Store) -> None:
     """Become a member of the group of ``size`` ranks that meet at ``store``."""
     on_gpu = device.type == "cuda"
+    # Torch names a group by how many this process had begun, and ranks of other names never meet;
+    # it starts over where a group is left, but not where joining one failed.
+    dist.distributed_c10d._world.group_count = 0
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
         store=store,
         rank=rank(),
         world_size=size,
-        timeout=TIMEOUT,
+        timeout=timedelta(seconds=JOIN_S),
         device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
     )
+    _set_timeout(TIMEOUT)
 
 
 @contextlib.contextmanager
@@ -86,9 +95,8 @@ class _Peer:
         self.number, self._group = number, group
         self._answers: queue.SimpleQueue[Ready] = queue.SimpleQueue()
         self._encoder = msgspec.json.Encoder()
-        command = [sys.executable, "-m", "workbench.runner.ranks.peer"]
         self.process = subprocess.Popen(
-            [*command, str(group.size), str(port)],
+            [*_COMMAND, str(group.size), str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=_environment(number, group.device),
@@ -149,7 +157,8 @@ class Group:
         self._peers = [_Peer(number, self, store.port) for number in range(1, size)]
         try:
             self._await_all()
-            join(size, device, store)
+            with self.together():
+                join(size, device, store)
         except BaseException:
             self.close()
             raise

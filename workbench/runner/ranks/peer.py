@@ -115,8 +115,10 @@ def main() -> NoReturn:
     size, port = map(int, sys.argv[1:])
     peer = Peer(*take_standard_streams())
     try:
+        store = dist.TCPStore(HOST, port, size, timeout=timedelta(seconds=START_S))
+        torch.empty(1, device=peer.device)  # a GPU that is full says so before rank 0 waits there
         peer.answer(Ready())
-        join(size, peer.device, dist.TCPStore(HOST, port, size, timeout=timedelta(seconds=START_S)))
+        join(size, peer.device, store)
         peer.serve()
     except Exception as error:  # noqa: BLE001 - the last word of this process
         with contextlib.suppress(OSError):

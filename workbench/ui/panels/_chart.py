@@ -4,10 +4,11 @@ there is nothing to draw."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from PySide6.QtCore import QEvent, QPoint, QPointF, Qt, Signal
-from PySide6.QtGui import QAction, QActionGroup, QPainter, QResizeEvent
+from PySide6.QtGui import QAction, QActionGroup, QGuiApplication, QPainter, QResizeEvent
 from PySide6.QtWidgets import (
     QLabel,
     QMenu,
@@ -34,6 +35,16 @@ _FILTERS = {
     ".pdf": "Document (*.pdf)",
     ".csv": "Data (*.csv)",
 }
+
+
+@contextmanager
+def _waiting() -> Iterator[None]:
+    """The cursor says that the window is busy: a million rows of data take seconds to write."""
+    QGuiApplication.setOverrideCursor(Qt.CursorShape.WaitCursor)
+    try:
+        yield
+    finally:
+        QGuiApplication.restoreOverrideCursor()
 
 
 class Chart(QWidget):
@@ -245,7 +256,8 @@ class Chart(QWidget):
 
     def copy_data(self) -> None:
         """Put the data drawn on the clipboard, separated by tabs."""
-        export.copy_data(self.plot, self.runs, self.options)
+        with _waiting():
+            export.copy_data(self.plot, self.runs, self.options)
 
     def export(self, suffix: str = ".png") -> None:
         """Ask for a file and write the plot to it."""
@@ -255,7 +267,8 @@ class Chart(QWidget):
         if path is None:
             return
         try:
-            export.export_plot(self.plot.name, self.runs, path, options=self.options)
+            with _waiting():
+                export.export_plot(self.plot.name, self.runs, path, options=self.options)
         except export.ExportError as error:
             QMessageBox.warning(self, "Export", str(error))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from PySide6.QtCore import QPoint, Qt, Signal
 from PySide6.QtGui import QColor, QResizeEvent
 from PySide6.QtWidgets import (
@@ -21,7 +23,7 @@ from workbench.ui import fonts
 from workbench.ui.icons import icon
 from workbench.ui.option_picker import CalmComboBox
 from workbench.ui.panels import _parts
-from workbench.ui.panels._calm_table import RIGHT, CalmTable
+from workbench.ui.panels._calm_table import RIGHT, CalmTable, headed
 from workbench.ui.panels._segment_model import swatch
 from workbench.ui.panels.segments import ROW_HEIGHT
 from workbench.ui.plots import Run
@@ -184,7 +186,10 @@ class DifferencesTable(CalmTable):
 
     def show_comparison(self, comparison: Comparison) -> None:
         """Fill the rows."""
-        self.show_table(differences_table(comparison))
+        table = differences_table(comparison)
+        self.show_table(table)
+        first, *titles = (column.heading for column in table.columns)
+        self.setHorizontalHeaderLabels([headed(first), *titles])  # titles as they were given
 
 
 def verdict(arm: Arm) -> str:
@@ -196,6 +201,8 @@ def verdict(arm: Arm) -> str:
 
 
 def _by_time(arm: Arm, found: Ratio) -> str:
+    if math.isnan(found.ratio):
+        return "no ratio"  # the tool tip has the reason, and a warning above says it
     if found.low is None or found.high is None:
         why = f", no interval: {found.reason.partition(':')[0]}"
         return f"{number(found.ratio)} ×{' for other work' if arm.other_work else why}"

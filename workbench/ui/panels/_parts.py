@@ -221,6 +221,17 @@ def tight(layout: _Layout, spacing: int = 8, margin: int = 0) -> _Layout:
     return layout
 
 
+def inset(label: QLabel, above: int, below: int) -> QVBoxLayout:
+    """A layout that keeps a label off a panel's edges.
+
+    Margins of its own Qt takes from a label that has no room when another style sheet comes.
+    """
+    layout = tight(QVBoxLayout(), 0)
+    layout.setContentsMargins(12, above, 12, below)
+    layout.addWidget(label)
+    return layout
+
+
 def surface() -> QWidget:
     """An empty page with a panel's background."""
     page = QWidget()

@@ -16,13 +16,13 @@ from workbench.ui.panels import _verdict_lines as verdict_lines
 from workbench.ui.panels._calm_table import LEFT, RIGHT, CalmTable, with_interval
 from workbench.ui.panels._names_share import NamesShare
 from workbench.ui.panels.segments import ROW_HEIGHT
+from workbench.ui.plots._arms import apart
 from workbench.ui.state import AppState
 
 SHOWN = 4  # rows; one scrolls to the others
 _LEAST = 2
 _WIDE = ("A", "B")  # columns that share the room; the others take what they need
 _MARKED = "verdict"
-WITHOUT = "without"
 SHOWN_HERE = "shown above"
 OPENS = "double-click, or press Enter, to show it above"
 
@@ -98,24 +98,3 @@ class VerdictsTable(CalmTable):
         verdict = item.text()  # as it holds among all
         tone = verdict_lines.tone(one, verdict)
         verdict_lines.dress(item, verdict_lines.icon_of(one, verdict), tone, self._state.theme)
-
-
-def apart(a: str, b: str) -> tuple[str, str]:
-    """The labels of two arms without what both have: what tells them apart is seen at once."""
-    of_a, of_b = _choices(a), _choices(b)
-    if of_a == of_b:
-        return a, b
-    pairs = ((of_a, of_b), (of_b, of_a))
-    left, right = (", ".join(one for one in own if one not in other) for own, other in pairs)
-    return left or WITHOUT, right or WITHOUT
-
-
-def _choices(label: str) -> list[str]:
-    """``Title: option`` each; a comma within a title does not part it."""
-    found: list[str] = []
-    for piece in label.split(", "):
-        if found and ":" not in found[-1]:
-            found[-1] += f", {piece}"
-        else:
-            found.append(piece)
-    return found

@@ -64,6 +64,8 @@ class BuildPanel(QWidget):
             state.themeChanged,
         ):
             changed.connect(self._show_problems)
+        state.segmentsChanged.connect(self._show_size)
+        state.sessionChanged.connect(self._show_size)
         self._fill()
 
     def _make_body(self) -> None:
@@ -161,7 +163,7 @@ class BuildPanel(QWidget):
         changed = len(configuration.model)
         self._model_head.setText(f"Model fields ({changed} changed)" if changed else "Model fields")
         self._reset.setVisible(bool(changed))
-        self._size.setText(self._size_text())
+        self._show_size()
         self._show_problems()
 
     def _make_forms(self) -> None:
@@ -246,9 +248,18 @@ class BuildPanel(QWidget):
         assert catalogue is not None and configuration is not None
         family = draft.family_of(catalogue, configuration.family)
         count = family.parameters.get(configuration.preset)
-        if configuration.model or count is None:
-            return "Parameters are counted when it is built."
-        return f"{count:,} parameters"
+        if not configuration.model and count is not None:
+            return f"{count:,} parameters"
+        model = (configuration.family, configuration.preset, configuration.model)
+        for segment in reversed(self._state.session.segments):
+            made, found = segment.configuration, segment.ledger.get("parameters")
+            if (made.family, made.preset, made.model) == model and isinstance(found, int):
+                return f"{found:,} parameters, as last built"
+        return "Parameters are counted when it is built."
+
+    def _show_size(self) -> None:
+        if self._state.catalogue is not None and self._state.configuration is not None:
+            self._size.setText(self._size_text())
 
     def _show_problems(self) -> None:
         """Below the forms: why this cannot start, and what the run in progress goes on without."""

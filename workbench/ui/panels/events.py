@@ -72,6 +72,10 @@ class EventsPanel(QWidget):
         header.setSectionResizeMode(1, QHeaderView.ResizeMode.Fixed)
         header.resizeSection(1, 96)
         header.setStretchLastSection(True)
+        bar = self.table.verticalScrollBar()
+        self._at_end = True  # and stays there, whether events come or the panel is resized
+        bar.valueChanged.connect(self._note_place)
+        bar.rangeChanged.connect(self._keep_place)
         self.table.activated.connect(self._jump)
         self.table.clicked.connect(self._jump)
         empty = Empty(
@@ -130,11 +134,15 @@ class EventsPanel(QWidget):
         self._filtered.set_kind("all")
 
     def _refresh(self) -> None:
-        bar = self.table.verticalScrollBar()
-        at_end = bar.value() >= bar.maximum()
         self._model.update()
         self._pages.setCurrentIndex(1 if self._model.rowCount() else 0)
-        if at_end:
+        self._keep_place()
+
+    def _note_place(self, value: int) -> None:
+        self._at_end = value >= self.table.verticalScrollBar().maximum()
+
+    def _keep_place(self) -> None:
+        if self._at_end:
             self.table.scrollToBottom()
 
     def _jump(self, index: QModelIndex) -> None:

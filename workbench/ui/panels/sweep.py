@@ -185,8 +185,7 @@ class SweepPanel(QWidget):
         self._tabs = tabs
         body = QWidget()
         column = _parts.tight(QVBoxLayout(body), 0)
-        self.headline.setContentsMargins(12, 6, 12, 2)
-        column.addWidget(self.headline)
+        column.addLayout(_parts.inset(self.headline, 6, 2))
         parts = ((self.charts["sweep_time"], 1), (tabs, 1))
         column.addWidget(_parts.split(Qt.Orientation.Horizontal, *parts), 1)
         return body

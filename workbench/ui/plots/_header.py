@@ -220,9 +220,10 @@ class Header(QGraphicsWidget):
         ``free_px``: what its place has, which it may take in any case.
         """
         reading = metrics.horizontalAdvance(entry.widest) if self.readings else 0.0
-        room = self.size().width() - self.spare_px - _MARK_PX - 11 - reading
-        most = max(min(max(_NAME_PX, room), self._cap_px), free_px)
-        return metrics.elidedText(entry.name, Qt.TextElideMode.ElideMiddle, most)
+        tail = metrics.horizontalAdvance(entry.tail)
+        room = self.size().width() - self.spare_px - _MARK_PX - 11 - reading - tail
+        most = max(min(max(_NAME_PX, room), self._cap_px), free_px - tail)
+        return metrics.elidedText(entry.name, Qt.TextElideMode.ElideMiddle, most) + entry.tail
 
     def _entry_width(self, entry: Entry, metrics: QFontMetricsF) -> float:
         name = self._name(entry, metrics)

@@ -56,6 +56,7 @@ class Entry:
     brush: QBrush
     reading: Callable[[float], str] | None = None
     widest: str = ""  # what a reading may grow to, so that the legend keeps still
+    tail: str = ""  # after the name, and kept whole where the name is elided
 
 
 class Layer(QGraphicsItem):

@@ -7,6 +7,7 @@ import math
 from PySide6.QtCore import QRectF
 from PySide6.QtGui import QPainter
 
+from sessions.model import Segment
 from workbench.ui.plots._layers import Frame, Layer
 from workbench.ui.plots._plot import Run
 from workbench.ui.style import Style, shade
@@ -25,6 +26,13 @@ def alternating(run: Run) -> set[int]:
         if len(t_s) and t_s[-1] > until:
             longest, until = segment.index, float(t_s[-1])
     return found
+
+
+def _end_s(segment: Segment) -> float:
+    """When it was last measured or in a phase: between two runs nothing belongs to it."""
+    t_s, phases = segment.steps["t_s"], segment.phases
+    last = float(t_s[-1]) if len(t_s) else segment.start_s
+    return max(last, phases[-1].stop_s) if phases else last
 
 
 class Segments(Layer):
@@ -46,20 +54,10 @@ class Segments(Layer):
     def pull(self) -> None:
         segments = self._run.chosen()
         self._by_turns = alternating(self._run)
-        starts = [segment.start_s for segment in segments]
-        stops = starts[1:]
-        if segments:
-            t_s = segments[-1].steps["t_s"]
-            phases = segments[-1].phases
-            stops.append(
-                max(
-                    float(t_s[-1]) if len(t_s) else starts[-1],
-                    phases[-1].stop_s if phases else starts[-1],
-                )
-            )
+        limits = [*(segment.start_s for segment in segments[1:]), math.inf]
         spans = [
-            (segment.index, start, stop)
-            for segment, start, stop in zip(segments, starts, stops, strict=True)
+            (segment.index, segment.start_s, min(_end_s(segment), limit))
+            for segment, limit in zip(segments, limits, strict=False)  # of none, one limit is left
         ]
         if spans != self._spans or self._run.selected != self._selected:
             grown = len(spans) == len(self._spans) and spans[:-1] == self._spans[:-1]

@@ -30,7 +30,7 @@ MICROSECONDS = Unit("s", 1e-6)
 _LABEL_PX = 14.0  # a cell that is narrower has no room for a word
 _LEAST_PX = 0.4  # what is narrower is left to the cell above
 _STUMP = 3  # letters of a name that was cut and says nothing any more
-_TINT = 0.55  # of a class's colour in its cells
+_TINTS = (0.5, 0.3, 0.7)  # of a class's colour in its cells; another when colours start over
 
 
 @dataclass(frozen=True)
@@ -184,8 +184,9 @@ class Icicle(Layer):
         theme = self._style.theme
         if not kind:
             return shade(theme.raised)
-        color = self._style.color(KINDS.index(kind) if kind in KINDS else len(KINDS) - 1)
-        return shade(mixed(color.name(), theme.surface, _TINT))
+        place = KINDS.index(kind) if kind in KINDS else len(KINDS) - 1
+        tint = _TINTS[place // len(theme.series)]
+        return shade(mixed(self._style.color(place).name(), theme.surface, tint))
 
 
 def draw(plot_item: Canvas, runs: Sequence[Run], style: Style, *, profile: str = "") -> None:

@@ -51,11 +51,10 @@ class Curve(Layer):
         pen = self._style.pen(self._distribution.color)
         none = QBrush(Qt.BrushStyle.NoBrush)
         label = self._distribution.label
-        if len(label) > _LABEL:
+        if len(label) > _LABEL and not self._style.paper:  # where the legend cuts what it must
             label = f"{label[: _LABEL - 12]}…{label[-11:]}"
-        if self._style.paper:
-            label = f"{label} ({self._median()})"
-        return [Entry(label, "line", pen, none, self._reading, "median 100 ms")]
+        tail = f" ({self._median()})" if self._style.paper else ""
+        return [Entry(label, "line", pen, none, self._reading, "median 100 ms", tail)]
 
     def _median(self) -> str:
         return f"median {MILLISECONDS.text(float(np.median(self._distribution.values)))}"

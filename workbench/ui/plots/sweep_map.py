@@ -33,7 +33,7 @@ _METRICS = {
     "peak memory": ("peak_bytes", BYTES),
 }
 _GAP_PX = 1.0
-_DARK = 0.55  # of the scale's luminance, above which text is dark
+_DARK = 0.185  # relative luminance above which dark text has more contrast than light text
 
 
 class Cells(Layer):
@@ -78,7 +78,7 @@ class Cells(Layer):
             color = scale_color(share)
             area = _area(cell, frame)
             painter.fillRect(area, color)
-            dark = color.lightnessF() > _DARK
+            dark = luminance(color) > _DARK
             self._write(painter, metrics, area, self._unit.text(value, digits), QColor(_INK[dark]))
         for cell, outcome in self._missed.items():
             self._draw_missed(painter, metrics, _area(cell, frame), outcome)
@@ -176,6 +176,12 @@ def digits_in(room: float, metrics: QFontMetricsF, unit: Unit, values: Iterable[
         if all(metrics.horizontalAdvance(text) <= room for text in texts):
             return digits
     return 1
+
+
+def luminance(color: QColor) -> float:
+    """Relative luminance as WCAG defines it, its power curve taken as 2.2."""
+    red, green, blue = (level**2.2 for level in (color.redF(), color.greenF(), color.blueF()))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def _wrapped(text: str, metrics: QFontMetricsF, width: float) -> list[str]:

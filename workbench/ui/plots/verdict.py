@@ -14,6 +14,7 @@ import numpy as np
 
 from sessions import verdict
 from sessions.model import PairedComparison
+from workbench.ui.plots import _arms
 from workbench.ui.plots._arrays import Array
 from workbench.ui.plots._canvas import Canvas
 from workbench.ui.plots._narrowing import Narrowing, PairDots, Same, Voids
@@ -44,6 +45,10 @@ def draw(plot_item: Canvas, runs: Sequence[Run], style: Style) -> None:
     if comparison is None:
         return
     plot_item.describe((STEPS, "Pair of blocks"), (PERCENT, "B against A"))
+    if style.paper:  # in the window the panel says so beside it
+        a, b = _arms.apart(*map(runs[0].titled, comparison.arms))
+        notes = [plot_item.header.subtitle, f"A: {a}, B: {b}"]
+        plot_item.header.subtitle = "; ".join(filter(None, notes))
     plot_item.zero = False
     plot_item.pad_x = 0.0
     found = verdict.pairs(comparison)
