@@ -431,7 +431,7 @@ def score_error(
     is.
     """
     bits_LH, factor_LH, dim = chosen.bits, chosen.factor, chosen.basis.shape[-1]
-    q_LPH = q_LPH / factor_LH[:, None]
+    product_LPH = q_LPH * k_LPH / factor_LH[:, None]
     stretched_LH = (1 - factor_LH).abs()
     if rules.rounds(dtype):
         rounding_LH = torch.zeros_like(factor_LH)
@@ -440,9 +440,10 @@ def score_error(
             of_bits = 2 * unit + unit * unit if dtype.itemsize > 2 or bits == 8 else 0.0
             rounding_LH = torch.where(bits_LH <= bits, of_bits, rounding_LH)
         stretched_LH = stretched_LH + factor_LH * rounding_LH
-    error_LH = stretched_LH * q_LPH[:, 0] * k_LPH[:, 0]
-    if q_LPH.shape[1] > 1:
-        error_LH = torch.addcmul(error_LH, q_LPH[:, 1], k_LPH[:, 1])
+    if product_LPH.shape[1] > 1:
+        error_LH = torch.addcmul(product_LPH[:, 1], stretched_LH, product_LPH[:, 0])
+    else:
+        error_LH = stretched_LH * product_LPH[:, 0]
     return scale * error_LH
 
 
