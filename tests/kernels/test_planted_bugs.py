@@ -1,18 +1,16 @@
 """The generic checks see a planted bug: each is put into a kernel's source, and they turn red."""
 
-import inspect
-import linecache
 import sys
-import types
 
 import pytest
 import torch
+from planting import plant
 from subjects import DEVICE, DTYPES
 
 import kernels
-from kernels import Case
+from kernels import Case, _launch
 from kernels._check import Exact
-from kernels._triton import INTERPRETED
+from kernels._triton import INSTALLED, INTERPRETED
 
 # operator and bug: module, what stands in its source, what is planted instead, and the sizes of the
 # case that sees it (None: the operator's first case), in FP16 with "half"
@@ -441,33 +439,11 @@ BUGS = {
 }  # fmt: skip
 
 
-def planted(module_name: str, old: str, new: str) -> types.ModuleType:
-    """A fresh copy of the module with the bug in it; the copy's source is what Triton reads."""
-    original = sys.modules[module_name]
-    source = inspect.getsource(original)
-    assert source.count(old) == 1, f"{module_name} has {source.count(old)} of {old!r}"
-    source = source.replace(old, new)
-    copy = types.ModuleType(f"{module_name}_planted")
-    copy.__file__ = f"<planted {module_name} {hash(new)}>"  # Triton assembles it: of one line
-    linecache.cache[copy.__file__] = (
-        len(source), None, source.splitlines(keepends=True), copy.__file__,
-    )  # fmt: skip
-    sys.modules[copy.__name__] = copy
-    exec(compile(source, copy.__file__, "exec"), copy.__dict__)
-    return copy
-
-
-def plant(monkeypatch, module_name: str, old: str, new: str) -> None:
-    """Put the copy's functions, classes and kernels wherever the original's are in use."""
-    copy = planted(module_name, old, new)
-    original = sys.modules[module_name]
-    users = [m for n, m in list(sys.modules.items()) if n.startswith("kernels")]
-    for name, value in list(vars(original).items()):
-        if not callable(value) or name.startswith("__") or not hasattr(copy, name):
-            continue
-        for user in users:
-            if user is not copy and vars(user).get(name) is value:
-                monkeypatch.setattr(user, name, getattr(copy, name))
+@pytest.fixture(autouse=True)
+def nothing_planted_is_kept():
+    """Torn down after what was planted is gone."""
+    yield
+    _launch.forget()
 
 
 def check(operator: str, sizes) -> bool:
@@ -493,6 +469,16 @@ def test_a_planted_bug_turns_the_generic_check_red(bug, monkeypatch):
         right.add(before)
     plant(monkeypatch, module_name, old, new)
     assert not check(operator, sizes), "and wrong with the bug"
+
+
+@pytest.mark.skipif(INTERPRETED or not INSTALLED, reason="needs Triton's own functions")
+def test_a_bug_is_planted_also_in_what_kernels_of_others_call_that_were_compiled_before():
+    kernel = sys.modules[ADAPTIVE].adaptive_attention_forward_kernel
+    before, compiled = kernel.cache_key, kernel.device_caches
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        plant(monkeypatch, *BUGS["adaptive_attention: keys are not multiplied by their units"][:3])
+        assert kernel.cache_key != before and not kernel.device_caches
+    assert kernel.cache_key == before and kernel.device_caches is compiled
 
 
 def test_every_triton_kernel_has_bugs_planted():

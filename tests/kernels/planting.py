@@ -1,0 +1,62 @@
+"""A bug, put into the source of one of the library's modules for one test."""
+
+import inspect
+import linecache
+import sys
+import types
+from collections import defaultdict
+from typing import Any
+
+from kernels import _launch
+from kernels._triton import INSTALLED, INTERPRETED
+
+if INSTALLED:
+    from triton.runtime.jit import JITFunction
+
+
+def planted(module_name: str, old: str, new: str) -> types.ModuleType:
+    """A fresh copy of the module with the bug in it; the copy's source is what Triton reads."""
+    original = sys.modules[module_name]
+    source = inspect.getsource(original)
+    assert source.count(old) == 1, f"{module_name} has {source.count(old)} of {old!r}"
+    source = source.replace(old, new)
+    copy = types.ModuleType(f"{module_name}_planted")
+    copy.__file__ = f"<planted {module_name} {hash(new)}>"  # Triton assembles it: of one line
+    linecache.cache[copy.__file__] = (
+        len(source), None, source.splitlines(keepends=True), copy.__file__,
+    )  # fmt: skip
+    sys.modules[copy.__name__] = copy
+    exec(compile(source, copy.__file__, "exec"), copy.__dict__)
+    return copy
+
+
+def plant(monkeypatch, module_name: str, old: str, new: str) -> None:
+    """Put the copy's functions, classes and kernels wherever the original's are in use."""
+    copy = planted(module_name, old, new)
+    original = sys.modules[module_name]
+    users = [m for n, m in list(sys.modules.items()) if n.startswith("kernels")]
+    for name, value in list(vars(original).items()):
+        if not callable(value) or name.startswith("__") or not hasattr(copy, name):
+            continue
+        for user in users:
+            if user is not copy and vars(user).get(name) is value:
+                monkeypatch.setattr(user, name, getattr(copy, name))
+    for kernel in jit_functions():  # what is compiled of these may hold what it called before
+        monkeypatch.setattr(kernel, "hash", None)
+        monkeypatch.setattr(kernel, "used_global_vals", {})
+        monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
+    _launch.forget()
+
+
+def jit_functions() -> list[Any]:
+    """All of the library's; none in the interpreter, which keeps nothing."""
+    if INTERPRETED or not INSTALLED:
+        return []
+    found = {
+        id(value): value
+        for name, module in list(sys.modules.items())
+        if name.startswith("kernels")
+        for value in vars(module).values()
+        if isinstance(value, JITFunction)
+    }
+    return list(found.values())
