@@ -78,7 +78,9 @@ class FullyOptimizedMoESystem(nn.Module):
         """Without what was compiled and captured, which computes with these very weights."""
         return dict(self.__dict__, _compiled=None, _graphs={}, _seen={})
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FullyOptimizedMoESystem:
+    def _apply(
+        self, fn: Callable[[Tensor], Tensor], recurse: bool = True
+    ) -> FullyOptimizedMoESystem:
         """A cast or a move leaves captured graphs with weights that are no longer the system's."""
         self._graphs.clear()
         super()._apply(fn, recurse)
@@ -165,7 +167,6 @@ class FullyOptimizedMoESystem(nn.Module):
             "graphs": graphs,
         }
         return result
-
 
     def _run(self) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         if not self.use_compile:
