@@ -1,6 +1,7 @@
 """MAHIA-X's parts, each by itself: equal to their equations, with the promises that each makes."""
 
 import math
+from fractions import Fraction
 
 import mahia_equations as equations
 import pytest
@@ -197,6 +198,25 @@ def test_the_fabric_equals_its_equations_for_both_ranks(capacity):
 
     same_result_and_gradients(module, equation, normal(5, 6))
     same_result_and_gradients(module, equation, normal(2, 5, 6))
+
+
+def test_a_layer_serves_its_share_rounded_as_fractions_are():
+    for thousandths in range(1, 1001, 7):
+        for n in range(1, 60):
+            exact = max(1, round(Fraction(thousandths * n, 1000)))
+            assert chosen(thousandths / 1000, n) == exact, (thousandths, n)
+
+
+def test_one_compiled_graph_of_the_fabric_serves_all_batches():
+    torch.compiler.reset()
+    module = DynamicNeuroFabric(8, 2, capacity=0.3)
+    compiled = torch.compile(module, backend="eager", fullgraph=True, dynamic=True)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for n in (5, 6, 10, 15):
+        x = normal(n, 8, dtype=torch.float32)
+        torch.testing.assert_close(compiled(x), module(x))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1
+    torch.compiler.reset()
 
 
 def test_the_documents_failing_shape_passes():
