@@ -298,6 +298,30 @@ def remembered(function: Callable[..., T]) -> Callable[..., T]:
     return call
 
 
+def tensors_kept(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Keep what a function makes of tensors, for the last ``most`` arguments.
+
+    They are ordinary tensors, with which later calls may train, wherever the first call was made;
+    what is made while tensors are imagined (``FakeTensorMode``) has no values, and is not kept.
+    """
+
+    def keep(make: Callable[..., T]) -> Callable[..., T]:
+        @functools.lru_cache(maxsize=most)
+        def once(*arguments: Any) -> T:
+            with torch.inference_mode(False), torch.no_grad():
+                return make(*arguments)
+
+        @functools.wraps(make)
+        def call(*arguments: Any) -> T:
+            imagined = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+            return once(*arguments) if imagined is None else make(*arguments)
+
+        call.cache_clear = once.cache_clear  # type: ignore[attr-defined]
+        return call
+
+    return keep
+
+
 def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function with a code object of its own.
 

@@ -13,7 +13,6 @@ faster, and in half precision, until the sequence is long. The gradient is the t
 
 from __future__ import annotations
 
-import functools
 from random import Random
 from typing import Any
 
@@ -33,6 +32,7 @@ from kernels._operator import (
     floating,
     random_tensor,
     tensor_bytes,
+    tensors_kept,
     traced_as_constant,
     without_autocast,
 )
@@ -123,20 +123,19 @@ def _matrix(
     return _matrix_once(n, cutoff, damping, causal, device, dtype)
 
 
-@functools.lru_cache(maxsize=16)
+@tensors_kept(16)
 def _matrix_once(
     n: int, cutoff: float, damping: float, causal: bool, device: str, dtype: torch.dtype
 ) -> Tensor:
     """C [n, n], computed in FP64 and rounded once."""
-    with torch.no_grad():
-        response = _response(n, cutoff, damping, torch.device("cpu"), torch.float64)
-        impulse = torch.fft.irfft(response, n)
-        step = torch.arange(n)
-        back = step[:, None] - step
-        matrix = impulse[back % n]
-        if causal:
-            matrix = matrix.masked_fill(back < 0, 0)
-        return matrix.to(device=device, dtype=dtype)
+    cpu = torch.device("cpu")
+    impulse = torch.fft.irfft(_response(n, cutoff, damping, cpu, torch.float64), n)
+    step = torch.arange(n, device=cpu)
+    back = step[:, None] - step
+    matrix = impulse[back % n]
+    if causal:
+        matrix = matrix.masked_fill(back < 0, 0)
+    return matrix.to(device=device, dtype=dtype)
 
 
 def _refuses(x: Tensor, cutoff: float, damping: float, over: str, causal: bool) -> str | None:

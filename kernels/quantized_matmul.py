@@ -170,18 +170,15 @@ def reference(x: Tensor, weight_NK: Tensor, scale: Tensor, scheme: str = "int8_d
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, scheme: str, kernel: str
+        ctx: Any, rows: Tensor, weight: Tensor, scale: Tensor, scheme: str, kernel: str
     ) -> Tensor:
         ctx.save_for_backward(weight, scale)
-        rows = x.reshape(-1, x.shape[-1])
-        with without_autocast(x):
+        with without_autocast(rows):
             if kernel == "dequantize":
-                y = rows @ dequantize_weight(weight, scale, x.dtype).T
-            elif kernel == "int_mm":
-                y = _int_mm(rows, weight, scale, scheme)
-            else:
-                y = _scaled_mm(rows, weight, scale, scheme)
-        return y.view(*x.shape[:-1], weight.shape[0])
+                return rows @ dequantize_weight(weight, scale, rows.dtype).T
+            if kernel == "int_mm":
+                return _int_mm(rows, weight, scale, scheme)
+            return _scaled_mm(rows, weight, scale, scheme)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -214,7 +211,10 @@ def _scaled_mm(x: Tensor, weight: Tensor, scale: Tensor, scheme: str) -> Tensor:
 
 def _by(kernel: str) -> Any:
     def call(x: Tensor, weight: Tensor, scale: Tensor, scheme: str) -> Tensor:
-        return applied(_Product, x, weight, scale, scheme, kernel)
+        # Shaped out here: autograd lets nothing write over a view that a function returns.
+        rows = x.reshape(-1, x.shape[-1])
+        y = applied(_Product, rows, weight, scale, scheme, kernel)
+        return y.view(*x.shape[:-1], weight.shape[0])
 
     return call
 

@@ -65,13 +65,26 @@ class FullyOptimizedMoESystem(nn.Module):
         self.use_gradient_checkpointing = use_gradient_checkpointing
         self.use_cuda_graph = use_cuda_graph
         self.moe.set_checkpointing("full" if use_gradient_checkpointing else "none")
-        self._run: Callable[[Tensor], tuple[Tensor, Tensor]] = self.moe.forward_with_loss
-        if use_compile:
-            mode = compile_mode if compile_backend == "inductor" else None
-            self._run = torch.compile(self._run, fullgraph=True, mode=mode, backend=compile_backend)
+        self._compiler = {
+            "mode": compile_mode if compile_backend == "inductor" else None,
+            "backend": compile_backend,
+        }
+        self._compiled: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
         self._graphs: dict[Any, CUDAGraphInference] = {}
         self._scaler: torch.amp.GradScaler | None = None
         self._seen: dict[str, Any] = {}  # what the last call did
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was compiled and captured, which computes with these very weights."""
+        return dict(self.__dict__, _compiled=None, _graphs={}, _seen={})
+
+    def _apply(
+        self, fn: Callable[[Tensor], Tensor], recurse: bool = True
+    ) -> FullyOptimizedMoESystem:
+        """A cast or a move leaves captured graphs with weights that are no longer the system's."""
+        self._graphs.clear()
+        super()._apply(fn, recurse)
+        return self
 
     def forward(self, x_BTI: Tensor) -> Tensor:
         """(B, T, I) -> (B, T, O), in the system's dtype or, under AMP, where that ends."""
@@ -144,7 +157,7 @@ class FullyOptimizedMoESystem(nn.Module):
     def _computed(self, x_BTI: Tensor) -> tuple[Tensor, Tensor]:
         with torch.autocast(x_BTI.device.type, self.amp_dtype, enabled=self.use_amp):
             before = _graphs_compiled() if self.use_compile else 0
-            result = self._run(x_BTI)
+            result = self._run()(x_BTI)
             graphs = self._seen.get("graphs", 0)
             if self.use_compile:
                 graphs += _graphs_compiled() - before
@@ -154,6 +167,14 @@ class FullyOptimizedMoESystem(nn.Module):
             "graphs": graphs,
         }
         return result
+
+    def _run(self) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        if not self.use_compile:
+            return self.moe.forward_with_loss
+        if self._compiled is None:
+            run = self.moe.forward_with_loss
+            self._compiled = torch.compile(run, fullgraph=True, **self._compiler)
+        return self._compiled
 
 
 class _Bare(nn.Module):

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from kernels import _triton
 from kernels._autograd import needs_gradient
-from kernels._operator import Implementation, own_code, traced_as_constant, unit_stride
+from kernels._operator import (
+    Implementation,
+    own_code,
+    tensors_kept,
+    traced_as_constant,
+    unit_stride,
+)
 from kernels.attention._masks import RECOMPUTED_ULPS
 
 if TYPE_CHECKING:
@@ -68,16 +74,15 @@ def _block_mask(length: int, keys: int, causal: bool, window: int | None, device
     return _block_mask_once(length, keys, causal, window, device)
 
 
-@functools.lru_cache(maxsize=64)
+@tensors_kept(64)
 def _block_mask_once(
     length: int, keys: int, causal: bool, window: int | None, device: str
 ) -> BlockMask:
     from torch.nn.attention.flex_attention import create_block_mask
 
-    with torch.inference_mode(False):  # it is kept, and may be trained with
-        return create_block_mask(
-            _mask_mod(length, keys, causal, window), None, None, length, keys, device=device
-        )
+    return create_block_mask(
+        _mask_mod(length, keys, causal, window), None, None, length, keys, device=device
+    )
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,7 +1,10 @@
 """Inputs at the edge of what is legal: nothing to count, one element a head, mixed dtypes."""
 
+import sys
+
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import kernels
 from kernels import OPS, _tuning, hardware
@@ -142,6 +145,44 @@ def test_a_mask_first_made_without_gradients_can_be_trained_with():
     with torch.inference_mode():
         mask = _flex._block_mask_once(130, 130, True, None, "cpu")
     assert not any(x.is_inference() for x in mask.as_tuple() if isinstance(x, torch.Tensor))
+
+
+def by_products(x):
+    return kernels.fourier_mix(x, cutoff=0.3, impl="matmul")
+
+
+@pytest.fixture
+def no_matrix():
+    matrix = sys.modules["kernels.fourier_mix"]._matrix_once
+    matrix.cache_clear()
+    yield
+    matrix.cache_clear()
+
+
+def test_a_filters_matrix_first_made_without_gradients_can_be_trained_with(no_matrix):
+    x = torch.randn(2, 12, 4)
+    with torch.inference_mode():
+        by_products(x)
+    (slope,) = torch.autograd.grad(by_products(x.requires_grad_()).sum(), x)
+    torch.testing.assert_close(slope, by_products(torch.ones_like(x)), rtol=1e-5, atol=1e-5)
+
+
+def test_a_filters_matrix_first_made_on_imagined_tensors_is_none_that_counts(no_matrix):
+    with FakeTensorMode():
+        by_products(torch.empty(2, 12, 4))
+    x = torch.randn(2, 12, 4)
+    found = by_products(x)
+    assert type(found) is torch.Tensor
+    torch.testing.assert_close(found, kernels.fourier_mix(x, cutoff=0.3, impl="torch"))
+    with FakeTensorMode():
+        assert by_products(torch.empty(2, 12, 4)).shape == (2, 12, 4)
+
+
+def test_the_default_device_is_none_of_a_filters_matrix(no_matrix):
+    x = torch.randn(2, 12, 4)
+    with torch.device("meta"):
+        found = by_products(x)
+    torch.testing.assert_close(found, kernels.fourier_mix(x, cutoff=0.3, impl="torch"))
 
 
 def test_timing_tiles_draws_nothing_of_what_models_draw():

@@ -71,6 +71,20 @@ def test_the_gradient_passes_straight_through_to_x_alone(scheme, impl):
     torch.testing.assert_close(dx, dy @ weight)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "impl"),
+    [("int8_dynamic", "auto"), ("int8_weight_only", "dequantize"), ("fp8_row", "torch")],
+)
+def test_what_follows_in_training_may_write_over_the_product(scheme, impl):
+    """As an activation in place does, of a model of one's own."""
+    x = drawn(2, 32, K, seed=5).requires_grad_()
+    quantized = kernels.quantize_weight(drawn(N, K, seed=6), scheme)
+    plain = kernels.quantized_matmul(x, *quantized, scheme, impl=impl).relu().sum()
+    written = kernels.quantized_matmul(x, *quantized, scheme, impl=impl).relu_().sum()
+    expected, found = (torch.autograd.grad(y, x)[0] for y in (plain, written))
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("scheme", ["int8_dynamic", "int8_weight_only", "fp8_row"])
 def test_a_row_does_not_depend_on_the_other_rows(scheme):
     codes, scale = kernels.quantize_weight(drawn(N, K, seed=5), scheme)

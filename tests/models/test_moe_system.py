@@ -1,6 +1,8 @@
 """The mixture of experts for vectors, its stack of switches, and inference by a captured graph."""
 
+import copy
 import dataclasses
+import io
 
 import pytest
 import torch
@@ -153,6 +155,30 @@ def test_compiled_it_gives_the_same_and_counts_its_graphs(x_BTI):
         again(x_BTI)
     assert again.effects()["compile"] == "no effect: nothing was compiled"
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_copy_that_was_compiled_computes_with_its_own_weights(x_BTI, saved):
+    torch.compiler.reset()
+    model = optimized(use_compile=True, compile_backend="eager").eval()
+    before = model(x_BTI.clone().requires_grad_().exp())
+    if saved:
+        torch.save(model, file := io.BytesIO())
+        other = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+    else:
+        other = copy.deepcopy(model)
+    assert torch.equal(other(x_BTI.exp()), before)
+    with torch.no_grad():
+        other.moe.out.weight.zero_()
+    assert not other(x_BTI.exp()).any() and torch.equal(model(x_BTI.exp()), before)
+    torch.compiler.reset()
+
+
+def test_graphs_captured_before_a_cast_or_in_what_was_copied_are_not_replayed():
+    model = optimized(use_cuda_graph=True)
+    model._graphs["a shape"] = torch.Generator()  # which cannot be copied either
+    assert not copy.deepcopy(model)._graphs and model._graphs
+    assert not model.double()._graphs
 
 
 @pytest.mark.parametrize("amp_dtype", [torch.bfloat16, torch.float16])
