@@ -24,7 +24,6 @@ import kernels
 from models._initialise import started
 from models._layers import INIT_STD, Linear, RMSNorm, SwiGLUMLP, mlp_width, residual_std
 from models._mistake import ConfigurationError
-from models._share import Share
 
 
 class FabricLayer(nn.Module):
@@ -109,7 +108,7 @@ class DynamicNeuroFabric(nn.Module):
 
 def chosen(capacity: float, n: int) -> int:
     """How many of ``n`` samples a layer serves."""
-    return max(1, Share.nearest(capacity).nearly(n))
+    return max(1, round(capacity * n))
 
 
 def depth_shares(depth_BS: Tensor, max_layers: int) -> Tensor:

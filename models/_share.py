@@ -37,10 +37,6 @@ class Share(NamedTuple):
         """How many of ``count`` tokens: a number, or an integer tensor of any shape."""
         return (count * self.part + self.whole - 1) // self.whole
 
-    def nearly(self, count: int) -> int:
-        """How many of ``count`` tokens, rounded to the nearest (halves to the even one)."""
-        return round(Fraction(self.part * count, self.whole))
-
     def slots(self, length: int) -> int:
         """Places in a cache for ``length`` positions; one more than tokens where some are left out.
 

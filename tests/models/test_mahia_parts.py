@@ -188,7 +188,6 @@ def test_the_fabric_equals_its_equations_for_both_ranks(capacity):
     module = part(lambda: DynamicNeuroFabric(6, 3, capacity=capacity))
     k = chosen(capacity, 5)
     assert k == {0.1: 1, 0.4: 2, 1.0: 5}[capacity]
-    assert chosen(0.575, 100) == 58, "57.5, which is less in floating point"
 
     def equation(w, x):
         groups = [x] if x.dim() == 2 else x
