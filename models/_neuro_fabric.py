@@ -24,7 +24,6 @@ import kernels
 from models._initialise import started
 from models._layers import INIT_STD, Linear, RMSNorm, SwiGLUMLP, mlp_width, residual_std
 from models._mistake import ConfigurationError
-from models._share import Share
 
 
 class FabricLayer(nn.Module):
@@ -34,7 +33,7 @@ class FabricLayer(nn.Module):
         self, dim: int, hidden: int, capacity: float, norm_eps: float, std_out: float = INIT_STD
     ) -> None:
         super().__init__()
-        self.capacity, self.share = capacity, Share.nearest(capacity)
+        self.capacity = capacity
         self.gate = Linear(dim, 1)
         self.norm = RMSNorm(dim, norm_eps)
         self.mlp = SwiGLUMLP(dim, hidden, std_out)
@@ -45,7 +44,7 @@ class FabricLayer(nn.Module):
         wide = torch.promote_types(x_BSE.dtype, torch.float32)
         with kernels.without_autocast(x_BSE):
             scores_BS = functional.linear(x_BSE.to(wide), self.gate.weight.to(wide)).squeeze(-1)
-        k = _served(self.share, x_BSE.shape[1])
+        k = chosen(self.capacity, x_BSE.shape[1])
         x_BKE, chosen_BK, place_BK = kernels.token_router(x_BSE, scores_BS, k)
         weight_BK = chosen_BK.sigmoid()
         update_BKE = self.mlp(self.norm(x_BKE))
@@ -109,11 +108,7 @@ class DynamicNeuroFabric(nn.Module):
 
 def chosen(capacity: float, n: int) -> int:
     """How many of ``n`` samples a layer serves."""
-    return _served(Share.nearest(capacity), n)
-
-
-def _served(share: Share, n: int) -> int:
-    return max(1, share.nearly(n))
+    return max(1, round(capacity * n))
 
 
 def depth_shares(depth_BS: Tensor, max_layers: int) -> Tensor:

@@ -37,15 +37,6 @@ class Share(NamedTuple):
         """How many of ``count`` tokens: a number, or an integer tensor of any shape."""
         return (count * self.part + self.whole - 1) // self.whole
 
-    def nearly(self, count: int) -> int:
-        """How many of ``count`` tokens, rounded to the nearest, halves to the even one.
-
-        ``count`` may be a symbol, of which nothing is asked: one compiled graph serves all.
-        """
-        twice = 2 * self.part * count + self.whole
-        nearest, rest = twice // (2 * self.whole), twice % (2 * self.whole)
-        return nearest - (1 - min(rest, 1)) * (nearest % 2)
-
     def slots(self, length: int) -> int:
         """Places in a cache for ``length`` positions; one more than tokens where some are left out.
 

@@ -437,6 +437,14 @@ BUGS = {
         MIXTURE | {"rows": 40},
     ),
 }  # fmt: skip
+# A GPU has a program for each block of so few rows, each head and each chunk.
+ACROSS_BLOCKS = {
+    "rms_norm: only the first rows of a program reach dweight",
+    "gated_rms_norm: only the last rows of a program reach dweight",
+    "ssd_scan: the state does not decay across a chunk",
+    "ssd_scan: the state's gradient does not decay across a chunk",
+    "ssd_scan: only a program's last head reaches dC",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -461,6 +469,8 @@ right: set[tuple[str, str]] = set()
 @pytest.mark.skipif(not INTERPRETED and DEVICE.type == "cpu", reason="needs Triton to run")
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.replace(": ", "-"))
 def test_a_planted_bug_turns_the_generic_check_red(bug, monkeypatch):
+    if bug in ACROSS_BLOCKS and not INTERPRETED:
+        pytest.skip("on a GPU no program of this case has a second block, where the bug would be")
     module_name, old, new, sizes = BUGS[bug]
     operator = bug.partition(":")[0]
     before = (operator, repr(sizes))
@@ -482,5 +492,6 @@ def test_a_bug_is_planted_also_in_what_kernels_of_others_call_that_were_compiled
 
 
 def test_every_triton_kernel_has_bugs_planted():
+    assert BUGS.keys() >= ACROSS_BLOCKS
     tried = {bug.partition(":")[0] for bug in BUGS}
     assert tried == {n for n, op in kernels.OPS.items() if "triton" in op.implementations}
