@@ -46,7 +46,7 @@ class AppState(QObject):
 
     Panels read attributes, subscribe to signals and call methods. ``session`` is the session that
     is shown: the live one (``live`` is true, it grows) or one that was opened from a file.
-    ``compared`` has the sessions beside it. Nothing blocks but ends, while something is saved.
+    ``compared`` has the sessions beside it. Only ending it waits, for what is being saved.
     """
 
     catalogueChanged = Signal()
