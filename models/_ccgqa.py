@@ -113,7 +113,9 @@ class CCGQA(Sparing):
             "head_bias": Cut(0, halves),
             "temperature": Cut(0, halves[2:]),
         }
-        saved = sum(columns) * (2 + self.conv_width) + sum(columns[1:])
+        # Before the convolutions, windows of what the first gave, before the norm, as rotated; the
+        # attention's output, keys before their temperature, values.
+        saved = (self.conv_width + 3) * sum(columns) + sum(columns[:2]) + 2 * sum(columns[2:])
         what = "pairs of key/value heads"
         return Division(what, groups // 2, cuts, saved, self._narrow)
 

@@ -145,6 +145,7 @@ class Costs:
     # None: as many as it would keep for one.
     inference_per_token: Callable[[How], int] | None = None
     cast_by_operators: int = 0  # of the linears of a block, numbers that autocast does not cast
+    stream_ranks: int = 1  # among which the stream between layers is divided
     state_bytes: int = 0  # beside the weights, whatever the step: what a model goes by
     # Held at most between blocks and loss where a model adapts itself: in forward and training.
     adapting_bytes: int = 0

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,7 +27,6 @@ from models._initialise import keep_marks
 
 if TYPE_CHECKING:
     from models._family import Family
-    from models._footprint import Footprint
 
 
 class Region:
@@ -116,7 +115,9 @@ class Division:
     """``count`` of ``what`` (in the plural) are divided, and with them the layer's ``cuts``.
 
     ``cuts`` are by the parameter's name in the layer. ``narrow(ranks)`` tells the layer that it is
-    a share. ``saved``: compute-dtype numbers a token that the layer keeps within for backward.
+    a share. ``saved``: compute-dtype numbers a token that the layer keeps within for backward, and
+    are divided; ``unfused``: more of them without fused kernels. ``fp32``: FP32 numbers a token,
+    divided too, that shares keep in place of what a fused kernel of the whole does without.
     """
 
     what: str
@@ -124,6 +125,8 @@ class Division:
     cuts: Mapping[str, Cut]
     saved: int
     narrow: Callable[[int], None] = lambda ranks: None
+    unfused: int = 0
+    fp32: int = 0
 
 
 def experts_division(down_XEF: Tensor, choices: int) -> Division:
@@ -144,7 +147,12 @@ class Divisible:
     whole: tuple[str, ...]  # why other layers that are wide stay whole, each reason once
     numbers: int  # of all parameters
     cut: int  # of those that are divided
+    cut_in_blocks: int  # of these
     together: str  # why the stream between these layers cannot be divided too; empty where it can
+
+    def of_block(self, index: int) -> list[Division]:
+        """The layers of one block."""
+        return [each for name, each in self.layers.items() if name.startswith(f"blocks.{index}.")]
 
     def uneven(self, ranks: int) -> str:
         """What so many ranks do not divide evenly, as a clause; empty where they do."""
@@ -176,9 +184,11 @@ def divisible(family: Family, config: Any) -> Divisible:
     layers = {name: each for name, each in found.items() if not isinstance(each, str)}
     reasons = dict.fromkeys(each for each in found.values() if isinstance(each, str))
     parameters = dict(model.named_parameters())
-    cut = sum(each.numbers(parameters[name]) for name, each in _cuts(layers).items())
+    cuts = {name: each.numbers(parameters[name]) for name, each in _cuts(layers).items()}
+    in_blocks = sum(each for name, each in cuts.items() if name.startswith("blocks."))
     numbers = sum(each.numel() for each in parameters.values())
-    return Divisible(layers, tuple(reasons), numbers, cut, _together(model, tuple(reasons)))
+    whole = tuple(reasons)
+    return Divisible(layers, whole, numbers, sum(cuts.values()), in_blocks, _together(model, whole))
 
 
 def _together(model: nn.Module, whole: tuple[str, ...]) -> str:
@@ -226,28 +236,3 @@ def _cuts(layers: Mapping[str, Division]) -> dict[str, Cut]:
         for name, division in layers.items()
         for own, cut in division.cuts.items()
     }
-
-
-def of_share(
-    whole: Footprint, found: Divisible, ranks: int, *, tokens: int, element: int
-) -> Footprint:
-    """The footprint of one rank's share of a training step, from that of the whole.
-
-    ``tokens`` of a step, whose numbers within layers take ``element`` bytes each; 0: what layers
-    keep counts as whole.
-    """
-    parts = found.numbers - found.cut + found.cut / ranks
-    share = parts / found.numbers
-    saved = sum(each.saved for each in found.layers.values()) * tokens * element
-    kept = min(round(saved * (1 - 1 / ranks)), whole.activations)
-    gradients = round(whole.gradients * share)
-    # Along the backward pass the one gives way to the other.
-    less = min(kept, whole.gradients - gradients) if whole.gradients else kept
-    return replace(
-        whole,
-        weights=round(whole.weights * share),
-        gradients=gradients,
-        optimizer=round(whole.optimizer * share),
-        activations=whole.activations - kept,
-        together=whole.together - less,
-    )

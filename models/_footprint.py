@@ -174,7 +174,8 @@ def _training(
     unit = tokens * held.kept_per_token + held.kept + beside.kept
     # All that it saved is there still, and the gradient of its result.
     working = tokens * (held.backward_per_token + costs.dim * size.stream) + beside.backward
-    stream = tokens * costs.dim * size.stream  # what a block that is checkpointed keeps: its input
+    stream = tokens * costs.dim * size.stream
+    came = -(-stream // costs.stream_ranks)  # what a block that is checkpointed keeps: its input
     passes = costs.block_passes or ((1.0,),) * costs.n_layers
     shares = costs.block_weights or (1 / len(passes),) * len(passes)
     copies = [round(share * _copies(costs, size)) for share in shares]
@@ -185,7 +186,7 @@ def _training(
     attends = _attends(costs, how)
     past = tokens * costs.saved_past_attention * size.compute
     kept = [
-        stream if recomputed else round(sum(sizes) * unit + sum(extra)) + copy + _kept(weights)
+        came if recomputed else round(sum(sizes) * unit + sum(extra)) + copy + _kept(weights)
         for sizes, extra, copy, weights, recomputed in zip(
             passes, more, copies, attends, again, strict=True
         )
@@ -198,7 +199,7 @@ def _training(
     for index in reversed(range(len(passes))):
         before, sizes = sum(kept[:index]), passes[index]
         if again[index]:
-            before += stream
+            before += came
         own = round(shares[index] * _in_blocks(costs) * size.weight)
         for number in reversed(range(len(sizes))):
             saved = round(sum(sizes[: number + 1]) * unit + sum(more[index][: number + 1]))

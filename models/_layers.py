@@ -99,7 +99,8 @@ class SwiGLUMLP(nn.Module):
         """By columns of the feed-forward width."""
         hidden = self.down.in_features
         cuts = {"gate_up.weight": Cut(0, (hidden, hidden)), "down.weight": Cut(1, (hidden,))}
-        return Division("columns of a feed-forward layer", hidden, cuts, 3 * hidden)
+        what = "columns of a feed-forward layer"
+        return Division(what, hidden, cuts, 3 * hidden, unfused=hidden)  # silu(gate)
 
     def forward(self, x_BSE: Tensor) -> Tensor:
         """(B, S, E) -> (B, S, E)."""

@@ -28,6 +28,8 @@ from triton.runtime.jit import JITFunction
 import kernels
 from kernels import _dispatch, _triton, hardware
 from models import Family
+from models._division import divide
+from workbench.runner.ranks.region import AcrossRanks, AlongSequence
 
 SDPA = "scaled_dot_product_attention"
 
@@ -144,12 +146,20 @@ def held_by_training(
     checkpointing: str = "none",
     fused: bool = True,
     attention: str = "",
+    ranks: int = 1,
+    along_sequence: bool = False,
 ) -> int:
     """Bytes at the peak of a training step with fused AdamW, its moments made before.
 
-    The arguments are those of the family's footprint.
+    The arguments are those of the family's footprint; of ``ranks`` that divide the layers it is the
+    first one's, whose sums over the ranks are as large as they are.
     """
     model = family.build(config, dtype=_dtype(precision)).train()
+    if ranks > 1:
+        region = AlongSequence(ranks) if along_sequence else AcrossRanks()
+        divide(model, ranks, region)
+        if along_sequence:
+            model.stream = region
     model.share_rope_cache(False)
     model.set_checkpointing(checkpointing)
     step = batch, sequence, precision, fused, attention

@@ -11,7 +11,6 @@ import torch
 
 import models
 from kernels import hardware
-from models._footprint import PRECISIONS
 from sessions.model import Configuration, Scalar
 from workbench import protocol
 from workbench.offered import expected
@@ -22,7 +21,7 @@ from workbench.runner.toggles import Situation, Toggle, all_toggles
 from workbench.runner.toggles.compile import WITH_GRAPHS
 from workbench.runner.toggles.data_parallel import ranks_of
 from workbench.runner.toggles.pipeline_parallel import of_stages
-from workbench.runner.toggles.tensor_parallel import share_of
+from workbench.runner.toggles.tensor_parallel import of_shares
 from workbench.runner.wire import Wire
 from workbench.runner.workloads import Workload, all_workloads
 
@@ -96,8 +95,7 @@ def footprint(situation: Situation) -> models.Footprint | None:
     if staged := of_stages(situation, step):
         return staged
     found = situation.family.footprint(situation.config, sharding=_sharding(situation), **step)
-    element = PRECISIONS[_SIZES[situation.option("precision")]].compute
-    return share_of(found, situation, element) if found.total else None
+    return (of_shares(situation, step) or found) if found.total else None
 
 
 def _handles(situation: Situation) -> int:

@@ -433,15 +433,28 @@ def test_models_that_cannot_be_divided_say_why(asked, family, model, ranks, reas
     assert reason in blocked(wanted)["tensor_parallel"][ranks].reason
 
 
-@pytest.mark.parametrize("toggles", [{"checkpointing": "full"}, {"mixture_of_depths": "on"}])
-def test_activations_that_are_not_known_by_layer_are_estimated_as_whole(asked, toggles):
+@pytest.mark.parametrize(
+    ("workload", "toggles"),
+    [
+        ("train", {"checkpointing": "full"}),
+        ("train", {"mixture_of_depths": "on"}),
+        ("forward", {"precision": "amp_bf16"}),
+    ],
+)
+def test_less_is_estimated_of_more_ranks_and_of_a_divided_stream(
+    asked, workload, toggles, monkeypatch
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     found = []
-    for ranks in ("off", "2"):
-        options = {**toggles, "tensor_parallel": ranks}
-        one = msgspec.structs.replace(asked, workload="train", toggles=options)
+    for more in ({}, {"tensor_parallel": "2"}, SEQUENCE):
+        one = msgspec.structs.replace(asked, workload=workload, toggles={**toggles, **more})
         found.append(resolve.footprint(resolve.resolve(one, torch.device("cpu"))))
-    whole, share = found
-    assert share.activations == whole.activations and share.weights < whole.weights
+    whole, share, along = found
+    assert share.activations < whole.activations and share.weights < whole.weights
+    if workload == "train" and "checkpointing" in toggles:
+        assert along.activations < share.activations
+    else:  # there is no such stream, or none that is kept
+        assert along == share
 
 
 @pytest.mark.parametrize(

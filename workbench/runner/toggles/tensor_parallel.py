@@ -16,10 +16,11 @@ right and not how fast it is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from models import Footprint
-from models._division import divisible, of_share
+from models._division import divisible
+from models._share_footprint import largest_share
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.compiles import counted
@@ -107,23 +108,19 @@ def tensor_ranks_of(situation: Situation) -> int:
     return RANKS[situation.option(TOGGLE.name)]
 
 
-def share_of(whole: Footprint, situation: Situation, element: int) -> Footprint:
-    """The footprint of one rank, from that of a model that is not divided.
-
-    ``element``: bytes a number that linears compute.
+def of_shares(situation: Situation, step: dict[str, Any]) -> Footprint | None:
+    """The footprint of each rank in a ``step`` as of ``models``' footprints; None of a situation
+    whose layers are not divided.
     """
-    ranks = tensor_ranks_of(situation)
-    found = divisible(situation.family, situation.config) if ranks > 1 else None
-    if found is None or found.uneven(ranks):
-        return whole
-    settings = situation.configuration.settings
-    costs = situation.family.costs(situation.config)
-    # What blocks that compute again keep is their input, which every rank has; how much layers of
-    # routed tokens keep is not told layer by layer.
-    keeps = situation.workload.trains and situation.option("checkpointing") == "none"
-    keeps = keeps and not costs.routed and all(one == (1.0,) for one in costs.block_passes)
-    tokens = int(settings["batch"]) * int(settings["sequence"]) if keeps else 0
-    return of_share(whole, found, ranks, tokens=tokens, element=element)
+    ranks, family, config = tensor_ranks_of(situation), situation.family, situation.config
+    if ranks == 1:
+        return None
+    found = divisible(family, config)
+    if not found.layers or found.uneven(ranks):
+        return None
+    along = situation.option("sequence_parallel") == "on" and not found.together
+    sizes = {name: each for name, each in step.items() if name != "quantization"}  # never with it
+    return largest_share(family, config, ranks, along_sequence=along, **sizes)
 
 
 def traffic_text(traffic: Traffic) -> str:
