@@ -67,21 +67,6 @@ def test_what_threads_of_collectives_free_is_not_left_behind(asked, sequence_par
 
 
 @needs_cores
-def test_an_arm_whose_ranks_could_not_be_compared_is_entered_anew(asked, monkeypatch):
-    arm = stepped(asked, tensor_parallel="2")
-
-    def short(_: Arm) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(arm.divided, "_compare", short)
-        with pytest.raises(torch.OutOfMemoryError), arm.entered():
-            arm.step()
-    with arm.entered():
-        assert torch.isfinite(arm.step())
-
-
-@needs_cores
 def test_arms_of_one_and_of_two_ranks_go_on_from_each_other(asked):
     expected = weights_after(asked, "off", "off", "off")
     for ours, theirs in zip(weights_after(asked, "off", "2", "off"), expected, strict=True):

@@ -136,7 +136,7 @@ class Divided:
             return
         assert self.buckets is not None
         group = None if self.rank else self._assembled(arm)
-        with contextlib.nullcontext() if group is None else group.together():
+        with self._together(group):
             _take_over(arm, self._device)
         self._forget_peak()
         self.buckets.attach()
@@ -159,8 +159,7 @@ class Divided:
         """Compare what the ranks have and let them leave, which the arm does whatever fails."""
         try:
             if group is not None and group.alive:
-                with group.together():
-                    self.compare(arm)
+                self.compare(arm)
                 group.tell(Leave())
         finally:
             self._depth, self._group = 0, None
@@ -181,14 +180,20 @@ class Divided:
         """
         if not self._steps:
             return
-        if self._group is not None:
-            self._group.tell(Compare())
-        if self.shards is None or self.shards.spread:  # what it takes to collect is no step's
-            self._see_peak()
-        if self.shards is not None:
-            self.shards.collect()
-        sums = torch.stack([digest(each) for each in arm.model.parameters()]).to(self._device)
-        self._count_differing(sums, sums)
+        with self._together(self._group):
+            if self._group is not None:
+                self._group.tell(Compare())
+            if self.shards is None or self.shards.spread:  # what it takes to collect is no step's
+                self._see_peak()
+            if self.shards is not None:
+                self.shards.collect()
+            sums = torch.stack([digest(each) for each in arm.model.parameters()]).to(self._device)
+            self._count_differing(sums, sums)
+
+    @staticmethod
+    def _together(group: groups.Group | None) -> AbstractContextManager[None]:
+        """As the group's, which rank 0 alone has."""
+        return contextlib.nullcontext() if group is None else group.together()
 
     def _forget_peak(self) -> None:
         """What a peer has built is no step's; rank 0's peaks are told phase by phase."""

@@ -108,7 +108,9 @@ class LayersDivided(Divided):
             yield
             return
         group = None if self.rank else self._assembled(arm)
-        with contextlib.nullcontext() if group is None else group.together():
+        if self.keeper is not None and self._held.whole is not None:
+            self._held.whole.hand_over(self.keeper.optimizer)
+        with self._together(group):
             self._held.take(*self._optimizers)
             self._take_buffers(arm)
         self._forget_peak()
@@ -118,16 +120,18 @@ class LayersDivided(Divided):
         finally:
             self._leave(arm, group)
             if self._trainer is not None and self._steps and (group is None or group.alive):
-                self._held.give_back(*self._optimizers)
+                with self._together(group):
+                    self._held.give_back(*self._optimizers)
 
     def compare(self, arm: Arm) -> None:
         """Compare what the ranks have, if there were steps; when entered."""
         if not self._steps:
             return
-        if self._group is not None:
-            self._group.tell(Compare())
-        self._see_peak()
-        self._compare(arm)
+        with self._together(self._group):
+            if self._group is not None:
+                self._group.tell(Compare())
+            self._see_peak()
+            self._compare(arm)
 
     @property
     def _optimizers(self) -> tuple[Optimizer | None, Optimizer | None]:

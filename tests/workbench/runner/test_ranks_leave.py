@@ -1,0 +1,89 @@
+"""Arms of ranks that are left, whatever fails as they are, and what goes on from them."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+import pytest
+import torch
+from built import stepped
+
+from sessions.model import Configuration
+from workbench.runner.arm import Arm, Arms
+from workbench.runner.ranks import group
+
+pytestmark = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="two ranks need two CPU cores"
+)
+
+
+@pytest.fixture(scope="module")
+def asked(small) -> Configuration:
+    model = {**small.model, "n_kv_heads": 2}
+    return msgspec.structs.replace(small, model=model, settings={"batch": 2, "sequence": 16})
+
+
+def test_an_arm_whose_ranks_could_not_be_compared_is_entered_anew(asked, monkeypatch):
+    arm = stepped(asked, tensor_parallel="2")
+
+    def short(_: Arm) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(arm.divided, "_compare", short)
+        with pytest.raises(torch.OutOfMemoryError), arm.entered():
+            arm.step()
+    with arm.entered():
+        assert torch.isfinite(arm.step())
+
+
+def test_ranks_that_could_not_be_compared_for_the_evidence_are_not_left_waiting(asked, monkeypatch):
+    arm = stepped(asked, tensor_parallel="2")
+    compared = []
+
+    def short(_: Arm) -> None:
+        compared.append(group.current())
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+
+    with monkeypatch.context() as patch, arm.entered():
+        arm.step()
+        patch.setattr(arm.divided, "_compare", short)
+        with pytest.raises(torch.OutOfMemoryError):
+            arm.divided.compare(arm)
+        assert group.current() is None  # the others are within it, and cannot leave
+    assert len(compared) == 1
+    with arm.entered():
+        assert torch.isfinite(arm.step())
+
+
+def test_a_rank_that_ends_as_shares_are_given_back_is_named(asked, monkeypatch):
+    arm = stepped(asked, tensor_parallel="2")
+
+    def gone(*_: object) -> None:
+        peer = group.current()._peers[0]
+        peer.process.kill()
+        peer.hear_out()
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(arm.divided._held, "give_back", gone)
+    with pytest.raises(group.RankError, match="rank 1 ended unasked"), arm.entered():
+        arm.step()
+    assert group.current() is None
+
+
+def test_steps_that_another_adamw_has_counted_count_for_the_ranks_too(asked):
+    arms = Arms()
+    one = stepped(asked, arms=arms)
+    arm = stepped(asked, arms=arms, tensor_parallel="2", adamw="fused")
+    mine, theirs = (each.keeper.optimizer.state for each in (one, arm))
+    for state in theirs.values():
+        state["step"] = state["step"].clone()  # on a GPU: one on the host, the other there
+    with one.entered():
+        one.step()
+    with arm.entered():
+        arm.step()
+    with one.entered():
+        assert {float(each["step"]) for each in mine.values()} == {
+            5.0
+        }  # and that which made the moments
