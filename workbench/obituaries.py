@@ -36,7 +36,9 @@ def never_spoke(
         "it wrote nothing to its standard error")  # fmt: skip
     if babble:
         said += f", and on its standard output stood {_brief(babble[0])!r}, which is no message"
-    sentence = f"The command `{remote.shown(command)}` {_how(code)} before a runner spoke; {said}."
+    sentence = (
+        f"The command `{remote.shown(command)}` {how_ended(code)} before a runner spoke; {said}."
+    )
     return _fatal(sentence, TRY, [*babble, *log])
 
 
@@ -73,13 +75,14 @@ def ended(code: int, cancelled_by: str | None, log: Sequence[str]) -> Failure:
     if cancelled_by:
         sentence = f"The run did not stop when cancelled, so its runner was {cancelled_by}."
     else:
-        sentence = f"The runner {_how(code)}."
+        sentence = f"The runner {how_ended(code)}."
         if code == -signal.SIGKILL:
             sentence += " The system does this when memory runs out."
     return _fatal(sentence, AGAIN, log)
 
 
-def _how(code: int) -> str:
+def how_ended(code: int) -> str:
+    """The verb of a sentence about a process, from its exit code, negative for a signal."""
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else (
         f"ended with exit code {code}")  # fmt: skip
 

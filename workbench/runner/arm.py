@@ -226,6 +226,8 @@ class Arms:
                 arm = self._build(situation, phases)
             finally:
                 self._others.clear()
+            if arm.divided is not None:
+                arm.divided.others_bytes = self.others_bytes
         self._arms[key] = arm
         return arm
 

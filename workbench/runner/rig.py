@@ -180,10 +180,10 @@ class Rig:
     def _tell_own(self, memory: Memory) -> None:
         """Tell the segment's highest peak without what was held for other configurations."""
         arm = None if self._arm is None else self._arm()
-        peaks = [memory.peak]
+        peaks = [memory.peak - memory.others]
         if self.device.type == "cuda" and arm is not None and arm.divided is not None:
-            peaks += arm.divided.peaks[1:]  # of the rank that needs most
-        own = max(peaks) - memory.others
+            peaks += arm.divided.peaks[1:]
+        own = max(peaks)  # of the rank that needs most
         if not own > self._own_peaks.get(self.segment, 0.0):
             return
         self._own_peaks[self.segment] = own

@@ -401,10 +401,12 @@ def test_a_peer_that_is_killed_ends_the_step_with_a_sentence_and_the_weights_sur
     arms = Arms()
     arm = stepped(asked, steps=2, arms=arms, **ON)
     before = [each.detach().clone() for each in arm.plain_weights().values()]
-    with pytest.raises(group.RankError, match="rank 1 ended unasked") as over, arm.entered():
+    with pytest.raises(group.RankError, match="rank 1 was ended by SIGKILL") as over, arm.entered():
         arm.step()
         step_without_peer(arm)
-    assert explain(over.value).sentence == "Divided step: rank 1 ended unasked"
+    assert explain(over.value).sentence == (
+        "Divided step: rank 1 was ended by SIGKILL, as the system does when memory runs out"
+    )
     assert group.current() is None
     for each, kept in zip(arm.plain_weights().values(), before, strict=True):
         assert torch.equal(each, kept)

@@ -133,9 +133,14 @@ def test_ranks_whose_weights_part_are_no_effect(asked, monkeypatch):
 def test_a_peer_that_is_killed_ends_the_step_with_a_sentence_and_the_next_start_has_new_ones(asked):
     arms = Arms()
     arm = stepped(asked, arms=arms, data_parallel="2")
-    with pytest.raises(group.RankError, match="rank 1 ended unasked") as ended, arm.entered():
+    with (
+        pytest.raises(group.RankError, match="rank 1 was ended by SIGKILL") as ended,
+        arm.entered(),
+    ):
         step_without_peer(arm)
-    assert explain(ended.value).sentence == "Divided step: rank 1 ended unasked"
+    assert explain(ended.value).sentence == (
+        "Divided step: rank 1 was ended by SIGKILL, as the system does when memory runs out"
+    )
     assert group.current() is None
     again = stepped(asked, arms=arms, steps=2, data_parallel="2")
     assert found(again)["data_parallel"][0] == "effective"
@@ -154,7 +159,7 @@ def test_a_peer_that_is_killed_before_the_first_step_is_named(asked, monkeypatch
         return made
 
     monkeypatch.setattr(Divided, "_assembled", then_killed)
-    with pytest.raises(group.RankError, match="rank 1 ended unasked"), arm.entered():
+    with pytest.raises(group.RankError, match="rank 1 was ended by SIGKILL"), arm.entered():
         pass
     assert group.current() is None
 
@@ -163,7 +168,7 @@ def test_a_peer_that_is_killed_before_the_first_step_is_named(asked, monkeypatch
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("os._exit(3)", "rank 1 ended unasked"),
+        ("os._exit(3)", "rank 1 ended with exit code 3"),
         ("(_ for _ in ()).throw(RuntimeError('no room'))", "rank 1 ended: .*no room"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +39,8 @@ class Divided:
 
     ``differing`` is how many parameters were not the same on all ranks after the steps that were
     compared; None before any were. ``prepared``: a peer has done what comes before a first step.
-    ``peaks``: highest bytes that each rank allocated, as told when they were compared; on the CPU
-    resident bytes.
+    ``peaks``: highest bytes that each rank allocated, but for what ``others_bytes`` says that it
+    holds for other arms, as told when they were compared; on the CPU resident bytes.
     ``stage`` is one of ``shards.STAGES`` where ranks keep shares of more than the batch.
     """
 
@@ -55,6 +55,7 @@ class Divided:
         self.whole: Parameters | None = None
         self.keeper: Trainer | None = None
         self.peaks: list[int] = []
+        self.others_bytes: Callable[[Arm], int] = lambda arm: 0
         self._steps = 0  # since the weights were taken over
         self._peak_bytes = 0  # of this rank, in steps
         self._group: groups.Group | None = None  # of rank 0, while the arm is entered
@@ -184,7 +185,7 @@ class Divided:
             if self._group is not None:
                 self._group.tell(Compare())
             if self.shards is None or self.shards.spread:  # what it takes to collect is no step's
-                self._see_peak()
+                self._see_peak(arm)
             if self.shards is not None:
                 self.shards.collect()
             sums = torch.stack([digest(each) for each in arm.model.parameters()]).to(self._device)
@@ -200,10 +201,11 @@ class Divided:
         if self.rank and self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
 
-    def _see_peak(self) -> None:
+    def _see_peak(self, arm: Arm) -> None:
         """Take what the steps so far needed at most, before more is needed to compare."""
         if self._device.type == "cuda":
-            self._peak_bytes = torch.cuda.max_memory_allocated(self._device)
+            peak = torch.cuda.max_memory_allocated(self._device)
+            self._peak_bytes = peak - self.others_bytes(arm)
         else:
             self._peak_bytes = int(psutil.Process().memory_info().rss)
 

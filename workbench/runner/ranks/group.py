@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from workbench.obituaries import how_ended
 from workbench.protocol import Failure
 from workbench.runner.ranks.messages import Answer, Failed, Forget, Order, Ready
 
@@ -191,13 +193,17 @@ class Group:
         if self._closed:
             raise RankError("the other ranks were ended, because a step failed here")
 
-    def failed(self, number: int, told: Failure | None = None) -> None:
+    def failed(self, number: int, told: Failure | None = None, code: int | None = None) -> None:
         """A peer has ended, which no step survives: whoever waits for its numbers is let go.
 
         What is said after that is not kept, but for a lack of memory, which is nobody else's doing.
+        ``code`` is its process's exit code, where it said nothing.
         """
-        why = " unasked" if told is None else f": {told.sentence}"
-        error = RankError(f"rank {number} ended{why}", number, told)
+        how = "ended unasked" if code is None else how_ended(code)
+        if code == -signal.SIGKILL:
+            how += ", as the system does when memory runs out"
+        said = how if told is None else f"ended: {told.sentence}"
+        error = RankError(f"rank {number} {said}", number, told)
         with self._lock:
             if self._closed or (self._failure is not None and not error.lacks_memory):
                 return
@@ -207,7 +213,7 @@ class Group:
     def ended(self, number: int, code: int) -> None:
         """A peer's process has ended with this exit code."""
         if not self._hung_up or code < 0:  # by a signal
-            self.failed(number)
+            self.failed(number, code=code)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -270,10 +276,10 @@ def current() -> Group | None:
 
 
 def of(size: int, device: torch.device) -> Group:
-    """The group of so many ranks, started now unless it is there; one of another size ends."""
+    """The group of so many ranks there, started now unless it is; any other group ends."""
     global _group
     found = current()
-    if found is not None and found.size == size:
+    if found is not None and (found.size, found.device.type) == (size, device.type):
         return found
     close()
     _group = Group(size, device)

@@ -130,7 +130,7 @@ class LayersDivided(Divided):
         with self._together(self._group):
             if self._group is not None:
                 self._group.tell(Compare())
-            self._see_peak()
+            self._see_peak(arm)
             self._compare(arm)
 
     @property
