@@ -7,7 +7,6 @@ fit in memory together, each block builds its arm anew. Commands are taken betwe
 from __future__ import annotations
 
 import functools
-import gc
 import math
 import time
 from collections.abc import Callable
@@ -241,8 +240,6 @@ class Alternation:
         for contender in self.contenders:
             contender.arm = None
         self._rig.arms.forget_all()
-        gc.collect()  # what was compiled holds its model in a cycle
-        free_memory()
 
     def _enter(self, contender: Contender) -> Arm:
         rig = self._rig

@@ -274,6 +274,7 @@ class Arms:
         self._others.clear()
         self._weights.forget()
         self._numbers.clear()
+        gc.collect()  # arms that were compiled, or divided among ranks, are in cycles
         free_memory()
         group.forget_arms()
 

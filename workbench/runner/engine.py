@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -113,6 +112,5 @@ class Engine:
             # A mistake took no memory: what was built, and perhaps compiled for minutes, is kept.
             if not failure.fatal and failure.kind != "mistake":
                 self._rig.arms.forget_all()
-                gc.collect()
         self._wire.send(protocol.Finished(reason=reason, steps=run.steps))
         return failure, passed_on

@@ -12,7 +12,6 @@ for each of its values.
 from __future__ import annotations
 
 import dataclasses
-import gc
 import itertools
 import math
 import random
@@ -28,7 +27,6 @@ from workbench.runner.alternation import WARM_UP_S, Alternation
 from workbench.runner.arm import label
 from workbench.runner.blocks import Contender
 from workbench.runner.failures import Cancelled, Mistake, explain, is_fatal
-from workbench.runner.memory import free_memory
 from workbench.runner.resolve import (
     LONGEST_S,
     check_choice,
@@ -370,8 +368,6 @@ class SweepRun:
             self._rig.arms.forget_arms()
         else:
             self._rig.arms.forget_all()
-        gc.collect()
-        free_memory()
 
     # Telling
 

@@ -81,7 +81,7 @@ def test_each_rank_needs_no_more_than_is_estimated_but_what_one_gpu_does_too(
 
 
 def test_what_a_rank_holds_for_other_arms_is_not_told_as_this_arms():
-    one, arms = asked("hydra", {}, batch=1), Arms()
+    one, arms = asked("hydra", {}, batch=2), Arms()
     halves = {"precision": "bf16", "triton": "on"}
     alone = stepped(one, device="cuda", steps=3, arms=arms, **halves, **STAGES).divided.peaks[1]
     group.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 
 import msgspec
 import pytest
@@ -106,3 +108,17 @@ def test_steps_that_another_adamw_has_counted_count_for_the_ranks_too(asked, dev
     with one.entered():
         counts = {float(each["step"]) for each in mine.values()}
     assert counts == {5.0}  # with the step that made the moments
+
+
+@pytest.mark.parametrize("toggle", ["tensor_parallel", "pipeline_parallel"])
+def test_nothing_of_an_arm_that_is_forgotten_waits_for_the_collector(asked, device, toggle):
+    arms = Arms()
+    arm = stepped(asked, device=device, arms=arms, **{toggle: "2"})
+    left = [weakref.ref(each) for each in (arm.model, next(arm.model.parameters()))]
+    del arm
+    gc.disable()
+    try:
+        arms.forget_all()
+        assert [each() for each in left] == [None, None]
+    finally:
+        gc.enable()
