@@ -39,10 +39,8 @@ def peak_and_estimate(one: Configuration, **toggles: str) -> tuple[int, int]:
     torch._C._cuda_clearCublasWorkspaces()
     before, arms = torch.cuda.memory_allocated(), Arms()
     arm = stepped(one, device="cuda", steps=3, arms=arms, **toggles)
-    peaks = [own_peak(arm, arms) - before]
-    peaks += arm.divided.peaks[1:] if arm.divided else []
+    peaks = [own_peak(arm, arms) - before, *arm.divided.peaks[1:]]
     footprint = resolve.footprint(arm.situation)
-    assert footprint is not None
     return max(peaks), footprint.total
 
 
@@ -66,18 +64,10 @@ def peak_and_estimate(one: Configuration, **toggles: str) -> tuple[int, int]:
     ],
     ids=str,
 )
-def test_each_rank_needs_no_more_than_is_estimated_but_what_one_gpu_does_too(
-    family, fields, toggles, divided
-):
-    one = asked(family, fields)
-    whole_peak, whole_estimate = peak_and_estimate(one, **toggles)
-    peak, estimate = peak_and_estimate(one, **toggles, **divided)
-    whole, share = whole_estimate / whole_peak, estimate / peak
-    print(
-        f"{family} {fields} {toggles} {divided}: {peak >> 20} MiB of {whole_peak >> 20},",
-        f"estimated {share - 1:+.1%} and {whole - 1:+.1%}",
-    )
-    assert min(whole, 1) - 0.07 < share < 1.35
+def test_the_rank_that_needs_most_is_estimated_within_a_twentieth(family, fields, toggles, divided):
+    peak, estimate = peak_and_estimate(asked(family, fields), **toggles, **divided)
+    print(f"{family} {fields} {toggles} {divided}: {peak >> 20} MiB, {estimate / peak - 1:+.1%}")
+    assert estimate == pytest.approx(peak, rel=0.05)
 
 
 def test_what_a_rank_holds_for_other_arms_is_not_told_as_this_arms():
