@@ -122,6 +122,11 @@ def _check(
             "adaptive_attention: expected q [B, H, S, D] and k, v [B, G, T, D] with G dividing H, "
             f"but got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
         )
+    if q.shape[3] == 0:
+        raise Mistake(
+            "adaptive_attention: the head dimension must not be 0, but got q and k of "
+            f"{tuple(q.shape)} and {tuple(k.shape)}"
+        )
     if causal and q.shape[2] > k.shape[2]:
         raise Mistake(
             f"adaptive_attention: with a causal mask {q.shape[2]} queries need at least as many "

@@ -102,6 +102,8 @@ def _check(
         raise Mistake(
             f"attention: q and k must agree in batch and head dimension, but got {_shapes(q, k, v)}"
         )
+    if dim == 0:
+        raise Mistake(f"attention: the head dimension must not be 0, but got {_shapes(q, k, v)}")
     if groups == 0 or heads % groups:
         raise Mistake(f"attention: the {groups} key heads must divide the {heads} query heads")
     if causal and kv_length is None and length > keys:

@@ -180,6 +180,8 @@ MISTAKES = {
     "attention: with a causal mask 5 queries need at least as many keys, but there are 4": (
         lambda: kernels.attention(t(1, 2, 5, 8), t(1, 2, 4, 8), t(1, 2, 4, 8))
     ),
+    "attention: the head dimension must not be 0, but got q (1, 2, 4, 0), k (1, 2, 4, 0), v (1, 2, "
+    "4, 0)": (lambda: kernels.attention(t(1, 2, 4, 0), t(1, 2, 4, 0), t(1, 2, 4, 0))),
     "attention: window must be at least 1 key, but is 0": (
         lambda: kernels.attention(t(1, 2, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8), window=0)
     ),
@@ -191,6 +193,10 @@ MISTAKES = {
     "adaptive_attention: expected q [B, H, S, D] and k, v [B, G, T, D] with G dividing H, but got "
     "q (1, 3, 4, 8), k (1, 2, 4, 8), v (1, 2, 4, 8)": (
         lambda: kernels.adaptive_attention(t(1, 3, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8))
+    ),
+    "adaptive_attention: the head dimension must not be 0, but got q and k of (1, 2, 4, 0) and "
+    "(1, 2, 4, 0)": (
+        lambda: kernels.adaptive_attention(t(1, 2, 4, 0), t(1, 2, 4, 0), t(1, 2, 4, 0))
     ),
     "adaptive_attention: q, k and v must have one dtype, but are torch.float32, torch.float16, "
     "torch.float32": (
