@@ -38,7 +38,8 @@ sessions     sessions                                          | numpy scipy h5p
 .recorder    sessions .protocol .titles                        | numpy msgspec
 .journal     sessions .protocol .recorder                      |
 .remote                                                        |
-.obituaries  .protocol .remote                                 |
+.endings                                                       |
+.obituaries  .protocol .remote .endings                        |
 .client      .protocol .journal .remote .obituaries            |
 .kept        sessions                                          | msgspec
 .floors      sessions .protocol .journal .kept                 | msgspec
@@ -46,7 +47,8 @@ sessions     sessions                                          | numpy scipy h5p
 .claims      .claims sessions .protocol                        | numpy scipy
 .headless    sessions .protocol .recorder .journal .client     |
 .presets     sessions .protocol                                | msgspec
-.runner .runner kernels models sessions .protocol .offered .ceilings | torch msgspec psutil pynvml
+.runner .runner kernels models sessions .protocol .offered .ceilings .endings \
+| torch msgspec psutil pynvml
 .runner.optimizers .runner | torch torchao bitsandbytes
 .runner._onnx_operators                                        | torch onnxscript
 .runner.export_onnx .runner kernels models sessions            | torch msgspec onnxruntime

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Sequence
 
 from workbench import remote
+from workbench.endings import how_ended
 from workbench.protocol import VERSION, Failure
 
 AGAIN = "Start a new runner; everything measured so far is kept."
@@ -79,12 +80,6 @@ def ended(code: int, cancelled_by: str | None, log: Sequence[str]) -> Failure:
         if code == -signal.SIGKILL:
             sentence += " The system does this when memory runs out."
     return _fatal(sentence, AGAIN, log)
-
-
-def how_ended(code: int) -> str:
-    """The verb of a sentence about a process, from its exit code, negative for a signal."""
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else (
-        f"ended with exit code {code}")  # fmt: skip
 
 
 def _brief(text: str) -> str:

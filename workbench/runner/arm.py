@@ -226,8 +226,6 @@ class Arms:
                 arm = self._build(situation, phases)
             finally:
                 self._others.clear()
-            if arm.divided is not None:
-                arm.divided.others_bytes = self.others_bytes
         self._arms[key] = arm
         return arm
 
@@ -317,6 +315,7 @@ class Arms:
         batches = whole
         if divided is not None:
             divided.gather(configuration)
+            divided.others_bytes = self.others_bytes
             batches = divided.share(whole)
         cast = autocast(build)
         with contextlib.ExitStack() as stack:
