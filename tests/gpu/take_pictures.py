@@ -308,7 +308,7 @@ class Sitting:
 
     def roofline(self, size: tuple[int, int]) -> QPixmap:
         """The kernels under this machine's roof; no panel shows it, reports do."""
-        chart = Chart(PLOTS["roofline"], self.state.theme)
+        chart = Chart(PLOTS["roofline"], self.state.theme, self.state.tasks)
         chart.resize(*size)
         chart.show_runs([Run(self.state.session)])
         chart.show()

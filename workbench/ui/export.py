@@ -43,6 +43,7 @@ SIZE = (900, 520)  # logical pixels, 96 to the inch
 _SCALE = 2  # pixels of a PNG per logical pixel
 _DPI = 96
 _PDF_DPI = 1200
+_ROWS = 1000  # of CSV at a time: in between other threads have their turn
 # Qt declares image procedures on every page; a chart has no image, and a reader may rely on that.
 _PROCEDURES = b"/ProcSet [/PDF /Text /ImageB /ImageC]"
 
@@ -152,12 +153,6 @@ def copy_pixmap(pixmap: QPixmap) -> None:
     QGuiApplication.clipboard().setPixmap(pixmap)
 
 
-def copy_data(plot: Plot, runs: Sequence[Run], options: Mapping[str, str] | None = None) -> None:
-    """Put the data drawn on the clipboard, as spreadsheets take it (separated by tabs)."""
-    table = plot.table(runs, **(options or {}))
-    QGuiApplication.clipboard().setText(csv_bytes(table, separator="\t").decode())
-
-
 def copy_table(table: Table, suffix: str) -> None:
     """Put a table on the clipboard as ``.csv`` or ``.md``."""
     QGuiApplication.clipboard().setText(table_text(table, suffix))
@@ -178,7 +173,10 @@ def csv_bytes(table: DrawnTable, separator: str = ",") -> bytes:
     text = io.StringIO(newline="")
     writer = csv.writer(text, delimiter=separator, lineterminator="\n")
     writer.writerow(table)
-    writer.writerows(zip(*(_cells(np.asarray(column)) for column in table.values()), strict=True))
+    columns = [np.asarray(column) for column in table.values()]
+    for start in range(0, max(map(len, columns), default=0), _ROWS):
+        cells = (_cells(column[start : start + _ROWS]) for column in columns)
+        writer.writerows(zip(*cells, strict=True))
     return text.getvalue().encode()
 
 

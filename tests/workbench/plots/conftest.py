@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from workbench.ui.state import AppState
+from workbench.ui.tasks import Tasks
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +23,14 @@ def state(qapp):
     state = AppState()
     yield state
     state.close()
+
+
+@pytest.fixture
+def tasks(qapp):
+    """Of a chart that no window has."""
+    made = Tasks()
+    yield made
+    made.close()
 
 
 @pytest.fixture

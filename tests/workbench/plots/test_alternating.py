@@ -66,10 +66,10 @@ def test_those_that_followed_one_another_are_one_line(name):
 
 
 @pytest.mark.parametrize("name", OVER_TIME)
-def test_the_legend_names_them_once_they_do(qtbot, name):
+def test_the_legend_names_them_once_they_do(qtbot, name, tasks):
     """A comparison may begin while the plot is shown."""
     session = gpu_session(2, 200, labels=("A: defaults", "B: Triton"))
-    chart = Chart(PLOTS[name], DARK)
+    chart = Chart(PLOTS[name], DARK, tasks)
     qtbot.addWidget(chart)
     chart.resize(900, 400)
     chart.show_runs([Run(session)])
@@ -80,9 +80,9 @@ def test_the_legend_names_them_once_they_do(qtbot, name):
 
 
 @pytest.mark.parametrize("name", [*OVER_TIME, "ecdf", "box"])
-def test_segments_are_called_by_titles_in_every_chart(qtbot, name):
+def test_segments_are_called_by_titles_in_every_chart(qtbot, name, tasks):
     session = by_turns(gpu_session(2, 200, labels=("A: adamw=loop", "B: adamw=fused")))
-    chart = Chart(PLOTS[name], DARK)
+    chart = Chart(PLOTS[name], DARK, tasks)
     qtbot.addWidget(chart)
     chart.resize(900, 400)
     chart.show_runs([Run(session, titled=lambda text: text.replace("adamw=", "AdamW: "))])

@@ -220,13 +220,9 @@ def test_a_dark_export_is_dark(runs, tmp_path):
     assert QImage(str(path)).pixelColor(2, 2).name() == DARK.surface
 
 
-def test_image_and_data_go_to_the_clipboard(runs):
+def test_an_image_goes_to_the_clipboard(runs):
     export.copy_image(PLOTS["ecdf"], runs, SIZE)
     assert QGuiApplication.clipboard().image().width() == 2 * SIZE[0]
-    export.copy_data(PLOTS["box"], runs)
-    lines = QGuiApplication.clipboard().text().splitlines()
-    assert lines[0].split("\t")[:3] == ["distribution", "steps", "minimum_ms"]
-    assert len(lines) == 5
 
 
 def test_tables_go_to_the_clipboard_as_csv_and_markdown(qapp):

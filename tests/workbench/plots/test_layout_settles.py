@@ -10,12 +10,12 @@ from workbench.ui.theme import DARK
 
 
 @pytest.fixture
-def chart(qtbot):
+def chart(qtbot, tasks):
     """A plot with more labels of marks than one row holds, and every resize of what it draws on."""
     session = gpu_session(2, 300)
     for number in range(9):
         session.events.append(Event(1.0 + 0.1 * number, "note", f"what happened, number {number}"))
-    chart = Chart(PLOTS["step_time"], DARK)
+    chart = Chart(PLOTS["step_time"], DARK, tasks)
     qtbot.addWidget(chart)
     chart.readings = True
     chart.resize(700, 400)

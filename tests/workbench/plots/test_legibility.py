@@ -120,8 +120,8 @@ def test_very_many_configurations_leave_the_plot_its_room_and_what_is_left_out_i
     assert len(canvas.layers) == MOST and "of" not in canvas.header.subtitle
 
 
-def test_a_chart_that_names_nothing_still_names_nothing_in_another_theme(qtbot):
-    chart = Chart(PLOTS["memory"], DARK)
+def test_a_chart_that_names_nothing_still_names_nothing_in_another_theme(qtbot, tasks):
+    chart = Chart(PLOTS["memory"], DARK, tasks)
     qtbot.addWidget(chart)
     chart.show_runs([Run(gpu_session(2, 40))])
     chart.canvas.captions = False
@@ -160,13 +160,15 @@ def test_a_field_is_called_by_what_it_counts():
 
 
 @pytest.mark.parametrize("height", [140, 200, 400])
-def test_a_legend_leaves_the_plot_most_of_the_room_and_tells_of_what_it_leaves_out(qtbot, height):
+def test_a_legend_leaves_the_plot_most_of_the_room_and_tells_of_what_it_leaves_out(
+    qtbot, height, tasks
+):
     runs = []
     for number in range(10):
         session = gpu_session()
         session.title = f"A long title that somebody typed, of session number {number}"
         runs.append(Run(session, color=number, segments=(0,)))
-    chart = Chart(PLOTS["ecdf"], DARK)
+    chart = Chart(PLOTS["ecdf"], DARK, tasks)
     qtbot.addWidget(chart)
     chart.readings = True
     chart.resize(520, height)
@@ -200,8 +202,8 @@ def test_a_capped_name_takes_the_room_that_its_row_has(qtbot):
     assert any(name == entry.name for (name, _), entry in zip(drawn, header._entries, strict=False))
 
 
-def test_of_a_study_s_many_arms_a_legend_names_a_few_however_large_the_plot(qtbot):
-    chart = Chart(PLOTS["ecdf"], DARK)
+def test_of_a_study_s_many_arms_a_legend_names_a_few_however_large_the_plot(qtbot, tasks):
+    chart = Chart(PLOTS["ecdf"], DARK, tasks)
     qtbot.addWidget(chart)
     chart.resize(300, 1200)
     chart.show()
@@ -224,8 +226,8 @@ def test_live_plots_scroll_where_the_window_is_too_low_and_cover_nothing(qtbot, 
     assert panel.minimumSizeHint().height() < 2 * _LEAST_PX
 
 
-def test_a_plot_that_its_heading_left_no_room_has_it_back_once_less_is_said(qtbot):
-    chart = Chart(PLOTS["memory"], DARK)
+def test_a_plot_that_its_heading_left_no_room_has_it_back_once_less_is_said(qtbot, tasks):
+    chart = Chart(PLOTS["memory"], DARK, tasks)
     qtbot.addWidget(chart)
     chart.resize(700, 80)
     chart.show()

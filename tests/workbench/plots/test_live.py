@@ -1,3 +1,6 @@
+import re
+import threading
+
 import numpy as np
 import pytest
 from PySide6.QtCore import QPoint, QPointF, QRectF, Qt
@@ -9,7 +12,7 @@ from sessions.model import Event, Phase, PhaseSpan, Session
 from workbench.ui import export
 from workbench.ui.panels._chart import Chart
 from workbench.ui.panels.live import SHOWN, LivePanel
-from workbench.ui.plots import PLOTS
+from workbench.ui.plots import PLOTS, Run
 from workbench.ui.theme import DARK, LIGHT
 
 
@@ -249,13 +252,14 @@ def test_the_y_axis_can_leave_zero(running):
     assert chart.canvas.vb.viewRange()[1][0] > 2**30
 
 
-def test_a_chosen_file_is_written_and_a_mistake_is_told(running, tmp_path, monkeypatch):
+def test_a_chosen_file_is_written_and_a_mistake_is_told(qtbot, running, tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr("PySide6.QtWidgets.QMessageBox.warning", lambda *a: told.append(a[2]))
     for name in ("chart", "no/such/folder/chart.png"):
         chosen = (str(tmp_path / name), "Vector drawing (*.svg)")
         monkeypatch.setattr("PySide6.QtWidgets.QFileDialog.getSaveFileName", lambda *a, c=chosen: c)
         running.export_plot()
+    qtbot.waitUntil(lambda: bool(told) and (tmp_path / "chart.svg").exists())
     assert (tmp_path / "chart.svg").read_text().startswith("<?xml")
     assert len(told) == 1 and "choose another place" in told[0]
 
@@ -314,22 +318,43 @@ def test_what_is_painted_piece_by_piece_is_what_would_be_painted_at_once(qtbot, 
         assert part.sum() <= 4
 
 
-def test_while_a_plots_data_is_written_or_copied_the_cursor_says_so(qtbot, monkeypatch, tmp_path):
-    """Two million steps took twelve seconds, in which nothing said that the window was at work."""
-    chart = Chart(PLOTS["step_time"], DARK)
+@pytest.mark.parametrize("to_a_file", [True, False])
+def test_while_a_plots_data_is_written_or_copied_the_window_goes_on_and_the_cursor_says_so(
+    qtbot, tasks, monkeypatch, tmp_path, to_a_file
+):
+    """Two million steps took twelve seconds, in which the window was dead."""
+    chart, hold = Chart(PLOTS["step_time"], DARK, tasks), threading.Event()
     qtbot.addWidget(chart)
-    shapes = []
+    chart.runs = [Run(gpu_session(1, 50))]
+    path, csv_bytes = tmp_path / "steps.csv", export.csv_bytes
 
-    def write(*_, **__):
-        shapes.append(QGuiApplication.overrideCursor().shape())
-        raise export.ExportError("the disk is full")
+    def write(*arguments, **options):
+        assert hold.wait(60)
+        return csv_bytes(*arguments, **options)
 
-    monkeypatch.setattr("workbench.ui.panels._chart.dialogs.file_to_write", lambda *_: tmp_path)
-    monkeypatch.setattr("workbench.ui.panels._chart.QMessageBox.warning", lambda *_: None)
-    monkeypatch.setattr(export, "export_plot", write)
+    monkeypatch.setattr(export, "csv_bytes", write)
+    monkeypatch.setattr("workbench.ui.panels._chart.dialogs.file_to_write", lambda *_: path)
+    usual = chart.cursor().shape()
+    chart.export(".csv") if to_a_file else chart.copy_data()
+    chart.copy_data()
+    assert chart.cursor().shape() == Qt.CursorShape.BusyCursor
+    hold.set()
+    qtbot.waitUntil(lambda: chart.cursor().shape() == usual)
+    text = path.read_text() if to_a_file else QGuiApplication.clipboard().text()
+    first, *rows = text.splitlines()
+    assert re.split("[,\t]", first)[0] == "session" and len(rows) == 50
+
+
+def test_what_hinders_the_writing_is_told(qtbot, tasks, monkeypatch, tmp_path):
+    chart, told = Chart(PLOTS["step_time"], DARK, tasks), []
+    qtbot.addWidget(chart)
+    monkeypatch.setattr("workbench.ui.panels._chart.QMessageBox.warning", lambda *a: told.append(a))
+    path = tmp_path / "no" / "such" / "folder.csv"
+    monkeypatch.setattr("workbench.ui.panels._chart.dialogs.file_to_write", lambda *_: path)
     chart.export(".csv")
-    monkeypatch.setattr(export, "copy_data", write)
-    with pytest.raises(export.ExportError):
-        chart.copy_data()
-    assert shapes == [Qt.CursorShape.WaitCursor] * 2
-    assert QGuiApplication.overrideCursor() is None
+    qtbot.waitUntil(lambda: len(told) == 1)
+    assert "No step has been timed yet" in told[0][2]
+    chart.runs = [Run(gpu_session(1, 50))]
+    chart.export(".csv")
+    qtbot.waitUntil(lambda: len(told) == 2)
+    assert "choose another place" in told[1][2]

@@ -77,8 +77,8 @@ def pixels(drawing: bytes) -> np.ndarray:
 
 
 @pytest.mark.parametrize("size", [(2, 2), (60, 40), (100, 30), (160, 60), (90, 400)])
-def test_a_chart_without_room_is_drawn_once_it_has_some(qtbot, qapp, size):
-    chart = Chart(PLOTS["attribution"], DARK)
+def test_a_chart_without_room_is_drawn_once_it_has_some(qtbot, qapp, size, tasks):
+    chart = Chart(PLOTS["attribution"], DARK, tasks)
     qtbot.addWidget(chart)
     chart.resize(*size)
     chart.show()

@@ -138,8 +138,8 @@ def test_an_export_of_a_metric_that_was_not_measured_is_a_mistake(tmp_path):
         )
 
 
-def test_the_menu_offers_the_metrics_and_the_chart_draws_the_chosen_one(qtbot):
-    chart = Chart(LINES, LIGHT)
+def test_the_menu_offers_the_metrics_and_the_chart_draws_the_chosen_one(qtbot, tasks):
+    chart = Chart(LINES, LIGHT, tasks)
     qtbot.addWidget(chart)
     chart.show_runs([Run(gpu_session(1, 40))])
     texts = {action.text(): action for action in chart.menu().actions()}

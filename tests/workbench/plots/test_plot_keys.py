@@ -20,11 +20,11 @@ CTRL = Qt.KeyboardModifier.ControlModifier
 
 
 @pytest.fixture
-def host(qtbot):
+def host(qtbot, tasks):
     """A chart beside controls that use the same keys."""
     host = QWidget()
     layout = QVBoxLayout(host)
-    host.chart = Chart(PLOTS["step_time"], LIGHT)
+    host.chart = Chart(PLOTS["step_time"], LIGHT, tasks)
     host.slider, host.spin = QSlider(Qt.Orientation.Horizontal), QSpinBox()
     for widget in (host.chart, host.slider, host.spin):
         layout.addWidget(widget)

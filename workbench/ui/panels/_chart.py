@@ -4,8 +4,10 @@ there is nothing to draw."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 from PySide6.QtCore import QEvent, QPoint, QPointF, Qt, Signal
 from PySide6.QtGui import QAction, QActionGroup, QGuiApplication, QPainter, QResizeEvent
@@ -18,12 +20,15 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from workbench.ui import dialogs, export
+from workbench.ui import dialogs, export, files
 from workbench.ui.panels import _plot_keys
 from workbench.ui.plots import Plot, Run
 from workbench.ui.plots._canvas import Canvas, canvas_view
 from workbench.ui.style import screen_style, shade
+from workbench.ui.tasks import Tasks
 from workbench.ui.theme import Theme
+
+_Made = TypeVar("_Made")
 
 _MENU_PX = 28
 _LEAST_RANGE = 1e-9  # of the place: closer together FP64 numbers lie on a grid that one sees
@@ -35,16 +40,6 @@ _FILTERS = {
     ".pdf": "Document (*.pdf)",
     ".csv": "Data (*.csv)",
 }
-
-
-@contextmanager
-def _waiting() -> Iterator[None]:
-    """The cursor says that the window is busy: a million rows of data take seconds to write."""
-    QGuiApplication.setOverrideCursor(Qt.CursorShape.WaitCursor)
-    try:
-        yield
-    finally:
-        QGuiApplication.restoreOverrideCursor()
 
 
 class Chart(QWidget):
@@ -60,9 +55,13 @@ class Chart(QWidget):
     pointed = Signal(object)  # QPointF in units of the axes under the mouse, None when it leaves
     clicked = Signal(object)  # the same, of a single click
 
-    def __init__(self, plot: Plot, theme: Theme, parent: QWidget | None = None) -> None:
+    def __init__(
+        self, plot: Plot, theme: Theme, tasks: Tasks, parent: QWidget | None = None
+    ) -> None:
         super().__init__(parent)
         self.plot = plot
+        self._tasks = tasks
+        self._at_work = 0  # on how many tasks
         self.runs: list[Run] = []
         self.options: dict[str, str] = {}  # what a person chose; the first choice otherwise
         self._key: object = None
@@ -255,9 +254,14 @@ class Chart(QWidget):
         export.copy_image(self.plot, self.runs, options=self.options)
 
     def copy_data(self) -> None:
-        """Put the data drawn on the clipboard, separated by tabs."""
-        with _waiting():
-            export.copy_data(self.plot, self.runs, self.options)
+        """Put the data drawn on the clipboard, as spreadsheets take it: separated by tabs."""
+        runs, options, clipboard = self._frozen(), dict(self.options), QGuiApplication.clipboard()
+
+        def work() -> str:
+            table = self.plot.table(runs, **options)
+            return export.csv_bytes(table, separator="\t").decode()
+
+        self._start(work, clipboard.setText)
 
     def export(self, suffix: str = ".png") -> None:
         """Ask for a file and write the plot to it."""
@@ -266,11 +270,44 @@ class Chart(QWidget):
         path = dialogs.file_to_write(self, title, suggestion, kinds)
         if path is None:
             return
+        runs, options = self._frozen(), dict(self.options)
+        work = partial(export.export_plot, self.plot.name, runs, path, options=options)
+        if path.suffix.lower() == ".csv":
+            self._start(work, lambda _: None)
+            return
         try:
-            with _waiting():
-                export.export_plot(self.plot.name, self.runs, path, options=self.options)
+            work()  # Qt paints in the window's thread only
         except export.ExportError as error:
-            QMessageBox.warning(self, "Export", str(error))
+            self._refuse(error)
+
+    def _frozen(self) -> list[Run]:
+        """What is shown, as it is now."""
+        return [replace(run, session=files.snapshot(run.session), _kept={}) for run in self.runs]
+
+    def _start(self, work: Callable[[], _Made], done: Callable[[_Made], None]) -> None:
+        """Have it done while the window goes on: a million rows of data take seconds to write."""
+
+        def finish(made: _Made) -> None:
+            self._count(-1)
+            done(made)
+
+        def refuse(error: Exception, _: str) -> None:
+            self._count(-1)
+            self._refuse(error)
+
+        self._count(1)
+        self._tasks.start(work, finish, refuse)
+
+    def _count(self, tasks: int) -> None:
+        """The cursor over the plot says whether there is work on it."""
+        self._at_work += tasks
+        if self._at_work:
+            self.setCursor(Qt.CursorShape.BusyCursor)
+        else:
+            self.unsetCursor()
+
+    def _refuse(self, error: Exception) -> None:
+        QMessageBox.warning(self, "Export", str(error) or type(error).__name__)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Keep the menu button in the corner."""

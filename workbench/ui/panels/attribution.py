@@ -64,7 +64,7 @@ class AttributionPanel(QWidget):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.boxes: dict[str, QCheckBox] = {}
         self.movers: dict[str, tuple[QToolButton, QToolButton]] = {}  # earlier, later
-        self.chart = Chart(PLOTS["attribution"], state.theme)
+        self.chart = Chart(PLOTS["attribution"], state.theme, state.tasks)
         self.chart.setMinimumSize(240, 140)
         self.table = CalmTable()
         self.table.wrap(_NOTE_PX)

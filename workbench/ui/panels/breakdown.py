@@ -41,7 +41,7 @@ class BreakdownPanel(QWidget):
         self._count = 0
         self._others: list[Study] = []  # what ``against`` offers after its first entry
         self.icicle, self.roles, self.course = (
-            Chart(PLOTS[name], state.theme) for name in ("breakdown", "memory_roles",
+            Chart(PLOTS[name], state.theme, state.tasks) for name in ("breakdown", "memory_roles",
                                                          "memory_course")
         )  # fmt: skip
         self.icicle.setMinimumSize(240, 140)

@@ -67,7 +67,8 @@ class ComparePanel(QWidget):
         self._listed: list[tuple[str, str]] = []  # ids and titles in the box of the baseline
         self.found: Found | None = None
         self.charts = {
-            name: Chart(PLOTS[name], state.theme) for name in ("aligned_timeline", "ecdf", "box")
+            name: Chart(PLOTS[name], state.theme, state.tasks)
+            for name in ("aligned_timeline", "ecdf", "box")
         }
         for chart in self.charts.values():
             chart.readings = True

@@ -66,7 +66,9 @@ class LivePanel(QWidget):
         self._frame_at = 0.0
         self._spreading = False
         self.charts = {
-            name: Chart(plot, state.theme) for name, plot in PLOTS.items() if plot.axis == "time"
+            name: Chart(plot, state.theme, state.tasks)
+            for name, plot in PLOTS.items()
+            if plot.axis == "time"
         }
         self._splitter = QSplitter(Qt.Orientation.Vertical)
         self._splitter.setChildrenCollapsible(False)

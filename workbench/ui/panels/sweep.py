@@ -57,7 +57,7 @@ class SweepPanel(QWidget):
         self.run = QPushButton("Run sweep")
         self.run.clicked.connect(state.sweeps.run)
         self.said = _parts.note()
-        self.charts = {name: Chart(PLOTS[name], state.theme) for name in _CHARTS}
+        self.charts = {name: Chart(PLOTS[name], state.theme, state.tasks) for name in _CHARTS}
         for chart in self.charts.values():
             chart.setMinimumSize(200, 130)
             chart.cursorMoved.connect(chart.set_cursor)

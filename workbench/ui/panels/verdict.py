@@ -38,7 +38,7 @@ class VerdictPanel(QWidget):
         self._chosen = -1  # of the session's comparisons
         self._told: object = None  # the lines that are shown
         self._known: tuple[str, int] = ("", 0)  # session, and how many it had when one was chosen
-        self.chart = Chart(PLOTS["verdict"], state.theme)
+        self.chart = Chart(PLOTS["verdict"], state.theme, state.tasks)
         self.chart.setMinimumSize(240, 140)
         self.chart.cursorMoved.connect(self.chart.set_cursor)
         self.headline = _parts.title()
