@@ -7,5 +7,7 @@ import signal
 
 def how_ended(code: int) -> str:
     """The predicate of a sentence about a process, from its exit code: negative for a signal."""
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else (
-        f"ended with exit code {code}")  # fmt: skip
+    if code >= 0:
+        return f"ended with exit code {code}"
+    named = -code in set(signal.Signals)  # real-time signals have numbers alone
+    return f"was ended by {signal.Signals(-code).name if named else f'signal {-code}'}"

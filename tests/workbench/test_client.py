@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 import time
@@ -39,6 +40,10 @@ def life(runner: Runner) -> list[protocol.AnyMessage]:
         ("sys.exit(0)", "The runner ended with exit code 0."),
         ("sys.exit(7)", "The runner ended with exit code 7."),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "The runner was ended by SIGSEGV."),
+        (
+            "os.kill(os.getpid(), signal.SIGRTMIN + 1)",
+            f"The runner was ended by signal {signal.SIGRTMIN + 1}.",
+        ),
         (
             "os.kill(os.getpid(), signal.SIGKILL)",
             "The runner was ended by SIGKILL. The system does this when memory runs out.",
