@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from sessions import sweep
+from sessions.attribution import WHOLE_STEP
 from sessions.model import Configuration, Scalar
 
 _DEFAULT_DATA = "synthetic"
@@ -158,6 +159,8 @@ def _attribute(command: Mapping[str, Any], output: str) -> list[str]:
     asked += ["--region", exactly(100 * command["region"])]
     if command["mode"] == "shapley":
         asked += ["--orders", str(command["orders"])]
+    if command.get("timed", WHOLE_STEP) != WHOLE_STEP:
+        asked += ["--timed", command["timed"]]
     return ["attribute", *of_configuration(base, base.toggles, asked, output)]
 
 
