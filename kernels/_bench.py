@@ -40,8 +40,9 @@ class Row:
     other implementations; ``rounds`` and ``began_s`` as in ``Timings``. ``kernel_us``: mean time in
     kernels alone, by CUPTI, where it can be had. ``floor_us``: what the mathematics needs at the
     ceilings of this run. ``error``: largest error over what is allowed, of all outputs and
-    gradients. ``difference``: largest difference of any output from the exact one. ``first_s``: the
-    first call, its compilation included. ``tiles`` that were tuned before, which took
+    gradients. ``difference``: largest difference of any output from the exact one, and
+    ``mean_difference`` the largest mean one. ``first_s``: the first call, its compilation included.
+    ``tiles`` that were tuned before, which took
     ``autotune_s``. ``problem``: why there are no times, or no more of them.
     """
 
@@ -54,6 +55,7 @@ class Row:
     floor_us: float
     error: float = float("nan")
     difference: float = float("nan")
+    mean_difference: float = float("nan")
     first_s: float = float("nan")
     times_us: list[float] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
@@ -271,10 +273,11 @@ def _failed(device: torch.device) -> str:
 
 def _errors(compared: list[Comparison]) -> dict[str, Any]:
     """What a ``Row`` tells of a comparison with the exact results."""
-    outputs = (c.error for c in compared if c.what.startswith("output"))
+    outputs = [c for c in compared if c.what.startswith("output")]
     return {
         "error": max((c.error / c.allowed for c in compared if c.allowed), default=0.0),
-        "difference": max(outputs, default=0.0),
+        "difference": max((c.error for c in outputs), default=0.0),
+        "mean_difference": max((c.mean_error for c in outputs), default=0.0),
     }
 
 

@@ -44,7 +44,7 @@ sessions     sessions                                          | numpy scipy h5p
 .kept        sessions                                          | msgspec
 .floors      sessions .protocol .journal .kept                 | msgspec
 .ceilings    sessions .journal .kept                           |
-.claims      .claims sessions .protocol                        | numpy scipy
+.claims      .claims sessions .protocol                        | numpy scipy msgspec
 .headless    sessions .protocol .recorder .journal .client     |
 .presets     sessions .protocol                                | msgspec
 .runner .runner kernels models sessions .protocol .offered .ceilings .endings \
