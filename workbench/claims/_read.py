@@ -65,7 +65,7 @@ def arms_right() -> Read:
         if not studies or len(studies) < len(found.studies):
             raise Unmeasured("the attribution did not begin")
         shares = [_arms_right(one) for one in studies]
-        right, count = (sum(share[place] for share in shares) for place in (0, 1))
+        right, count = sum(right for right, *_ in shares), sum(count for _, count, _ in shares)
         return Reading(right / count, note="; ".join(filter(None, (bad for *_, bad in shares))))
 
     return read

@@ -26,7 +26,7 @@ KERNELS = (
 LAYERS = 24
 BATCH, TOKENS = 4, 1024  # the guide names none; with these, models need about its GB
 # The guide's table of memory: parameters, what has about as many, GB without and with.
-SIZES = (
+SIZES: tuple[tuple[str, dict[str, int], str, float, float], ...] = (
     ("100M", {}, "4.2 GB               | 2.5 GB", 4.2, 2.5),
     ("500M", {"dim": 1536, "n_layers": 17, "n_heads": 24, "n_kv_heads": 8},
      "18.6 GB              | 11.2 GB", 18.6, 11.2),
@@ -70,7 +70,7 @@ def _sizes(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Comm
             workload="train",
             batch=BATCH,
             sequence=TOKENS,
-            model=fields,
+            model={**fields},
         )
         found += profiles(base, steps=1, checkpointing="full")
     return found
@@ -135,8 +135,8 @@ DOCUMENT = Document(
         Experiment(
             name="checkpointing",
             how="a training step with every block recomputed against none: the backward pass timed "
-            "by itself, in interleaved rounds; activations by a profile, which knows the role of "
-            "every tensor; memory at the peak of the whole step",
+            "by itself, in interleaved rounds; activations by a profile, as those that are kept "
+            "when the backward pass begins; memory at the peak of the whole step",
             commands=_checkpointing,
             claims=(
                 Claim(
