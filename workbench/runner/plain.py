@@ -16,6 +16,7 @@ import torch
 
 import kernels
 from models import Model
+from models._fake_quantized import fake_quantize_as
 from models._model import Promise
 from models._quantized import quantize_linears
 from workbench.runner import draws, own, ties
@@ -116,6 +117,7 @@ class Plain:
             for place, (name, tensor) in enumerate(self.weights.items())
         }
         model: Model = self.situation.family.share(self.situation.config, held)
+        fake_quantize_as(model, self.arm.model)
         model.train(self.situation.workload.trains)
         draws.take_modes(model, self.arm.model)
         return model
