@@ -18,6 +18,7 @@ from sessions.model import Study
 from sessions.tables import Column, Table
 from workbench import floors, headless, protocol
 from workbench.claims import documents
+from workbench.claims._adaattn_suite import Suite
 from workbench.claims._claim import Omission
 from workbench.claims._course import Chosen, Course
 from workbench.commands._arguments import positive_float
@@ -36,6 +37,7 @@ from workbench.commands._headless import Bar, as_data, exit_code, settle
 
 BUDGET_S = 30.0
 ALL = "all"
+SUITED = "adaattn"  # whose document has a benchmark suite
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +72,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="measure nothing; print the numbers of the documents that have no claim, and why",
     )
+    parser.add_argument(
+        "--suite",
+        action="store_true",
+        help="run AdaAttn's own benchmark suite instead: implementations, precisions, memory and "
+        "scalability, with mean and standard deviation; --budget is for each configuration",
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the result as JSON")
     form.add_argument(
@@ -84,6 +92,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.omissions:
         return _print_omissions(chosen, arguments.json)
     check_session(arguments.output)
+    if arguments.suite:
+        return _run_suite(arguments)
     course = Course(
         chosen,
         arguments.budget,
@@ -125,6 +135,29 @@ def _run(arguments: argparse.Namespace) -> int:
         if saved:
             answer(f"saved {saved}")
     return _code(arguments, outcome, rows)
+
+
+def _run_suite(arguments: argparse.Namespace) -> int:
+    """Run AdaAttn's benchmark suite and print its table."""
+    if arguments.documents != [SUITED]:
+        raise Mistaken(f"--suite: only {SUITED} has a benchmark suite; name it alone")
+    suite = Suite(arguments.budget)
+    with Bar() as bar:
+        outcome = headless.run_plan(suite, watch=bar.watch)
+    outcome.session.title = f"reproduce {SUITED} --suite"
+    if outcome.reason == "failed" and outcome.session.segments:
+        outcome.reason = "done"  # what failed is a row with its reason
+    saved = settle(outcome, arguments.output)
+    table = suite.table()
+    if arguments.json:
+        names = [column.name for column in table.columns]
+        rows = [dict(zip(names, map(str, row), strict=True)) for row in table.rows]
+        answer_json({**as_data(outcome, saved), "suite": rows})
+    else:
+        answer(table.to_markdown())
+        if saved:
+            answer(f"saved {saved}")
+    return exit_code(outcome)
 
 
 def _omissions(chosen: Sequence[Chosen]) -> list[tuple[str, tuple[Omission, ...]]]:
