@@ -120,7 +120,8 @@ def of_comparison(
 ) -> list[str]:
     """The words that compare two configurations, which differ in toggles alone, as ``facts`` say.
 
-    ``facts``: the seconds ``budget_s``, the share ``region``, and the ``order`` of the pairs.
+    ``facts``: the seconds ``budget_s``, the share ``region``, the ``order`` of the pairs, and
+    ``build_count``, how often both were to be built.
     """
     asked: list[str] = []
     shared, sides = _divided(base.toggles, other.toggles)
@@ -130,6 +131,8 @@ def of_comparison(
     asked += ["--region", exactly(100 * facts["region"])]
     if order := facts.get("order"):
         asked += option("--order", str(order))
+    if count := facts.get("build_count"):
+        asked += ["--builds", str(count)]
     return ["ab", *of_configuration(base, shared, asked, output)]
 
 

@@ -18,6 +18,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     clock_mhz: float | None = None  # of the multiprocessors; None where not known
     void: str = ""  # why the block does not count; empty where it does
     mean_ms: float | None = None  # None where not known
+    build: int = 0  # of both arms, from 0 on
 
 
 class Command(msgspec.Struct, kw_only=True, tag_field="type"):
@@ -69,7 +70,8 @@ class Compare(Command, tag="compare"):
     ``budget_s``: seconds of alternating, without what building takes. ``region``, ``floor`` and
     ``half_width`` as in ``sessions.verdict.judge``. ``order`` within the pairs: "random" or "abba".
     ``before``: the blocks of an earlier comparison of the two, which took ``before_s``; it goes on.
-    ``predict``: say first what the roofline makes of the two.
+    ``predict``: say first what the roofline makes of the two. ``build_count``: how often both are
+    built, the budget divided among the builds; 0: several times if that is cheap, else once.
     """
 
     base: Configuration
@@ -84,6 +86,7 @@ class Compare(Command, tag="compare"):
     before_s: float = 0.0
     predict: bool = False
     floor_note: str = ""  # whose floor it is, where it is not that of what is compared
+    build_count: int = 0
 
 
 class Predict(Command, tag="predict"):

@@ -405,6 +405,7 @@ def _with_blocks(comparison: PairedComparison, blocks: list[protocol.Block]) -> 
         clocks_mhz=comparison.clocks_mhz + clocks,
         voids=comparison.voids + [block.void for block in blocks],
         means_ms=comparison.means_ms + means,
+        builds=comparison.builds + [block.build for block in blocks],
     )
 
 

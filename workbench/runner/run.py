@@ -160,7 +160,7 @@ class Run:
         """Build an arm and take its first step; what failed if it can be tried ``again`` with more
         memory.
         """
-        rig = self._rig
+        rig, began = self._rig, time.perf_counter()
         try:
             with rig.phases.during(Phase.BUILD):
                 arm = rig.arms.get(situation, rig.phases)
@@ -173,6 +173,7 @@ class Run:
             rig.phases.restart()
             if not reused:
                 self._first_step(arm)
+                arm.made_s = time.perf_counter() - began
             if self._saved is not None:
                 self._saved.restore(arm)
                 self._rig.note("info", self._saved.told)
