@@ -38,13 +38,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sessions import martingale
+from sessions.builds import LEAST_BUILDS as LEAST_BUILDS
+from sessions.builds import Builds, scatter
 from sessions.martingale import ALPHA as ALPHA
 from sessions.martingale import critical as critical
 from sessions.martingale import paths as paths
 from sessions.model import Judgement, PairedComparison
 
 MIN_PAIRS = 8
-LEAST_BUILDS = 3  # the fewest whose scatter gives an interval, where any were rebuilt
 REGION = 0.01  # of practical equivalence: ratios from 1 / 1.01 to 1.01 are the same
 HALF_WIDTH = 0.005  # of the interval of the log ratio, at which measuring ends
 _RESAMPLES = 1999
@@ -72,23 +73,6 @@ class Pairs:
     def builds_of(self, chosen: NDArray) -> NDArray:
         """The builds of the ``chosen`` pairs."""
         return self.builds[chosen] if len(self.builds) else np.zeros(int(chosen.sum()), int)
-
-
-@dataclass(frozen=True)
-class Builds:
-    """The scatter between builds: how many there are, and of their mean log ratios the mean and
-    the standard deviation.
-    """
-
-    n: int
-    mean: float
-    deviation: float
-
-    @property
-    def half_width(self) -> float:
-        """Half the width of the interval that takes each build as one value."""
-        wide = critical(self.n, ALPHA, martingale.BUILDS)
-        return float(wide) * self.deviation / math.sqrt(self.n)
 
 
 @dataclass(frozen=True)
@@ -155,26 +139,16 @@ def interval(
     found = _interval(series, alpha)
     if builds is None:
         return found
-    between = _between(series, builds)
-    if len(set(builds.tolist())) < least:
-        return dataclasses.replace(found, low=math.nan, high=math.nan, builds=between)
-    if between is None or not math.isfinite(half := between.half_width):
+    between = scatter(series, builds)
+    if between is None or (between.n == 1 and least == 1):
         return found
-    low, high = min(found.low, between.mean - half), max(found.high, between.mean + half)
+    low = high = math.nan
+    if between.n >= least:
+        half = between.half_width(alpha)
+        wide = math.isfinite(half)  # two builds of a comparison that did not plan for several
+        low = min(found.low, between.mean - half) if wide else found.low
+        high = max(found.high, between.mean + half) if wide else found.high
     return dataclasses.replace(found, low=low, high=high, builds=between)
-
-
-def _between(series: NDArray, builds: NDArray) -> Builds | None:
-    """Return the scatter between builds; None where builds are too few, or pairs by another name.
-
-    A build that has just begun does not count: of few pairs its mean scatters more.
-    """
-    numbers, where, counts = np.unique(builds, return_inverse=True, return_counts=True)
-    if len(numbers) < LEAST_BUILDS or len(numbers) == len(series):
-        return None
-    means = np.bincount(where, series) / counts
-    means = means[counts >= np.median(counts) / 2]
-    return Builds(len(means), float(means.mean()), float(means.std(ddof=1)))
 
 
 def _interval(series: NDArray, alpha: float) -> Interval:
@@ -215,7 +189,8 @@ def p_value(found: Interval, margin: float) -> float:
     Where builds scatter, the larger of the pairs' and the builds', as the interval holds both.
     """
     p = martingale.p_value(found.n, abs(found.mean) - margin, found.deviation)
-    if (between := found.builds) is None:
+    between = found.builds
+    if between is None or not math.isfinite(between.half_width()):
         return p
     distance = math.copysign(between.mean, between.mean * found.mean) - margin
     return max(p, martingale.p_value(between.n, distance, between.deviation, martingale.BUILDS))
@@ -274,8 +249,8 @@ def judge_pairs(
 ) -> Judgement:
     """As ``judge``, of pairs already made; ``voids`` says of each block why it does not count."""
     every = np.ones(len(found.logs), bool)
-    builds = len(set(found.builds_of(every).tolist()))
     time = interval(found.logs, alpha, found.builds_of(every), least_builds)
+    builds = len(set(found.builds.tolist())) if time.builds is None else time.builds.n
     margin = math.log1p(max(region, floor))
     verdict, reasons = decide(time, margin)
     more_s = None
@@ -283,7 +258,8 @@ def judge_pairs(
         more_s = seconds_to_tell(time, math.copysign(margin, time.mean), seconds)
         if time.n >= MIN_PAIRS and builds < least_builds:
             reasons = [f"{builds} of at least {least_builds} builds were measured"]
-            more_s = max(more_s or 0.0, (least_builds - builds) * seconds / builds)
+            if more_s is not None:
+                more_s = max(more_s, (least_builds - builds) * seconds / builds)
     timed = np.isfinite(found.mean_logs)
     whole = None
     if timed.sum() >= MIN_PAIRS:

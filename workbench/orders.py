@@ -33,6 +33,9 @@ class Start(Command, tag="start"):
     which a command puts off. Facts tell of it as ``sessions.checked`` says.
     ``load_state``: a file of decode state to go on from; ``save_state``: where to leave one when
     the run ends between two steps. Empty: none. Both are for workloads that decode.
+    ``pairing_share``: the part of the time that short blocks of the baseline may take after a
+    toggle, so that the ratio against it is a paired one; 0: none. ``floor`` and ``floor_note`` of
+    that ratio as in ``Compare``.
     """
 
     configuration: Configuration
@@ -41,6 +44,9 @@ class Start(Command, tag="start"):
     check: Literal["never", "last", "steady"] = "never"
     load_state: str = ""
     save_state: str = ""
+    pairing_share: float = 0.0
+    floor: float = 0.0
+    floor_note: str = ""
 
 
 class Bench(Command, tag="bench"):
@@ -174,6 +180,15 @@ class Apply(Command, tag="apply"):
     """Change toggles of the run in progress; those left out stay as they are."""
 
     toggles: dict[str, str]
+
+
+class Baseline(Command, tag="baseline"):
+    """Pair the run in progress with this configuration from the next toggle on.
+
+    Without it the baseline is the first configuration of the run that became steady.
+    """
+
+    configuration: Configuration
 
 
 class Check(Command, tag="check"):

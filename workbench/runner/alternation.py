@@ -235,7 +235,8 @@ class Alternation:
         if isinstance(command, protocol.Apply):
             self._rig.wire.send(explain(Mistake(self._busy)))
         # A prediction would be late: what it is of may be measured already.
-        return isinstance(command, protocol.Apply | protocol.Predict | protocol.Pause)
+        passed_over = protocol.Apply | protocol.Predict | protocol.Pause | protocol.Baseline
+        return isinstance(command, passed_over)
 
     def rebuild(self, chance: random.Random) -> None:
         """Build all arms again, in random order and at other addresses, and warm them up."""

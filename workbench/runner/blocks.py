@@ -118,8 +118,7 @@ def run_block(rig: Rig, contender: Contender, number: int) -> TimedBlock | None:
     rig.segment = contender.segment
     rig.follow(arm)
     with arm.entered():
-        _run(rig, arm, SETTLING_STEPS)
-        rig.send_steps(_marked(rig.clock.drain(wait=True), Phase.WARM_UP))
+        settle(rig, arm)
         mark = rig.clocks.mark()
         events, reserved = rig.phases.events, rig.memory.sample().reserved
         start_ns = time.perf_counter_ns()
@@ -148,6 +147,12 @@ def run_block(rig: Rig, contender: Contender, number: int) -> TimedBlock | None:
         clock_mhz = rig.sm_clock_mhz(start_ns, stop_ns)
     diverged = arm.trainer is not None and not math.isfinite(float(output))
     return TimedBlock(median(times), clock_mhz, void, len(laps), fmean(times), diverged)
+
+
+def settle(rig: Rig, arm: Arm) -> None:
+    """Run the few steps of an arm that are not timed, because caches hold what another one left."""
+    _run(rig, arm, SETTLING_STEPS)
+    rig.send_steps(_marked(rig.clock.drain(wait=True), Phase.WARM_UP))
 
 
 def throttled(samples: list[Sample]) -> str:
