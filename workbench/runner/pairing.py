@@ -30,7 +30,6 @@ from workbench.runner.rig import Rig
 from workbench.runner.timing import Lap
 from workbench.runner.toggles import Situation
 
-MOST_SHARE = 0.5
 FIRST_S = 0.5  # of steady steps before the first pair
 LONGEST_MS = 500.0  # of a block, unless its fewest steps take longer
 ONE_BUILD = "the blocks ran beside a run, in which nothing is built again"
@@ -49,14 +48,15 @@ class Pairing:
     """Runs the pairs of one run: ``share`` of the time at most goes to the baseline's blocks."""
 
     def __init__(self, rig: Rig, start: protocol.Start) -> None:
-        if not 0 <= start.pairing_share <= MOST_SHARE:
+        share = start.pairing_share
+        if not 0 <= share <= protocol.MOST_PAIRING_SHARE:
             raise Mistake(
-                f"pairing_share = {start.pairing_share:g} is outside of 0 to {MOST_SHARE:g}"
+                f"pairing_share = {share:g} is outside of 0 to {protocol.MOST_PAIRING_SHARE:g}"
             )
         self._rig, self._start = rig, start
         # Of so many steps none is another's, and a state is that of the configuration's own steps.
         exact = start.steps is not None or start.load_state or start.save_state
-        self._share = 0.0 if exact else start.pairing_share
+        self._share = 0.0 if exact else share
         self._random = random.Random(start.configuration.seed)
         self._segments: list[_Segment] = []  # that became steady in this run
         self._baseline: _Segment | None = None
