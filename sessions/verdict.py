@@ -309,6 +309,19 @@ def judge_pairs(
     )
 
 
+def invalidated(judgement: Judgement, why: str) -> Judgement:
+    """Return the judgement without a verdict, because a measured time cannot be true."""
+    return msgspec.structs.replace(
+        judgement,
+        verdict="UNDECIDED",
+        p=1.0,
+        settled=False,
+        more_s=None,
+        invalid=why,
+        reasons=[why, *judgement.reasons],
+    )
+
+
 def corrected(judgements: Sequence[Judgement], alpha: float = ALPHA) -> list[Judgement]:
     """The judgements of several comparisons read side by side, by Holm's correction.
 

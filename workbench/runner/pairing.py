@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from sessions import verdict
 from sessions.background import BACKGROUND
+from sessions.ceilings import limit_ms
 from sessions.model import Numerics, Phase, Scalar
 from sessions.statistics import MIN_BLOCK_MS, MIN_BLOCK_STEPS
 from workbench import protocol
@@ -84,8 +85,7 @@ class Pairing:
         segment = self._now
         if segment is None or not laps or laps[-1].phase != Phase.STEADY:
             return
-        last = laps[-1]
-        segment.step_ms = last.wall_ms if last.gpu_ms is None else last.gpu_ms
+        segment.step_ms = laps[-1].step_ms
         if segment not in self._segments:
             self._segments.append(segment)
         if self._baseline is None:
@@ -165,6 +165,8 @@ class Pairing:
             _contender(number, segment, built, titles[number])
             for number, (segment, built) in enumerate(((base, first), (now, arm)))
         ]
+        for contender, built in zip(self._contenders, (first, arm), strict=True):
+            contender.least_ms = limit_ms(rig.facts_of(built, contender.segment))
         self._blocks, self._checked, self._began = [], {}, time.perf_counter()
         self._index, rig.comparisons = rig.comparisons, rig.comparisons + 1
         facts: dict[str, Scalar] = {
@@ -203,6 +205,8 @@ class Pairing:
         judgement = verdict.judge(
             blocks.comparison_of(self._blocks), floor=self._start.floor, seconds=seconds
         )
+        if why := blocks.impossible_arm(self._contenders, self._blocks):
+            judgement = verdict.invalidated(judgement, why)
         rig.wire.send(
             protocol.Judged(
                 comparison=self._index, judgement=judgement, seconds=seconds, final=final

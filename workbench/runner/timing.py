@@ -14,6 +14,11 @@ import torch
 
 AHEAD_MS = 20.0  # how far ahead of the GPU the host may queue steps
 AHEAD_STEPS = 64
+# Bound before any file of a user's is imported: one that replaces them in torch or in ``time``
+# changes no measurement.
+_now_ns = time.perf_counter_ns
+_Event = torch.cuda.Event
+_record, _query, _elapsed_ms = _Event.record, _Event.query, _Event.elapsed_time
 
 
 class Lap(NamedTuple):
@@ -23,6 +28,11 @@ class Lap(NamedTuple):
     gpu_ms: float | None
     wall_ms: float
     phase: int
+
+    @property
+    def step_ms(self) -> float:
+        """The GPU's time where it was measured, else the host's."""
+        return self.wall_ms if self.gpu_ms is None else self.gpu_ms
 
 
 class HostClock:
@@ -34,11 +44,11 @@ class HostClock:
 
     def begin(self) -> None:
         """Mark the start of the first of a run of steps."""
-        self._last_ns = time.perf_counter_ns()
+        self._last_ns = _now_ns()
 
     def lap(self, phase: int) -> int:
         """Mark the end of a step, which is the start of the next; returns the time, ns."""
-        now_ns = time.perf_counter_ns()
+        now_ns = _now_ns()
         self._laps.append(Lap(self._last_ns, None, (now_ns - self._last_ns) * 1e-6, phase))
         self._last_ns = now_ns
         return now_ns
@@ -61,7 +71,7 @@ class GpuClock:
         self._pending: list[_Pending] = []
         self._free: list[torch.cuda.Event] = []
         self._stream: torch.cuda.Stream | None = None
-        self._last = torch.cuda.Event(enable_timing=True)
+        self._last = _Event(enable_timing=True)
         self._last_ns = 0
         self._ahead = 2
         self._unchecked = 0
@@ -70,7 +80,7 @@ class GpuClock:
         """Mark the start of the first of a run of steps, all on the stream that is current now."""
         self._stream = torch.cuda.current_stream()  # asked at each step it costs more than the mark
         self._last = self._mark()
-        self._last_ns = time.perf_counter_ns()
+        self._last_ns = _now_ns()
 
     def lap(self, phase: int) -> int:
         """Mark the end of a step, which is the start of the next; returns the time, ns.
@@ -78,7 +88,7 @@ class GpuClock:
         Waits for an old step if the host is too far ahead, so that a command acts soon.
         """
         stop = self._mark()
-        now_ns = time.perf_counter_ns()
+        now_ns = _now_ns()
         self._pending.append((self._last, stop, self._last_ns, now_ns, phase))
         self._last, self._last_ns = stop, now_ns
         self._unchecked += 1
@@ -93,11 +103,11 @@ class GpuClock:
         if wait and pending:
             pending[-1][1].synchronize()
         # Steps end in order, so a bisection finds the last that has ended with few queries.
-        ended = bisect.bisect_left(pending, True, key=lambda lap: not lap[1].query())
+        ended = bisect.bisect_left(pending, True, key=lambda lap: not _query(lap[1]))
         done, self._pending = pending[:ended], pending[ended:]
         laps = []
         for start, stop, start_ns, stop_ns, phase in done:
-            gpu_ms = start.elapsed_time(stop)
+            gpu_ms = _elapsed_ms(start, stop)
             laps.append(Lap(start_ns, gpu_ms, (stop_ns - start_ns) * 1e-6, phase))
             self._free.append(start)
         if laps:
@@ -106,8 +116,8 @@ class GpuClock:
         return laps
 
     def _mark(self) -> torch.cuda.Event:
-        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
-        event.record(self._stream)
+        event = self._free.pop() if self._free else _Event(enable_timing=True)
+        _record(event, self._stream)
         return event
 
 
