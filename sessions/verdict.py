@@ -162,7 +162,7 @@ def _interval(series: NDArray, alpha: float) -> Interval:
     if not math.isfinite(half):
         return Interval(n, mean, math.nan, math.nan, deviation)
     low, high = mean - half, mean + half
-    if n >= MIN_PAIRS and np.ptp(series) > 0:
+    if n >= MIN_PAIRS and deviation > 0:
         below, above, fixed = _fixed(series, alpha)
         low = min(low, mean - (mean - below) * half / fixed)
         high = max(high, mean + (above - mean) * half / fixed)
@@ -176,9 +176,9 @@ def fixed_interval(logs: ArrayLike, alpha: float = ALPHA) -> Interval:
     """
     series = np.asarray(logs, np.float64)
     n = len(series)
-    if n < MIN_PAIRS or np.ptp(series) == 0:
+    mean, deviation = float(series.mean()), float(series.std(ddof=1)) if n > 1 else 0.0
+    if n < MIN_PAIRS or not deviation > 0:
         return interval(series, alpha)
-    mean, deviation = float(series.mean()), float(series.std(ddof=1))
     below, above, half = _fixed(series, alpha)
     return Interval(n, mean, min(below, mean - half), max(above, mean + half), deviation)
 
@@ -428,7 +428,8 @@ def _fixed(series: NDArray, alpha: float) -> tuple[float, float, float]:
             for first in range(0, _RESAMPLES, rows)
         ]
     )
-    skewness = float(np.sum(apart**3) / np.sum(apart**2) ** 1.5) / 6
+    standard = apart / apart.std()  # first, for the squares of small numbers may be 0
+    skewness = float(np.sum(standard**3) / n**1.5) / 6
     tie = 1e-9 * np.ptp(apart)  # of a resample with the mean, whichever way its sum is rounded
     bias = stats.norm.ppf((np.mean(means < -tie) + np.mean(means <= tie)) / 2)
     reach = bias + stats.norm.ppf([alpha / 2, 1 - alpha / 2])
