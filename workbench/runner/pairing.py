@@ -25,7 +25,7 @@ from workbench import protocol
 from workbench.runner import blocks
 from workbench.runner.arm import Arm, title
 from workbench.runner.blocks import LEAST_STEPS, Contender
-from workbench.runner.failures import Mistake, explain, is_fatal
+from workbench.runner.failures import explain, is_fatal
 from workbench.runner.memory import free_memory
 from workbench.runner.rig import Rig
 from workbench.runner.timing import Lap
@@ -49,15 +49,10 @@ class Pairing:
     """Runs the pairs of one run: ``share`` of the time at most goes to the baseline's blocks."""
 
     def __init__(self, rig: Rig, start: protocol.Start) -> None:
-        share = start.pairing_share
-        if not 0 <= share <= protocol.MOST_PAIRING_SHARE:
-            raise Mistake(
-                f"pairing_share = {share:g} is outside of 0 to {protocol.MOST_PAIRING_SHARE:g}"
-            )
         self._rig, self._start = rig, start
         # Of so many steps none is another's, and a state is that of the configuration's own steps.
         exact = start.steps is not None or start.load_state or start.save_state
-        self._share = 0.0 if exact else share
+        self._share = 0.0 if exact else start.pairing_share
         self._random = random.Random(start.configuration.seed)
         self._segments: list[_Segment] = []  # that became steady in this run
         self._baseline: _Segment | None = None
