@@ -15,8 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "workbench")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "workbench"))
 
 import signalled_commands as commands
 
@@ -27,6 +26,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=list(commands.COMMANDS))
     arguments = parser.parse_args()
+    # A shell lets what it starts in the background ignore Ctrl+C, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     moments = random.Random(arguments.seed)
     results: collections.Counter[tuple[str, str, int | str]] = collections.Counter()
     faults = 0
