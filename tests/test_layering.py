@@ -40,7 +40,8 @@ sessions     sessions                                          | numpy scipy h5p
 .remote                                                        |
 .endings                                                       |
 .obituaries  .protocol .remote .endings                        |
-.client      .protocol .journal .remote .obituaries            |
+.descendants                                                   |
+.client      .protocol .journal .remote .obituaries .descendants |
 .kept        sessions                                          | msgspec
 .floors      sessions .protocol .journal .kept                 | msgspec
 .ceilings    sessions .journal .kept                           |
@@ -48,7 +49,7 @@ sessions     sessions                                          | numpy scipy h5p
 .headless    sessions .protocol .recorder .journal .client     |
 .presets     sessions .protocol                                | msgspec
 .runner .runner kernels models sessions .protocol .offered .ceilings .endings \
-| torch msgspec psutil pynvml
+.BUNDLED .ROOT .descendants | torch msgspec psutil pynvml
 .runner.optimizers .runner | torch torchao bitsandbytes
 .runner._onnx_operators                                        | torch onnxscript
 .runner.export_onnx .runner kernels models sessions            | torch msgspec onnxruntime

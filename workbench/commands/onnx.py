@@ -76,7 +76,7 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
 def _export(request: dict[str, Any]) -> dict[str, Any]:
     """What the exporting process answers; raises ``Failed`` with its last words if it dies."""
     done = subprocess.run(
-        [sys.executable, "-m", PROGRAM, json.dumps(request)],
+        [sys.executable, "-P", "-m", PROGRAM, json.dumps(request)],
         capture_output=True,
         text=True,
         errors="replace",
