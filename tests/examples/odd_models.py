@@ -1,4 +1,4 @@
-"""Own models, one for each kind of fault that was found by running what people write. See README.md beside this file.
+"""Own models, one for each kind of fault that was found by running what people write.
 
 Each function is a ``build()``: ``workbench run --model own_models.py:NAME ...``.
 """
