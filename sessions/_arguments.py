@@ -157,7 +157,8 @@ def of_comparison(
 ) -> list[str]:
     """The words that compare two configurations, which differ in toggles alone, as ``facts`` say.
 
-    ``facts``: the seconds ``budget_s``, the share ``region``, and the ``order`` of the pairs.
+    ``facts``: the seconds ``budget_s``, the share ``region``, the ``order`` of the pairs, and
+    ``build_count``, how often both were to be built.
     """
     asked: list[str] = []
     shared, sides = _divided(base.toggles, other.toggles)
@@ -167,6 +168,8 @@ def of_comparison(
     asked += ["--region", exactly(100 * facts["region"])]
     if order := facts.get("order"):
         asked += option("--order", name(order, "order of the pairs"))
+    if count := facts.get("build_count"):
+        asked += ["--builds", exactly(count)]
     return ["ab", *of_configuration(base, shared, asked, output)]
 
 
