@@ -58,6 +58,11 @@ class Recorder:
         """The latest time so far, on the session's clock."""
         return self._last_s
 
+    @property
+    def next_segment(self) -> int:
+        """The number that the present runner gives its next segment."""
+        return max(self._segments, default=-1) + 1
+
     def record(self, message: protocol.AnyMessage) -> Segment | None:
         """Take one message; returns the segment that it changed, if any.
 

@@ -391,7 +391,7 @@ def test_a_block_planned_from_slower_steps_goes_on_until_it_is_as_long_as_asked(
 ):
     now = [0.0]
     monkeypatch.setattr(blocks.time, "perf_counter_ns", lambda: int(1e6 * now[0]))
-    monkeypatch.setattr(timing, "_now_ns", lambda: int(1e6 * now[0]))
+    monkeypatch.setattr(timing, "now_ns", lambda: int(1e6 * now[0]))
 
     def step():
         now[0] += step_ms
