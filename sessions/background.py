@@ -22,4 +22,8 @@ def newest_requested(comparisons: Sequence[PairedComparison]) -> int | None:
 
 def baselines(session: Session) -> set[int]:
     """Return the indices of the segments whose blocks ran after their end, beside later ones."""
-    return {one.facts["segments"][0] for one in session.comparisons if is_background(one)}
+    return {
+        comparison.facts["segments"][0]
+        for comparison in session.comparisons
+        if is_background(comparison)
+    }

@@ -136,19 +136,19 @@ def interval(
     part where there are several. There is no interval before there are ``least`` builds.
     """
     series = np.asarray(logs, np.float64)
-    found = _interval(series, alpha)
+    pairs_only = _interval(series, alpha)
     if builds is None:
-        return found
+        return pairs_only
     between = scatter(series, builds)
     if between is None or (between.n == 1 and least == 1):
-        return found
+        return pairs_only
     low = high = math.nan
     if between.n >= least:
         half = between.half_width(alpha)
         wide = math.isfinite(half)  # two builds of a comparison that did not plan for several
-        low = min(found.low, between.mean - half) if wide else found.low
-        high = max(found.high, between.mean + half) if wide else found.high
-    return dataclasses.replace(found, low=low, high=high, builds=between)
+        low = min(pairs_only.low, between.mean - half) if wide else pairs_only.low
+        high = max(pairs_only.high, between.mean + half) if wide else pairs_only.high
+    return dataclasses.replace(pairs_only, low=low, high=high, builds=between)
 
 
 def _interval(series: NDArray, alpha: float) -> Interval:
@@ -183,16 +183,16 @@ def fixed_interval(logs: ArrayLike, alpha: float = ALPHA) -> Interval:
     return Interval(n, mean, min(below, mean - half), max(above, mean + half), deviation)
 
 
-def p_value(found: Interval, margin: float) -> float:
+def p_value(time: Interval, margin: float) -> float:
     """Return the p value of "the log ratio lies within ``+-margin``", valid under any stopping.
 
     Where builds scatter, the larger of the pairs' and the builds', as the interval holds both.
     """
-    p = martingale.p_value(found.n, abs(found.mean) - margin, found.deviation)
-    between = found.builds
+    p = martingale.p_value(time.n, abs(time.mean) - margin, time.deviation)
+    between = time.builds
     if between is None or not math.isfinite(between.half_width()):
         return p
-    distance = math.copysign(between.mean, between.mean * found.mean) - margin
+    distance = math.copysign(between.mean, between.mean * time.mean) - margin
     return max(p, martingale.p_value(between.n, distance, between.deviation, martingale.BUILDS))
 
 

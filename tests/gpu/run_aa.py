@@ -4,10 +4,10 @@
 
 Each runner process compares a configuration with itself once, by default a captured step of well
 under a millisecond, and builds both arms ``--builds`` times within ``--budget`` seconds. The next
-process starts once the one before has ended, and none after ``--limit`` seconds. The last process
-also compares once with a single build, which shows by how far two builds differ. Prints each
-verdict and what all come to, with exact binomial intervals, and writes ``aa.json`` and ``aa.md``
-(a table for RESULTS) to OUT. ``--cpu`` takes an uncaptured step, and is meant for a host without a
+process starts once the one before has ended, and none after ``--limit`` seconds. Each also compares
+for a second with a single build, which shows by how far two builds differ. Prints each verdict and
+what all come to, with exact binomial intervals, and writes ``aa.json`` and ``aa.md`` (a table for
+RESULTS) to OUT. ``--cpu`` takes an uncaptured step, and is meant for a host without a
 GPU. Exit code 1 if more than 5 % are called different, or more than 6 % of the intervals leave out
 a ratio of 1, and chance alone does not explain it.
 """
@@ -67,13 +67,13 @@ def main() -> int:
             environment = driver.session.environment
         finally:
             driver.close()
-    found, alone = summary(made), summary(single)
+    counts, alone = summary(made), summary(single)
     write(options, both, environment, {"rebuilt": made, "built once": single})
-    step_ms = statistics.median(time_ms for one in made for time_ms in one.medians_ms)
-    print(f"{len(made)} processes. {found['words']} A step took {step_ms:.3g} ms.")
+    step_ms = statistics.median(time_ms for row in made for time_ms in row.medians_ms)
+    print(f"{len(made)} processes. {counts['words']} A step took {step_ms:.3g} ms.")
     print(f"Built once, for comparison: {alone['words']}")
-    missed = found["interval_without_1"]["low"] > MISSED
-    return 1 if found["too_high"] or missed else 0
+    missed = counts["interval_without_1"]["low"] > MISSED
+    return 1 if counts["too_high"] or missed else 0
 
 
 def write(
@@ -83,20 +83,20 @@ def write(
     kinds: dict[str, Sequence[PairedComparison]],
 ) -> None:
     """Write all that was measured as JSON, and the table as Markdown."""
-    told: dict[str, Any] = {"environment": environment, "budget_s": options.budget}
+    report: dict[str, Any] = {"environment": environment, "budget_s": options.budget}
     rows = []
     for kind, made in kinds.items():
-        found = summary(made)
-        told[kind] = {**found, "comparisons": [row_of(one) for one in made]}
-        missed, different = found["interval_without_1"], found["called_different"]
-        known = [one for one in made if math.isfinite(one.low)]
-        width = statistics.median((one.high - one.low) / 2 for one in known) if known else math.nan
+        counts = summary(made)
+        report[kind] = {**counts, "comparisons": [row_of(row) for row in made]}
+        missed, different = counts["interval_without_1"], counts["called_different"]
+        known = [row for row in made if math.isfinite(row.low)]
+        width = statistics.median((row.high - row.low) / 2 for row in known) if known else math.nan
         rows.append(
-            f"| {kind} | {len(made)} | {statistics.median(builds_of(one) for one in made):g} "
-            f"| {different['found']} ({100 * different['high']:.0f} % at most) "
-            f"| {missed['count'] - missed['found']} of {missed['count']} | ±{100 * width:.2g} % |"
+            f"| {kind} | {len(made)} | {statistics.median(builds_of(row) for row in made):g} "
+            f"| {different['counts']} ({100 * different['high']:.0f} % at most) "
+            f"| {missed['count'] - missed['counts']} of {missed['count']} | ±{100 * width:.2g} % |"
         )
-    (options.out / "aa.json").write_text(json.dumps(told, indent=1))
+    (options.out / "aa.json").write_text(json.dumps(report, indent=1))
     table = [
         f"Identical arms of `{both.title}`, one comparison a process, "
         f"{environment.get('gpu') or environment.get('cpu', 'unknown device')}:",

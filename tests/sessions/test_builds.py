@@ -77,9 +77,9 @@ def test_identical_arms_are_never_told_apart_in_more_than_5_percent(kind, betwee
     """
     left_out = different = 0
     for logs in simulated(kind, between, trials=100):
-        found = list(intervals(logs))
-        left_out += any(not one.low <= 0 <= one.high for one in found)
-        different += any(one.low > MARGIN or one.high < -MARGIN for one in found)
+        looks_at = list(intervals(logs))
+        left_out += any(not look.low <= 0 <= look.high for look in looks_at)
+        different += any(look.low > MARGIN or look.high < -MARGIN for look in looks_at)
     assert left_out <= 5 and different <= 5
 
 
@@ -89,9 +89,9 @@ def test_pairs_of_one_build_leave_out_the_truth_that_several_builds_hold():
     offsets = ON_H100 * rng.normal(size=(40, 10, 1))
     logs = offsets + 0.0001 * rng.normal(size=(40, 10, 8))
     alone = [verdict.interval(row[0]) for row in logs]
-    assert sum(not one.low <= 0 <= one.high for one in alone) >= 30
+    assert sum(not row.low <= 0 <= row.high for row in alone) >= 30
     together = [list(intervals(row)) for row in logs]
-    assert sum(all(one.low <= 0 <= one.high for one in found) for found in together) >= 38
+    assert sum(all(look.low <= 0 <= look.high for look in looks) for looks in together) >= 38
 
 
 @pytest.mark.parametrize("between", [0.0, ON_H100])
@@ -99,8 +99,8 @@ def test_a_true_difference_of_2_percent_is_detected_within_20_seconds_of_steps_o
     """A pair of blocks of 20 steps takes 0.24 s with its settling steps; rebuilding a quarter."""
     pairs_in_20_s = int(0.75 * 20 / 0.24)
     logs = simulated("none", between, trials=60, builds=10, pairs=pairs_in_20_s // 10)
-    found = [next(intervals(row + math.log(1.02), (10,))) for row in logs]
-    assert np.mean([one.low > MARGIN for one in found]) >= 0.95
+    judged = [next(intervals(row + math.log(1.02), (10,))) for row in logs]
+    assert np.mean([row.low > MARGIN for row in judged]) >= 0.95
 
 
 @given(st.lists(st.floats(-0.05, 0.05), min_size=9, max_size=40), st.integers(3, 8))
@@ -118,10 +118,10 @@ def test_the_interval_with_builds_holds_that_of_the_pairs(logs, count):
 def test_a_p_value_below_alpha_is_that_of_an_interval_beyond_the_margin(between, mean, margin):
     rng = np.random.default_rng(7)
     series = mean + np.repeat(between * rng.normal(size=8), 5) + 1e-4 * rng.normal(size=40)
-    found = verdict.interval(series, builds=np.repeat(np.arange(8), 5))
-    beyond = found.low > margin or found.high < -margin
+    judged = verdict.interval(series, builds=np.repeat(np.arange(8), 5))
+    beyond = judged.low > margin or judged.high < -margin
     if beyond:
-        assert verdict.p_value(found, margin) <= verdict.ALPHA * 1.0001
+        assert verdict.p_value(judged, margin) <= verdict.ALPHA * 1.0001
 
 
 def test_a_build_that_has_just_begun_does_not_count_and_pairs_with_builds_of_their_own_are_units():
@@ -159,9 +159,9 @@ def test_nothing_is_claimed_before_there_are_enough_builds():
 
 
 def test_builds_that_disagree_leave_it_open_though_their_pairs_are_sure():
-    found = verdict.judge(compared([0.04, -0.03, 0.05, 0.035]), least_builds=3)
-    assert found.verdict == "UNDECIDED" and found.low < 1 < found.high
-    assert found.builds == 4 and found.p > 0.05
+    judged = verdict.judge(compared([0.04, -0.03, 0.05, 0.035]), least_builds=3)
+    assert judged.verdict == "UNDECIDED" and judged.low < 1 < judged.high
+    assert judged.builds == 4 and judged.p > 0.05
 
 
 def test_the_words_say_how_many_builds_there_were_or_why_there_was_one():

@@ -45,21 +45,21 @@ def test_after_a_toggle_blocks_of_the_baseline_make_a_paired_comparison(runner, 
     runner.send(protocol.Apply(toggles=MANUAL))
     runner.until(protocol.Judged)
     finished = runner.finish(protocol.Stop())
-    (found,) = runner.session.comparisons[before:]
+    (comparison,) = runner.session.comparisons[before:]
     base, other = runner.session.segments[first:]
     assert finished.reason == "stopped"
-    assert is_background(found) and found.facts["segments"] == [base.index, other.index]
-    assert found.facts["share"] == 0.5 and found.facts["final"]
-    assert found.facts["pairs"] >= 1 and found.facts["builds"] == 1
+    assert is_background(comparison) and comparison.facts["segments"] == [base.index, other.index]
+    assert comparison.facts["share"] == 0.5 and comparison.facts["final"]
+    assert comparison.facts["pairs"] >= 1 and comparison.facts["builds"] == 1
     assert newest_requested(runner.session.comparisons[before:]) is None
     assert baselines(runner.session) >= {base.index}
     for segment, arm in ((base, 0), (other, 1)):
         numbers = segment.steps["block"]
         inside = sorted(set(numbers[numbers > 0]))
-        assert inside == [at + 1 for at, of in enumerate(found.order) if of == arm]
+        assert inside == [at + 1 for at, of in enumerate(comparison.order) if of == arm]
         for number in inside:
             times = segment.steps["wall_ms"][numbers == number]
-            assert np.median(times) == pytest.approx(found.medians_ms[number - 1], rel=1e-4)
+            assert np.median(times) == pytest.approx(comparison.medians_ms[number - 1], rel=1e-4)
     late = base.steps["t_s"] >= other.start_s
     blocks, phases = base.steps["block"][late], base.steps["phase"][late]
     assert ((blocks > 0) | (phases == Phase.WARM_UP)).all(), "of the baseline, blocks alone"
@@ -98,8 +98,11 @@ def test_each_toggle_begins_another_comparison_and_a_pause_ends_it(runner, small
     runner.until_steps(20)
     runner.finish(protocol.Stop())
     made = runner.session.comparisons[count:]
-    assert [one.facts["segments"] for one in made] == [[first, first + 1], [first, first + 3]]
-    assert all(one.facts["final"] for one in made)
+    assert [comparison.facts["segments"] for comparison in made] == [
+        [first, first + 1],
+        [first, first + 3],
+    ]
+    assert all(comparison.facts["final"] for comparison in made)
 
 
 def test_a_person_may_choose_another_baseline(runner, small):
@@ -173,7 +176,7 @@ def test_memory_that_runs_out_in_the_background_ends_the_pairing_and_the_run_goe
     session = Recorder()
     for message in sent:
         session.record(message)
-    assert all(one.facts["final"] for one in session.session.comparisons)
+    assert all(comparison.facts["final"] for comparison in session.session.comparisons)
 
 
 def test_what_is_paired_trains_on_with_the_same_weights_and_moments(small, monkeypatch):
@@ -182,5 +185,5 @@ def test_what_is_paired_trains_on_with_the_same_weights_and_moments(small, monke
     assert sum(isinstance(m, protocol.BlockDone) for m in sent) >= 2
     arms = list(rig.arms._arms.values())
     assert len(arms) == 2
-    for one, other in zip(*(arm.model.parameters() for arm in arms), strict=True):
-        assert one.data_ptr() == other.data_ptr() and torch.isfinite(one).all()
+    for first, second in zip(*(arm.model.parameters() for arm in arms), strict=True):
+        assert first.data_ptr() == second.data_ptr() and torch.isfinite(first).all()

@@ -59,8 +59,8 @@ def recorded(rig):
     recorder = Recorder()
     for message in rig.wire.sent:
         recorder.record(message)
-    (found,) = recorder.session.comparisons
-    return found, recorder.session
+    (comparison,) = recorder.session.comparisons
+    return comparison, recorder.session
 
 
 def test_both_arms_are_built_again_in_random_order_and_the_old_ones_are_freed(
@@ -87,10 +87,12 @@ def test_both_arms_are_built_again_in_random_order_and_the_old_ones_are_freed(
         turns.rebuild(chance)
         gc.collect()
         assert all(reference() is None for reference in before)
-        assert rig.arms.count == 2 and all(one.arm.made_s > 0 for one in turns.contenders)
+        assert rig.arms.count == 2 and all(
+            contender.arm.made_s > 0 for contender in turns.contenders
+        )
         orders.add(turns.contenders[0].arm is built[-2]())
     assert orders == {True, False}
-    weights = [next(iter(one.arm.model.parameters())) for one in turns.contenders]
+    weights = [next(iter(contender.arm.model.parameters())) for contender in turns.contenders]
     assert weights[0].data_ptr() == weights[1].data_ptr(), "which are shared, and stay"
 
 
@@ -101,20 +103,20 @@ def test_blocks_are_kept_with_their_build_and_the_command_repeats_them(
     monkeypatch.setattr(alternation, "WARM_UP_S", 0.1)
     command = protocol.Compare(base=small, other=small, budget_s=3.0, build_count=count)
     CompareRun(rig, command).execute()
-    found, session = recorded(rig)
-    assert len(found.builds) == len(found.order)
-    builds = dict.fromkeys(found.builds)
+    comparison, session = recorded(rig)
+    assert len(comparison.builds) == len(comparison.order)
+    builds = dict.fromkeys(comparison.builds)
     assert list(builds) == list(range(len(builds)))
     assert (len(builds) == 1) == (count == 1)
-    for pair in set(found.pairs):
-        of_pair = {b for b, p in zip(found.builds, found.pairs, strict=True) if p == pair}
+    for pair in set(comparison.pairs):
+        of_pair = {b for b, p in zip(comparison.builds, comparison.pairs, strict=True) if p == pair}
         assert len(of_pair) == 1, "both blocks of a pair are of one build"
     said = "This holds for the build that was measured: one build was requested."
-    assert (said in remarks(found)) == (count == 1)
+    assert (said in remarks(comparison)) == (count == 1)
     path = tmp_path / "builds.h5"
     hdf5.save(session, path)
     again = hdf5.load(path)
-    assert again.comparisons[0].builds == found.builds
+    assert again.comparisons[0].builds == comparison.builds
     assert f"--builds {count}" in reproduce.session_commands(again)
 
 
