@@ -16,16 +16,21 @@ from workbench.ui.style import screen_style
 from workbench.ui.theme import LIGHT
 
 
+def steps_between(start_s, stop_s):
+    """When steps of 10 ms begin."""
+    return np.arange(round(100 * start_s), round(100 * stop_s)) / 100
+
+
 def segment(index, start_s, stop_s, blocks=()):
     """Steps of 10 ms, and (number, begin, end) of blocks."""
     numbers, times = [], []
-    for at in np.arange(start_s, stop_s, 0.01):
+    for at in steps_between(start_s, stop_s):
         inside = [number for number, begin, end in blocks if begin <= at < end]
         numbers.append(inside[0] if inside else 0)
         times.append(at)
     for number, begin, end in blocks:
         if begin >= stop_s:
-            late = np.arange(begin, end, 0.01)
+            late = steps_between(begin, end)
             times += list(late)
             numbers += [number] * len(late)
     made = Segment(
