@@ -115,6 +115,7 @@ class Attribute(Command, tag="attribute"):
     ``sessions.attribution.MODES``; ``orders`` are how many it samples, where it does. ``budget_s``:
     seconds of alternating, without what building takes. ``build_s``: seconds that building may
     take, compiling included; the arms that are not reached by then are left out, with the reason.
+    ``timed``: "step", or "backward" for the backward pass of training steps alone.
     The answer is a study.
     """
 
@@ -129,6 +130,7 @@ class Attribute(Command, tag="attribute"):
     orders: int = 8
     build_s: float | None = None
     floor_note: str = ""
+    timed: Literal["step", "backward"] = "step"
 
 
 class Validate(Command, tag="validate"):

@@ -359,6 +359,7 @@ class Arms:
                 **model_flops(situation),
                 "rope_cache_bytes": model.rope_cache_bytes(),
                 "rope_cache_bytes_unshared": unshared,
+                **({"decode_state_bytes": bench.decoder.cache.bytes()} if workload.decodes else {}),
                 "build_s": round(time.perf_counter() - began, 4),
             },
         )
