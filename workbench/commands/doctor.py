@@ -95,13 +95,20 @@ def _runner(catalogue: protocol.Catalogue | None, failure: protocol.Failure | No
     facts = catalogue.environment
     families = ", ".join(family.name for family in catalogue.families)
     checks = [
-        Check("runner", "ok", f"{_where(facts)}torch {facts['torch']}; families: {families}"),
+        Check(
+            "runner",
+            "ok",
+            f"{_where(facts)}torch {facts.get('torch', 'unknown')}; families: {families}",
+        ),
         Check("presets", "ok", f"of toggles: {', '.join(one.name for one in catalogue.presets)}"),
-        Check("CPU", "ok", f"{facts['cpu']}, {facts['cpu_cores']} cores"),
+        Check("CPU", "ok", f"{facts.get('cpu', 'unknown')}, {facts.get('cpu_cores', '?')} cores"),
     ]
     if catalogue.device == "cuda":
         driver = facts.get("driver")
-        text = f"{facts['gpu']}, CUDA {facts['cuda']}, driver {driver or 'unknown'}"
+        text = ", ".join(
+            f"{title} {facts.get(name, 'unknown')}".strip()
+            for title, name in (("", "gpu"), ("CUDA", "cuda"), ("driver", "driver"))
+        )
         checks.append(Check("GPU", "ok", text))
         if driver is None:
             text = "the driver's library does not answer: no utilization, power or clocks"
@@ -124,7 +131,7 @@ def _where(facts: Mapping[str, str]) -> str:
     if not remote.is_asked():
         return ""
     command = remote.shown(remote.command())
-    return f"{facts.get('host', 'another host')}, by `{command}`; Python {facts['python']}, "
+    return f"{facts.get('host', 'another host')}, by `{command}`; Python {facts.get('python', 'unknown')}, "
 
 
 def _compiler(catalogue: protocol.Catalogue) -> Check:
