@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -92,23 +93,16 @@ def _runner(catalogue: protocol.Catalogue | None, failure: protocol.Failure | No
         told = (failure.sentence, failure.fix, failure.detail) if failure else ("it said nothing",)
         text = " ".join(filter(None, told))
         return [Check("runner", "failed", text)]
-    facts = catalogue.environment
+    facts = collections.defaultdict(lambda: "unknown", catalogue.environment)
     families = ", ".join(family.name for family in catalogue.families)
     checks = [
-        Check(
-            "runner",
-            "ok",
-            f"{_where(facts)}torch {facts.get('torch', 'unknown')}; families: {families}",
-        ),
+        Check("runner", "ok", f"{_where(facts)}torch {facts['torch']}; families: {families}"),
         Check("presets", "ok", f"of toggles: {', '.join(one.name for one in catalogue.presets)}"),
-        Check("CPU", "ok", f"{facts.get('cpu', 'unknown')}, {facts.get('cpu_cores', '?')} cores"),
+        Check("CPU", "ok", f"{facts['cpu']}, {facts['cpu_cores']} cores"),
     ]
     if catalogue.device == "cuda":
         driver = facts.get("driver")
-        text = ", ".join(
-            f"{title} {facts.get(name, 'unknown')}".strip()
-            for title, name in (("", "gpu"), ("CUDA", "cuda"), ("driver", "driver"))
-        )
+        text = f"{facts['gpu']}, CUDA {facts['cuda']}, driver {driver or 'unknown'}"
         checks.append(Check("GPU", "ok", text))
         if driver is None:
             text = "the driver's library does not answer: no utilization, power or clocks"
@@ -131,7 +125,7 @@ def _where(facts: Mapping[str, str]) -> str:
     if not remote.is_asked():
         return ""
     command = remote.shown(remote.command())
-    return f"{facts.get('host', 'another host')}, by `{command}`; Python {facts.get('python', 'unknown')}, "
+    return f"{facts.get('host', 'another host')}, by `{command}`; Python {facts['python']}, "
 
 
 def _compiler(catalogue: protocol.Catalogue) -> Check:
