@@ -43,7 +43,8 @@ sessions     sessions                                          | numpy scipy h5p
 .remote                                                        |
 .endings                                                       |
 .obituaries  .protocol .remote .endings                        |
-.client      .protocol .journal .remote .obituaries            |
+.descendants                                                   |
+.client      .protocol .journal .remote .obituaries .descendants |
 .kept        sessions .state_folder                            | msgspec
 .floors      sessions .protocol .state_folder .kept            | msgspec
 .ceilings    sessions .state_folder .kept                      |
@@ -51,7 +52,7 @@ sessions     sessions                                          | numpy scipy h5p
 .headless    sessions .protocol .recorder .journal .client .interrupts |
 .presets     sessions .protocol                                | msgspec
 .runner .runner kernels models sessions .protocol .offered .ceilings .endings \
-| torch msgspec psutil pynvml
+.BUNDLED .ROOT .descendants | torch msgspec psutil pynvml
 .runner.optimizers .runner | torch torchao bitsandbytes
 .runner._onnx_operators                                        | torch onnxscript
 .runner.export_onnx .runner kernels models sessions            | torch msgspec onnxruntime

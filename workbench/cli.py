@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
+import importlib.metadata
 import io
 import os
 import pkgutil
@@ -29,10 +29,13 @@ from workbench.commands._command import (
     Command,
     Failed,
     Mistaken,
+    answer,
     answer_failure,
     failure_as_json,
     say,
 )
+
+DISTRIBUTION = "gpu-optimization-workbench"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         interrupts.set_last_words(failure_as_json("cancelled"))
     found = (module.name for module in pkgutil.iter_modules(commands.__path__))
     names = [name for name in found if not name.startswith("_")]
+    if arguments == ["--version"]:
+        answer(f"workbench {importlib.metadata.version(DISTRIBUTION)}")
+        return 0
     if not arguments or arguments[0] not in (*names, "-h", "--help"):
         if arguments and not arguments[0].startswith("-") and not _is_file(arguments[0]):
             say(f"workbench: no command {arguments[0]!r}; expected one of {', '.join(names)}")
@@ -151,7 +157,7 @@ def _parser(names: Sequence[str], line: Sequence[str] = ()) -> argparse.Argument
     parser = _Parser(
         prog="workbench",
         description="Without a command, opens the window: workbench [SESSION.h5 ...] "
-        "[--replay JOURNAL] [--runner COMMAND].",
+        "[--replay JOURNAL] [--runner COMMAND]. workbench --version prints the version.",
     )
     choices = parser.add_subparsers(required=True, metavar="COMMAND")
     for name in names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,33 @@ from sessions import hdf5
 from sessions.errors import SessionError
 from sessions.model import Session
 from workbench import interrupts, journal, protocol
+from workbench.client import NotStarted, Runner
 from workbench.commands._command import DONE, FAILED, INTERRUPTED, Failed, Mistaken, say
 from workbench.headless import Outcome
+
+
+def query_runner(
+    question: Callable[[protocol.Catalogue], protocol.Command] | None = None,
+    expected: type[protocol.Message] = protocol.Catalogue,
+) -> protocol.AnyMessage | None:
+    """Start a runner, ask it one question and return its answer of the ``expected`` type.
+
+    Without a question the answer is the catalogue. Return the runner's failure if it reports one
+    instead, and None if it ends without either.
+    """
+    try:
+        runner = Runner()
+    except NotStarted as error:
+        return error.failure
+    try:
+        for message in runner.messages():
+            if isinstance(message, (expected, protocol.Failure)):
+                return message
+            if isinstance(message, protocol.Catalogue) and question is not None:
+                runner.send(question(message))
+    finally:
+        runner.close()
+    return None
 
 
 class Bar:

@@ -92,7 +92,7 @@ def _export(request: dict[str, Any]) -> dict[str, Any]:
 
 def _run_program(request: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     """Run the exporting process to its end; it and its unfinished file go with this process."""
-    command = [sys.executable, "-m", PROGRAM, json.dumps(request)]
+    command = [sys.executable, "-P", "-m", PROGRAM, json.dumps(request)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, errors="replace") as child:
         interrupts.at_exit(functools.partial(_discard, child.pid, Path(request["path"])))

@@ -28,7 +28,7 @@ HOST = "127.0.0.1"
 START_S = 120.0  # for a peer to import torch and be ready to join
 JOIN_S = 60.0  # for ranks that are all ready to meet
 TIMEOUT = timedelta(minutes=10)  # of a sum: ranks may compile before it
-_COMMAND = (sys.executable, "-m", "workbench.runner.ranks.peer")
+_COMMAND = (sys.executable, "-P", "-m", "workbench.runner.ranks.peer")
 _POLL_S = 0.05
 _LAST_WORDS_S = 10.0  # for a peer to end that is hung up on
 _LAUNCHING = threading.Lock()
