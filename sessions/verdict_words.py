@@ -34,6 +34,8 @@ def headline(comparison: PairedComparison) -> str:
     said = _SAYS.get(comparison.verdict, comparison.verdict)
     if comparison.verdict == "SAME":
         said = f"B is the SAME as A within ±{100 * region_of(comparison):.2g} %"
+    if comparison.facts.get("invalid"):
+        said = "INVALID: an arm is faster than this device can run it"
     if wrong:
         arms = " and ".join(arm for arm, _ in wrong)
         said = f"{arms} computed wrong numbers; by time: {said}"

@@ -8,6 +8,9 @@ import msgspec
 
 from sessions.model import Configuration, Scalar
 
+# Of a run's time, for blocks of its baseline: what they get unless told otherwise, and at most.
+PAIRING_SHARE, MOST_PAIRING_SHARE = 0.05, 0.5
+
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of one arm of a paired comparison, run without a pause."""

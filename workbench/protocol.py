@@ -28,6 +28,8 @@ from workbench.offered import OptionInfo as OptionInfo
 from workbench.offered import ToggleInfo as ToggleInfo
 from workbench.offered import WorkloadInfo as WorkloadInfo
 from workbench.offered import ended
+from workbench.orders import MOST_PAIRING_SHARE as MOST_PAIRING_SHARE
+from workbench.orders import PAIRING_SHARE as PAIRING_SHARE
 from workbench.orders import Apply as Apply
 from workbench.orders import Attribute as Attribute
 from workbench.orders import Baseline as Baseline

@@ -14,6 +14,7 @@ from statistics import fmean, median
 from typing import Any
 
 from sessions.attribution import WHOLE_STEP
+from sessions.ceilings import impossible
 from sessions.model import PairedComparison, Phase
 from sessions.statistics import MIN_BLOCK_MS, MIN_BLOCK_STEPS
 from workbench import protocol
@@ -51,6 +52,7 @@ class Contender:
     steps: int = MIN_BLOCK_STEPS  # of a block
     timed: str = WHOLE_STEP  # what of a step a block times
     diverged: bool = False  # its loss was not finite in some block
+    least_ms: float = math.nan  # that a step can take on this device
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,16 @@ def comparison_of(blocks: list[protocol.Block]) -> PairedComparison:
         means_ms=[math.nan if block.mean_ms is None else block.mean_ms for block in blocks],
         builds=[block.build for block in blocks],
     )
+
+
+def impossible_arm(contenders: list[Contender], blocks: list[protocol.Block]) -> str:
+    """Say which arm is faster than the device can run it, as a clause; empty where none is."""
+    for contender in contenders:
+        timed = [b.median_ms for b in blocks if b.arm == contender.number and not b.void]
+        device_type = contender.situation.device.type
+        if timed and (why := impossible(median(timed), contender.least_ms, device_type)):
+            return f"{contender.name}: {why}"
+    return ""
 
 
 def block_steps(
@@ -148,7 +160,7 @@ def run_block(rig: Rig, contender: Contender, number: int) -> TimedBlock | None:
     if contender.timed != WHOLE_STEP:
         phase = Phase.WARM_UP  # parts of steps are none of the segment's steady steps
     rig.send_steps(_marked(laps, phase), block=number)
-    times = [lap.wall_ms if lap.gpu_ms is None else lap.gpu_ms for lap in laps]
+    times = [lap.step_ms for lap in laps]
     if clock_mhz is None:
         clock_mhz = rig.sm_clock_mhz(start_ns, stop_ns)
     diverged = arm.trainer is not None and not math.isfinite(float(output))

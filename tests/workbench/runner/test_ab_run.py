@@ -28,7 +28,7 @@ from sessions.verdict_words import remarks
 from workbench import journal, protocol
 from workbench.journal import Journal
 from workbench.recorder import Recorder
-from workbench.runner import alternation, blocks
+from workbench.runner import alternation, blocks, timing
 from workbench.runner.ab import CompareRun
 from workbench.runner.arm import title
 from workbench.runner.failures import Cancelled
@@ -391,6 +391,7 @@ def test_a_block_planned_from_slower_steps_goes_on_until_it_is_as_long_as_asked(
 ):
     now = [0.0]
     monkeypatch.setattr(blocks.time, "perf_counter_ns", lambda: int(1e6 * now[0]))
+    monkeypatch.setattr(timing, "now_ns", lambda: int(1e6 * now[0]))
 
     def step():
         now[0] += step_ms
