@@ -25,6 +25,7 @@ OPS: dict[str, Operator] = {}
 
 ASKED = "asked for"  # the reason for an implementation that was named
 PREFERRED = "preferred"  # how the reason begins for one that was taken out of its order
+STANDARD = "torch's standard for these inputs"  # and for one that "torch" stands for
 _chosen: dict[str, str] = {}
 _counts: dict[tuple[str, str], int] = {}
 _last: dict[str, tuple[str, str]] = {}
@@ -106,16 +107,14 @@ def _choose(op: Operator, args: tuple[Any, ...]) -> str:
         preferred = op.prefer(candidates, *args)
         if preferred is not None:
             name, why = preferred
-            _count(op.name, name, f"{PREFERRED}: {why}")
-            return name
+            return _resolved(op, name, f"{PREFERRED}: {why}", args)
     for name in candidates:
         implementation = op.implementations[name]
         reason = implementation.refuses(*args) if implementation.refuses is not None else None
         if reason is None and implementation.avoid is not None:
             reason = implementation.avoid(*args)
         if reason is None:
-            _count(op.name, name, passed)
-            return name
+            return _resolved(op, name, passed, args)
         _replay.not_replayed("what was passed over may be taken the next time")
         passed = f"{passed}; {name}: {reason}" if passed else f"{name}: {reason}"
     raise Unavailable(f"{op.name}: no implementation can run on {device_type}: {passed}")
@@ -128,7 +127,16 @@ def _checked(op: Operator, name: str, args: tuple[Any, ...]) -> str:
         reason = refuses(*args) if refuses is not None else None
     if reason:
         raise Unavailable(f"{op.name}: {name!r} cannot run: {reason}")
-    _count(op.name, name, ASKED)
+    return _resolved(op, name, ASKED, args)
+
+
+def _resolved(op: Operator, name: str, reason: str, args: tuple[Any, ...]) -> str:
+    """Count the implementation that a name stands for with these inputs, and return its name."""
+    if name == "torch" and op.standard is not None:
+        name, why = op.standard(*args)
+        given = (STANDARD, why, "" if reason == ASKED else reason)
+        reason = "; ".join(part for part in given if part)
+    _count(op.name, name, reason)
     return name
 
 

@@ -119,6 +119,8 @@ class Operator:
     ``check`` takes the inputs by position and raises ``Mistake`` if they do not go together.
     ``prefer`` takes the names of what can run on the device, and the inputs by position: which of
     these ``auto`` takes out of its order for such inputs, and why; or None.
+    ``standard`` takes the inputs by position where plain torch has several ways: which of the
+    implementations "torch" stands for, and why no better one (empty where it is the best).
     """
 
     name: str
@@ -136,6 +138,7 @@ class Operator:
     huge: tuple[Huge, ...] = ()
     check: Callable[..., None] = _unchecked
     prefer: Callable[..., tuple[str, str] | None] | None = None
+    standard: Callable[..., tuple[str, str]] | None = None
 
     def unavailable(self, impl: str, device_type: str) -> str | None:
         """Why ``impl`` cannot run on devices of this type; None if it can."""
