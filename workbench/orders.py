@@ -218,5 +218,9 @@ class Cancel(Command, tag="cancel"):
     """Stop as soon as possible; what is being built is given up."""
 
 
+class ClearTritonCache(Command, tag="clear-triton-cache"):
+    """Delete the kernels that Triton keeps compiled on disk; a note answers. It ends a run."""
+
+
 class Quit(Command, tag="quit"):
     """End the runner."""

@@ -9,9 +9,9 @@ import numpy as np
 
 from sessions import breakdown, checked, statistics
 from sessions.model import Segment, Study
+from sessions.sizes import sized
 from workbench.claims._claim import Found, Reading, Unmeasured
 
-GIB = 2**30
 Read = Callable[[Found], Reading]
 
 
@@ -22,7 +22,7 @@ def activation_share() -> Read:
         before, after = (breakdown.highest(one).get("activations", 0) for one in _profiles(found))
         if not before:
             raise Unmeasured("the profile shows no activations that are kept for the backward pass")
-        return Reading(after / before, note=_in_gib(before, after))
+        return Reading(after / before, note=_sizes(before, after))
 
     return read
 
@@ -34,7 +34,7 @@ def peak_share() -> Read:
         before, after = (float(one.facts.get("peak_bytes", 0)) for one in _profiles(found))
         if not before or not math.isfinite(before):
             raise Unmeasured("the peak memory of a step is not known")
-        return Reading(after / before, note=_in_gib(before, after))
+        return Reading(after / before, note=_sizes(before, after))
 
     return read
 
@@ -116,7 +116,7 @@ def longest_right(setting: str) -> Read:
     return read
 
 
-def tests_passed(ladder: Read, alone: int) -> Read:
+def passed_share(ladder: Read, alone: int) -> Read:
     """Return the share of tests that pass: ``alone`` segments by themselves, and a ladder.
 
     The segments are the first ones, each checked against a reference after its last step; the
@@ -183,5 +183,6 @@ def _title(segment: Segment) -> str:
     return str(segment.configuration.model.get("source", segment.configuration.family))
 
 
-def _in_gib(before: float, after: float) -> str:
-    return f"{before / GIB:.3g} GiB become {after / GIB:.3g} here"
+def _sizes(before: float, after: float) -> str:
+    unit, (first, second) = sized([before, after])
+    return f"{first:.3g} {unit} become {second:.3g} {unit} here"

@@ -70,7 +70,7 @@ def _sizes(catalogue: protocol.Catalogue, budget_s: float) -> list[protocol.Comm
             workload="train",
             batch=BATCH,
             sequence=TOKENS,
-            model=fields,
+            model={**fields},
         )
         found += profiles(base, steps=1, checkpointing="full")
     return found
@@ -135,8 +135,8 @@ DOCUMENT = Document(
         Experiment(
             name="checkpointing",
             how="a training step with every block recomputed against none: the backward pass timed "
-            "by itself, in interleaved rounds; activations by a profile, which knows the role of "
-            "every tensor; memory at the peak of the whole step",
+            "by itself, in interleaved rounds; activations by a profile, as those that are kept "
+            "when the backward pass begins; memory at the peak of the whole step",
             commands=_checkpointing,
             claims=(
                 Claim(

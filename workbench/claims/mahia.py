@@ -7,7 +7,7 @@ from workbench import protocol
 from workbench.claims._claim import GPU_CLAIM, Claim, Document, Experiment
 from workbench.claims._command import checked_run, configuration, eager, ladder, on_gpu
 from workbench.claims._read import arms_right, memory_share, speed_up, with_times
-from workbench.claims._read_profiles import tests_passed
+from workbench.claims._read_profiles import passed_share
 
 FILE = "workbench/runner/components/mahia_components.py"
 # Component, the function that builds it, batch, and the toggles of its fused path.
@@ -135,7 +135,7 @@ DOCUMENT = Document(
                     says="4/4 tests passed",
                     unit="of the four tests pass, with right numbers",
                     least=1.0,
-                    read=tests_passed(arms_right(), len(COMPONENTS)),
+                    read=passed_share(arms_right(), len(COMPONENTS)),
                     quotes=(
                         "4/4 tests passed",
                         "torch.Size([2, 16, 32])",

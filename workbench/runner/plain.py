@@ -15,6 +15,7 @@ import torch
 
 import kernels
 from models import Model
+from models._fake_quantized import fake_quantize_as
 from models._model import Promise
 from models._quantized import quantize_linears
 from workbench.runner import draws, own, ties
@@ -118,6 +119,7 @@ class Plain:
             cast = constants_of(self.arm, cast, dtype)
             held = {n: nudged(x, nudge, place) for place, (n, x) in enumerate(cast.items())}
         model = share(self.arm, held, dtype)
+        fake_quantize_as(model, self.arm.model)
         model.train(self.situation.workload.trains)
         draws.take_modes(model, self.arm.model)
         return model

@@ -286,3 +286,19 @@ def test_a_study_that_only_tells_of_a_gpu_takes_no_time_on_a_cpu():
     kept = drive.kept()
     assert kept["checkpointing, of the step time without"].result == claims.HOLDS
     assert kept["AMP, x faster than FP32"].result == claims.NOT_HERE
+
+
+def test_what_matters_most_is_measured_first_and_the_rest_takes_nothing_from_it():
+    made = documents()["moe"]
+    by_name = {one.name: one for one in made.experiments}
+    course = Course(
+        [(made, by_name["custom kernels"]), (made, by_name["each alone"])],
+        3.0,
+        100.0,
+        clock=lambda: 0.0,
+    )
+    list(course.begin(GPU, Recorder().session))
+    first = course.next(GPU)
+    assert list(first.toggles) == ["precision"], "what was chosen first has a lower priority"
+    assert course.allowed_s == 50.0, "nothing is kept for what matters less"
+    assert course.rows[0].experiment == "custom kernels"
