@@ -15,6 +15,7 @@ from kernels._dispatch import (
     OPS,
     PREFERRED,
     REQUESTED,
+    STANDARD,
     Status,
     choose,
     chosen,
@@ -25,6 +26,12 @@ from kernels._dispatch import (
     using,
 )
 from kernels._generations import GENERATIONS, generation
+from kernels._hydra_names import (
+    flexible_attention,
+    get_kernel_status,
+    set_attention_backend,
+    set_use_triton_kernels,
+)
 from kernels._operator import (
     Case,
     Cost,
@@ -77,11 +84,13 @@ if TYPE_CHECKING:  # signatures for type checkers; an operator without an import
 
     def __getattr__(name: str) -> Any: ...
 
+
 __all__ = [
     "GENERATIONS",
     "OPS",
     "PREFERRED",
     "REQUESTED",
+    "STANDARD",
     "Case",
     "Choice",
     "Cost",
@@ -102,10 +111,12 @@ __all__ = [
     "causal_conv1d",
     "choose",
     "chosen",
+    "flexible_attention",
     "fourier_mix",
     "gated_rms_norm",
     "geglu",
     "generation",
+    "get_kernel_status",
     "graph_diffusion",
     "hardware",
     "linear_cross_entropy",
@@ -124,6 +135,8 @@ __all__ = [
     "reset_usage",
     "rms_norm",
     "rope",
+    "set_attention_backend",
+    "set_use_triton_kernels",
     "ssd_scan",
     "ssd_step",
     "status",

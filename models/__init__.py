@@ -18,6 +18,7 @@ from models._model import CHECKPOINTING, Metric, Model
 __all__ = [
     "CHECKPOINTING",
     "FAMILIES",
+    "AdaptiveFlashAttention",
     "BlockOutput",
     "Cache",
     "ConfigField",
@@ -45,3 +46,5 @@ def _discover() -> dict[str, Family]:
 
 
 FAMILIES: dict[str, Family] = _discover()
+
+from models._adaptive_flash import AdaptiveFlashAttention  # noqa: E402 - it is made of a family's

@@ -21,15 +21,15 @@ VAGUE_OPENERS = frozenset("What Whether How Why Of As That Those By Where".split
 # Uses of such identifiers, and docstrings that begin with such a word. A file counts for the
 # longest path below that contains it.
 BUDGETS = {
-    "kernels": (335, 130),
-    "models": (455, 146),
-    "sessions": (835, 102),
-    "workbench": (650, 102),
-    "workbench/runner": (1640, 288),
-    "workbench/ui": (960, 178),
-    "tests": (4850, 137),
-    "tests/kernels": (352, 23),
-    "tests/models": (620, 35),
+    "kernels": (3, 8),
+    "models": (446, 145),
+    "sessions": (837, 99),
+    "workbench": (741, 99),
+    "workbench/runner": (1604, 289),
+    "workbench/ui": (943, 175),
+    "tests": (4801, 135),
+    "tests/kernels": (349, 22),
+    "tests/models": (615, 34),
 }
 
 # Colleagues who lower the counts at the same time need not all edit the same line.

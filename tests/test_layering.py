@@ -48,7 +48,7 @@ sessions     sessions                                          | numpy scipy h5p
 .kept        sessions .state_folder                            | msgspec
 .floors      sessions .protocol .state_folder .kept            | msgspec
 .ceilings    sessions .state_folder .kept                      |
-.claims      .claims sessions .protocol                        | numpy scipy
+.claims      .claims sessions .protocol                        | numpy scipy msgspec
 .headless    sessions .protocol .recorder .journal .client .interrupts |
 .presets     sessions .protocol                                | msgspec
 .runner .runner kernels models sessions .protocol .offered .ceilings .endings \

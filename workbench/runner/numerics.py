@@ -26,7 +26,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -37,13 +37,17 @@ from sessions.model import Numerics
 from sessions.sizes import size_text
 from workbench.runner import draws, evaluation, loss_curve
 from workbench.runner.arm import Arm
+from workbench.runner.carried import NotCarried
 from workbench.runner.failures import Cancelled, explain, is_fatal, lacks_memory
 from workbench.runner.loss_curve import Between, Curve, go_on
-from workbench.runner.outputs import tensors
-from workbench.runner.plain import Outputs, Plain, carry, free_bytes
+from workbench.runner.memory import free_bytes
+from workbench.runner.plain import Outputs, Plain
+from workbench.runner.run_state import NotRecordable
+from workbench.runner.structures import map_tensors
 from workbench.runner.ties import Nudge, Nudges
 from workbench.runner.toggles import Situation
 from workbench.runner.training import forget_graph
+from workbench.runner.undisturbed import undisturbed
 
 ALIKE = 1e-5  # relative; atomic sums make two calls differ by less
 SLACK = 2.0  # times the error of the plain model in the same precision
@@ -66,34 +70,51 @@ class Distance:
 
 
 def check(arm: Arm, situation: Situation, between: Between = go_on) -> Numerics:
-    """Compare the arm with its reference, outside of all timing; never raises but fatally.
+    """Compare the arm with its reference, outside of all timing; raises nothing but fatal errors.
 
-    What lacks the memory, or a reference, is not checked; whatever else goes wrong is wrong.
-    ``between`` is called between its parts and may end it by raising ``PutOff`` or ``Cancelled``;
-    the arm is left as it was, even so.
+    What fails in the check, lacks the memory or has no reference is not checked. ``between`` is
+    called between its parts and may end it by raising ``PutOff`` or ``Cancelled``; the arm is left
+    as it was, even so.
     """
-    name = ""
     try:
-        with draws.put_back(arm.model, situation.device), contextlib.ExitStack() as modes:
+        with undisturbed(arm) as put_back, contextlib.ExitStack() as modes:
+            if why := _unclear(arm):
+                return _not_checked(why)
             plain = Plain(arm, situation, arm.plain_weights())
             reference, name = plain.reference()
+            put_back()
             between()
-            how = Comparison("") if arm.model.repeats else _comparison(plain, modes)
+            how = Comparison("") if arm.model.repeats else _comparison(plain, modes, put_back)
             if how.words:
                 reference, name = plain.reference()
+                put_back()
             between()
-            with _choices_kept(arm) as put_back:
-                return _judge(plain, reference, name, how, put_back, between)
+            return _judge(plain, reference, name, how, put_back, between)
     except (PutOff, Cancelled):
         raise
-    except Exception as error:
+    except (NotRecordable, NotCarried) as reason:
+        text = f"state outside buffers: {reason}"
+    except BaseException as error:
         if is_fatal(error):
             raise
-        failure = explain(error)
+        text = explain(error).sentence
     gc.collect()
-    if not name or failure.kind == "out-of-memory":
-        return Numerics(reference="", ok=None, text=f"not checked: {failure.sentence}")
-    return Numerics(reference=name, ok=False, text=f"the check failed: {failure.sentence}")
+    return _not_checked(text)
+
+
+def _not_checked(why: str) -> Numerics:
+    return Numerics(reference="", ok=None, text=f"not checked: {why}")
+
+
+def _unclear(arm: Arm) -> str:
+    """Return why state cannot be told apart from constants, as a clause; empty where it can."""
+    if arm.remembered is None or not (names := arm.remembered.carried.unclear):
+        return ""
+    dtype = str(arm.weights_dtype).removeprefix("torch.")
+    return (
+        f"{dtype} rounded the first values of {', '.join(names)}, and steps have changed them: "
+        "what the rounding did cannot be told apart from what the steps did"
+    )
 
 
 def distance(values: torch.Tensor, reference: torch.Tensor) -> Distance:
@@ -133,11 +154,14 @@ class Comparison:
     varies: str = ""
 
 
-def _comparison(plain: Plain, modes: contextlib.ExitStack) -> Comparison:
+def _comparison(
+    plain: Plain, modes: contextlib.ExitStack, put_back: Callable[[], None]
+) -> Comparison:
     """How a model that may draw can be compared: the arm is in that mode until ``modes`` ends."""
     one = plain.outputs()
+    put_back()
     if not one.drew:
-        return Comparison("", _differs(plain, one))
+        return Comparison("", _differs(plain, one, put_back))
     if not plain.situation.workload.trains:
         return Comparison("", "it draws random numbers in evaluation mode")
     if plain.arm.divided is not None:  # whose steps the other ranks make in training mode
@@ -147,7 +171,9 @@ def _comparison(plain: Plain, modes: contextlib.ExitStack) -> Comparison:
         mode.enter_context(plain.arm.compiles.aside())
         try:
             still = plain.outputs()
-            why = "it draws random numbers there too" if still.drew else _differs(plain, still)
+            put_back()
+            drew = "it draws random numbers there too"
+            why = drew if still.drew else _differs(plain, still, put_back)
         except Exception as error:
             failure = explain(error)
             if is_fatal(error) or failure.kind == "out-of-memory":
@@ -164,9 +190,10 @@ def _comparison(plain: Plain, modes: contextlib.ExitStack) -> Comparison:
     return Comparison(f"in evaluation mode ({'; '.join(parts)}): ")
 
 
-def _differs(plain: Plain, one: Outputs) -> str:
+def _differs(plain: Plain, one: Outputs, put_back: Callable[[], None]) -> str:
     """Why nothing can be compared, where another equal call gives unequal outputs; else empty."""
     other, arm = plain.outputs(again=True), plain.arm
+    put_back()
     off = max(distance(y, x).relative_error for y, x in zip(one.all, other.all, strict=True))
     loss = abs((one.loss or 0.0) - (other.loss or 0.0))
     most = max(ALIKE, *(_rounding(arm, y) for y in one.all))
@@ -174,9 +201,8 @@ def _differs(plain: Plain, one: Outputs) -> str:
     if alike or not (math.isfinite(off) and math.isfinite(loss)):
         return ""
     return (
-        f"two calls of the plain model on one batch differ by {off:.2g} (relative) in the outputs "
-        f"and {loss:.2g} in the loss; it draws random numbers, overwrites its inputs, or keeps "
-        "what is no buffer"
+        f"state outside buffers: two calls of the plain model on one batch, with another between "
+        f"them, differ by {off:.2g} (relative) in the outputs and {loss:.2g} in the loss"
     )
 
 
@@ -231,6 +257,7 @@ def _judge(
 ) -> Numerics:
     arm, situation = model.arm, model.situation
     plain = model.outputs()
+    put_back()
     between()
     with arm.entered():
         own = _own(arm, situation, put_back)
@@ -401,7 +428,7 @@ def _curve(
         return ""
     if situation.option("cuda_graphs") != "off" and not arm.model.training:
         return "the captured graph computes in training mode"
-    room, why = free_bytes(situation) / 2, ""
+    room, why = free_bytes(situation.device) / 2, ""
     for dtype in dict.fromkeys((getattr(torch, name), torch.float32)):
         if (needed := loss_curve.bytes_needed(arm, dtype)) > room:
             copies, free = size_text(needed), size_text(room)
@@ -430,7 +457,7 @@ def _own(arm: Arm, situation: Situation, put_back: Callable[[], None]) -> Output
             forget_graph(loss)
             return Outputs.of(values, float(loss.detach()))
         case "forward":
-            return Outputs.of([y.clone() for y in tensors(arm.step())], None)
+            return Outputs.of(map_tensors(arm.step(), torch.clone), None)
         case _ if situation.workload.decodes:
             (tokens,) = inputs
             position = torch.full((), tokens.shape[1], dtype=torch.int64, device=tokens.device)
@@ -442,26 +469,6 @@ def _own(arm: Arm, situation: Situation, put_back: Callable[[], None]) -> Output
         case _:
             with torch.no_grad():
                 return Outputs(arm.compute(*inputs).clone(), None)
-
-
-@contextlib.contextmanager
-def _choices_kept(arm: Arm) -> Iterator[Callable[[], None]]:
-    """Gives what puts back the choices that calls have changed; that is done at the end, too."""
-    model = arm.model
-    adapted, carried = (
-        {name: tensor.clone() for name, tensor in state.items()}
-        for state in (model.adapted(), model.carried())
-    )
-
-    def put_back() -> None:
-        for name, tensor in model.adapted().items():
-            tensor.copy_(adapted[name])
-        carry(model, carried)
-
-    try:
-        yield put_back
-    finally:
-        put_back()
 
 
 def _finite(value: float) -> float | None:

@@ -283,7 +283,7 @@ class Run:
         rig.follow(arm)
         if rig.phases.phase is not Phase.STEADY:
             rig.phases.restart()
-        blocks.settle(rig, arm)
+        blocks.settle(rig, (arm.ready, arm.step))
 
     def _read_state(self, situation: Situation) -> SavedRound | None:
         """What to go on from, if anything; raises ``Mistake`` before anything is built."""

@@ -29,6 +29,10 @@ TITLES = {
     "matmul": "Matrix products",
     "subspace": "Subspace iteration",
     "chunked": "PyTorch, in chunks",
+    "grouped": "Grouped product of torch",
+    "padded": "Padded blocks",
+    "loop": "Loop over experts",
+    "dense": "Every expert (dense)",
 }
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _DEAR = ("attention", "adaptive_attention", "moe_experts", "ssd_scan")  # operators of ours
 # Their implementations that are made of torch's products and SDPA kernels, which a policy sees.
 _OF_TORCH = frozenset(("torch", "manual", "chunked", "sdpa", "sdpa_math")) | frozenset(
-    ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn")
+    ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "grouped", "padded", "loop", "dense")
 )
 _OF_ATTENTION = _OF_TORCH | {"triton"}  # whose passes are operators, too
 

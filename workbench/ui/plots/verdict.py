@@ -85,7 +85,8 @@ def _percent(logs: Array) -> Array:
 
 
 def _void_pairs(comparison: PairedComparison) -> Array:
-    voids = {pair for pair, void in zip(comparison.pairs, comparison.voids, strict=True) if void}
+    # Files of other programs may lack the pairs.
+    voids = {pair for pair, void in zip(comparison.pairs, comparison.voids, strict=False) if void}
     return np.array(sorted(voids), np.int64) + 1
 
 
