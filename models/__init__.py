@@ -1,4 +1,4 @@
-"""The model families: one per file, each ending in one ``FAMILY``; the folder is the registry."""
+"""Model families: one per file, each ending in one ``FAMILY``; the folder is the registry."""
 
 from __future__ import annotations
 

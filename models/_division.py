@@ -1,16 +1,16 @@
-"""How layers are divided among ranks: which parameters are cut where, and where ranks meet.
+"""Tensor-parallel plan of a model: which parameters are sharded where, and where ranks communicate.
 
 As in Shoeybi et al., "Megatron-LM" (arXiv 1909.08053), section 3: every rank sees all tokens and
-holds the same part of each wide layer. A layer's first linears are cut by their outputs and the
-last by its inputs, so that in between each rank computes heads or columns of its own; the parts of
-the result are summed over the ranks where the layer is left, and the gradients of what went in
-where it is entered. What no layer cuts, every rank has; or, as in Korthikanti et al. (arXiv
-2205.05198), its tokens of what lies between the layers.
+holds the same part of each wide layer. A layer's first linears are split by outputs and the last by
+inputs, so that each rank computes its own heads or columns in between. The partial results are
+summed over the ranks at the layer's end, and the gradients of its input at its start. Parameters
+that no layer shards are replicated. With sequence parallelism, as in Korthikanti et al. (arXiv
+2205.05198), the tokens are split between the layers.
 
-Whatever ranks tell each other goes through a ``Region``, which whoever runs the ranks installs: no
-model knows of processes. A layer that can be divided has ``division()``, and computes between
-``region.enter`` and ``region.leave``; one that every rank needs whole has a ``division()`` that
-says why.
+All communication goes through a ``Region``, which the process that runs the ranks installs: models
+do not know about processes. A layer that can be sharded has ``division()``, and computes between
+``region.enter`` and ``region.leave``. The ``division()`` of a layer that must be replicated returns
+the reason.
 """
 
 from __future__ import annotations
@@ -30,35 +30,33 @@ if TYPE_CHECKING:
 
 
 class Region:
-    """Where a layer is entered and left: of a layer that one rank has whole, nothing happens."""
+    """Boundaries of a sharded layer; this class, for a layer that is not sharded, does nothing."""
 
     def enter(self, x: Tensor, product: bool = False) -> Tensor:
-        """``x``, of whose gradient each rank has a part in a divided layer.
+        """Return ``x``; in a sharded layer, each rank has a part of its gradient.
 
-        ``product``: it goes into linears alone, so that it may be narrowed as autocast does there.
+        ``product``: it goes only into linears, so that it may be narrowed as autocast does there.
         """
         return x
 
     def leave(self, y: Tensor) -> Tensor:
-        """The sum of what each rank has of ``y`` in a divided layer."""
+        """Return the sum of the ranks' ``y`` in a sharded layer."""
         return y
 
     def common(self, x: Tensor) -> Tensor:
-        """``x``, which is alike on all ranks within a divided layer, where each has a part of its
-        gradient.
-        """
+        """Return ``x``, which is equal on all ranks in a sharded layer; gradients are partial."""
         return x
 
     def total(self, x: Tensor) -> Tensor:
-        """The sum of what each rank has of ``x``, for each of them to go on with within a layer."""
+        """Return the sum of the ranks' ``x``, on which each of them continues within a layer."""
         return x
 
     def split(self, x: Tensor) -> Tensor:
-        """This rank's tokens of a stream (B, S, E) that is divided between the layers."""
+        """Return this rank's tokens of a stream (B, S, E) that is split between the layers."""
         return x
 
     def join(self, x: Tensor) -> Tensor:
-        """The tokens of all ranks again."""
+        """Gather the tokens of all ranks."""
         return x
 
 
@@ -66,58 +64,58 @@ WHOLE = Region()
 
 
 class Cut(NamedTuple):
-    """A parameter consists of ``sections`` along ``axis``, each of which is divided evenly.
+    """Sharding of a parameter: ``sections`` along ``axis``, each split evenly.
 
-    Those that ``kept`` numbers, from 0, every rank has whole.
+    Every rank holds the sections with the indices ``replicated`` completely.
     """
 
     axis: int
     sections: tuple[int, ...]
-    kept: tuple[int, ...] = ()
+    replicated: tuple[int, ...] = ()
 
-    def numbers(self, whole: Tensor) -> int:
-        """How many of the parameter's numbers are divided."""
-        divided = [size for place, size in enumerate(self.sections) if place not in self.kept]
-        return whole.numel() // sum(self.sections) * sum(divided)
+    def numbers(self, full: Tensor) -> int:
+        """Return how many of the parameter's numbers are sharded."""
+        divided = [size for index, size in enumerate(self.sections) if index not in self.replicated]
+        return full.numel() // sum(self.sections) * sum(divided)
 
     def common(self, share: Tensor, ranks: int) -> list[Tensor]:
-        """What every rank has of a share."""
+        """Return the parts of a shard that every rank has."""
         parts = share.split(self._sizes(ranks), self.axis)
-        return [parts[place] for place in self.kept]
+        return [parts[index] for index in self.replicated]
 
-    def take(self, whole: Tensor, rank: int, ranks: int) -> Tensor:
-        """One rank's share, as a tensor of its own."""
-        return torch.cat(self._parts(whole, rank, ranks), self.axis)
+    def take(self, full: Tensor, rank: int, ranks: int) -> Tensor:
+        """Return one rank's shard, as a tensor of its own."""
+        return torch.cat(self._parts(full, rank, ranks), self.axis)
 
-    def put(self, share: Tensor, whole: Tensor, rank: int, ranks: int) -> None:
-        """Write one rank's share to where it was taken from."""
-        parts = self._parts(whole, rank, ranks)
+    def put(self, share: Tensor, full: Tensor, rank: int, ranks: int) -> None:
+        """Write one rank's shard back into the full parameter."""
+        parts = self._parts(full, rank, ranks)
         for part, own in zip(parts, share.split(self._sizes(ranks), self.axis), strict=True):
             part.copy_(own)
 
     def _sizes(self, ranks: int) -> list[int]:
-        """Of each section in a share."""
+        """Return the size of each section in a shard."""
         return [
-            size if place in self.kept else size // ranks
-            for place, size in enumerate(self.sections)
+            size if index in self.replicated else size // ranks
+            for index, size in enumerate(self.sections)
         ]
 
-    def _parts(self, whole: Tensor, rank: int, ranks: int) -> list[Tensor]:
-        sections = whole.split(self.sections, self.axis)
+    def _parts(self, full: Tensor, rank: int, ranks: int) -> list[Tensor]:
+        sections = full.split(self.sections, self.axis)
         return [
-            section if place in self.kept else section.chunk(ranks, self.axis)[rank]
-            for place, section in enumerate(sections)
+            section if index in self.replicated else section.chunk(ranks, self.axis)[rank]
+            for index, section in enumerate(sections)
         ]
 
 
 @dataclass(frozen=True)
 class Division:
-    """``count`` of ``what`` (in the plural) are divided, and with them the layer's ``cuts``.
+    """Sharding of one layer: ``count`` units named ``what`` (plural), and the parameters' ``cuts``.
 
-    ``cuts`` are by the parameter's name in the layer. ``narrow(ranks)`` tells the layer that it is
-    a share. ``saved``: compute-dtype numbers a token that the layer keeps within for backward, and
-    are divided; ``unfused``: more of them without fused kernels. ``fp32``: FP32 numbers a token,
-    divided too, that shares keep in place of what a fused kernel of the whole does without.
+    ``cuts`` are by the parameter's name in the layer. ``narrow(ranks)`` turns the layer into a
+    shard. ``saved``: compute-dtype numbers per token that the layer saves inside for backward, and
+    that are sharded; ``unfused``: additional ones without fused kernels. ``fp32``: FP32 numbers per
+    token, sharded too, that shards save and a fused kernel of the full layer does not.
     """
 
     what: str
@@ -130,7 +128,7 @@ class Division:
 
 
 def experts_division(down_XEF: Tensor, choices: int) -> Division:
-    """By columns of SwiGLU experts, whose last map is ``down_XEF``, (experts, model, expert width).
+    """Shard by columns of SwiGLU experts, whose last map is ``down_XEF``, [experts, model, width].
 
     Each rank has a part of every expert, and so the same work whatever the router chooses.
     """
@@ -141,21 +139,25 @@ def experts_division(down_XEF: Tensor, choices: int) -> Division:
 
 @dataclass(frozen=True)
 class Divisible:
-    """What of a model can be divided."""
+    """Parts of a model that can be sharded."""
 
     layers: Mapping[str, Division]  # by name
-    whole: tuple[str, ...]  # why other layers that are wide stay whole, each reason once
+    replicated: tuple[str, ...]  # why other wide layers are replicated, each reason once
     numbers: int  # of all parameters
-    cut: int  # of those that are divided
+    cut: int  # of these, sharded
     cut_in_blocks: int  # of these
-    together: str  # why the stream between these layers cannot be divided too; empty where it can
+    together: str  # why the stream between these layers cannot be split too; empty if it can
 
     def of_block(self, index: int) -> list[Division]:
-        """The layers of one block."""
-        return [each for name, each in self.layers.items() if name.startswith(f"blocks.{index}.")]
+        """Return the layers of one block."""
+        return [
+            division
+            for name, division in self.layers.items()
+            if name.startswith(f"blocks.{index}.")
+        ]
 
     def uneven(self, ranks: int) -> str:
-        """What so many ranks do not divide evenly, as a clause; empty where they do."""
+        """Return what so many ranks cannot split evenly, as a clause; empty if nothing."""
         for division in self.layers.values():
             if division.count % ranks:
                 return f"{division.count} {division.what} do not divide among {ranks} ranks"
@@ -163,52 +165,52 @@ class Divisible:
 
 
 def divisions(model: nn.Module) -> Iterator[tuple[str, Division | str]]:
-    """The layers of a model that can be divided by name, and why others cannot.
+    """Yield the layers of a model that can be sharded by name, and why others cannot.
 
-    Nothing within a layer that says why it stays whole is divided either.
+    No layer inside one that gives such a reason is sharded either.
     """
-    kept: list[str] = []
+    unsharded: list[str] = []
     for name, module in model.named_modules():
-        if hasattr(module, "division") and not any(name.startswith(f"{one}.") for one in kept):
-            found = module.division()
-            if isinstance(found, str):
-                kept.append(name)
-            yield name, found
+        if hasattr(module, "division") and not any(name.startswith(f"{n}.") for n in unsharded):
+            division = module.division()
+            if isinstance(division, str):
+                unsharded.append(name)
+            yield name, division
 
 
 @functools.cache
 def divisible(family: Family, config: Any) -> Divisible:
-    """Of a configuration's model, of which nothing but the structure is built."""
+    """Describe the sharding of a configuration's model; only its structure is built."""
     model = family.build(config)
-    found = dict(divisions(model))
-    layers = {name: each for name, each in found.items() if not isinstance(each, str)}
-    reasons = dict.fromkeys(each for each in found.values() if isinstance(each, str))
+    by_layer = dict(divisions(model))
+    layers = {name: plan for name, plan in by_layer.items() if not isinstance(plan, str)}
+    reasons = tuple(dict.fromkeys(plan for plan in by_layer.values() if isinstance(plan, str)))
     parameters = dict(model.named_parameters())
-    cuts = {name: each.numbers(parameters[name]) for name, each in _cuts(layers).items()}
-    in_blocks = sum(each for name, each in cuts.items() if name.startswith("blocks."))
-    numbers = sum(each.numel() for each in parameters.values())
-    whole = tuple(reasons)
-    return Divisible(layers, whole, numbers, sum(cuts.values()), in_blocks, _together(model, whole))
+    cuts = {name: cut.numbers(parameters[name]) for name, cut in _cuts(layers).items()}
+    in_blocks = sum(count for name, count in cuts.items() if name.startswith("blocks."))
+    numbers = sum(parameter.numel() for parameter in parameters.values())
+    together = _together(model, reasons)
+    return Divisible(layers, reasons, numbers, sum(cuts.values()), in_blocks, together)
 
 
-def _together(model: nn.Module, whole: tuple[str, ...]) -> str:
-    """Why every rank needs the whole sequence between the layers that are divided."""
-    if whole:
-        return whole[0]
+def _together(model: nn.Module, reasons: tuple[str, ...]) -> str:
+    """Return why every rank needs the full sequence between the sharded layers; empty if not."""
+    if reasons:
+        return reasons[0]
     blocks = getattr(model, "blocks", None)
     if blocks is None or not hasattr(model, "stream"):
-        return "the model is no stack of blocks around one stream"
+        return "the model is not a stack of blocks around one stream"
     kinds = [type(block).__name__ for block in blocks if not getattr(block, "by_token", False)]
     return f"{kinds[0]} looks at the whole sequence between its layers" if kinds else ""
 
 
 def divide(model: nn.Module, ranks: int, region: Region) -> dict[str, Cut]:
-    """Narrow a structure, whose parameters hold no values, to one rank's share of every layer that
-    can be divided, and let these meet in ``region``; returns where parameters are cut, by name.
+    """Turn a structure without values into one rank's shard, with ``region`` as boundary.
 
-    Raises ``ValueError`` where a layer does not divide evenly.
+    Narrows every layer that can be sharded. Returns how parameters are sharded, by name. Raises
+    ``ValueError`` where a layer does not divide evenly.
     """
-    layers = {name: each for name, each in divisions(model) if not isinstance(each, str)}
+    layers = {name: plan for name, plan in divisions(model) if not isinstance(plan, str)}
     for name, division in layers.items():
         if division.count % ranks:
             raise ValueError(
@@ -230,7 +232,7 @@ def divide(model: nn.Module, ranks: int, region: Region) -> dict[str, Cut]:
 
 
 def _cuts(layers: Mapping[str, Division]) -> dict[str, Cut]:
-    """By the parameter's name in the model."""
+    """Return the cuts by the parameter's name in the model."""
     return {
         f"{name}.{own}" if name else own: cut
         for name, division in layers.items()

@@ -1,7 +1,7 @@
-"""The one exception for what a person asked of a model and cannot have."""
+"""The exception for invalid requests to a model."""
 
 from __future__ import annotations
 
 
 class ConfigurationError(ValueError):
-    """What was asked cannot be built or run: one sentence for the person who asked."""
+    """Request that cannot be built or run: one sentence for the user."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from models._costs import Attends, Costs, Held, How
+from models._costs import Attends, BlockMemory, Costs, How
 from models._cuda_graph import CUDAGraphInference
 from models._expert_costs import experts_at_work, experts_by_torch
 from models._family import Family
@@ -67,7 +67,7 @@ def costs(config: MoEConfig) -> Costs:
 
     sizes = {"dim": dim, "width": width, "n": n_experts, "k": k}
 
-    def by_torch(how: How) -> Held:
+    def by_torch(how: How) -> BlockMemory:
         held, element = experts_by_torch(how, **sizes), how.element
         if how.compiled:
             fp32 = config.n_heads + 2 + n_experts + (2 * n_experts if noisy else 0)  # the noise

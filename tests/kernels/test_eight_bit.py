@@ -1,4 +1,4 @@
-"""8-bit matrix units are measured by right products where they are; elsewhere there is a reason."""
+"""8-bit matrix units are measured by right products if they exist; otherwise there is a reason."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_a_product_that_fails_is_a_reason_and_no_rate(monkeypatch):
 )
 def test_schemes_multiply_in_the_units_that_their_gpu_has(capability, expected):
     with hardware.imagined(capability):
-        found = {scheme: _eight_bit.unit_of(scheme, "cuda") for scheme in SCHEMES}
-    assert {scheme: unit for scheme, unit in found.items() if unit} == expected
+        actual = {scheme: _eight_bit.unit_of(scheme, "cuda") for scheme in SCHEMES}
+    assert {scheme: unit for scheme, unit in actual.items() if unit} == expected
 
 
 def test_the_operators_work_names_the_units_of_its_scheme_and_only_forward():
@@ -84,9 +84,9 @@ def test_the_floor_goes_by_the_8_bit_rate_only_where_one_was_measured(monkeypatc
     rates = {"float8": 2e14, "int8": "there is none"}
     monkeypatch.setattr(_eight_bit, "measured", lambda unit, device: rates[unit])
     work = [Work(1, 10**9, unit) for unit in ("float8", "int8", "")]
-    found = [_eight_bit.ceilings_for(one, "cuda", torch.bfloat16) for one in work]
-    assert [one.dtype for one in found] == ["float8", "bfloat16", "bfloat16"]
-    assert [one.floor_us(w) for one, w in zip(found, work, strict=True)] == [5.0, 10.0, 10.0]
+    ceilings = [_eight_bit.ceilings_for(w, "cuda", torch.bfloat16) for w in work]
+    assert [c.dtype for c in ceilings] == ["float8", "bfloat16", "bfloat16"]
+    assert [c.floor_us(w) for c, w in zip(ceilings, work, strict=True)] == [5.0, 10.0, 10.0]
 
 
 @pytest.mark.gpu

@@ -256,7 +256,7 @@ def test_shares_put_back_are_the_whole(cut):
         cut.put(share, made, rank, RANKS)
     assert torch.equal(made, whole)
     assert sum(share.numel() for share in shares) == 2 * whole.numel() - cut.numbers(whole)
-    for place, part in zip(cut.kept, cut.common(shares[1], RANKS), strict=True):
+    for place, part in zip(cut.replicated, cut.common(shares[1], RANKS), strict=True):
         assert torch.equal(part, whole.split(cut.sections, cut.axis)[place])
 
 
@@ -282,5 +282,5 @@ def test_what_does_not_divide_evenly_is_refused_with_the_layer():
 
 def test_what_stays_whole_says_why():
     families = FAMILIES["adaattn"], FAMILIES["mahia"]
-    told = [divisible(family, family.presets["tiny"]).whole for family in families]
+    told = [divisible(family, family.presets["tiny"]).replicated for family in families]
     assert all(len(reasons) == 1 for reasons in told)

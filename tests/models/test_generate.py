@@ -176,7 +176,7 @@ def test_drawing_depends_on_no_value_that_the_host_would_wait_for():
         ({"vocabulary": 0}, "generate: vocabulary = 0 is not within 1 to the 256 rows"),
         ({"vocabulary": -1}, "generate: vocabulary = -1 is not within"),
         ({"vocabulary": 257}, "generate: vocabulary = 257 is not within"),
-        ({"position": 3}, "generate: position 3 says that a cache has taken in tokens"),
+        ({"position": 3}, "generate: position 3 needs the cache with the tokens before it"),
         ({"chunk": 0}, "prefill: chunk = 0 must be at least 1"),
     ],
 )

@@ -13,7 +13,7 @@ from routed import COMBINATIONS, HYDRA, PLAIN, config_of, routed_model, some_tok
 
 from models import ConfigurationError
 from models._routing import RoutedState, admitted, everyone, packed
-from models._share import Share
+from models._token_fraction import TokenFraction
 
 every_combination = pytest.mark.parametrize("combination", COMBINATIONS)
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
@@ -113,7 +113,7 @@ def test_the_routers_that_are_compared_choose_some_tokens_and_leave_some():
     cut=st.integers(0, 40),
 )
 def test_the_running_budget_is_kept_token_by_token_also_across_calls(asks, part, more, cut):
-    share, n_taken, expected = Share(part, part + more), 0, []
+    share, n_taken, expected = TokenFraction(part, part + more), 0, []
     for place, ask in enumerate(asks):
         fits = n_taken + 1 <= math.ceil(Fraction(part, part + more) * (place + 1))
         expected.append(ask and fits)
@@ -143,10 +143,10 @@ def test_a_token_that_found_no_room_in_a_recursion_goes_through_no_later_one():
 def test_a_share_is_the_same_number_on_the_host_and_on_the_device():
     counts = torch.arange(1, 3000)
     for capacity in (0.001, 0.1, 0.125, 0.3, 1 / 3, 0.7, 1.0):
-        share = Share.nearest(capacity)
+        share = TokenFraction.nearest(capacity)
         assert share.of(counts).tolist() == [share.of(n) for n in counts.tolist()]
         assert share.of(1000) == math.ceil(Fraction(capacity).limit_denominator(1000) * 1000)
-    assert Share.nearest(0.012345).of(200_000) == 2469, "decimals are exact"
+    assert TokenFraction.nearest(0.012345).of(200_000) == 2469, "decimals are exact"
 
 
 @every_combination

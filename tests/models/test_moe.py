@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import kernels
 from models import FAMILIES, ConfigurationError
 from models._mixture import MixtureOfExperts, StreamBuffer, within_capacity
-from models._share import Share
+from models._token_fraction import TokenFraction
 from models.moe import active_parameters
 
 MOE = FAMILIES["moe"]
@@ -261,7 +261,7 @@ def test_an_expert_keeps_its_first_choices_up_to_its_capacity(seed, n_experts, k
     k = min(k, n_experts)
     generator = torch.Generator().manual_seed(seed)
     index_BSK = torch.rand(2, 75, n_experts, generator=generator).argsort(-1)[..., :k]
-    kept_BSK = within_capacity(index_BSK, n_experts, Share.nearest(float(factor)))
+    kept_BSK = within_capacity(index_BSK, n_experts, TokenFraction.nearest(float(factor)))
     capacity = math.ceil(factor * 75 * k / n_experts)
     for before, after in zip(index_BSK.flatten(1), kept_BSK.flatten(1), strict=True):
         taken = [0] * n_experts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import kernels
-from kernels import ASKED
+from kernels import REQUESTED
 from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._toggle import (
@@ -91,6 +91,6 @@ def usage_finding(operator: str, implementation: str, arm: Arm) -> Finding:
     shown = ", ".join(f"{name} {count}" for name, count in calls.items())
     if wanted == total:
         text = f"{operator}: all {total} recorded calls ran {implementation}"
-        _, reason = arm.reasons.get(operator, ("", ASKED))
-        return effective(text) if reason == ASKED else no_effect(f"{text}, by automatic choice")
+        _, reason = arm.reasons.get(operator, ("", REQUESTED))
+        return effective(text) if reason == REQUESTED else no_effect(f"{text}, by automatic choice")
     return no_effect(f"{operator}: calls went to {shown}")

@@ -120,7 +120,7 @@ def _chosen(arm: Arm) -> Finding:
     text += f", {fallbacks} of {calls} calls fell back to the whole matrix of weights"
     if why := str(facts["attention_reason"]):
         text += f"; {why}" if why.startswith(kernels.PREFERRED) else f"; passed over: {why}"
-    elif arm.reasons.get("attention", ("", ""))[1] == kernels.ASKED:
+    elif arm.reasons.get("attention", ("", ""))[1] == kernels.REQUESTED:
         text += "; the model names these itself, as AdaAttn does on CPUs, where SDPA is less exact"
     return no_effect(text) if fallbacks else effective(text)
 

@@ -66,7 +66,7 @@ def _blocked(option: str, situation: Situation) -> Blocked | None:
         return few
     if not found.layers:
         return Blocked(
-            f"no layer can be divided: {'; '.join(found.whole)}", "Choose another model."
+            f"no layer can be divided: {'; '.join(found.replicated)}", "Choose another model."
         )
     if why := found.uneven(ranks):
         return Blocked(why, "Choose fewer ranks, or another model.")
@@ -142,8 +142,8 @@ def _evidence(option: str, arm: Arm) -> Finding:
         f"{traffic_text(traffic)}"
     )
     text += peaks_text(divided, on_gpu=arm.situation.on_gpu)
-    if found.whole:
-        text += f"; whole on each: {'; '.join(found.whole)}"
+    if found.replicated:
+        text += f"; whole on each: {'; '.join(found.replicated)}"
     if shares.own.bytes >= shares.whole.bytes or not traffic.bytes:
         return no_effect(text)
     if divided.differing is None:
