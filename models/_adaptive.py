@@ -47,7 +47,7 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 
 import kernels
-from models._initialise import keep_dtypes
+from models.initialisation import keep_dtypes
 
 SAMPLES = 32  # queries per sequence
 TOKENS = 128  # of a batch, whose queries and keys determine the basis

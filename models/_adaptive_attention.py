@@ -23,8 +23,8 @@ from torch.nn import functional
 import kernels
 from kernels.adaptive_attention import cut_and_rounded, prepared
 from models._adaptive import Choice, Rules, Sight, longest, look, sampled
-from models._attention import KVState, RotaryCache
 from models._layers import INIT_STD, Linear, RMSNorm
+from models.attention import KVState, RotaryCache
 
 
 class AdaptiveHeads(nn.Module):
@@ -89,7 +89,7 @@ class AdaptiveHeads(nn.Module):
 
         ``choice`` None computes with all columns, unrounded, and measures nothing. ``mask``,
         Boolean, broadcasts to [B, H, S, T]: True where a key is seen. ``state`` and ``position`` as
-        in ``models._attention.Attention``; with these, ``kv_length`` is the position after this
+        in ``models.attention.Attention``; with these, ``kv_length`` is the position after this
         call's. With ``measures_values`` the largest of the ``values`` [H] is measured too.
         """
         q, k, v = self._project(q_BSE, k_BTE, v_BTE)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models._mistake import ConfigurationError
+from models.errors import ConfigurationError
 
 KIND, VERSION = "decode state", 1
 

@@ -31,11 +31,11 @@ import torch
 from torch import Generator, Tensor, nn
 
 import kernels
-from models._attention import KVState, RotaryCache, SharedKV, attend, turned
-from models._division import WHOLE, Cut, Division, Region
-from models._initialise import Sparing
 from models._layers import INIT_STD, Linear
 from models._routing import Rows
+from models.attention import KVState, RotaryCache, SharedKV, attend, turned
+from models.initialisation import Sparing
+from models.tensor_parallel_plan import WHOLE, Cut, Division, Region
 
 
 @dataclass
@@ -143,7 +143,7 @@ class CCGQA(Sparing):
         rows: Rows | None = None,
         shared: SharedKV | None = None,
     ) -> Tensor:
-        """Attend to the past; the arguments are those of ``models._attention.Attention``."""
+        """Attend to the past; the arguments are those of ``models.attention.Attention``."""
         x_BSE = self.region.enter(x_BSE, product=True)
         began = state if position is not None else None
         qk_BSM = self.qk(x_BSE)

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 import kernels
-from models._language_model import BlockOutput
 from models._routing import RoutedState, Router, Rows, best, choice_loss, everyone, running
 from models._token_fraction import ALL_TOKENS, TokenFraction
+from models.language_model import BlockOutput
 
 
 class MixtureOfDepths(nn.Module):

@@ -11,8 +11,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 import kernels
-from models._division import WHOLE, Division, Region, experts_division
 from models._layers import INIT_STD, Router, usable
+from models.tensor_parallel_plan import WHOLE, Division, Region, experts_division
 
 
 class ExpertMLP(nn.Module):

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kernels.attention._memory import WeightsMemory
-from models._checkpointing import CHECKPOINTING
 from models._costs import Beside, BlockMemory, Costs, How
-from models._quantized import Saving
+from models.checkpointing import CHECKPOINTING
+from models.quantized_linear import Saving
 
 
 @dataclass(frozen=True, kw_only=True)

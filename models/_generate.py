@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
-from models._language_model import Cache, LanguageModel
-from models._mistake import ConfigurationError
+from models.errors import ConfigurationError
+from models.language_model import Cache, LanguageModel
 
 
 def generate(

@@ -18,9 +18,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 import kernels
-from models._initialise import Sparing, started
 from models._layers import INIT_STD, Linear
-from models._mistake import ConfigurationError
+from models.errors import ConfigurationError
+from models.initialisation import Sparing, started
 
 
 class GraphDiffusionMemory(Sparing):

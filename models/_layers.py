@@ -1,7 +1,7 @@
 """Layers that every family is built from.
 
 A module that owns parameters has ``initial(name, shape, generator)``, their initial values. With it
-``models._initialise`` can draw the same weights for any device and dtype.
+``models.initialisation`` can draw the same weights for any device and dtype.
 
 Shapes: B batch, S sequence, E model width, F feed-forward width, V vocabulary.
 """
@@ -15,7 +15,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 import kernels
-from models._division import WHOLE, Cut, Division, Region
+from models.tensor_parallel_plan import WHOLE, Cut, Division, Region
 
 INIT_STD = 0.02  # GPT-2 (Radford et al. 2019), section 2.3 and its published code
 

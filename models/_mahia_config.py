@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from models import _fields
+from models import config_fields
 from models._costs import Attends, BlockMemory, Costs, How, dense_block
 from models._expert_costs import experts_at_work, experts_by_torch
-from models._family import setting
 from models._layers import mlp_width
-from models._mistake import ConfigurationError
+from models.errors import ConfigurationError
+from models.family import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +93,8 @@ class MahiaConfig:
     expert_top_k: int = setting(
         2, "Experts a token", "How many experts serve a token.", minimum=1, maximum=512
     )
-    rope_theta: float = _fields.rope_theta()
-    norm_eps: float = _fields.norm_eps()
+    rope_theta: float = config_fields.rope_theta()
+    norm_eps: float = config_fields.norm_eps()
 
 
 def check(config: MahiaConfig) -> None:

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 import kernels
-from models._attention import Attention, RotaryCache
-from models._initialise import started
 from models._layers import INIT_STD, Linear
-from models._mistake import ConfigurationError
+from models.attention import Attention, RotaryCache
+from models.errors import ConfigurationError
+from models.initialisation import started
 
 CHUNK = 512  # queries whose weights exist at a time while statistics are computed
 

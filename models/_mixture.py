@@ -27,14 +27,14 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 import kernels
-from models._attention import Attention, KVState, RotaryCache
-from models._division import WHOLE, Division, Region, experts_division
-from models._initialise import started
-from models._language_model import BlockOutput
 from models._layers import INIT_STD, RMSNorm, SwiGLUMLP, residual_std, usable
-from models._mistake import ConfigurationError
 from models._moe_config import MoEConfig
 from models._token_fraction import TokenFraction
+from models.attention import Attention, KVState, RotaryCache
+from models.errors import ConfigurationError
+from models.initialisation import started
+from models.language_model import BlockOutput
+from models.tensor_parallel_plan import WHOLE, Division, Region, experts_division
 
 
 class Router(nn.Module):

@@ -32,9 +32,7 @@ import torch
 from torch import Tensor, nn
 
 import kernels
-from models._attention import SharedKV
 from models._depth import MixtureOfDepths
-from models._language_model import BlockOutput
 from models._routing import (
     RoutedState,
     Router,
@@ -49,6 +47,8 @@ from models._routing import (
     running,
 )
 from models._token_fraction import TokenFraction
+from models.attention import SharedKV
+from models.language_model import BlockOutput
 
 ROUTINGS = ("expert", "token")
 KEYS_AND_VALUES = ("recursion", "share")

@@ -21,38 +21,38 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from models import _fields
-from models._attention import Attention, RotaryCache, SharedKV
+from models import config_fields
 from models._ccgqa import CCGQA
 from models._depth import MixtureOfDepths
-from models._family import Family, setting
 from models._hydra_costs import costs
-from models._language_model import LanguageModel, State, loss_operators
 from models._layers import RMSNorm, SwiGLUMLP, mlp_width, residual_std
-from models._mistake import ConfigurationError
-from models._model import Metric
 from models._recursion import KEYS_AND_VALUES, ROUTINGS, MixtureOfRecursions
 from models._routing import Rows
 from models._token_fraction import ALL_TOKENS, TokenFraction
+from models.attention import Attention, RotaryCache, SharedKV
+from models.errors import ConfigurationError
+from models.family import Family, setting
+from models.language_model import LanguageModel, State, loss_operators
+from models.model import Metric
 
 
 @dataclass(frozen=True, kw_only=True)
-class HydraConfig(_fields.RoundedVocabulary):
+class HydraConfig(config_fields.RoundedVocabulary):
     """Sizes of one HYDRA model."""
 
-    vocabulary: int = _fields.vocabulary()
-    vocabulary_multiple: int = _fields.vocabulary_multiple()
-    dim: int = _fields.width(768)
-    n_layers: int = _fields.layers(12)
-    n_heads: int = _fields.heads(12)
-    n_kv_heads: int = _fields.kv_heads(4)
-    mlp_ratio: float = _fields.mlp_ratio()
-    max_sequence: int = _fields.max_sequence()
-    rope_theta: float = _fields.rope_theta()
-    norm_eps: float = _fields.norm_eps()
-    tie_embeddings: bool = _fields.tie_embeddings(True)
+    vocabulary: int = config_fields.vocabulary()
+    vocabulary_multiple: int = config_fields.vocabulary_multiple()
+    dim: int = config_fields.width(768)
+    n_layers: int = config_fields.layers(12)
+    n_heads: int = config_fields.heads(12)
+    n_kv_heads: int = config_fields.kv_heads(4)
+    mlp_ratio: float = config_fields.mlp_ratio()
+    max_sequence: int = config_fields.max_sequence()
+    rope_theta: float = config_fields.rope_theta()
+    norm_eps: float = config_fields.norm_eps()
+    tie_embeddings: bool = config_fields.tie_embeddings(True)
 
-    window: int = _fields.window()
+    window: int = config_fields.window()
     ccgqa: bool = setting(
         False,
         "Compressed attention",

@@ -21,20 +21,20 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 import kernels
-from models._attention import RotaryCache
 from models._compiled import CompilationFailed, compiled
 from models._expert_mlp import ExpertMLP
-from models._family import Batch, Family
 from models._graph_memory import GraphDiffusionMemory, normalised_entropy
 from models._hybrid_task import draw_hybrid
-from models._initialise import started
-from models._language_model import BlockOutput
 from models._layers import Embedding, Linear, RMSNorm, SwiGLUMLP, mlp_width, residual_std
 from models._mahia_config import MahiaConfig, check, costs
 from models._meta_attention import MetaAttentionKernel
-from models._mistake import ConfigurationError
-from models._model import Metric, Model
-from models._neuro_fabric import DynamicNeuroFabric, depth_shares
+from models.attention import RotaryCache
+from models.errors import ConfigurationError
+from models.family import Batch, Family
+from models.initialisation import started
+from models.language_model import BlockOutput
+from models.model import Metric, Model
+from models.neuro_fabric import DynamicNeuroFabric, depth_shares
 
 __all__ = [
     "FAMILY",

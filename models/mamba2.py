@@ -28,25 +28,25 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from models import _fields
-from models._attention import Attention, KVState, RotaryCache
-from models._family import Family, setting
-from models._language_model import BlockOutput, LanguageModel, loss_operators
+from models import config_fields
 from models._layers import INIT_STD, RMSNorm
 from models._mamba2_costs import costs
-from models._mistake import ConfigurationError
-from models._model import Metric
-from models._ssm import SSM, SSMSizes, SSMState
+from models.attention import Attention, KVState, RotaryCache
+from models.errors import ConfigurationError
+from models.family import Family, setting
+from models.language_model import BlockOutput, LanguageModel, loss_operators
+from models.model import Metric
+from models.ssm import SSM, SSMSizes, SSMState
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mamba2Config(_fields.RoundedVocabulary):
+class Mamba2Config(config_fields.RoundedVocabulary):
     """Sizes of one Mamba-2 hybrid."""
 
-    vocabulary: int = _fields.vocabulary(32768)
-    vocabulary_multiple: int = _fields.vocabulary_multiple()
-    dim: int = _fields.width(768)
-    n_layers: int = _fields.layers(12)
+    vocabulary: int = config_fields.vocabulary(32768)
+    vocabulary_multiple: int = config_fields.vocabulary_multiple()
+    dim: int = config_fields.width(768)
+    n_layers: int = config_fields.layers(12)
     expand: int = setting(
         2, "Expansion", "Inner width of the mixer over model width.", minimum=1, maximum=16
     )
@@ -74,12 +74,12 @@ class Mamba2Config(_fields.RoundedVocabulary):
     n_heads: int = setting(
         32, "Query heads", "Of the attention; must divide the width.", minimum=1, maximum=1024
     )
-    n_kv_heads: int = _fields.kv_heads(8)
-    window: int = _fields.window()
-    max_sequence: int = _fields.max_sequence()
-    rope_theta: float = _fields.rope_theta()
-    norm_eps: float = _fields.norm_eps(1e-5)
-    tie_embeddings: bool = _fields.tie_embeddings(False)
+    n_kv_heads: int = config_fields.kv_heads(8)
+    window: int = config_fields.window()
+    max_sequence: int = config_fields.max_sequence()
+    rope_theta: float = config_fields.rope_theta()
+    norm_eps: float = config_fields.norm_eps(1e-5)
+    tie_embeddings: bool = config_fields.tie_embeddings(False)
 
     @property
     def mixer(self) -> SSMSizes:

@@ -13,15 +13,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from models._costs import Attends, BlockMemory, Costs, How
-from models._cuda_graph import CUDAGraphInference
 from models._expert_costs import experts_at_work, experts_by_torch
-from models._family import Family
-from models._language_model import LanguageModel, loss_operators
 from models._mixture import MixtureOfExperts, make_blocks
-from models._model import Metric
 from models._moe_config import MoEConfig, check
 from models._moe_optimized import FullyOptimizedMoESystem
 from models._moe_system import MixtureOfExpertsSystem
+from models.cuda_graph import CUDAGraphInference
+from models.family import Family
+from models.language_model import LanguageModel, loss_operators
+from models.model import Metric
 
 __all__ = [
     "FAMILY",

@@ -21,14 +21,14 @@ VAGUE_OPENERS = frozenset("What Whether How Why Of As That Those By Where".split
 # Uses of such identifiers, and docstrings that begin with such a word. A file counts for the
 # longest path below that contains it.
 BUDGETS = {
-    "kernels": (335, 130),
-    "models": (455, 146),
+    "kernels": (8, 9),
+    "models": (25, 9),
     "sessions": (835, 102),
     "workbench": (650, 102),
     "workbench/runner": (1640, 288),
     "workbench/ui": (960, 178),
     "tests": (4850, 137),
-    "tests/kernels": (352, 23),
+    "tests/kernels": (3, 3),
     "tests/models": (620, 35),
 }
 

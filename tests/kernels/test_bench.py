@@ -9,10 +9,11 @@ import types
 import pytest
 import torch
 
-from kernels import OPS, Implementation, _rounds
-from kernels._bench import bench
-from kernels._peers import PEERS
-from kernels._rounds import CALLS, ROUNDS, alternate
+from kernels import OPS, Implementation
+from kernels.measure import rounds as rounds_module
+from kernels.measure.bench import bench
+from kernels.measure.peers import PEERS
+from kernels.measure.rounds import CALLS, ROUNDS, alternate
 
 CPU = torch.device("cpu")
 
@@ -131,7 +132,7 @@ def test_rounds_end_within_the_budget_and_go_on_for_as_long_as_it_lasts(
         now_s[0] += 0.1
 
     clock = types.SimpleNamespace(monotonic=lambda: now_s[0], perf_counter=lambda: now_s[0])
-    monkeypatch.setattr(_rounds, "time", clock)
+    monkeypatch.setattr(rounds_module, "time", clock)
     results = alternate([call] * 2, "cpu", describe_failure=str, budget_s=budget_s)
     assert [timings.rounds[-1] for timings in results] == [rounds] * 2, "each takes a second"
 

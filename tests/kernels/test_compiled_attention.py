@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import kernels
 from kernels import OPS
 from kernels.attention import _flash
-from models import _checkpointing
+from models import checkpointing
 
 pytestmark = pytest.mark.skipif(
     "triton" not in implementations(OPS["attention"]),
@@ -128,9 +128,9 @@ def test_a_checkpoint_by_operator_does_not_attend_again(monkeypatch):
     monkeypatch.setattr(_flash, "_forward", counted)
     for mode, forward_passes in (("full", 2), ("operators", 1)):
         passes.clear()
-        _checkpointing.reset_kept_operators()
-        recomputed = functools.partial(_checkpointing.recomputed, mode, call)
+        checkpointing.reset_kept_operators()
+        recomputed = functools.partial(checkpointing.recomputed, mode, call)
         actual = results(recomputed, leaves)
         assert all(map(torch.equal, actual, expected))
         assert len(passes) == forward_passes
-    assert _checkpointing.kept_operators() == {"attention_forward": 1}
+    assert checkpointing.kept_operators() == {"attention_forward": 1}

@@ -10,7 +10,7 @@ from stubbed_triton import stubbed
 
 import kernels
 from kernels import _autograd, _bound_launch, _launch, _replay, _triton
-from kernels._host_cost import host_cost
+from kernels.measure.host_cost import host_cost
 
 pytestmark = [
     pytest.mark.skipif(not _triton.INSTALLED, reason="Triton is not installed"),

@@ -15,8 +15,8 @@ from stubbed_triton import stubbed
 import kernels
 from kernels import OPS, _dispatch, _gated, _launch, _replay, _triton
 from kernels._check import as_tuple, poisoned
-from kernels._host_cost import calls_of, recording, small_inputs
 from kernels._operator import Implementation
+from kernels.measure.host_cost import calls_of, recording, small_inputs
 
 pytestmark = [
     pytest.mark.skipif(not _triton.INSTALLED, reason="Triton is not installed"),
@@ -69,8 +69,7 @@ def plain(driver, monkeypatch):
         pass
 
     _launch_of["plain"] = _launch.launcher(kernel)
-    # nothing is replayed before the first launch
-    launch_plain((1,), ELSEWHERE, ELSEWHERE, 1, 1, D=1, EPS=0.0)
+    launch_plain((1,), ELSEWHERE, ELSEWHERE, 1, 1, D=1, EPS=0.0)  # replays need a launch before
 
 
 def swiglu(*tensors):

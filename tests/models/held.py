@@ -28,7 +28,7 @@ from triton.runtime.jit import JITFunction
 import kernels
 from kernels import _dispatch, _triton, hardware
 from models import Family
-from models._division import divide
+from models.tensor_parallel_plan import divide
 from workbench.runner.ranks.region import AcrossRanks, AlongSequence
 
 SDPA = "scaled_dot_product_attention"

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from models import FAMILIES
-from models._division import Cut, Region, divide, divisible
-from models._model import Model
+from models.model import Model
+from models.tensor_parallel_plan import Cut, Region, divide, divisible
 
 RANKS = 2
 # Small, and with every layer that is cut: by family, the preset's fields that are others.

@@ -11,10 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import kernels
 from models import ConfigurationError
-from models._attention import RotaryCache
 from models._graph_memory import normalised_entropy
-from models._neuro_fabric import chosen, depth_shares
+from models.attention import RotaryCache
 from models.mahia import DynamicNeuroFabric, GraphDiffusionMemory, MetaAttentionKernel
+from models.neuro_fabric import chosen, depth_shares
 
 WITHOUT_TRITON = kernels.OPS["graph_diffusion"].unavailable("triton", "cpu") is not None
 

@@ -8,9 +8,9 @@ import pytest
 from held import as_on_an_h200, held_by_training
 
 from models import FAMILIES
-from models._division import divisible
 from models._footprint import Footprint
-from models._share_footprint import largest_share
+from models.tensor_parallel_footprint import largest_share
+from models.tensor_parallel_plan import divisible
 
 CCGQA = {"ccgqa": True, "n_kv_heads": 4}
 MODELS = [

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from models import FAMILIES, _checkpointing
-from models._attention import RotaryCache
+from models import FAMILIES, checkpointing
+from models.attention import RotaryCache
 
 HYDRA = FAMILIES["hydra"]
 
@@ -85,9 +85,9 @@ def test_by_operator_products_are_kept_and_the_rest_is_computed_again(model, tok
     ran = {}
     for mode in ("full", "operators"):
         model.set_checkpointing(mode)
-        _checkpointing.reset_kept_operators()
+        checkpointing.reset_kept_operators()
         loss = model.loss(tokens_BS, targets_BS)
-        kept = _checkpointing.kept_operators()
+        kept = checkpointing.kept_operators()
         with Counts() as counts:
             loss.backward()
         ran[mode] = counts.ran

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from models import Model
-from models._initialise import keep_marks
+from models.initialisation import keep_marks
 from workbench.runner import draws, ties
 from workbench.runner.arm import Arm
 from workbench.runner.ceilings import fp32_products

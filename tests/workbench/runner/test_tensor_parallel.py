@@ -12,7 +12,7 @@ from built import blocked, found, left_by_a_step, stepped
 from runner_driver import Driver
 from torch import nn
 
-from models._division import Cut
+from models.tensor_parallel_plan import Cut
 from sessions.model import Configuration
 from sessions.sizes import size_text
 from workbench import protocol

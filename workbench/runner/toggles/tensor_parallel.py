@@ -19,8 +19,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from models import Footprint
-from models._division import divisible
-from models._share_footprint import largest_share
+from models.tensor_parallel_footprint import largest_share
+from models.tensor_parallel_plan import divisible
 from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.compiles import counted

@@ -1,4 +1,4 @@
-"""Memory of a rank that has a shard of each layer: like ``_footprint``, for its part.
+"""Memory of a rank that has a shard of each layer: like ``models._footprint``, for its part.
 
 Sharded are weights, with their gradients, moments and autocast's copies, and what layers save for
 their backward pass; with the sequence also what blocks save of the stream. Everything else counts
@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from models._costs import BlockMemory, Costs, How
-from models._division import Divisible, divisible
 from models._footprint import Footprint, footprint
+from models.tensor_parallel_plan import Divisible, divisible
 
 if TYPE_CHECKING:
-    from models._family import Family
+    from models.family import Family
 
 
 def largest_share(

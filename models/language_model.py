@@ -19,11 +19,11 @@ from torch.nn import functional
 import kernels
 from models import _cache_file
 from models._cache_file import SavedState
-from models._division import WHOLE, Region
 from models._layers import Embedding, Linear, RMSNorm, computed_dtype
-from models._mistake import ConfigurationError
-from models._model import Model
-from models._stages import Stage, StageOutput
+from models.errors import ConfigurationError
+from models.model import Model
+from models.pipeline_stages import Stage, StageOutput
+from models.tensor_parallel_plan import WHOLE, Region
 
 
 class State(Protocol):

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import kernels
-from models._initialise import started
 from models._layers import INIT_STD, Linear, RMSNorm, SwiGLUMLP, mlp_width, residual_std
-from models._mistake import ConfigurationError
+from models.errors import ConfigurationError
+from models.initialisation import started
 
 
 class FabricLayer(nn.Module):

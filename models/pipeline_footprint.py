@@ -1,4 +1,4 @@
-"""Memory of a rank that has one stage of a pipeline: like ``_footprint``, for its part."""
+"""Memory of a rank that has one stage of a pipeline: like ``models._footprint``, for its part."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from models._costs import Costs
 from models._footprint import PRECISIONS, Footprint, cached_copies, footprint
-from models._stages import Stage, chain, stages
+from models.pipeline_stages import Stage, chain, stages
 
 if TYPE_CHECKING:
-    from models._family import Family
+    from models.family import Family
 
 
 def largest_stage(

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import kernels
 from kernels.rope import table
-from models._division import WHOLE, Cut, Division, Region
 from models._layers import INIT_STD, Linear
 from models._routing import Rows
+from models.tensor_parallel_plan import WHOLE, Cut, Division, Region
 
 
 class RotaryCache(nn.Module):

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 import kernels
 from kernels.quantized_matmul import dequantize_weight
-from models._language_model import LanguageModel
 from models._layers import Linear
+from models.language_model import LanguageModel
 
 if TYPE_CHECKING:
-    from models._family import Family
+    from models.family import Family
 
 Codes = tuple[Tensor, Tensor]  # as returned by ``kernels.quantize_weight``
 # The kernels for a scheme accept on any GPU: both sizes of a weight are multiples of this.

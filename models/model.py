@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models._attention import RotaryCache
-from models._checkpointing import CHECKPOINTING, recomputed
-from models._initialise import keep_dtypes
+from models.attention import RotaryCache
+from models.checkpointing import CHECKPOINTING, recomputed
+from models.initialisation import keep_dtypes
 
 
 def transformed() -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from models._family import Family
+    from models.family import Family
 
 _BLOCKS = "blocks."
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from models._family import setting
+from models.family import setting
 
 
 class RoundedVocabulary:

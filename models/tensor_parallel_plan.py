@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models._initialise import keep_marks
+from models.initialisation import keep_marks
 
 if TYPE_CHECKING:
-    from models._family import Family
+    from models.family import Family
 
 
 class Region:

@@ -26,9 +26,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 import kernels
-from models._division import WHOLE, Cut, Division, Region
-from models._initialise import Sparing
 from models._layers import Linear
+from models.initialisation import Sparing
+from models.tensor_parallel_plan import WHOLE, Cut, Division, Region
 
 STEP_MIN, STEP_MAX, STEP_FLOOR = 1e-3, 1e-1, 1e-4
 DECAY_MIN, DECAY_MAX = 1.0, 16.0

@@ -20,13 +20,13 @@ import torch
 from torch import nn
 
 from models._costs import Costs, flops
-from models._division import Region, divide
 from models._footprint import Footprint, footprint
-from models._initialise import Take, initialise, keep_marks
-from models._mistake import ConfigurationError
-from models._model import Metric, Model
-from models._quantized import saving
-from models._stages import Stage
+from models.errors import ConfigurationError
+from models.initialisation import Take, initialise, keep_marks
+from models.model import Metric, Model
+from models.pipeline_stages import Stage
+from models.quantized_linear import saving
+from models.tensor_parallel_plan import Region, divide
 
 Batch = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]  # inputs, targets
 WORKLOADS = ("forward", "train", "prefill", "decode", "generate")
@@ -317,7 +317,7 @@ class Family:
     def share_divided(
         self, config: Any, weights: Mapping[str, nn.Parameter], ranks: int, region: Region
     ) -> Model:
-        """Build one rank's shard, as ``models._division`` plans it, around these ``weights``.
+        """Build one rank's shard by ``models.tensor_parallel_plan``, around these ``weights``.
 
         Its sharded layers communicate with the other ranks' in ``region``.
         """

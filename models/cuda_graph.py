@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from models._mistake import ConfigurationError
+from models.errors import ConfigurationError
 
 WARM_UP = 3  # calls before the capture, in which libraries tune, allocate and compile
 
