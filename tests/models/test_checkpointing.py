@@ -1,4 +1,4 @@
-"""Checkpointed blocks, by themselves and compiled: the same gradients, and what is kept."""
+"""Checkpointed blocks, alone and compiled: the same gradients, and what they save."""
 
 import pytest
 import torch
@@ -33,13 +33,13 @@ def test_a_compiled_checkpoint_gives_the_gradients_of_the_block_and_keeps_what_i
     for call in (run, compiled):
         checkpointing.reset_kept_operators()
         torch.testing.assert_close(slopes(call, block, x), expected)
-        kept = checkpointing.kept_operators()
-        assert set(kept) == ({"addmm"} if mode == "operators" else set())
-        assert call is compiled or kept.get("addmm", 2) == 2
+        saved = checkpointing.kept_operators()
+        assert set(saved) == ({"addmm"} if mode == "operators" else set())
+        assert call is compiled or saved.get("addmm", 2) == 2
 
 
 class TooLargeError(Exception):
-    """As an allocation that fails in the midst of a block."""
+    """Error like a failed allocation in the middle of a block."""
 
 
 @pytest.mark.parametrize("mode", ["full", "operators"])
@@ -52,8 +52,8 @@ def test_a_block_that_fails_is_no_part_of_later_steps_while_its_error_is_held(mo
         raise TooLargeError
 
     expected = slopes(layer, layer, x)
-    with pytest.raises(TooLargeError) as held:
+    with pytest.raises(TooLargeError) as raised:
         checkpointing.recomputed(mode, failing, x)
-    found = slopes(layer, layer, x)
-    assert held.tb is not None
-    assert all(map(torch.equal, found, expected))
+    actual = slopes(layer, layer, x)
+    assert raised.tb is not None
+    assert all(map(torch.equal, actual, expected))

@@ -202,7 +202,7 @@ def test_models_that_share_weights_hold_the_same_parameter_objects(
     second.set_checkpointing("full")
     second.share_rope_cache(False)
     pairs = zip(first.parameters(), second.parameters(), strict=True)
-    assert all(one is other for one, other in pairs)
+    assert all(item is other for item, other in pairs)
     assert not any(buffer.is_meta for buffer in second.buffers())
     assert torch.equal(first(tokens_BS), second(tokens_BS))
     first.loss(tokens_BS, targets_BS).backward()

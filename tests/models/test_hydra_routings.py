@@ -44,7 +44,7 @@ def test_evaluation_routes_as_the_causal_transcription(combination):
     with torch.no_grad():
         expected, cross_entropy = reference.logits_and_loss(tokens_BS, tokens_BS)
         torch.testing.assert_close(model(tokens_BS), expected, **EXACT)
-        # What the routers' losses teach has no place where nothing is learned.
+        # The routers' losses have no purpose where nothing is learned.
         torch.testing.assert_close(model.loss(tokens_BS, tokens_BS), cross_entropy, **EXACT)
 
 
@@ -114,20 +114,20 @@ def test_the_routers_that_are_compared_choose_some_tokens_and_leave_some():
 )
 def test_the_running_budget_is_kept_token_by_token_also_across_calls(asks, part, more, cut):
     share, n_taken, expected = TokenFraction(part, part + more), 0, []
-    for place, ask in enumerate(asks):
-        fits = n_taken + 1 <= math.ceil(Fraction(part, part + more) * (place + 1))
+    for index, ask in enumerate(asks):
+        fits = n_taken + 1 <= math.ceil(Fraction(part, part + more) * (index + 1))
         expected.append(ask and fits)
         n_taken += ask and fits
-    found, state = [], RoutedState(torch.zeros(1, dtype=torch.int64), [])
+    actual, state = [], RoutedState(torch.zeros(1, dtype=torch.int64), [])
     for piece in (asks[:cut], asks[cut:]):
         if piece:
-            position = torch.tensor(len(found)) if found else None
+            position = torch.tensor(len(actual)) if actual else None
             rows = everyone(torch.zeros(1, len(piece), 1), position)
             taken_BS = admitted(torch.tensor([piece]), share, rows, state)
             packed(taken_BS, share, rows, state)
-            found += taken_BS[0].tolist()
-            assert state.filled.tolist() == [sum(found)]
-    assert found == expected
+            actual += taken_BS[0].tolist()
+            assert state.filled.tolist() == [sum(actual)]
+    assert actual == expected
 
 
 def test_a_token_that_found_no_room_in_a_recursion_goes_through_no_later_one():
@@ -158,9 +158,9 @@ def test_checkpointing_changes_nothing(combination):
         model.set_checkpointing(mode)
         loss = model.loss(tokens_BS, tokens_BS)
         loss.backward()
-        found = [loss.detach(), *(p.grad.clone() for p in model.parameters())]
-        expected = found if expected is None else expected
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        actual = [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+        expected = actual if expected is None else expected
+        assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 @pytest.mark.parametrize("combination", ["ccgqa depths recursions", "depths recursions by token"])
@@ -186,12 +186,12 @@ def test_training_and_decoding_compile_whole(combination):
     cache, step = model.new_cache(2, 13), compiled(model)
     counters = torch._dynamo.utils.counters["stats"]
     with torch.no_grad():
-        whole = model(tokens_BS)
-        torch.testing.assert_close(step(tokens_BS[:, :9], cache=cache), whole[:, :9], **EXACT)
+        full = model(tokens_BS)
+        torch.testing.assert_close(step(tokens_BS[:, :9], cache=cache), full[:, :9], **EXACT)
         for i in range(9, 13):
             graphs = counters["unique_graphs"] if i > 9 else None
-            found = step(tokens_BS[:, i : i + 1], cache=cache, position=torch.tensor(i))
-            torch.testing.assert_close(found[:, 0], whole[:, i], **EXACT)
+            actual = step(tokens_BS[:, i : i + 1], cache=cache, position=torch.tensor(i))
+            torch.testing.assert_close(actual[:, 0], full[:, i], **EXACT)
             assert graphs in (None, counters["unique_graphs"])  # one graph for all positions
     torch.compiler.reset()
 
