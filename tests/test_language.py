@@ -29,7 +29,7 @@ BUDGETS = {
     "workbench/ui": (960, 178),
     "tests": (4850, 137),
     "tests/kernels": (1, 2),
-    "tests/models": (6, 2),
+    "tests/models": (0, 1),
 }
 
 # Colleagues who lower the counts at the same time need not all edit the same line.
