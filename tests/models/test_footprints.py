@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 import torch
-from counted import (
+from peak_bytes import (
     as_on_an_h200,
     drawn,
     inference_peak,

@@ -1,7 +1,7 @@
 """Memory of HYDRA with its options, alone and together, estimated and counted."""
 
 import pytest
-from peak import as_on_an_h200, inference_peak, training_peak
+from peak_bytes import as_on_an_h200, inference_peak, training_peak
 
 from models import FAMILIES
 

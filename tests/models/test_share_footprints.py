@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from counted import as_on_an_h200, training_peak
+from peak_bytes import as_on_an_h200, training_peak
 
 from models import FAMILIES
 from models._footprint import Footprint

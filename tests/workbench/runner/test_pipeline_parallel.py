@@ -367,7 +367,7 @@ def test_each_way_to_divide_a_step_names_the_other(asked, many_cores, other):
     [
         ("hydra", {}, {}, "4", "3 blocks cannot be stages on 4 ranks"),
         ("hydra", {}, {"batch": 1}, "2", "a batch of 1 is one micro-batch"),
-        ("moe", {}, {}, "2", "the balance of experts is that of a whole batch"),
+        ("moe", {}, {}, "2", "balancing loss needs the full batch"),
         ("moe", {"gating": "noisy_topk"}, {}, "2", "would draw other noise"),
         ("mahia", {}, {}, "2", "not a plain chain of blocks"),
         ("adaattn", {}, {}, "2", "its heads adapt to the whole batch"),
