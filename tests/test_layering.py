@@ -26,7 +26,7 @@ QT = "PySide6 pyqtgraph"
 # it; ".x" is short for workbench.x. Peers are other libraries' kernels, to compare with.
 MAY_IMPORT = """
 kernels      kernels                                           | torch triton
-kernels._peers kernels  | torch fla liger_kernel quack mamba_ssm
+kernels.measure.peers kernels                          | torch fla liger_kernel quack mamba_ssm
 models       models kernels                                    | torch
 sessions     sessions                                          | numpy scipy h5py msgspec
 .offered     sessions                                          | msgspec

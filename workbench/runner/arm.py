@@ -18,7 +18,7 @@ import torch
 
 import kernels
 from models import Model
-from models._checkpointing import kept_operators, reset_kept_operators
+from models.checkpointing import kept_operators, reset_kept_operators
 from sessions.model import Configuration, Evidence, Numerics, Scalar
 from workbench.runner import own, switches
 from workbench.runner.attention_facts import attention_facts

@@ -15,9 +15,9 @@ import torch
 
 import kernels
 from models import Model
-from models._fake_quantized import fake_quantize_as
-from models._model import Promise
-from models._quantized import quantize_linears
+from models.fake_quantized import fake_quantize_as
+from models.model import Promise
+from models.quantized_linear import quantize_linears
 from workbench.runner import draws, own, ties
 from workbench.runner.arm import Arm
 from workbench.runner.ceilings import fp32_products

@@ -17,9 +17,9 @@ from torch import nn
 
 import models
 from models import ConfigurationError, Model
-from models._attention import RotaryCache
-from models._division import WHOLE, divide
-from models._quantized import QuantizedLinear
+from models.attention import RotaryCache
+from models.quantized_linear import QuantizedLinear
+from models.tensor_parallel_plan import WHOLE, divide
 from sessions.model import Scalar
 from workbench.protocol import Blocked
 from workbench.runner.toggles._toggle import (
