@@ -194,7 +194,7 @@ def test_choices_are_heeded_and_every_replay_is_counted(driver):
         with kernels.using(swiglu=impl):
             for _ in range(4):
                 kernels.swiglu(x, x)
-        assert kernels.reasons()["swiglu"] == (impl, kernels.ASKED)
+        assert kernels.reasons()["swiglu"] == (impl, kernels.REQUESTED)
         assert len(driver.launches) == 1 + count
     assert kernels.usage() == {"swiglu": {"triton": 8, "torch": 4}}
     kernels.reset_usage()
