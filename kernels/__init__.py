@@ -77,6 +77,7 @@ if TYPE_CHECKING:  # signatures for type checkers; an operator without an import
 
     def __getattr__(name: str) -> Any: ...
 
+
 __all__ = [
     "GENERATIONS",
     "OPS",
