@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from sessions import work
 from sessions.ceilings import describe
 from sessions.columns import Columns
 from sessions.model import (
@@ -246,7 +247,13 @@ class Recorder:
             low=math.nan,
             high=math.nan,
             verdict="UNDECIDED",
-            facts={**message.asked, "segments": segments, "history": [], **_foretold(message)},
+            facts={
+                **message.asked,
+                "segments": segments,
+                "history": [],
+                **work.facts_of([self._segment(index).configuration for index in segments]),
+                **_foretold(message),
+            },
         )
         started = _with_blocks(started, message.before)
         for place, earlier in enumerate(comparisons):

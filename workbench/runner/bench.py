@@ -15,8 +15,8 @@ from kernels._host_cost import RECORDED, HostCost, host_costs
 from kernels._operator import Case
 from kernels._rounds import Timings
 from sessions import verdict
-from sessions.kernels import paired_logs
 from sessions.model import KERNELS, Configuration, Phase, Scalar
+from sessions.rounds import paired_logs
 from workbench import protocol
 from workbench.runner.failures import Cancelled, Mistake
 from workbench.runner.resolve import LONGEST_S
