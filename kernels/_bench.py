@@ -1,6 +1,7 @@
-"""How fast an operator is: every implementation, the compiled reference and installed peers.
+"""Benchmark of an operator: every implementation, the compiled reference and installed peers.
 
-Each is compared with the reference first: what is wrong is not timed. What was timed is a ``Row``.
+Each is first compared with the reference: wrong results are not timed. Every measurement is a
+``Row``.
 """
 
 from __future__ import annotations
@@ -28,21 +29,22 @@ COMPILED = "torch.compile"  # the reference, compiled
 REFERENCE = "reference"
 TUNED, HEURISTIC = "triton", "triton, heuristic"  # where both are timed
 BOTH = "forward and backward"
-_WHOLE_MATRIX = ("manual", "sdpa_math")  # attention backends that hold every weight at once
-_WHOLE_LIMIT = 1 << 25  # queries times keys up to which they are timed
+_FULL_MATRIX = ("manual", "sdpa_math")  # attention backends that hold the full weight matrix
+_FULL_MATRIX_LIMIT = 1 << 25  # queries times keys up to which they are timed
 
 
 @dataclass
 class Row:
-    """One implementation at one case in one direction.
+    """Measurement of one implementation at one case in one direction.
 
     ``times_us``: GPU time of single calls with cold caches, by CUDA events, in rounds with the
     other implementations; ``rounds`` and ``began_s`` as in ``Timings``. ``kernel_us``: mean time in
-    kernels alone, by CUPTI, where it can be had. ``floor_us``: what the mathematics needs at the
-    ceilings of this run. ``error``: largest error over what is allowed, of all outputs and
-    gradients. ``difference``: largest difference of any output from the exact one. ``first_s``: the
-    first call, its compilation included. ``tiles`` that were tuned before, which took
-    ``autotune_s``. ``problem``: why there are no times, or no more of them.
+    kernels alone, by CUPTI, where CUPTI is available. ``floor_us``: least time that the mathematics
+    needs at the ceilings of this run. ``error``: largest error divided by the allowed error, over
+    all outputs and gradients. ``difference``: largest difference of any output from the exact one.
+    ``first_s``: duration of the first call, its compilation included. ``tiles``: the tiles tuned
+    before timing, which took ``autotune_s``. ``problem``: why there are no times, or no more of
+    them.
     """
 
     op: str
@@ -69,7 +71,7 @@ _Timed = list[tuple[Row, Callable[[], Any]]]
 
 @dataclass(frozen=True)
 class _Ready:
-    """An implementation that is right: its forward pass was given, its backward pass is to come."""
+    """Correct implementation whose backward pass is still to be recorded and timed."""
 
     impl: str
     mode: str
@@ -78,7 +80,7 @@ class _Ready:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Options:
     deadline: float
     only: Collection[str]
     forward_only: bool
@@ -100,28 +102,27 @@ def bench(
     budget_s: float | None = None,
     enough: Enough = lambda _: False,
 ) -> Iterator[Row]:
-    """Time one operator: each row once it is known to be right, the same again once it is timed,
-    and on a GPU once more when it is profiled.
+    """Time one operator; yield each row when checked, when timed and (on a GPU) when profiled.
 
-    ``cases``: by default the operator's large ones on a GPU, its first on the CPU. ``deadline``: of
-    ``time.monotonic``; what is not begun by then says so. ``only``: these implementations; all
-    where empty. ``tune``: each case's Triton kernels first, and time them as tuned and as by
-    heuristic. Profiling comes last: it slows the rest of the process. ``forward_only`` leaves it
-    out, as it does gradients. ``budget_s``: of rounds of one case; it and ``enough`` as in
-    ``alternate``.
+    ``cases``: by default the operator's large ones on a GPU, its first on the CPU. ``deadline``: by
+    ``time.monotonic``; work not begun by then is reported as such. ``only``: the implementations to
+    time; empty means all. ``tune``: tune each case's Triton kernels first, and time them both tuned
+    and with the heuristic's tile. Profiling comes last, because it slows the rest of the process.
+    ``forward_only`` skips profiling and gradients. ``budget_s``: time for the rounds of one case;
+    it and ``enough`` as in ``alternate``.
     """
     from torch._functorch import config  # torch 2.11 does not load it by itself
 
-    # A backward pass that is timed runs many times over one forward pass.
+    # A timed backward pass runs many times over one forward pass.
     config.donated_buffer = False
-    asked = _Asked(deadline, only, forward_only, tune, budget_s, enough)
+    options = _Options(deadline, only, forward_only, tune, budget_s, enough)
     done: list[_CaseBench] = []
     for case in cases if cases is not None else default_cases(op, device.type):
-        made = _CaseBench(op, case, device, dtype, asked)
+        made = _CaseBench(op, case, device, dtype, options)
         yield from made.rows()
         if device.type == "cuda" and not forward_only:
             done.append(made)
-    for row, call, restore in [(*one, case.restore) for case in done for one in case.timed]:
+    for row, call, restore in [(*entry, case.restore) for case in done for entry in case.timed]:
         if time.monotonic() > deadline:
             return
         restore()
@@ -131,23 +132,23 @@ def bench(
 
 
 def default_cases(op: Operator, device_type: str) -> tuple[Case, ...]:
-    """What is timed unless something else is asked for."""
+    """Return the cases to time by default: the large ones on a GPU, the first on the CPU."""
     if device_type == "cuda":
         return tuple(case for case in op.cases if case.bench)
     return op.cases[:1]
 
 
 class _CaseBench:
-    """One operator at one case: its rows, and what is still to be profiled of them.
+    """One operator at one case: its rows, and the calls that are still to be profiled.
 
-    Inputs are drawn and the device's ceilings measured when it is made, while there is memory.
+    The constructor draws the inputs and measures the device's ceilings, while there is memory.
     """
 
     def __init__(
-        self, op: Operator, case: Case, device: torch.device, dtype: torch.dtype, asked: _Asked
+        self, op: Operator, case: Case, device: torch.device, dtype: torch.dtype, options: _Options
     ) -> None:
         self._op, self._case, self._device, self._dtype = op, case, device, dtype
-        self._asked = asked
+        self._options = options
         self._inputs = op.inputs(case, device, dtype, 0)
         self._cost = op.cost(**self._inputs)
         ceilings_for(self._cost.forward, str(device), dtype)
@@ -160,13 +161,13 @@ class _CaseBench:
     @property
     def timed(self) -> _Timed:
         """What was timed."""
-        return [one for one in self._forward + self._backward if one[0].times_us]
+        return [entry for entry in self._forward + self._backward if entry[0].times_us]
 
     def restore(self) -> None:
-        """Give the inputs the values that they had: some peers write into what they are given.
+        """Restore the values of the inputs, because some peers write into them.
 
-        With their versions restored as well, the graphs that are kept for timing find what they
-        have saved.
+        The tensors' versions are restored as well, so that the graphs kept for timing accept their
+        saved tensors.
         """
         given = tuple(self._inputs[name] for name in self._pristine)
         for mine, value in zip(given, self._pristine.values(), strict=True):
@@ -174,7 +175,7 @@ class _CaseBench:
         torch._C._autograd._unsafe_set_version_counter(given, self._versions)
 
     def rows(self) -> Iterator[Row]:
-        """Each as it is known to be right, and again as it is timed."""
+        """Yield each row when it is known to be correct, and again when it is timed."""
         try:
             exact = Exact(self._op, self._inputs, large=True)
         except torch.OutOfMemoryError:
@@ -186,9 +187,9 @@ class _CaseBench:
         self._versions = tuple(x._version for x in tensors.values())
         yield from self._compared(exact)
         del exact
-        directions = 1 if self._asked.forward_only or self._cost.backward is None else 2
+        directions = 1 if self._options.forward_only or self._cost.backward is None else 2
         yield from self._alternated(self._forward, directions)
-        # Their graphs are made only now: the forward pass has the memory before.
+        # Their graphs are recorded only at this point: until then the forward pass has the memory.
         yield from self._recorded() if directions > 1 else ()
         yield from self._alternated(self._backward, directions)
 
@@ -198,16 +199,16 @@ class _CaseBench:
         return Row(self._op.name, self._case.name, impl, direction, name, work, floor_us, **known)
 
     def _compared(self, exact: Exact) -> Iterator[Row]:
-        """The forward rows: of what is right, and of what is not, with its problem."""
-        op, cost, asked = self._op, self._cost, self._asked
+        """Yield the forward rows; a wrong result has its problem in the row and is not timed."""
+        op, cost, options = self._op, self._cost, self._options
         tuned: dict[str, Any] = {}
-        if asked.tune and TUNED in op.implementations and time.monotonic() < asked.deadline:
+        if options.tune and TUNED in op.implementations and time.monotonic() < options.deadline:
             tuned, problem = _tuned(op, self._inputs)
             if problem:
                 yield self._row(TUNED, "forward", cost.forward, problem=problem)
-        for impl, call, mode in _subjects(op, self._inputs, asked.only, asked.tune):
+        for impl, call, mode in _subjects(op, self._inputs, options.only, options.tune):
             self.restore()
-            if time.monotonic() > asked.deadline:
+            if time.monotonic() > options.deadline:
                 late = "not timed: out of time"
                 yield self._row(impl, "forward", cost.forward, problem=late)
                 continue
@@ -223,7 +224,7 @@ class _CaseBench:
                     continue
                 ways = _directions(op, cost, call, self._inputs)
                 direction, work, timed = next(ways)
-            except Exception:  # noqa: BLE001  the rest is still to be timed
+            except Exception:  # noqa: BLE001  the other implementations are still to be timed
                 yield self._row(impl, "forward", cost.forward, problem=_failed(self._device))
                 continue
             row = self._row(impl, direction, work, **known)
@@ -232,29 +233,29 @@ class _CaseBench:
             yield row
 
     def _recorded(self) -> Iterator[Row]:
-        """The backward rows of what is right, whose forward passes are recorded now."""
+        """Record the forward passes of the correct implementations; yield their backward rows."""
         work = self._cost.backward or self._cost.forward
-        for one in self._ready:
+        for ready in self._ready:
             self.restore()
             try:
-                for direction, its_work, timed in one.ways:
-                    row = self._row(one.impl, direction, its_work, **one.known)
-                    self._backward.append((row, _under(one.mode, timed)))
+                for direction, its_work, timed in ready.ways:
+                    row = self._row(ready.impl, direction, its_work, **ready.known)
+                    self._backward.append((row, _under(ready.mode, timed)))
                     yield row
-            except Exception:  # noqa: BLE001  the rest is still to be timed
-                yield self._row(one.impl, "backward", work, problem=_failed(self._device))
+            except Exception:  # noqa: BLE001  the other implementations are still to be timed
+                yield self._row(ready.impl, "backward", work, problem=_failed(self._device))
 
     def _alternated(self, contenders: _Timed, directions: int) -> Iterator[Row]:
-        """The rows of one direction, timed against each other."""
-        asked = self._asked
+        """Time the rows of one direction against each other and yield them."""
+        options = self._options
         results = alternate(
             [call for _, call in contenders],
             str(self._device),
-            tell=lambda: _failed(self._device),
+            describe_failure=lambda: _failed(self._device),
             before=self.restore,
-            budget_s=None if asked.budget_s is None else asked.budget_s / directions,
-            deadline=asked.deadline,
-            enough=asked.enough,
+            budget_s=None if options.budget_s is None else options.budget_s / directions,
+            deadline=options.deadline,
+            enough=options.enough,
         )
         for (row, _), result in zip(contenders, results, strict=True):
             row.times_us, row.rounds, row.began_s = result.us, result.rounds, result.began_s
@@ -263,14 +264,14 @@ class _CaseBench:
 
 
 def _failed(device: torch.device) -> str:
-    """What there is to say of the exception that is handled, whose memory is given back."""
+    """Describe the exception that is being handled, and free its GPU memory."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return f"failed: {traceback.format_exc(limit=-4)}"
 
 
 def _errors(compared: list[Comparison]) -> dict[str, Any]:
-    """What a ``Row`` tells of a comparison with the exact results."""
+    """Return the fields of a ``Row`` that describe a comparison with the exact results."""
     outputs = (c.error for c in compared if c.what.startswith("output"))
     return {
         "error": max((c.error / c.allowed for c in compared if c.allowed), default=0.0),
@@ -279,19 +280,19 @@ def _errors(compared: list[Comparison]) -> dict[str, Any]:
 
 
 def _tuned(op: Operator, inputs: Inputs) -> tuple[dict[str, Any], str]:
-    """What a ``Row`` tells of the tuning before it, and why there are no tiles, if so."""
+    """Tune the kernels; return the fields of a ``Row``, and why there are no tiles (or "")."""
     began = time.perf_counter()
     tuned: dict[str, Any] = {}
     problem = ""
     try:
         tuned["tiles"] = tune_case(op, inputs)
-    except Exception:  # noqa: BLE001  the rest is still to be timed
+    except Exception:  # noqa: BLE001  the other implementations are still to be timed
         problem = f"not tuned: {traceback.format_exc(limit=-4)}"
     return {**tuned, "autotune_s": time.perf_counter() - began}, problem
 
 
 def tune_case(op: Operator, inputs: Inputs) -> list[Choice]:
-    """Tune the Triton kernels on these inputs, where they take them; the tiles that they have."""
+    """Tune the Triton kernels on these inputs, if they accept them; return their tiles."""
     call = op.implementations[TUNED]
     leaves = leaves_of(op, inputs)
     reset_tiles()
@@ -307,7 +308,7 @@ def tune_case(op: Operator, inputs: Inputs) -> list[Choice]:
 
 
 def _under(mode: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """``call`` under that mode of tuning; under the mode in force where it is empty."""
+    """Return ``call`` wrapped in that tuning mode; an empty mode leaves it as it is."""
     if not mode:
         return call
 
@@ -321,18 +322,18 @@ def _under(mode: str, call: Callable[..., Any]) -> Callable[..., Any]:
 def _subjects(
     op: Operator, inputs: Inputs, only: Collection[str], tune: bool
 ) -> Iterator[tuple[str, Callable[..., Any], str]]:
-    """What is timed on these inputs: a name, a function of the inputs by position, a mode."""
+    """Yield what to time on these inputs: name, function of the inputs by position, tuning mode."""
 
     def wanted(name: str) -> bool:
         return not only or name in only
 
     device = next(iter(inputs.values())).device
     arguments = list(leaves_of(op, inputs).values())
-    whole = 0
+    pairs = 0
     if op.name == "attention":
-        whole = inputs["q_BHSD"].shape[2] * inputs["k_BGTD"].shape[2]
+        pairs = inputs["q_BHSD"].shape[2] * inputs["k_BGTD"].shape[2]
     for name, implementation in op.implementations.items():
-        if not wanted(name) or (name in _WHOLE_MATRIX and whole > _WHOLE_LIMIT):
+        if not wanted(name) or (name in _FULL_MATRIX and pairs > _FULL_MATRIX_LIMIT):
             continue
         refuses = implementation.refuses
         if implementation.missing(device.type) is None and not (refuses and refuses(*arguments)):
@@ -343,7 +344,8 @@ def _subjects(
     for name, peer in peers(op.name).items():
         if not wanted(name):
             continue
-        with contextlib.suppress(Exception):  # raised again, and told, where it is compared
+        # it raises again, and is reported, where it is compared
+        with contextlib.suppress(Exception):
             if peer(*arguments) is NotImplemented:
                 continue
         yield name, peer, ""
@@ -389,7 +391,7 @@ def _directions(
 
 
 def leaves_of(op: Operator, inputs: Inputs) -> Inputs:
-    """The inputs with those that get a gradient as leaves that ask for one."""
+    """Return the inputs, with those that get a gradient as leaves that require one."""
     return {
         name: x.detach().requires_grad_() if name in op.gradients and x is not None else x
         for name, x in inputs.items()

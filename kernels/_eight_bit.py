@@ -1,8 +1,8 @@
 """Rates of the 8-bit matrix units: large products of random codes in torch's own kernels.
 
-FP8 (E4M3, one scale a tensor) adds up as fast as the hardware can; ``quantized_matmul``, which
-keeps more bits of its sums, may stay below. An operation is one multiplication or one addition, as
-of other dtypes.
+FP8 (E4M3, one scale per tensor) accumulates as fast as the hardware can; ``quantized_matmul``,
+which keeps more bits of its sums, may be slower. An operation is one multiplication or one
+addition, as for other dtypes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kernels.quantized_matmul import OP, quantize
 
 @dataclass(frozen=True)
 class Unit:
-    """A kind of matrix unit: who uses it in ``quantized_matmul``, and a product that it makes."""
+    """Kind of matrix unit: who uses it in ``quantized_matmul``, and a product for it."""
 
     implementation: str
     schemes: tuple[str, ...]
@@ -52,16 +52,16 @@ UNITS = {
 
 
 def unit_of(scheme: str, device_type: str) -> str:
-    """The units that a scheme of ``quantized_matmul`` multiplies in; empty where it has none."""
+    """Return the units in which a scheme of ``quantized_matmul`` multiplies; empty if none."""
     return next((name for name, unit in UNITS.items() if scheme in unit.schemes
                  and OP.unavailable(unit.implementation, device_type) is None), "")  # fmt: skip
 
 
 @functools.cache
 def measured(name: str, device: str) -> float | str:
-    """Operations a second of those units, measured once for each device; or why there is no rate.
+    """Measure operations per second of those units, once per device; or return why not.
 
-    Rows of 8,192 on a GPU; of 256 on the CPU, where torch may multiply in a plain loop.
+    Matrices of 8,192 rows on a GPU; of 256 on the CPU, where torch may multiply in a plain loop.
     """
     unit, device_type = UNITS[name], torch.device(device).type
     if missing := OP.unavailable(unit.implementation, device_type):
@@ -76,11 +76,9 @@ def measured(name: str, device: str) -> float | str:
 
 
 def ceilings_for(work: Work, device: str, dtype: torch.dtype) -> Ceilings:
-    """The ceilings that hold for an operator's work: of 8-bit units, if it suits them and they are
-    there.
-    """
-    found = ceilings(device, dtype)
+    """Return the ceilings for an operator's work: of 8-bit units where they exist and suit it."""
+    base = ceilings(device, dtype)
     rate = measured(work.unit, device) if work.unit else ""
     if isinstance(rate, str):
-        return found
-    return Ceilings(found.bytes_per_s, rate, work.unit)
+        return base
+    return Ceilings(base.bytes_per_s, rate, work.unit)

@@ -1,9 +1,9 @@
-"""What the host spends on one call of an operator.
+"""Time that the host spends on one call of an operator.
 
-Host cost is the wall time of the call on the host: launches are enqueued, and the GPU is never
-waited for. Small inputs, so that it keeps up. Part of it is spent in launches: in Triton's launcher
-and the CUDA driver below it, whoever calls them. The rest is the Python around the launches: choice
-of the implementation, checks, autograd, memory, and what a launch needs to know.
+Host cost is the wall time of the call on the host: launches are enqueued, and nothing waits for the
+GPU. Inputs are small, so that the GPU keeps up. Part of the cost is spent in launches: in Triton's
+launcher and the CUDA driver below it, whoever calls them. The rest is the Python around the
+launches: choice of the implementation, checks, autograd, memory, and preparing the launch.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from kernels._dispatch import using
 from kernels._launch import launches_timed
 from kernels._operator import Inputs, Operator
 
-RECORDED = "forward, recorded"  # for a backward pass; "forward" is with gradients off
+RECORDED = "forward, recorded"  # with a backward pass to come; "forward" is with gradients off
 
 
 @dataclass(frozen=True)
 class HostCost:
-    """Medians in microseconds a call: all of it, and what is not in Triton's launches."""
+    """Median microseconds per call: in total, and outside Triton's launches."""
 
     call_us: float
     outside_us: float
@@ -39,12 +39,13 @@ class HostCost:
 def host_costs(
     op: Operator, device: torch.device, dtype: torch.dtype, only: Iterable[str] | None = None
 ) -> dict[str, dict[str, HostCost]]:
-    """Of the public function, by implementation and direction; without what cannot run here.
+    """Measure the public function by implementation and direction, where it can run.
 
-    Directions are those of ``Row``, and ``RECORDED``. "backward" has autograd's engine in it.
-    ``only`` these implementations; by default all. One that fails is left out: its ``Row`` tells.
+    Directions are those of ``Row``, and ``RECORDED``. "backward" includes autograd's engine.
+    ``only``: the implementations to measure; by default all. One that fails is left out: its
+    ``Row`` reports why.
     """
-    found = {}
+    costs_by_implementation = {}
     for name in op.implementations if only is None else only:
         inputs = small_inputs(op, name, device, dtype)
         if inputs is not None:
@@ -53,12 +54,12 @@ def host_costs(
                 for way, call in calls_of(op, inputs).items():
                     with recording(way):
                         costs[way] = host_cost(call, device.type)
-                found[name] = costs
-    return found
+                costs_by_implementation[name] = costs
+    return costs_by_implementation
 
 
 def host_cost(call: Callable[[], Any], device_type: str = "cuda", *, calls: int = 300) -> HostCost:
-    """Of one call, from five rounds; telling launches apart adds 0.2 us to each."""
+    """Measure one call over five rounds; timing launches separately adds 0.2 us to each."""
     synchronize = torch.cuda.synchronize if device_type == "cuda" else lambda: None
     count = calls // 5
 
@@ -73,25 +74,25 @@ def host_cost(call: Callable[[], Any], device_type: str = "cuda", *, calls: int 
     for _ in range(10):
         call()
     synchronize()
-    whole = [round_us() for _ in range(5)]
+    totals = [round_us() for _ in range(5)]
     outside = []
     with launches_timed() as spent_ns:
         for _ in range(5):
             spent_ns.clear()
-            whole_us = round_us()
-            outside.append(whole_us - sum(spent_ns) / count / 1e3)
-    return HostCost(statistics.median(whole), statistics.median(outside))
+            total_us = round_us()
+            outside.append(total_us - sum(spent_ns) / count / 1e3)
+    return HostCost(statistics.median(totals), statistics.median(outside))
 
 
 def recording(way: str) -> AbstractContextManager[Any]:
-    """Gradients off or on, for calls of that direction; a model switches once for many of them."""
+    """Switch gradients off or on for that direction; a model switches once for many calls."""
     return torch.set_grad_enabled(way != "forward")
 
 
 def small_inputs(
     op: Operator, name: str, device: torch.device, dtype: torch.dtype
 ) -> Inputs | None:
-    """The first small inputs, with something in them, that the implementation takes."""
+    """Return the first small, non-empty inputs that the implementation accepts; None if none."""
     implementation = op.implementations[name]
     if implementation.missing(device.type) is not None:
         return None
@@ -109,7 +110,7 @@ def small_inputs(
 
 
 def calls_of(op: Operator, inputs: Inputs) -> dict[str, Callable[[], Any]]:
-    """By direction, the call that is timed, to be made in its ``recording``."""
+    """Return the call to time by direction, to be made inside its ``recording``."""
     leaves = leaves_of(op, inputs)
     wanted = [x for x in leaves.values() if isinstance(x, Tensor) and x.requires_grad]
 
@@ -119,10 +120,10 @@ def calls_of(op: Operator, inputs: Inputs) -> dict[str, Callable[[], Any]]:
     def recorded() -> Any:
         return op.function(**leaves)
 
-    found: dict[str, Callable[[], Any]] = {"forward": forward}
+    calls: dict[str, Callable[[], Any]] = {"forward": forward}
     live = [y for y in as_tuple(recorded()) if y.requires_grad] if wanted else []
     if not live:
-        return found
+        return calls
     upstream = [torch.ones_like(y) for y in live]
 
     def backward() -> Any:
@@ -133,5 +134,5 @@ def calls_of(op: Operator, inputs: Inputs) -> dict[str, Callable[[], Any]]:
         return torch.autograd.grad(again, wanted, upstream)
 
     if op.gradients_in_forward:
-        return found | {RECORDED: recorded, BOTH: both}
-    return found | {RECORDED: recorded, "backward": backward}
+        return calls | {RECORDED: recorded, BOTH: both}
+    return calls | {RECORDED: recorded, "backward": backward}

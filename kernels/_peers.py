@@ -1,7 +1,7 @@
-"""Other libraries' kernels for the same operators, for comparison only; each is optional.
+"""Kernels of other libraries for the same operators, for comparison only; each is optional.
 
-A peer takes an operator's inputs by position, like an implementation, or returns NotImplemented for
-inputs that it does not know.
+A peer takes an operator's inputs by position, like an implementation. It returns NotImplemented for
+inputs that it does not support.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _by_length(
     interleaved: bool,
     offset: int | Tensor,
 ) -> Any:
-    """Queries and keys as [B, S, H, D], one after the other."""
+    """Rotate queries and keys as [B, S, H, D], one after the other."""
     if isinstance(offset, Tensor) or offset or 2 * cos.shape[1] != q.shape[3]:
         return NotImplemented
     return tuple(
@@ -88,7 +88,7 @@ def _quack_rope(*inputs: Any) -> Any:
 
 
 class _WideProduct(torch.autograd.Function):
-    """x weight^T of 16 bits in FP32, which torch multiplies and does not differentiate."""
+    """Product x weight^T of 16-bit values in FP32, which torch does not differentiate."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -105,12 +105,13 @@ class _WideProduct(torch.autograd.Function):
 def _quack_moe_gating(
     x: Tensor, weight: Tensor, k: int, renormalise: bool, noise: Tensor | None
 ) -> Any:
-    """Its top-k with a softmax over it; product and statistics by torch."""
+    """Run its top-k with a softmax over it; compute product and statistics with torch."""
     from quack.topk import topk
 
     if not renormalise or noise is not None or x.dim() != 2 or x.dtype == torch.float32:
         return NotImplemented
-    logits = _WideProduct.apply(x, weight)  # rounded to 16 bits, it would choose others
+    # rounding the logits to 16 bits would choose other experts
+    logits = _WideProduct.apply(x, weight)
     weights, experts = topk(logits, k, softmax=True)
     chosen = experts.long()
     counts = torch.zeros(len(weight), dtype=torch.int64, device=x.device)
@@ -123,10 +124,10 @@ def _liger_linear_cross_entropy(
 ) -> Any:
     from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
 
-    found = LigerFusedLinearCrossEntropyFunction.apply(
+    outputs = LigerFusedLinearCrossEntropyFunction.apply(
         x.flatten(0, -2), weight, target.flatten(), None, None, ignore_index, 0.0, 0.0, reduction
     )
-    return found[0].float()
+    return outputs[0].float()
 
 
 def _fla_linear_cross_entropy(
@@ -192,7 +193,7 @@ def _mamba_ssd_scan(
 def _grouped_mm(
     x: Tensor, index: Tensor, weight: Tensor, gate: Tensor, up: Tensor | None, down: Tensor
 ) -> Any:
-    """torch's own grouped product between a sort and a sum; no choice dropped."""
+    """Run torch's own grouped product between a sort and a sum; no choice is dropped."""
     if up is not None or x.dtype != torch.bfloat16 or x.dim() != 2:
         return NotImplemented
     order = index.flatten().argsort(stable=True)
@@ -231,7 +232,7 @@ PACKAGES = {
 
 
 def peers(op_name: str) -> dict[str, Peer]:
-    """The peers of an operator whose packages are installed."""
+    """Return the peers of an operator whose packages are installed."""
     return {
         name: peer
         for name, peer in PEERS.get(op_name, {}).items()

@@ -1,8 +1,8 @@
-"""What the multiprocessors of a GPU have counted, and when: two readings give their mean clock.
+"""Cycle counters of a GPU's multiprocessors: two readings give their mean clock.
 
 NVML reads a clock at one moment. Under a power limit it jumps: on an H200 from 1785 to 1965 MHz and
-back between readings of 50 ms, while the time of a step stays within 0.3 %. The counters of cycles
-miss nothing in between.
+back between readings of 50 ms, while the time of a step stays within 0.3 %. The cycle counters
+cover all of the time in between.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernels._triton import missing, sm_count, tl, triton
 
 @triton.jit
 def _sm_clock_kernel(out_ptr):
-    """Of the program's multiprocessor: its number, its cycles, and the time in nanoseconds."""
+    """Store number, cycles and time in nanoseconds of the program's multiprocessor."""
     p_out = out_ptr + 3 * tl.program_id(0)
     cycles = tl.inline_asm_elementwise(
         "mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
@@ -26,8 +26,9 @@ def _sm_clock_kernel(out_ptr):
 
 
 def read(device: torch.device) -> Tensor | None:
-    """Have ``device`` note them, after what its stream has to do: [programs, 3]; nothing is waited
-    for. None where Triton cannot run, of which no use is made then.
+    """Enqueue a reading on the stream of ``device``: [programs, 3], without waiting for it.
+
+    None where Triton cannot run; the clock is then unknown.
     """
     if device.type != "cuda" or missing(device.type):
         return None
@@ -39,7 +40,7 @@ def read(device: torch.device) -> Tensor | None:
 
 
 def mean_mhz(first: Tensor, last: Tensor) -> float | None:
-    """The median multiprocessor's clock between two readings; None if none was read twice."""
+    """Return the median multiprocessor's clock between two readings; None if none is in both."""
     before = {number: (cycles, ns) for number, cycles, ns in first.tolist()}
     rates = [
         1000 * (cycles - before[number][0]) / (ns - before[number][1])

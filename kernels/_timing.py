@@ -1,4 +1,4 @@
-"""Kernel timing on a GPU: cold caches, ceilings of the same run."""
+"""Kernel timing on a GPU with cold caches, and ceilings from the same run."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from kernels._operator import Work
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What this GPU reaches now: bytes/s of a large copy, FLOP/s of a large matrix product."""
+    """Rates that this GPU reaches: bytes/s of a large copy, FLOP/s of a large matrix product."""
 
     bytes_per_s: float
     flops_per_s: float
     dtype: str = ""  # of the matrix product
 
     def floor_us(self, work: Work) -> float:
-        """The least time that the work can take at these rates."""
+        """Return the least time that the work can take at these rates."""
         return 1e6 * max(work.bytes / self.bytes_per_s, work.flops / self.flops_per_s)
 
 
 @functools.cache
 def ceilings(device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> Ceilings:
-    """Measured once per device and dtype, on random data."""
+    """Measure the ceilings once per device and dtype, on random data."""
     name = str(dtype).removeprefix("torch.")
     return Ceilings(copy_rate(device), matrix_rate(device, dtype), name)
 
 
 def copy_rate(device: str) -> float:
-    """Bytes a second of a large copy, read and written, measured now."""
+    """Measure bytes per second of a large copy, read and written."""
     few = torch.randn(1 << 20, device=device).to(torch.bfloat16)
     source = few.repeat(1 << (10 if torch.device(device).type == "cuda" else 4))
     target = torch.empty_like(source)
@@ -45,7 +45,7 @@ def copy_rate(device: str) -> float:
 
 
 def matrix_rate(device: str, dtype: torch.dtype) -> float:
-    """FLOP/s of a large matrix product of random numbers, measured now.
+    """Measure FLOP/s of a large matrix product of random numbers.
 
     FP32 on a GPU as ``hardware.product_precision`` says at this moment.
     """
@@ -55,7 +55,7 @@ def matrix_rate(device: str, dtype: torch.dtype) -> float:
 
 
 def release() -> None:
-    """Give back what timing with cold caches holds of the device's memory."""
+    """Free the device memory that timing with cold caches holds."""
     _evictor.cache_clear()
 
 
@@ -66,35 +66,35 @@ def _evictor(device: str) -> Tensor:
 
 
 def forget_evictor() -> None:
-    """Free what overwrites the L2, until it is needed again."""
+    """Free the buffer that overwrites the L2, until it is needed again."""
     _evictor.cache_clear()
 
 
 def gpu_us(call: Callable[[], Any], *, repeats: int = 30, device: str = "cuda") -> float:
-    """Median of ``gpu_times_us``."""
+    """Return the median of ``gpu_times_us``."""
     return statistics.median(gpu_times_us(call, repeats=repeats, device=device))
 
 
 def gpu_times_us(
     call: Callable[[], Any], *, repeats: int = 30, device: str = "cuda"
 ) -> list[float]:
-    """Microseconds of GPU time of single calls, with cold caches, by CUDA events.
+    """Measure microseconds of GPU time of single calls, with cold caches, by CUDA events.
 
-    Before each call the whole L2 is overwritten, which also keeps the GPU busy for longer than the
-    host needs to launch the call, so that launching is not timed. On the CPU: of wall time.
+    Before each call the complete L2 is overwritten. That also keeps the GPU busy for longer than
+    the host needs to launch the call, so that launching is not timed. On the CPU: wall time.
     """
     warm_up(call)
     return times_us(call, repeats, device)
 
 
 def warm_up(call: Callable[[], Any]) -> None:
-    """A few calls that are not timed."""
+    """Make a few calls that are not timed."""
     for _ in range(3):
         call()
 
 
 def times_us(call: Callable[[], Any], repeats: int, device: str) -> list[float]:
-    """As ``gpu_times_us``, of what is warm."""
+    """Measure like ``gpu_times_us``, without a warm-up."""
     if torch.device(device).type == "cpu":
         return [_wall_us(call) for _ in range(repeats)]
     evictor = _evictor(device)
@@ -118,9 +118,10 @@ def _wall_us(call: Callable[[], Any]) -> float:
 
 
 def kernel_us(call: Callable[[], Any], *, repeats: int = 20, device: str = "cuda") -> float:
-    """Mean microseconds that the kernels of one call run, cold, as CUPTI counts them.
+    """Measure mean microseconds in the kernels of one call, with cold caches, by CUPTI.
 
-    Leaves the process slower for a while (a profiler's teardown is not complete): time first.
+    The process stays slower for a while afterwards (a profiler's teardown is not complete): time
+    first.
     """
     evictor = _evictor(device)
     activities = [torch.profiler.ProfilerActivity.CUDA]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kernels import hardware
-from kernels.attention._memory import SHARE, Weights, held_bytes
+from kernels.attention._memory import BUDGET_FRACTION, WeightsMemory, weights_memory
 from models._share import ALL, Share
 
 
@@ -76,9 +76,9 @@ class Attends:
     keys: Share = ALL
     placed: bool = False  # each query where it stood, by a mask of each sequence's own
 
-    def weights(self, how: How, masked: bool) -> Weights:
+    def weights(self, how: How, masked: bool) -> WeightsMemory:
         """What the weights take."""
-        return held_bytes(
+        return weights_memory(
             how.attention,
             batch=how.batch,
             heads=self.heads,
@@ -207,7 +207,7 @@ def _budget(device_type: str) -> int:
     """Bytes for the weights of a chunk; estimated where there is no such device: no bound."""
     if device_type == "cuda" and not hardware.has_gpu():
         return 1 << 62
-    return int(SHARE * hardware.of(device_type).total_bytes)
+    return int(BUDGET_FRACTION * hardware.of(device_type).total_bytes)
 
 
 def _pairs(sequence: int, context: int, window: int) -> int:

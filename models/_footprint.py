@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kernels.attention._memory import Weights
+from kernels.attention._memory import WeightsMemory
 from models._checkpointing import CHECKPOINTING
 from models._costs import Beside, Costs, Held, How
 from models._quantized import Saving
@@ -210,14 +210,14 @@ def _training(
             yield before + saved + round(part * working), gradients + made
             # As attention has its own turn, what comes after it is not there yet, or not any more.
             for weights in attends[index][number] if attends[index] else ():
-                there = before + saved - round(part * past) - weights.kept
+                there = before + saved - round(part * past) - weights.saved
                 yield there + weights.forward, (gradients + made) * again[index]
                 yield there + weights.backward + round(part * stream), gradients + made
         gradients += own
     yield 0, costs.parameters * size.weight
 
 
-def _attends(costs: Costs, how: How) -> list[list[list[Weights]]]:
+def _attends(costs: Costs, how: How) -> list[list[list[WeightsMemory]]]:
     """By block and pass, what its attentions hold for their weights."""
     if not costs.attends:
         return [[] for _ in costs.block_passes or range(costs.n_layers)]
@@ -227,8 +227,8 @@ def _attends(costs: Costs, how: How) -> list[list[list[Weights]]]:
     ]
 
 
-def _kept(passes: Sequence[Sequence[Weights]]) -> int:
-    return sum(weights.kept for found in passes for weights in found)
+def _kept(passes: Sequence[Sequence[WeightsMemory]]) -> int:
+    return sum(weights.saved for found in passes for weights in found)
 
 
 def _unit(costs: Costs, size: Precision, how: How) -> Held:

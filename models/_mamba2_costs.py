@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.ssd_scan import CHUNK, held_bytes
-from kernels.ssd_scan import Held as ScanHeld
+from kernels.ssd_scan import CHUNK, ScanMemory, scan_memory
 from models._costs import Attends, Beside, Costs, Held, How
 
 if TYPE_CHECKING:
@@ -69,18 +68,18 @@ def _kv_dim(config: Mamba2Config) -> int:
     return config.n_kv_heads * (config.dim // config.n_heads)
 
 
-def _scanning(config: Mamba2Config, how: How) -> ScanHeld:
+def _scanning(config: Mamba2Config, how: How) -> ScanMemory:
     size = config.mixer
     dtype = {2: torch.bfloat16, 4: torch.float32}[how.element]
     cut = (size.n_heads, size.head_dim, size.n_groups, size.d_state)
-    return held_bytes(how.batch, how.sequence, *cut, dtype)
+    return scan_memory(how.batch, how.sequence, *cut, dtype)
 
 
 def _beside(config: Mamba2Config, how: How) -> Beside:
     if not how.fused:
         return Beside()
     scan = _scanning(config, how)
-    return Beside(scan.kept, scan.backward)
+    return Beside(scan.saved, scan.backward)
 
 
 def _by_torch(config: Mamba2Config, how: How) -> Held:

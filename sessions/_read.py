@@ -155,6 +155,7 @@ def _comparison(group: h5py.Group) -> PairedComparison:
         clocks_mhz=blocks["clock_mhz"].tolist() if "clock_mhz" in blocks else [],
         voids=blocks["void"].tolist() if "void" in blocks else [],
         means_ms=blocks["mean_ms"].tolist() if "mean_ms" in blocks else [],
+        builds=blocks["build"].tolist() if "build" in blocks else [],
     )
 
 

@@ -184,6 +184,8 @@ def _comparison(parent: h5py.Group, name: str, comparison: PairedComparison) -> 
         blocks["void"] = _texts(comparison.voids)
     if comparison.means_ms:
         blocks["mean_ms"] = np.array(comparison.means_ms, "f8")
+    if comparison.builds:
+        blocks["build"] = np.array(comparison.builds, "i4")
     columns = schema.BLOCKS | schema.BLOCK_DETAILS
     _columns(group, "blocks", "One row a block, as they ran", blocks, columns)
 

@@ -109,6 +109,7 @@ BLOCK_DETAILS = {  # of every block, or of none
     "clock_mhz": ColumnInfo("f8", "MHz", "clock of the multiprocessors, NaN where unknown"),
     "void": ColumnInfo("str", "", "why the block does not count, empty where it does"),
     "mean_ms": ColumnInfo("f8", "ms", "mean step time of the block, NaN where unknown"),
+    "build": ColumnInfo("i4", "", "build of both arms that the block ran in"),
 }
 
 STEP_COLUMNS = {name: column.dtype for name, column in STEPS.items()}

@@ -45,6 +45,8 @@ def ratio_line(comparison: PairedComparison) -> str:
     facts = comparison.facts
     pairs, seconds = facts.get("pairs", 0), facts.get("seconds", math.nan)
     basis = f"{pairs} pair{'' if pairs == 1 else 's'}"
+    if (builds := facts.get("builds", 1)) > 1:
+        basis += f" of {builds} builds"
     if math.isfinite(seconds):
         basis += f" in {duration(seconds)}"
     if not math.isfinite(comparison.ratio):
@@ -130,6 +132,8 @@ def remarks(comparison: PairedComparison) -> list[str]:
     if note := facts.get("floor_note"):
         said.append(sentence(note))
     said += rebuilding(facts)
+    if facts.get("one_build") and facts.get("builds", 1) == 1:
+        said.append(f"This holds for the build that was measured: {facts['one_build']}.")
     if comparison.verdict == "UNDECIDED" and facts.get("final"):
         more_s = facts.get("more_s")
         if more_s is not None:

@@ -36,30 +36,34 @@ sessions     sessions                                          | numpy scipy h5p
 .preferences                                                   | msgspec
 .titles      .protocol                                         |
 .recorder    sessions .protocol .titles                        | numpy msgspec
-.journal     sessions .protocol .recorder                      |
+.state_folder                                                  |
+.crash_log   .state_folder                                     |
+.interrupts                                                    |
+.journal     sessions .protocol .recorder .state_folder        | msgspec
 .remote                                                        |
 .endings                                                       |
 .obituaries  .protocol .remote .endings                        |
-.client      .protocol .journal .remote .obituaries            |
-.kept        sessions                                          | msgspec
-.floors      sessions .protocol .journal .kept                 | msgspec
-.ceilings    sessions .journal .kept                           |
+.descendants                                                   |
+.client      .protocol .journal .remote .obituaries .descendants |
+.kept        sessions .state_folder                            | msgspec
+.floors      sessions .protocol .state_folder .kept            | msgspec
+.ceilings    sessions .state_folder .kept                      |
 .claims      .claims sessions .protocol                        | numpy scipy
-.headless    sessions .protocol .recorder .journal .client     |
+.headless    sessions .protocol .recorder .journal .client .interrupts |
 .presets     sessions .protocol                                | msgspec
 .runner .runner kernels models sessions .protocol .offered .ceilings .endings \
-| torch msgspec psutil pynvml
+.BUNDLED .ROOT .descendants | torch msgspec psutil pynvml
 .runner.optimizers .runner | torch torchao bitsandbytes
 .runner._onnx_operators                                        | torch onnxscript
 .runner.export_onnx .runner kernels models sessions            | torch msgspec onnxruntime
 .ui .ui .claims sessions .protocol .recorder .journal .client .remote .floors .presets \
-.titles .report | PySide6 pyqtgraph numpy msgspec
+.titles .report .interrupts .crash_log | PySide6 pyqtgraph numpy msgspec
 .report      .report .ui sessions                                 | jinja2
 .ui.plots    .ui.plots .ui.icons .ui.style sessions            | PySide6 pyqtgraph numpy
 .commands .commands .claims .ui sessions .protocol .journal .client .remote .headless .floors \
-.ceilings .presets .offered .report .titles | msgspec rich PySide6
-.cli         sessions .commands .ui.app .remote                |
-.__main__    .cli                                              |
+.ceilings .presets .offered .report .titles .interrupts .state_folder | msgspec rich PySide6
+.cli         sessions .commands .ui.app .remote .interrupts .crash_log |
+.__main__    .cli .interrupts .crash_log                       |
 .__init__                                                      |
 """
 

@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import threading
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from workbench import obituaries, protocol, remote
+from workbench import descendants, obituaries, protocol, remote
 from workbench.journal import Journal
 
 GRACE_S = 3.0  # from cancel to terminate, and from terminate to kill
@@ -53,6 +54,7 @@ class Runner:
         self._cancelled_by: str | None = None
         self._escalation: threading.Timer | None = None
         self._send_lock = threading.Lock()
+        self._mark = uuid.uuid4().hex
         # A session of its own: compile workers and all die together when the group is killed.
         try:
             self.process = subprocess.Popen(
@@ -61,7 +63,7 @@ class Runner:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, **(environment or {}), descendants.VARIABLE: self._mark},
             )
         except OSError as error:
             raise NotStarted(obituaries.not_started(self.command, error)) from error
@@ -124,6 +126,7 @@ class Runner:
             spoken = True
         code = self.process.wait()
         self._disarm()
+        descendants.kill_marked(self._mark)
         self._log_thread.join(timeout=1.0)
         if self._closing:
             return
@@ -176,6 +179,7 @@ class Runner:
             except subprocess.TimeoutExpired:
                 continue
         self._signal(signal.SIGKILL)  # workers that outlived their parent
+        descendants.kill_marked(self._mark)
         self._log_thread.join(timeout=GRACE_S)  # the pipe has ended with the last of them
 
     def _keep(self, line: bytes) -> None:

@@ -20,7 +20,7 @@ import msgspec
 
 from sessions.model import Configuration, PairedComparison
 from sessions.verdict import MIN_PAIRS
-from workbench import journal, kept
+from workbench import kept, state_folder
 from workbench.protocol import Attribute, Catalogue, Compare, Validate
 
 PRECISION = "precision"  # the toggle that a kind names
@@ -44,7 +44,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 def path() -> Path:
     """Where the floors are kept."""
-    return journal.folder() / "calibration.json"
+    return state_folder.path() / "calibration.json"
 
 
 def load(catalogue: Catalogue) -> list[Calibration]:
@@ -152,7 +152,7 @@ def store(calibration: Calibration) -> None:
 
 def unstored(error: OSError) -> str:
     """Why a floor could not be stored, and what to do."""
-    return journal.unwritten(path(), error)
+    return state_folder.unwritten(path(), error)
 
 
 def describe(calibration: Calibration) -> str:

@@ -30,6 +30,7 @@ from workbench.offered import WorkloadInfo as WorkloadInfo
 from workbench.offered import ended
 from workbench.orders import Apply as Apply
 from workbench.orders import Attribute as Attribute
+from workbench.orders import Baseline as Baseline
 from workbench.orders import Bench as Bench
 from workbench.orders import Block as Block
 from workbench.orders import Cancel as Cancel
@@ -331,7 +332,7 @@ class Finished(Message, tag="finished"):
     steps: int
 
 
-AnyCommand = RunCommand | Predict | Apply | Check | Pause | Resume | Stop | Cancel | Quit
+AnyCommand = RunCommand | Predict | Apply | Baseline | Check | Pause | Resume | Stop | Cancel | Quit
 AnyMessage = (
     Catalogue
     | Availability

@@ -340,7 +340,7 @@ def _replayed(op: Operator, case: Case) -> list[str]:
                 alone = call(*inputs.values())
         outputs = as_tuple(op.comparable(alone) if op.comparable else alone)
         compared = exact.judge(found)
-        compared += [exact.compare_one(f"output {i}", y) for i, y in enumerate(outputs)]
+        compared += [exact.compare_result(f"output {i}", y) for i, y in enumerate(outputs)]
         problems += [f"{impl}: {comparison}" for comparison in compared if not comparison.right]
     return problems
 

@@ -192,7 +192,7 @@ class _Shape:
             results = alternate(
                 calls,
                 self._options.device,
-                tell=lambda: traceback.format_exc(limit=-2),
+                describe_failure=lambda: traceback.format_exc(limit=-2),
                 budget_s=self._options.seconds,
             )
             for name, result in zip(contenders, results, strict=True):

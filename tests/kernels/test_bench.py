@@ -110,12 +110,12 @@ def order_of(found):
 
 
 def test_contenders_take_turns_in_random_order_and_each_has_a_block_in_every_round():
-    found = alternate([lambda: None] * 3, "cpu", tell=str)
+    found = alternate([lambda: None] * 3, "cpu", describe_failure=str)
     order = order_of(found)
     rounds = [tuple(order[start : start + 3]) for start in range(0, len(order), 3)]
     assert len(rounds) == ROUNDS and all(sorted(one) == [0, 1, 2] for one in rounds)
     assert len(set(rounds)) > 2
-    again = alternate([lambda: None] * 3, "cpu", tell=str)
+    again = alternate([lambda: None] * 3, "cpu", describe_failure=str)
     assert order_of(again) == order, "the same seed draws the same order"
     for one in found:
         assert one.rounds == [number for number in range(1, ROUNDS + 1) for _ in range(CALLS)]
@@ -132,12 +132,12 @@ def test_rounds_end_within_the_budget_and_go_on_for_as_long_as_it_lasts(
 
     clock = types.SimpleNamespace(monotonic=lambda: now_s[0], perf_counter=lambda: now_s[0])
     monkeypatch.setattr(_rounds, "time", clock)
-    found = alternate([call] * 2, "cpu", tell=str, budget_s=budget_s)
+    found = alternate([call] * 2, "cpu", describe_failure=str, budget_s=budget_s)
     assert [one.rounds[-1] for one in found] == [rounds] * 2, "each takes a second"
 
 
 def test_a_block_of_slow_calls_has_one():
-    (slow,) = alternate([lambda: time.sleep(0.02)], "cpu", tell=str, budget_s=1e-3)
+    (slow,) = alternate([lambda: time.sleep(0.02)], "cpu", describe_failure=str, budget_s=1e-3)
     assert len(slow.us) == 1
 
 
@@ -145,14 +145,14 @@ def test_rounds_end_once_enough_is_known_and_whoever_asks_may_raise():
     def enough(timed):
         return timed[0].rounds[-1] == 3
 
-    found = alternate([lambda: None] * 2, "cpu", tell=str, enough=enough, budget_s=60.0)
+    found = alternate([lambda: None] * 2, "cpu", describe_failure=str, enough=enough, budget_s=60.0)
     assert [one.rounds[-1] for one in found] == [3, 3]
 
     def cancelled(timed):
         raise KeyError("cancelled")
 
     with pytest.raises(KeyError, match="cancelled"):
-        alternate([lambda: None], "cpu", tell=str, enough=cancelled)
+        alternate([lambda: None], "cpu", describe_failure=str, enough=cancelled)
 
 
 def test_a_contender_that_fails_in_a_round_keeps_its_calls_and_leaves_the_others_alone():
@@ -163,7 +163,7 @@ def test_a_contender_that_fails_in_a_round_keeps_its_calls_and_leaves_the_others
         if len(calls) > 20:
             raise ValueError("no more")
 
-    found = alternate([fails, lambda: None], "cpu", tell=lambda: "failed: no more")
+    found = alternate([fails, lambda: None], "cpu", describe_failure=lambda: "failed: no more")
     assert found[0].problem == "failed: no more" and 0 < len(found[0].us) < 20
     assert found[1].problem == "" and found[1].rounds[-1] == ROUNDS
 
@@ -175,10 +175,10 @@ def test_before_every_block_the_inputs_are_as_they_were():
         state[0] += 1
         seen.append(state[0])
 
-    alternate([spoils], "cpu", tell=str, before=lambda: state.__setitem__(0, 0))
+    alternate([spoils], "cpu", describe_failure=str, before=lambda: state.__setitem__(0, 0))
     assert max(seen) <= CALLS
 
 
 def test_no_round_begins_after_the_deadline():
-    found = alternate([lambda: None], "cpu", tell=str, deadline=time.monotonic() - 1)
+    found = alternate([lambda: None], "cpu", describe_failure=str, deadline=time.monotonic() - 1)
     assert (found[0].us, found[0].problem) == ([], "not timed: out of time")

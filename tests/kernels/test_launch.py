@@ -148,7 +148,7 @@ def test_integers_that_triton_does_not_tell_apart_are_launched_without_it(
 @with_each_launcher
 def test_kernels_that_want_memory_for_their_profile_are_left_to_triton(driver, launch, monkeypatch):
     launch((3,), torch.empty(64), None, 5, 6, D=64, EPS=0.5)
-    ((*_, compiled),) = _launch._KEPT[-2].values()
+    ((*_, compiled),) = _launch._CACHES[-2].values()
     form = _bound_launch.form()
     assert form.bound(plain(), compiled) is not None
     if form is not _bound_launch.RUN:  # which is Triton's launcher as a whole
@@ -177,14 +177,14 @@ def test_what_wants_scratch_memory_is_given_it_anew_at_each_launch(driver, launc
             replayed(x, 5)
     assert len(driver.launches) == len(given) == _replay.BEFORE + 4
     assert {each.nbytes for each in given} == {3 * 2 * 128}
-    (recording,) = _replay._KEPT[-1].values()
+    (recording,) = _replay._CACHES[-1].values()
     assert not recording.makes, "each launch makes its own"
 
 
 @pytest.mark.parametrize("driver", ["0.0.0"], indirect=True)
 def test_an_unknown_launcher_that_asks_for_memory_is_left_to_triton(driver, launch):
     launch((3,), torch.empty(64), None, 5, 6, D=64, EPS=0.5)
-    ((*_, compiled),) = _launch._KEPT[-2].values()
+    ((*_, compiled),) = _launch._CACHES[-2].values()
     assert _bound_launch.RUN.bound(plain(), compiled) is not None
     compiled.run.global_scratch_size = 128
     assert _bound_launch.RUN.bound(plain(), compiled) is None
@@ -223,9 +223,9 @@ def test_hooks_and_debugging_put_triton_s_own_launch_back(driver, launch, monkey
 
 @with_each_launcher
 def test_sizes_that_change_at_every_call_are_not_kept_without_end(driver, launch, monkeypatch):
-    monkeypatch.setattr(_launch, "MOST_KEPT", 8)
+    monkeypatch.setattr(_launch, "MAX_CACHED", 8)
     x = torch.empty(64)
-    kept = _launch._KEPT[-1]
+    kept = _launch._CACHES[-1]
     for n in range(2, 100):
         launch((3,), x, None, n, 6, D=64, EPS=0.5)
         assert len(kept) <= 8
@@ -234,9 +234,9 @@ def test_sizes_that_change_at_every_call_are_not_kept_without_end(driver, launch
 
 @with_each_launcher
 def test_a_tensor_where_a_number_belongs_is_left_to_triton(driver, launch):
-    before = len(_launch._KEPT[-1])
+    before = len(_launch._CACHES[-1])
     launch((3,), torch.empty(64), None, torch.empty(64), 6, D=64, EPS=0.5)
-    assert len(_launch._KEPT[-1]) == before and len(driver.launches) == 1
+    assert len(_launch._CACHES[-1]) == before and len(driver.launches) == 1
 
 
 def test_time_in_launches_is_told_apart(driver):

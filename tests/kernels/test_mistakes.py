@@ -90,7 +90,7 @@ MISTAKES = {
             t(3, 8), t(5, 8), t(3, dtype=torch.int64), reduction="none"
         )
     ),
-    "fourier_mix: cutoff must be a share from 0 to 1, but is 4": (
+    "fourier_mix: cutoff must be a fraction from 0 to 1, but is 4": (
         lambda: kernels.fourier_mix(t(2, 5, 8), cutoff=4)
     ),
     "fourier_mix: over must be one of ('sequence', 'features', 'both'), not 'time'": (

@@ -1,5 +1,6 @@
 """Every implementation of every operator against its reference in FP64."""
 
+import dataclasses
 import re
 from random import Random
 
@@ -9,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from subjects import DEVICE, DTYPES, cases, fitting, operators
 
+import kernels
 from kernels import Case, Operator
 from kernels._check import Exact, as_tuple, poisoned, stretched
 from kernels._triton import INTERPRETED
@@ -44,6 +46,23 @@ def test_outputs_and_gradients_lose_at_most_twice_what_the_reference_loses(op, c
 def test_inputs_need_not_be_contiguous(op, case, dtype):
     inputs = stretched(op.inputs(case, DEVICE, dtype, 0))
     assert_right(op, inputs)
+
+
+@pytest.mark.parametrize("op", operators())
+def test_the_public_function_computes_the_same_as_each_implementation(op):
+    """The other tests call implementations directly, and would not notice a broken function."""
+    inputs = op.inputs(modest(op), DEVICE, torch.float32, 0)
+    exact = Exact(op, inputs)
+
+    def call(*values):
+        return op.function(**dict(zip(inputs, values, strict=True)))
+
+    for name, implementation in fitting(op, inputs).items():
+        kernels.reset_usage()
+        with kernels.using(**{op.name: name}):
+            compared = exact.compare(dataclasses.replace(implementation, call=call))
+        assert not [str(c) for c in compared if not c.right], f"{op.name} {name}"
+        assert kernels.usage()[op.name].keys() == {name}
 
 
 @pytest.mark.parametrize("op", operators())

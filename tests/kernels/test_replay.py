@@ -454,9 +454,9 @@ def test_what_was_recorded_before_a_change_is_not_kept_after_it(driver, called):
 
 
 def test_calls_that_are_ever_different_are_not_kept_without_end(function, monkeypatch):
-    monkeypatch.setattr(_replay, "MOST_KEPT", 8)
+    monkeypatch.setattr(_replay, "MAX_CACHED", 8)
     x = torch.randn(4, 8)
-    kept = _replay._KEPT[-1]
+    kept = _replay._CACHES[-1]
     for n in range(2, 60):
         function(x, n)
         assert len(kept) <= 8

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from sessions import seal, whole
 from sessions.errors import SessionError
-from workbench import remote
+from workbench import interrupts, remote
 from workbench.titles import Titles
 
 if TYPE_CHECKING:
     from sessions.model import Session
     from workbench.ui.plots import Run
 
-DONE, FAILED, MISTAKEN, UNDECIDED, INTERRUPTED = 0, 1, 2, 3, 130
+DONE, FAILED, MISTAKEN, UNDECIDED, INTERRUPTED = 0, 1, 2, 3, interrupts.INTERRUPTED
 MISTAKE = "mistake"  # the reason that programs are told where nothing of what was asked could begin
 
 
@@ -136,7 +136,11 @@ def check_output(path: Path, suffixes: Collection[str] = ()) -> None:
     if path.is_dir():
         raise Mistaken(f"{path} is a folder; name a file in it")
     folder = path.resolve().parent  # a file is written beside it, then renamed
-    if (path.is_file() or not path.exists()) and not os.access(folder, os.W_OK):
+    try:
+        whole.check_target(path)
+    except (OSError, RuntimeError) as error:
+        raise Mistaken(f"{path}: {whole.reason(error)}; choose another place") from None
+    if not os.access(folder, os.W_OK):
         raise Mistaken(f"{path}: nothing can be written in {folder}; choose another place")
 
 
@@ -184,6 +188,7 @@ def answer(text: str) -> None:
     Whoever closed the pipe has read enough, which changes neither what is left to do nor the exit
     code: ``workbench validate ... | grep -q PASS`` must not make a failure a success.
     """
+    interrupts.set_last_words("")
     try:
         if sys.stdout is None:  # it was closed before Python began
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -198,13 +203,23 @@ def answer(text: str) -> None:
 
 def answer_failure(reason: str, sentence: str = "") -> None:
     """As JSON, how a command ended that has no result: its ``reason``, and the failure if any."""
+    answer(failure_as_json(reason, sentence))
+
+
+def failure_as_json(reason: str, sentence: str = "") -> str:
+    """Return the JSON text of ``answer_failure``."""
     failures = [{"kind": reason, "sentence": sentence}] if sentence else []
-    answer_json({"reason": reason, "failures": failures})
+    return _as_json({"reason": reason, "failures": failures})
 
 
 def answer_json(result: Any) -> None:
-    """The result as JSON, for programs; what JSON has no number for (NaN) becomes null."""
-    answer(json.dumps(_finite(result), indent=2, ensure_ascii=False))
+    """Print the result as JSON, for programs."""
+    answer(_as_json(result))
+
+
+def _as_json(result: Any) -> str:
+    """Return JSON text, in which null stands for what JSON has no number for (NaN)."""
+    return f"{json.dumps(_finite(result), indent=2, ensure_ascii=False)}\n"
 
 
 def _finite(value: Any) -> Any:

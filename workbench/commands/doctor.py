@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 
 from sessions.sampling import absent
 from workbench import floors, protocol, remote
-from workbench.client import NotStarted, Runner
 from workbench.commands._command import DONE, FAILED, Command, answer, answer_json
+from workbench.commands._headless import query_runner
 from workbench.ui import display
 
 # distribution: what it enables, and how to get it
@@ -35,7 +35,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    catalogue, failure = _ask_runner()
+    reply = query_runner()
+    catalogue = reply if isinstance(reply, protocol.Catalogue) else None
+    failure = reply if isinstance(reply, protocol.Failure) else None
     checks = [
         _python(),
         *_runner(catalogue, failure),
@@ -65,22 +67,6 @@ def _run(arguments: argparse.Namespace) -> int:
             for status in catalogue.operators.values():
                 answer("  " + status.replace("\n", "\n  "))
     return FAILED if failed else DONE
-
-
-def _ask_runner() -> tuple[protocol.Catalogue | None, protocol.Failure | None]:
-    try:
-        runner = Runner()
-    except NotStarted as error:
-        return None, error.failure
-    try:
-        for message in runner.messages():
-            if isinstance(message, protocol.Catalogue):
-                return message, None
-            if isinstance(message, protocol.Failure):
-                return None, message
-    finally:
-        runner.close()
-    return None, None
 
 
 def _python() -> Check:

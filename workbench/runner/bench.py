@@ -191,7 +191,7 @@ class BenchRun:
             match command:
                 case protocol.Cancel():
                     raise Cancelled
-                case protocol.Pause() | protocol.Resume() | protocol.Apply():
+                case protocol.Pause() | protocol.Resume() | protocol.Apply() | protocol.Baseline():
                     pass  # nothing runs that could be paused or changed
                 case _:
                     passed_on = None if isinstance(command, protocol.Stop) else command

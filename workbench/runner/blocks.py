@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from sessions.model import Phase
+from sessions.model import PairedComparison, Phase
 from sessions.statistics import MIN_BLOCK_MS, MIN_BLOCK_STEPS
+from workbench import protocol
 from workbench.runner.arm import Arm
 from workbench.runner.clocks import moved
 from workbench.runner.contention import BUSY, VOID
@@ -43,6 +44,7 @@ class Contender:
     segment: int = -1
     arm: Arm | None = None
     build_s: float = 0.0
+    warm_up_s: float = 0.0
     step_ms: float = math.nan
     steps: int = MIN_BLOCK_STEPS  # of a block
     diverged: bool = False  # its loss was not finite in some block
@@ -58,6 +60,37 @@ class TimedBlock:
     steps: int
     mean_ms: float
     diverged: bool = False  # the loss of its last step is not finite
+
+
+def message_of(done: TimedBlock, arm: int, pair: int, build: int = 0) -> protocol.Block:
+    """Return what a comparison keeps of a block."""
+    return protocol.Block(
+        arm=arm,
+        pair=pair,
+        median_ms=done.median_ms,
+        clock_mhz=done.clock_mhz,
+        void=done.void,
+        mean_ms=done.mean_ms,
+        build=build,
+    )
+
+
+def comparison_of(blocks: list[protocol.Block]) -> PairedComparison:
+    """Return the comparison that consists of these blocks, not judged."""
+    return PairedComparison(
+        arms=[],
+        order=[block.arm for block in blocks],
+        medians_ms=[block.median_ms for block in blocks],
+        ratio=math.nan,
+        low=math.nan,
+        high=math.nan,
+        verdict="UNDECIDED",
+        pairs=[block.pair for block in blocks],
+        clocks_mhz=[math.nan if block.clock_mhz is None else block.clock_mhz for block in blocks],
+        voids=[block.void for block in blocks],
+        means_ms=[math.nan if block.mean_ms is None else block.mean_ms for block in blocks],
+        builds=[block.build for block in blocks],
+    )
 
 
 def block_steps(
@@ -85,8 +118,7 @@ def run_block(rig: Rig, contender: Contender, number: int) -> TimedBlock | None:
     rig.segment = contender.segment
     rig.follow(arm)
     with arm.entered():
-        _run(rig, arm, SETTLING_STEPS)
-        rig.send_steps(_marked(rig.clock.drain(wait=True), Phase.WARM_UP))
+        settle(rig, arm)
         mark = rig.clocks.mark()
         events, reserved = rig.phases.events, rig.memory.sample().reserved
         start_ns = time.perf_counter_ns()
@@ -115,6 +147,12 @@ def run_block(rig: Rig, contender: Contender, number: int) -> TimedBlock | None:
         clock_mhz = rig.sm_clock_mhz(start_ns, stop_ns)
     diverged = arm.trainer is not None and not math.isfinite(float(output))
     return TimedBlock(median(times), clock_mhz, void, len(laps), fmean(times), diverged)
+
+
+def settle(rig: Rig, arm: Arm) -> None:
+    """Run the few steps of an arm that are not timed, because caches hold what another one left."""
+    _run(rig, arm, SETTLING_STEPS)
+    rig.send_steps(_marked(rig.clock.drain(wait=True), Phase.WARM_UP))
 
 
 def throttled(samples: list[Sample]) -> str:

@@ -23,10 +23,8 @@ and so is what it imports from beside it, which counts as a part of it.
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import hashlib
-import importlib.util
 import itertools
 import sys
 import traceback
@@ -45,17 +43,14 @@ from models._family import Batch, setting
 from models._initialise import Take
 from models._quantized import QuantizedLinear
 from sessions.model import OWN
-from workbench.runner import switches
+from workbench.runner import beside, switches
 from workbench.runner.environment import host
 from workbench.runner.failures import Mistake, OwnModelError
 
 BUILD = "build"
 _MOST_BYTES = 10_000_000
-_BUNDLED = ("kernels", "models", "sessions", "workbench")  # loaded, whatever lies beside a file
 _SHAPE = "(module, make_inputs) or (module, make_inputs, loss)"
 _numbers = itertools.count()
-# By folder that is on Python's path for a model: that and what lies beside it.
-_beside: dict[str, set[str]] = {}
 _drawers: dict[OwnConfig, Callable[[int], Any]] = {}  # make_inputs of the file built last
 
 
@@ -246,10 +241,9 @@ def called(config: OwnConfig) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=16)
 def _called(path: Path, sha256: str) -> frozenset[str]:
-    try:
-        nodes = list(ast.walk(ast.parse(_read(path))))
-    except (SyntaxError, ValueError):  # which running it tells
+    if beside.is_shadowed("kernels", path.parent):
         return frozenset()
+    nodes = beside.syntax_nodes(_read(path))
     names: set[str] = set()
     aliases: set[str] = set()
     for node in nodes:
@@ -266,52 +260,9 @@ def _called(path: Path, sha256: str) -> frozenset[str]:
 def _digest(path: Path) -> str:
     """Of the file, and of those that it imports from beside it, if any."""
     found = hashlib.sha256(_read(path))
-    for each in beside(path):
+    for each in beside.files_beside(path, _read):
         found.update(str(each.relative_to(path.parent)).encode() + b"\0" + _read(each))
     return found.hexdigest()
-
-
-def beside(path: Path) -> list[Path]:
-    """The files beside it that it imports, or one of these does; of a package all. None is run."""
-    found: set[Path] = set()
-    waiting = [path]
-    while waiting:
-        for name in _imported(_read(waiting.pop())):
-            module, package = path.parent / f"{name}.py", path.parent / name
-            files = set(package.rglob("*.py")) if (package / "__init__.py").is_file() else set()
-            files = files or ({module} if module.is_file() else set())
-            new = files - found - {path}
-            if new and not _is_elsewhere(name, path.parent):
-                waiting += new
-                found |= new
-    return sorted(found)
-
-
-@functools.lru_cache(maxsize=512)
-def _imported(content: bytes) -> frozenset[str]:
-    """The modules and packages that a file of this content names in its imports."""
-    try:
-        nodes = list(ast.walk(ast.parse(content)))
-    except (SyntaxError, ValueError):  # which running it tells
-        return frozenset()
-    names = [each.name for one in nodes if isinstance(one, ast.Import) for each in one.names]
-    whole = [one for one in nodes if isinstance(one, ast.ImportFrom) and not one.level]
-    names += [one.module for one in whole if one.module]
-    return frozenset(name.partition(".")[0] for name in names)
-
-
-def _is_elsewhere(name: str, folder: Path) -> bool:
-    """Whether Python finds a module of that name before it looks into the folder, which is last."""
-    if name in _BUNDLED:
-        return True
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return True
-    where = None if spec is None else spec.origin
-    if any(where in files for other, files in _beside.items() if other != str(folder)):
-        return False  # of a model that was loaded before, which ends with that
-    return spec is not None and not (where and Path(where).is_relative_to(folder))
 
 
 def load(config: OwnConfig, seed: int) -> Parts:
@@ -319,27 +270,17 @@ def load(config: OwnConfig, seed: int) -> Parts:
     path, name = split(config.source)
     module = types.ModuleType(f"own_model_{next(_numbers)}")
     module.__file__ = str(path)
-    folder, files = str(path.parent), set(map(str, beside(path)))
-    # As they are now, with no state of another configuration's, nor of a model in another folder.
-    stale = files.union(*_beside.values())
-    for key, other in list(sys.modules.items()):
-        if getattr(other, "__file__", None) in stale:
-            del sys.modules[key]
-    for before in _beside.keys() - {folder}:
-        del _beside[before]
-        with contextlib.suppress(ValueError):  # the model may have
-            sys.path.remove(before)
-    if folder in _beside or folder not in sys.path:
-        _beside[folder] = files
-    if folder not in sys.path:
-        sys.path.append(folder)  # what it imports from beside itself
     sys.modules[module.__name__] = module  # dataclasses and pickle look it up
     content = _read(path)
 
     def run() -> None:
         exec(compile(content, path, "exec"), module.__dict__)
 
-    with torch.random.fork_rng(devices=[]), switches.put_back():
+    with (
+        torch.random.fork_rng(devices=[]),
+        switches.put_back(),
+        beside.importing(path, module, _read),
+    ):
         torch.default_generator.manual_seed(seed)
         _own(path, "the file", run)
         build = getattr(module, name, None)
@@ -393,24 +334,40 @@ def _draw(config: OwnConfig, batch: int, sequence: int, generator: torch.Generat
 
 
 def _own(path: Path, what: str, call: Callable[[], Any]) -> Any:
-    """Call what the person wrote; its failure is told with the person's own traceback."""
+    """Call what the person wrote; raise ``OwnModelError`` with that code's own traceback."""
     try:
         return call()
-    except (torch.OutOfMemoryError, MemoryError):
+    except torch.OutOfMemoryError:
         raise
+    except (MemoryError, RecursionError) as error:
+        nested = beside.too_deeply_nested(path, _read)
+        if nested is None and isinstance(error, MemoryError):
+            raise
+        if nested is None:
+            raise _own_error(path, what, error) from None
+        raise OwnModelError(
+            f"{nested}: an expression or a statement nests too deeply for Python's parser; divide "
+            "it into several",
+            "".join(traceback.format_exception_only(error)),
+        ) from None
     except SyntaxError as error:
         detail = "".join(traceback.format_exception_only(error))
         where = f"{error.filename or path}, line {error.lineno}"
         raise OwnModelError(f"{where}: {error.msg}", detail) from None
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a person's file may raise anything
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [number for number, frame in enumerate(frames) if frame.filename == str(path)]
-        line = f", line {frames[own[-1]].lineno}" if own else ""
-        text = (str(error).strip().split("\n") or [""])[0]
-        detail = "".join(traceback.format_list(frames[own[0] :] if own else frames))
-        detail += "".join(traceback.format_exception_only(error))
-        sentence = f"{path}{line}: {what} raised {type(error).__name__}: {text or 'no message'}"
-        raise OwnModelError(sentence, detail) from None
+    except BaseException as error:  # noqa: BLE001 - a person's file may raise anything
+        raise _own_error(path, what, error) from None
+
+
+def _own_error(path: Path, what: str, error: BaseException) -> OwnModelError:
+    """Return the error for what a person's code raised: the line, and that code's traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [number for number, frame in enumerate(frames) if frame.filename == str(path)]
+    line = f", line {frames[own[-1]].lineno}" if own else ""
+    text = (str(error).strip().split("\n") or [""])[0]
+    detail = "".join(traceback.format_list(frames[own[0] :] if own else frames))
+    detail += "".join(traceback.format_exception_only(error))
+    sentence = f"{path}{line}: {what} raised {type(error).__name__}: {text or 'no message'}"
+    return OwnModelError(sentence, detail)
 
 
 def _read(path: Path) -> bytes:

@@ -17,6 +17,7 @@ import torch
 from sessions.comparison import OTHERS, OWN_PEAK
 from sessions.model import Ceilings, Phase, Scalar
 from workbench import protocol
+from workbench.runner import timing
 from workbench.runner.arm import Arm, Arms
 from workbench.runner.ceilings import Roof, matrix_dtype
 from workbench.runner.clocks import ClockMeter
@@ -159,6 +160,12 @@ class Rig:
         memory = self.memory.sample()
         if not math.isnan(memory.reserved):
             self.phases.memory_reserved(memory.reserved)
+        if names := timing.take_replaced():
+            self.note(
+                "warning",
+                f"the model's file replaced {', '.join(names)}: step times do not use it, and it "
+                "was put back",
+            )
         if not laps:
             return
         columns: dict[str, list[float | None]] = {

@@ -16,7 +16,7 @@ import torch
 
 from sessions.model import Configuration, Evidence, Phase, Scalar
 from workbench import protocol
-from workbench.runner import cures, infinities
+from workbench.runner import blocks, cures, infinities
 from workbench.runner.arm import Arm, label
 from workbench.runner.blame import failed_options
 from workbench.runner.cures import cure
@@ -31,6 +31,7 @@ from workbench.runner.failures import (
 from workbench.runner.finite import FiniteWatch
 from workbench.runner.memory import free_memory
 from workbench.runner.metrics import MetricReader
+from workbench.runner.pairing import Pairing
 from workbench.runner.resolve import check_limits, demand
 from workbench.runner.rig import Rig
 from workbench.runner.segment_check import STEADY_STEPS, SegmentCheck
@@ -69,6 +70,7 @@ class Run:
         self._saved: SavedRound | None = None  # to go on from, until it is done
         self._shown = False  # whether the segment's evidence was sent
         self._numbers = SegmentCheck(rig, start.check)
+        self._pairing = Pairing(rig, start)
         self.configuration = start.configuration  # that was asked for last
         self.steps = 0
 
@@ -152,6 +154,7 @@ class Run:
         self._text = TextReader(wire, index, arm)
         self._shown = False
         self._numbers.begin(situation)
+        self._pairing.begin(situation, index)
         rig.state("running")
 
     def _enter(
@@ -160,7 +163,7 @@ class Run:
         """Build an arm and take its first step; what failed if it can be tried ``again`` with more
         memory.
         """
-        rig = self._rig
+        rig, began = self._rig, time.perf_counter()
         try:
             with rig.phases.during(Phase.BUILD):
                 arm = rig.arms.get(situation, rig.phases)
@@ -173,6 +176,7 @@ class Run:
             rig.phases.restart()
             if not reused:
                 self._first_step(arm)
+                arm.made_s = time.perf_counter() - began
             if self._saved is not None:
                 self._saved.restore(arm)
                 self._rig.note("info", self._saved.told)
@@ -221,6 +225,7 @@ class Run:
         if self._arm is None:
             return
         self._flush(wait=True)
+        self._pairing.end()
         self._show_evidence()
         if self._arm.trainer is not None and self._output is not None:
             loss = float(self._output)
@@ -260,6 +265,22 @@ class Run:
         self._rig.watchdog.begin(self._rig.phases.phase)
         self._rig.state("running")
 
+    def _pair(self, arm: Arm) -> None:
+        """Run a block of the baseline and one of the segment between two steps."""
+        rig = self._rig
+        self._flush(wait=True)
+        if arm.trainer is None:
+            self._output = None  # whose memory the baseline may need
+        segment = rig.segment
+        self._entered.close()
+        self.steps += self._pairing.run(arm)
+        self._entered.enter_context(arm.entered())
+        rig.segment = segment
+        rig.follow(arm)
+        if rig.phases.phase is not Phase.STEADY:
+            rig.phases.restart()
+        blocks.settle(rig, arm)
+
     def _read_state(self, situation: Situation) -> SavedRound | None:
         """What to go on from, if anything; raises ``Mistake`` before anything is built."""
         if self._start.load_state or self._start.save_state:
@@ -273,7 +294,7 @@ class Run:
         rig, arm = self._rig, self._arm
         assert arm is not None
         wire, phases, watchdog, numbers = rig.wire, rig.phases, rig.watchdog, self._numbers
-        step, ready = arm.step, arm.ready
+        step, ready, pairing = arm.step, arm.ready, self._pairing
         lap = rig.clock.lap
         limit = self._start.steps if self._start.steps is not None else float("inf")
         now_ns = flushed_ns = 0
@@ -295,6 +316,8 @@ class Run:
                     break
                 if arm.rounds is None and numbers.due(arm, self._steady):
                     self._check_numbers(arm)
+                elif pairing.due():
+                    self._pair(arm)
                 rig.clock.begin()
         else:
             if self.steps < limit:
@@ -307,6 +330,7 @@ class Run:
         assert arm is not None
         laps = rig.clock.drain(wait=wait)
         rig.send_steps(laps)
+        self._pairing.see(laps)
         if self._metrics is not None:
             self._metrics.poll()
         output, finite = self._output, self._finite
@@ -360,6 +384,8 @@ class Run:
                     pass
                 case protocol.Predict():
                     self._predict(command)
+                case protocol.Baseline():
+                    self._pairing.choose(command)
                 case _:
                     self._end(command)
         self._apply(toggles)
@@ -367,6 +393,7 @@ class Run:
     def _pause(self) -> None:
         rig = self._rig
         self._flush(wait=True)
+        self._pairing.end()
         with rig.unwatched():
             rig.state("paused")
             while not isinstance(command := rig.wire.next(), protocol.Resume):
@@ -380,6 +407,8 @@ class Run:
                         pass
                     case protocol.Predict():
                         rig.answer(command)
+                    case protocol.Baseline():
+                        self._pairing.choose(command)
                     case _:
                         self._end(command)
         rig.state("running")

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from sessions import checked, statistics
+from sessions import checked, statistics, whole
 from sessions.model import Segment, Session
 from sessions.reproduce import session_hint
 from sessions.side_by_side import side_by_side
@@ -176,7 +176,7 @@ class Demo(QObject):
         comparison = self._folder / "comparison.md"
         runs = [Run(session)]
         try:
-            comparison.write_text(segments_table(session).to_markdown(), encoding="utf-8")
+            whole.write(comparison, segments_table(session).to_markdown().encode())
             charts = [
                 export_plot("step_time", runs, self._folder / f"step_time{suffix}")
                 for suffix in (".png", ".svg", ".pdf")

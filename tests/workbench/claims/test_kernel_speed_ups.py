@@ -69,7 +69,7 @@ def intervals(monkeypatch, disturbance, *, faster=1.0, others=0):
     for seed in range(TRIALS):
         machine = Machine(disturbance, seed, len(calls) * _rounds.ROUNDS * _rounds.CALLS)
         monkeypatch.setattr(_rounds, "times_us", machine.times_us)
-        timed = _rounds.alternate(calls, "cpu", tell=str, seed=seed)
+        timed = _rounds.alternate(calls, "cpu", describe_failure=str, seed=seed)
         found.append(speedup(*(segment(one) for one in timed[:2])))
     return found
 

@@ -29,7 +29,8 @@ from workbench import journal, protocol
 from workbench.journal import Journal
 from workbench.recorder import Recorder
 from workbench.runner import alternation, blocks
-from workbench.runner.ab import CompareRun, title
+from workbench.runner.ab import CompareRun
+from workbench.runner.arm import title
 from workbench.runner.failures import Cancelled
 from workbench.runner.resolve import resolve
 from workbench.runner.rig import Rig

@@ -95,6 +95,23 @@ def told(kind: str, whole: Tensor) -> None:
         _traffic.add(kind, whole)
 
 
+def all_gather_bytes(payload: bytes, device: torch.device) -> list[bytes]:
+    """Return the payload of every rank, in the order of the ranks.
+
+    The bytes travel as a tensor: ``all_gather_object`` would unpickle what another process sends.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    sizes = torch.zeros(ranks, dtype=torch.int64, device=device)
+    sizes[rank] = len(payload)
+    dist.all_reduce(sizes)
+    padded = torch.zeros(int(sizes.max()), dtype=torch.uint8, device=device)
+    padded[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    gathered = [torch.empty_like(padded) for _ in range(ranks)]
+    dist.all_gather(gathered, padded)
+    rows = zip(gathered, sizes.tolist(), strict=True)
+    return [bytes(row[:size].cpu().numpy()) for row, size in rows]
+
+
 def sum_over_ranks(x: Tensor) -> Tensor:
     """The sum of all ranks' ``x``, in a tensor of its own."""
     total = x.clone(memory_format=torch.contiguous_format)

@@ -23,6 +23,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions import reproduce
+from sessions.errors import SessionError
 from sessions.model import Configuration, Segment, Session
 from sessions.tables import UNPAIRED_NOTE, Table, segments_table
 from workbench.protocol import Failure
@@ -239,7 +240,7 @@ class SegmentsPanel(QWidget):
             if not draft.has(self._state.catalogue, family):
                 use.setText(f"Use its configuration (the runner has no family {family!r})")
                 use.setEnabled(False)
-            menu.addAction("Copy the command that runs it", lambda: _copy_command(segment))
+            menu.addAction("Copy the command that runs it", lambda: self._copy_command(segment))
             menu.addSeparator()
         menu.addAction("Copy table as CSV", self.copy_csv)
         menu.addAction("Copy table as Markdown", self.copy_markdown)
@@ -251,9 +252,12 @@ class SegmentsPanel(QWidget):
         if catalogue is not None and draft.has(catalogue, segment.configuration.family):
             self._state.edit(draft.adopt(catalogue, segment.configuration))
 
-
-def _copy_command(segment: Segment) -> None:
-    QGuiApplication.clipboard().setText(reproduce.segment_command(segment))
+    def _copy_command(self, segment: Segment) -> None:
+        """Put the command on the clipboard, or say why there is none."""
+        try:
+            QGuiApplication.clipboard().setText(reproduce.segment_command(segment))
+        except SessionError as refusal:
+            self._state.fail(Failure(kind="mistake", sentence=str(refusal)))
 
 
 def _tabulate(session: Session, baseline: int) -> tuple[Table, float]:

@@ -1,0 +1,33 @@
+"""Text of unknown origin as text that people can read without harm: no control characters.
+
+A terminal obeys escape sequences, and bidirectional controls show words in another order than the
+one in which a shell reads them (CVE-2021-42574). Both become U+FFFD.
+"""
+
+from __future__ import annotations
+
+REPLACEMENT = "\ufffd"
+_KEPT = "\n\t"
+_CONTROLS = [*range(0x20), *range(0x7F, 0xA0)]
+_BIDIRECTIONAL = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+_SEPARATORS = [0x2028, 0x2029]  # line ends to some programs and not to others
+_REPLACED = dict.fromkeys(
+    [code for code in _CONTROLS + _BIDIRECTIONAL + _SEPARATORS if chr(code) not in _KEPT],
+    REPLACEMENT,
+)
+
+
+def plain(text: str) -> str:
+    """Return the text with control and bidirectional characters replaced; lines stay lines."""
+    return text.replace("\r\n", "\n").translate(_REPLACED)
+
+
+def is_plain(text: str) -> bool:
+    """Return True if the text is one line without control or bidirectional characters."""
+    return not any(ord(letter) in _REPLACED or letter in _KEPT for letter in text)
+
+
+def one_line(text: str, most: int) -> str:
+    """Return the text on one line, cut to ``most`` characters with an ellipsis."""
+    line = " ".join(plain(text[: 4 * most]).split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
