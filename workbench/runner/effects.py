@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
-from models.quantized_linear import quantize_linears
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -28,6 +27,7 @@ import kernels
 from kernels import Operator
 from kernels._dispatch import watched
 from models import Model
+from models.quantized_linear import quantize_linears
 from workbench.runner import draws, marked
 from workbench.runner.build import Build, apply_toggles, make_bench, make_compute
 from workbench.runner.build import autocast as build_autocast
