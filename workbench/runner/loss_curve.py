@@ -28,8 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from models import Model
-from models._fake_quantized import fake_quantize_as
-from models._initialise import keep_marks
+from models.fake_quantized import fake_quantize_as
+from models.initialisation import keep_marks
 from workbench.runner import draws, ties
 from workbench.runner.arm import Arm
 from workbench.runner.ceilings import fp32_products
