@@ -13,6 +13,7 @@ from PySide6.QtWidgets import QWidget
 from sessions import checked
 from sessions.ceilings import ceiling_words
 from sessions.comparison import OTHER_WORK
+from sessions.plain_text import wrapped
 from sessions.statistics import RUN_ON, TOO_FEW
 from sessions.tables import MISSING, OWN, PEAKS, Table, text
 from workbench.titles import Titles
@@ -124,13 +125,15 @@ class SegmentModel(QAbstractTableModel):
         row, column = index.row(), index.column()
         match role:
             case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] == NUMBERS:
-                return checked.text(self._state.session.segments[row].ledger)
+                return wrapped(checked.text(self._state.session.segments[row].ledger))
             case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] == DIFFERS:
                 found, asked = self._shown.cells[row][column], self._shown.asked[row]
-                return found if found == asked else f"{found}\n{asked}"
+                return wrapped(found if found == asked else f"{found}\n{asked}")
             case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] == INTERVAL:
                 return self._shown.notes[row] or self._shown.cells[row][column]
-            case Qt.ItemDataRole.DisplayRole | Qt.ItemDataRole.ToolTipRole:
+            case Qt.ItemDataRole.ToolTipRole:
+                return wrapped(self._shown.cells[row][column])
+            case Qt.ItemDataRole.DisplayRole:
                 return self._shown.cells[row][column]
             case Qt.ItemDataRole.ForegroundRole if tone := self._shown.tone(row, column):
                 return QColor(getattr(self._state.theme, tone))
