@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from sessions.attribution import WHOLE_STEP
 from sessions.columns import row_count
 from sessions.model import Session, Study
 from sessions.numbers import STEP_TIME, Cell, interval_cells
@@ -67,9 +68,7 @@ def arms_table(study: Study) -> Table:
     columns = [
         Column("arm"),
         Column("median", "ms"),
-        Column("ratio", STEP_TIME),
-        Column("from", STEP_TIME),
-        Column("to", STEP_TIME),
+        *(Column(name, _unit(study)) for name in ("ratio", LOW, HIGH)),
         Column("rounds"),
         Column(PEAK, unit),
         Column("numbers"),
@@ -101,7 +100,7 @@ def effects_table(study: Study) -> Table:
     columns = [
         Column("toggle"),
         Column(EFFECT),
-        *(Column(name, STEP_TIME) for name in (RATIO, LOW, HIGH)),
+        *(Column(name, _unit(study)) for name in (RATIO, LOW, HIGH)),
         Column(VERDICT),
         Column("memory ratio"),
         Column("note"),
@@ -133,8 +132,8 @@ def remarks(study: Study) -> list[str]:
     """What a reader must know of how it was measured: sentences."""
     facts = study.facts
     said = [
-        "Ratios of step time with 95 % intervals, each; FASTER and SLOWER are corrected for the "
-        "number of effects (Holm). Below 1 is less.",
+        f"Ratios of {timed_words(study)} with 95 % intervals, each; FASTER and SLOWER are "
+        "corrected for the number of effects (Holm). Below 1 is less.",
         f"Peak memory: {facts.get('memory', 'not measured')}.",
     ]
     if facts.get("final"):
@@ -183,12 +182,26 @@ def is_measured(study: Study) -> bool:
     )
 
 
+def timed_words(study: Study) -> str:
+    """Return what the study timed, for a sentence."""
+    timed = str(study.asked.get("timed", WHOLE_STEP))
+    return "step time" if timed == WHOLE_STEP else f"{timed} pass's time"
+
+
 def _said(study: Study, row: Mapping[str, Any]) -> str:
     """One effect in words that claim no more than its verdict does."""
     if not math.isfinite(row["ratio"]):
         return "not measured"
     ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
-    return claim_words(_verdict_of(study, row), ratio, low, high, _region(study))
+    said = claim_words(_verdict_of(study, row), ratio, low, high, _region(study))
+    if _unit(study) == STEP_TIME:
+        return said
+    return f"{said.replace(STEP_TIME, _unit(study))}, {timed_words(study)}"
+
+
+def _unit(study: Study) -> str:
+    """The unit of ratios: what the study timed."""
+    return f"x {timed_words(study)}"
 
 
 def _verdict_of(study: Study, row: Mapping[str, Any]) -> str:

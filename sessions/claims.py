@@ -184,7 +184,8 @@ def _interval_cells(row: Row) -> list[Cell]:
 
 def _rounded(row: Row) -> tuple[str, str, str]:
     if not math.isfinite(row.low):
-        return number(row.measured), "", ""
+        counted = math.isnan(row.rounds) and row.measured.is_integer() and row.measured >= 1000
+        return f"{row.measured:,.0f}" if counted else number(row.measured), "", ""
     value, low, high = map(text, _interval_cells(row))
     return value, low, high
 

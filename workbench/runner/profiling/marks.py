@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.autograd.profiler import record_function
 
-from kernels import Operator
-from kernels._dispatch import watched
+from kernels import Operator, watched
 from models import Model
 from sessions.breakdown import LOSS
 from workbench.runner.profiling.trace import MODULE, OPERATOR, ROOT
