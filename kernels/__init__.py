@@ -15,6 +15,7 @@ from kernels._dispatch import (
     OPS,
     PREFERRED,
     REQUESTED,
+    STANDARD,
     Status,
     choose,
     chosen,
@@ -26,6 +27,12 @@ from kernels._dispatch import (
     watched,
 )
 from kernels._generations import GENERATIONS, generation
+from kernels._hydra_names import (
+    flexible_attention,
+    get_kernel_status,
+    set_attention_backend,
+    set_use_triton_kernels,
+)
 from kernels._operator import (
     Case,
     Cost,
@@ -85,6 +92,7 @@ __all__ = [
     "OPS",
     "PREFERRED",
     "REQUESTED",
+    "STANDARD",
     "Case",
     "Choice",
     "Cost",
@@ -105,10 +113,12 @@ __all__ = [
     "causal_conv1d",
     "choose",
     "chosen",
+    "flexible_attention",
     "fourier_mix",
     "gated_rms_norm",
     "geglu",
     "generation",
+    "get_kernel_status",
     "graph_diffusion",
     "hardware",
     "linear_cross_entropy",
@@ -127,6 +137,8 @@ __all__ = [
     "reset_usage",
     "rms_norm",
     "rope",
+    "set_attention_backend",
+    "set_use_triton_kernels",
     "ssd_scan",
     "ssd_step",
     "status",

@@ -18,6 +18,7 @@ from models.model import CHECKPOINTING, Metric, Model
 __all__ = [
     "CHECKPOINTING",
     "FAMILIES",
+    "AdaptiveFlashAttention",
     "BlockOutput",
     "Cache",
     "ConfigField",
@@ -37,22 +38,14 @@ __all__ = [
     "sample",
 ]
 
-# Modules for other packages that are not families.
-SUPPORT = frozenset(
-    {
-        "attention", "checkpointing", "config_fields", "cuda_graph", "errors", "family",
-        "initialisation", "language_model", "model", "neuro_fabric", "pipeline_footprint",
-        "pipeline_stages", "quantized_linear", "ssm", "tensor_parallel_footprint",
-        "tensor_parallel_plan",
-    }
-)  # fmt: skip
-
 
 def _discover() -> dict[str, Family]:
-    modules = [module.name for module in pkgutil.iter_modules(__path__)]
-    names = sorted(name for name in modules if name[0] != "_" and name not in SUPPORT)
-    families = [importlib.import_module(f"models.{name}").FAMILY for name in names]
+    names = [name for _, name, _ in pkgutil.iter_modules(__path__) if not name.startswith("_")]
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in sorted(names)]
+    families: list[Family] = [module.FAMILY for module in modules if hasattr(module, "FAMILY")]
     return {family.name: family for family in families}
 
 
 FAMILIES: dict[str, Family] = _discover()
+
+from models._adaptive_flash import AdaptiveFlashAttention  # noqa: E402 - it is made of a family's

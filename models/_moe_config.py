@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
+from typing import Any
 
 from models import config_fields
 from models.errors import ConfigurationError
 from models.family import setting
 
 GATINGS = ("topk", "noisy_topk", "dense")
+SWITCHES = (
+    "use_compile",
+    "compile_mode",
+    "use_amp",
+    "use_gradient_checkpointing",
+    "use_cuda_graph",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +94,30 @@ class MoEConfig(config_fields.RoundedVocabulary):
         "Inference only: the residual stream of all blocks lives in one buffer, allocated once.",
         weights=False,
     )
+    # What ``FullyOptimizedMoESystem`` does by default with this configuration, as the guide writes
+    # it. No fields: they are no sizes, and make no other model.
+    use_compile: InitVar[bool] = False
+    compile_mode: InitVar[str] = "default"
+    use_amp: InitVar[bool] = False
+    use_gradient_checkpointing: InitVar[bool] = False
+    use_cuda_graph: InitVar[bool] = False
+
+    def __post_init__(
+        self,
+        use_compile: bool,
+        compile_mode: str,
+        use_amp: bool,
+        use_gradient_checkpointing: bool,
+        use_cuda_graph: bool,
+    ) -> None:
+        values = (use_compile, compile_mode, use_amp, use_gradient_checkpointing, use_cuda_graph)
+        for name, value in zip(SWITCHES, values, strict=True):
+            object.__setattr__(self, name, value)
+
+    @property
+    def switches(self) -> dict[str, Any]:
+        """What ``FullyOptimizedMoESystem`` does by default, by name; ``replace`` forgets it."""
+        return {name: getattr(self, name) for name in SWITCHES}
 
     @property
     def active_experts(self) -> int:

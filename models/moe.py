@@ -72,6 +72,8 @@ def costs(config: MoEConfig) -> Costs:
         if how.compiled:
             fp32 = config.n_heads + 2 + n_experts + (2 * n_experts if noisy else 0)  # the noise
             more = around * element + 4 * fp32 + 3 * shared * width * element
+            if element < 4 and not shared:  # gathered rows and the router's copy stand for it
+                more -= dim * element
             return replace(held, kept_per_token=held.kept_per_token + more)
         backward = held.backward_per_token
         if how.device_type != "cpu":

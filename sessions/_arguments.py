@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from sessions import sweep
+from sessions.attribution import WHOLE_STEP
 from sessions.errors import SessionError
 from sessions.model import Configuration, Scalar
 from sessions.plain_text import is_plain, one_line
@@ -198,6 +199,8 @@ def _attribute(command: Mapping[str, Any], output: str) -> list[str]:
     asked += ["--region", exactly(100 * command["region"])]
     if command["mode"] == "shapley":
         asked += ["--orders", exactly(command["orders"])]
+    if command.get("timed", WHOLE_STEP) != WHOLE_STEP:
+        asked += ["--timed", name(command["timed"], "timed part")]
     return ["attribute", *of_configuration(base, base.toggles, asked, output)]
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from sessions.attribution import WHOLE_STEP
 from sessions.columns import row_count
 from sessions.model import Session, Study
 from sessions.numbers import Cell, Measured, text
@@ -52,7 +53,7 @@ def headline(study: Study) -> str:
     said = "nothing was measured yet"
     for row in rows(study, "effects"):
         if row["kind"] == "total" and row["quantity"] == "time":
-            said = f"all together: {_said(row)}"
+            said = f"all together: {_said(row, timed_words(study))}"
     if wrong:
         said = f"{', '.join(wrong)} computed wrong numbers; {said}"
     return f"{said}; numbers of {', '.join(unchecked)} not checked" if unchecked else said
@@ -133,8 +134,8 @@ def remarks(study: Study) -> list[str]:
     """What a reader must know of how it was measured: sentences."""
     facts = study.facts
     said = [
-        "Ratios of step time with 95 % intervals, each; FASTER and SLOWER are corrected for the "
-        "number of effects (Holm). Below 1 is less.",
+        f"Ratios of {timed_words(study)} with 95 % intervals, each; FASTER and SLOWER are "
+        "corrected for the number of effects (Holm). Below 1 is less.",
         f"Peak memory: {facts.get('memory', 'not measured')}.",
     ]
     if facts.get("final"):
@@ -183,14 +184,20 @@ def is_measured(study: Study) -> bool:
     )
 
 
-def _said(row: Mapping[str, Any]) -> str:
+def timed_words(study: Study) -> str:
+    """Return what the study timed, for a sentence."""
+    timed = str(study.asked.get("timed", WHOLE_STEP))
+    return "step time" if timed == WHOLE_STEP else f"{timed} pass's time"
+
+
+def _said(row: Mapping[str, Any], timed: str) -> str:
     ratio, low, high = _ratio_cells(row)
     if not math.isfinite(row["ratio"]):
         return "not measured"
     interval = "no interval yet"
     if math.isfinite(row["low"]):
         interval = f"95 % interval {text(low)} to {text(high)}"
-    return f"{row['verdict']}, {text(ratio)} of the base's step time ({interval})"
+    return f"{row['verdict']}, {text(ratio)} of the base's {timed} ({interval})"
 
 
 def _ratio_cells(row: Mapping[str, Any]) -> list[Cell]:

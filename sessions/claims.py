@@ -177,7 +177,8 @@ def _cells(row: Row) -> list[Cell]:
 
 def _rounded(row: Row) -> tuple[str, str, str]:
     if not math.isfinite(row.low):
-        return number(row.measured), "", ""
+        counted = math.isnan(row.rounds) and row.measured.is_integer() and row.measured >= 1000
+        return f"{row.measured:,.0f}" if counted else number(row.measured), "", ""
     error = (row.high - row.low) / 2
     value, low, high = (number(end, error) for end in (row.measured, row.low, row.high))
     return value, low, high

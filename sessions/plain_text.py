@@ -6,6 +6,7 @@ one in which a shell reads them (CVE-2021-42574). Both become U+FFFD.
 
 from __future__ import annotations
 
+LONGEST_SHOWN = 2000  # characters of a text in a label, a cell or a banner
 REPLACEMENT = "\ufffd"
 _KEPT = "\n\t"
 _CONTROLS = [*range(0x20), *range(0x7F, 0xA0)]
@@ -25,6 +26,11 @@ def plain(text: str) -> str:
 def is_plain(text: str) -> bool:
     """Return True if the text is one line without control or bidirectional characters."""
     return not any(ord(letter) in _REPLACED or letter in _KEPT for letter in text)
+
+
+def clip(text: str, most: int = LONGEST_SHOWN) -> str:
+    """Return the text cut to ``most`` characters with an ellipsis; laying out more would block."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def one_line(text: str, most: int) -> str:

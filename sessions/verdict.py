@@ -136,19 +136,19 @@ def interval(
     part where there are several. There is no interval before there are ``least`` builds.
     """
     series = np.asarray(logs, np.float64)
-    found = _interval(series, alpha)
+    pairs_only = _interval(series, alpha)
     if builds is None:
-        return found
+        return pairs_only
     between = scatter(series, builds)
     if between is None or (between.n == 1 and least == 1):
-        return found
+        return pairs_only
     low = high = math.nan
     if between.n >= least:
         half = between.half_width(alpha)
         wide = math.isfinite(half)  # two builds of a comparison that did not plan for several
-        low = min(found.low, between.mean - half) if wide else found.low
-        high = max(found.high, between.mean + half) if wide else found.high
-    return dataclasses.replace(found, low=low, high=high, builds=between)
+        low = min(pairs_only.low, between.mean - half) if wide else pairs_only.low
+        high = max(pairs_only.high, between.mean + half) if wide else pairs_only.high
+    return dataclasses.replace(pairs_only, low=low, high=high, builds=between)
 
 
 def _interval(series: NDArray, alpha: float) -> Interval:
@@ -162,7 +162,7 @@ def _interval(series: NDArray, alpha: float) -> Interval:
     if not math.isfinite(half):
         return Interval(n, mean, math.nan, math.nan, deviation)
     low, high = mean - half, mean + half
-    if n >= MIN_PAIRS and np.ptp(series) > 0:
+    if n >= MIN_PAIRS and deviation > 0:
         below, above, fixed = _fixed(series, alpha)
         low = min(low, mean - (mean - below) * half / fixed)
         high = max(high, mean + (above - mean) * half / fixed)
@@ -176,23 +176,23 @@ def fixed_interval(logs: ArrayLike, alpha: float = ALPHA) -> Interval:
     """
     series = np.asarray(logs, np.float64)
     n = len(series)
-    if n < MIN_PAIRS or np.ptp(series) == 0:
+    mean, deviation = float(series.mean()), float(series.std(ddof=1)) if n > 1 else 0.0
+    if n < MIN_PAIRS or not deviation > 0:
         return interval(series, alpha)
-    mean, deviation = float(series.mean()), float(series.std(ddof=1))
     below, above, half = _fixed(series, alpha)
     return Interval(n, mean, min(below, mean - half), max(above, mean + half), deviation)
 
 
-def p_value(found: Interval, margin: float) -> float:
+def p_value(time: Interval, margin: float) -> float:
     """Return the p value of "the log ratio lies within ``+-margin``", valid under any stopping.
 
     Where builds scatter, the larger of the pairs' and the builds', as the interval holds both.
     """
-    p = martingale.p_value(found.n, abs(found.mean) - margin, found.deviation)
-    between = found.builds
+    p = martingale.p_value(time.n, abs(time.mean) - margin, time.deviation)
+    between = time.builds
     if between is None or not math.isfinite(between.half_width()):
         return p
-    distance = math.copysign(between.mean, between.mean * found.mean) - margin
+    distance = math.copysign(between.mean, between.mean * time.mean) - margin
     return max(p, martingale.p_value(between.n, distance, between.deviation, martingale.BUILDS))
 
 
@@ -309,6 +309,19 @@ def judge_pairs(
     )
 
 
+def invalidated(judgement: Judgement, why: str) -> Judgement:
+    """Return the judgement without a verdict, because a measured time cannot be true."""
+    return msgspec.structs.replace(
+        judgement,
+        verdict="UNDECIDED",
+        p=1.0,
+        settled=False,
+        more_s=None,
+        invalid=why,
+        reasons=[why, *judgement.reasons],
+    )
+
+
 def corrected(judgements: Sequence[Judgement], alpha: float = ALPHA) -> list[Judgement]:
     """The judgements of several comparisons read side by side, by Holm's correction.
 
@@ -415,7 +428,8 @@ def _fixed(series: NDArray, alpha: float) -> tuple[float, float, float]:
             for first in range(0, _RESAMPLES, rows)
         ]
     )
-    skewness = float(np.sum(apart**3) / np.sum(apart**2) ** 1.5) / 6
+    standard = apart / apart.std()  # first, for the squares of small numbers may be 0
+    skewness = float(np.sum(standard**3) / n**1.5) / 6
     tie = 1e-9 * np.ptp(apart)  # of a resample with the mean, whichever way its sum is rounded
     bias = stats.norm.ppf((np.mean(means < -tie) + np.mean(means <= tie)) / 2)
     reach = bias + stats.norm.ppf([alpha / 2, 1 - alpha / 2])

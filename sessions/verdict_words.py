@@ -14,6 +14,11 @@ from sessions.sizes import size_text
 from sessions.verdict import REGION, are_right, unchecked_arms, wrong_arms
 
 SMALL_P = 0.001
+_MEASURES = (
+    ("max_error", "largest error", ".2g"),
+    ("mse", "MSE", ".2g"),
+    ("cosine", "cosine", ".6f"),
+)
 _SAYS = {"FASTER": "B is FASTER than A", "SLOWER": "B is SLOWER than A"}
 
 
@@ -29,6 +34,8 @@ def headline(comparison: PairedComparison) -> str:
     said = _SAYS.get(comparison.verdict, comparison.verdict)
     if comparison.verdict == "SAME":
         said = f"B is the SAME as A within ±{100 * region_of(comparison):.2g} %"
+    if comparison.facts.get("invalid"):
+        said = "INVALID: an arm is faster than this device can run it"
     if wrong:
         arms = " and ".join(arm for arm, _ in wrong)
         said = f"{arms} computed wrong numbers; by time: {said}"
@@ -40,7 +47,7 @@ def headline(comparison: PairedComparison) -> str:
 def ratio_line(comparison: PairedComparison) -> str:
     """The ratio with its interval, and what it rests on."""
     facts = comparison.facts
-    pairs, seconds = facts.get("pairs", 0), facts.get("seconds", math.nan)
+    pairs, seconds = facts.get("pairs", 0), facts.get("seconds") or math.nan
     basis = f"{pairs} pair{'' if pairs == 1 else 's'}"
     if (builds := facts.get("builds", 1)) > 1:
         basis += f" of {builds} builds"
@@ -83,20 +90,20 @@ def remarks(comparison: PairedComparison) -> list[str]:
         said.append(f"This holds for the build that was measured: {facts['one_build']}.")
     if comparison.verdict == "UNDECIDED" and facts.get("final"):
         more_s = facts.get("more_s")
-        if more_s is not None:
+        if more_s is not None and math.isfinite(more_s):
             said.append(f"Measuring about {duration(math.ceil(more_s))} more should decide.")
     return said
 
 
 def more_text(more_s: float, seconds: float) -> str:
     """How much longer measuring should take, and how long that is from the beginning: a clause."""
-    more = duration(math.ceil(more_s))
+    more = duration(math.ceil(more_s)) if math.isfinite(more_s) else "an unknown time"
     return f"measuring about {more} more should decide, {budget_of(more_s, seconds):,.0f} s in all"
 
 
 def budget_of(more_s: float, seconds: float) -> float:
     """The budget, in whole seconds, of measuring once more from the beginning and as long."""
-    return float(math.ceil(more_s + seconds))
+    return float(math.ceil(more_s + seconds)) if math.isfinite(more_s + seconds) else math.nan
 
 
 def rebuilding(facts: Mapping[str, Any]) -> list[str]:
@@ -115,11 +122,12 @@ def numerics_lines(comparison: PairedComparison) -> list[str]:
         against = f" against {found['reference']}" if found["reference"] else ""
         mark = MARKS[are_right(found)]
         line = f"{'AB'[int(arm)]}: numbers {mark}{against}: {found['text']}"
-        if found.get("max_error") is not None:
-            line += (
-                f"; largest error {found['max_error']:.2g}, MSE {found['mse']:.2g}, "
-                f"cosine {found['cosine']:.6f}"
-            )
+        measures = [
+            f"{title} {found[name]:{digits}}"
+            for name, title, digits in _MEASURES
+            if found.get(name) is not None
+        ]
+        line += "; " * bool(measures) + ", ".join(measures)
         lines.append(line)
     return lines
 

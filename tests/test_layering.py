@@ -34,21 +34,22 @@ sessions     sessions                                          | numpy scipy h5p
 .orders      sessions                                          | msgspec
 .protocol    sessions .preferences .offered .lines .orders     | msgspec
 .preferences                                                   | msgspec
-.titles      .protocol                                         |
+.titles      .protocol sessions                                |
 .recorder    sessions .protocol .titles                        | numpy msgspec
 .state_folder                                                  |
 .crash_log   .state_folder                                     |
 .interrupts                                                    |
+.flood                                                         |
 .journal     sessions .protocol .recorder .state_folder        | msgspec
 .remote                                                        |
 .endings                                                       |
 .obituaries  .protocol .remote .endings                        |
 .descendants                                                   |
-.client      .protocol .journal .remote .obituaries .descendants |
+.client      .protocol .journal .remote .obituaries .descendants .flood |
 .kept        sessions .state_folder                            | msgspec
 .floors      sessions .protocol .state_folder .kept            | msgspec
 .ceilings    sessions .state_folder .kept                      |
-.claims      .claims sessions .protocol                        | numpy scipy
+.claims      .claims sessions .protocol                        | numpy scipy msgspec
 .headless    sessions .protocol .recorder .journal .client .interrupts |
 .presets     sessions .protocol                                | msgspec
 .runner .runner kernels models sessions .protocol .offered .ceilings .endings \
@@ -57,7 +58,7 @@ sessions     sessions                                          | numpy scipy h5p
 .runner._onnx_operators                                        | torch onnxscript
 .runner.export_onnx .runner kernels models sessions            | torch msgspec onnxruntime
 .ui .ui .claims sessions .protocol .recorder .journal .client .remote .floors .presets \
-.titles .report .interrupts .crash_log | PySide6 pyqtgraph numpy msgspec
+.titles .report .interrupts .crash_log .flood | PySide6 pyqtgraph numpy msgspec
 .report      .report .ui sessions                                 | jinja2
 .ui.plots    .ui.plots .ui.icons .ui.style sessions            | PySide6 pyqtgraph numpy
 .commands .commands .claims .ui sessions .protocol .journal .client .remote .headless .floors \

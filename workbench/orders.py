@@ -8,6 +8,9 @@ import msgspec
 
 from sessions.model import Configuration, Scalar
 
+# Of a run's time, for blocks of its baseline: what they get unless told otherwise, and at most.
+PAIRING_SHARE, MOST_PAIRING_SHARE = 0.05, 0.5
+
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of one arm of a paired comparison, run without a pause."""
@@ -115,6 +118,7 @@ class Attribute(Command, tag="attribute"):
     ``sessions.attribution.MODES``; ``orders`` are how many it samples, where it does. ``budget_s``:
     seconds of alternating, without what building takes. ``build_s``: seconds that building may
     take, compiling included; the arms that are not reached by then are left out, with the reason.
+    ``timed``: "step", or "backward" for the backward pass of training steps alone.
     The answer is a study.
     """
 
@@ -129,6 +133,7 @@ class Attribute(Command, tag="attribute"):
     orders: int = 8
     build_s: float | None = None
     floor_note: str = ""
+    timed: Literal["step", "backward"] = "step"
 
 
 class Validate(Command, tag="validate"):
@@ -211,6 +216,10 @@ class Stop(Command, tag="stop"):
 
 class Cancel(Command, tag="cancel"):
     """Stop as soon as possible; what is being built is given up."""
+
+
+class ClearTritonCache(Command, tag="clear-triton-cache"):
+    """Delete the kernels that Triton keeps compiled on disk; a note answers. It ends a run."""
 
 
 class Quit(Command, tag="quit"):

@@ -28,9 +28,11 @@ from sessions.model import (
     Session,
     Study,
 )
+from sessions.plain_text import clip
 from workbench import protocol, titles
 
 LONGEST_TEXT = 4000  # characters that a segment keeps of what it generated
+LONGEST_NAME, LONGEST_NOTE = 1_000, 1_000_000  # characters; session files hold no more
 
 
 class Recorder:
@@ -151,7 +153,8 @@ class Recorder:
             case protocol.Note():
                 self._event(message.t_s, message.kind, message.text)
             case protocol.Described():
-                session.title, session.notes = message.title, message.notes
+                session.title = clip(message.title, LONGEST_NAME)
+                session.notes = clip(message.notes, LONGEST_NOTE)
             case protocol.Failure():
                 kind = "warning" if message.kind == protocol.JOURNAL else "error"
                 self._event(message.t_s, kind, message.sentence)
@@ -199,7 +202,7 @@ class Recorder:
         segment = Segment(
             index=len(self.session.segments),
             configuration=message.configuration,
-            label=message.label,
+            label=clip(message.label, LONGEST_NAME),
             start_s=message.t_s + self._offset_s,
             ledger=dict(message.ledger),
         )
@@ -354,7 +357,8 @@ class Recorder:
         return found
 
     def _event(self, t_s: float, kind: str, text: str) -> None:
-        self.session.events.append(Event(t_s + self._offset_s, kind, text))
+        event = Event(t_s + self._offset_s, kind, clip(text, LONGEST_NOTE))
+        self.session.events.append(event)
 
 
 def _foretold(message: protocol.ComparisonStarted) -> dict[str, Any]:

@@ -41,7 +41,8 @@ class Row:
     other implementations; ``rounds`` and ``began_s`` as in ``Timings``. ``kernel_us``: mean time in
     kernels alone, by CUPTI, where CUPTI is available. ``floor_us``: least time that the mathematics
     needs at the ceilings of this run. ``error``: largest error divided by the allowed error, over
-    all outputs and gradients. ``difference``: largest difference of any output from the exact one.
+    all outputs and gradients. ``difference``: largest difference of any output from the exact one;
+    ``mean_difference``: the largest mean absolute difference of an output.
     ``first_s``: duration of the first call, its compilation included. ``tiles``: the tiles tuned
     before timing, which took ``autotune_s``. ``problem``: why there are no times, or no more of
     them.
@@ -56,6 +57,7 @@ class Row:
     floor_us: float
     error: float = float("nan")
     difference: float = float("nan")
+    mean_difference: float = float("nan")
     first_s: float = float("nan")
     times_us: list[float] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
@@ -272,10 +274,11 @@ def _failed(device: torch.device) -> str:
 
 def _errors(compared: list[Comparison]) -> dict[str, Any]:
     """Return the fields of a ``Row`` that describe a comparison with the exact results."""
-    outputs = (c.error for c in compared if c.what.startswith("output"))
+    outputs = [c for c in compared if c.what.startswith("output")]
     return {
         "error": max((c.error / c.allowed for c in compared if c.allowed), default=0.0),
-        "difference": max(outputs, default=0.0),
+        "difference": max((c.error for c in outputs), default=0.0),
+        "mean_difference": max((c.mean_error for c in outputs), default=0.0),
     }
 
 

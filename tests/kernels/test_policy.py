@@ -42,7 +42,9 @@ EXPECTED = {
     (12, 0): (BF16, False, True, True, 99, FLASH, SMALL),
     (13, 0): (BF16, False, True, True, 99, FLASH, SMALL),
 }
-needs_triton = pytest.mark.skipif(DISABLED or not INSTALLED, reason="the table is one with Triton")
+needs_triton = pytest.mark.skipif(
+    bool(DISABLED) or not INSTALLED, reason="the table is one with Triton"
+)
 
 
 @needs_triton

@@ -112,7 +112,7 @@ def as_on_an_h200() -> Iterator[None]:
     known = dataclasses.replace(hardware.of("cpu"), sm_count=132, total_bytes=141 << 30)
     # By its module: ``kernels.attention`` is the operator.
     adaptive = sys.modules["kernels.adaptive_attention"]
-    experts = sys.modules["kernels.moe_experts"]
+    experts = sys.modules["kernels.moe_experts._plain"]
     attention = adaptive.attention
 
     def attention_of_its_choice(*args: Any, backend: str | None, **more: Any) -> Tensor:
@@ -125,8 +125,9 @@ def as_on_an_h200() -> Iterator[None]:
         patch.setattr(hardware, "_cpu", lambda: known)
         patch.setattr(sys.modules["kernels.attention._sdpa"], SDPA, flash)
         patch.setattr(adaptive, "attention", attention_of_its_choice)
-        # PyTorch's loop over experts is for CPUs: a GPU passes every token through every expert.
-        patch.setattr(experts, "_by_expert", experts.reference)
+        # What PyTorch runs there: its grouped product in BF16, padded blocks otherwise.
+        patch.setattr(experts, "_on_host", lambda x: False)
+        patch.setattr(experts, "_has_one_kernel", lambda: True)
         patch.setattr(functional, "rms_norm", lambda x, _, weight, eps: Norm.apply(x, weight))
         for cached_function in cached:
             cached_function.cache_clear()

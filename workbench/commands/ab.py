@@ -194,7 +194,7 @@ def _code(arguments: argparse.Namespace, outcome: Outcome) -> int:
         shown = bool(at_most(judgement_of(comparison), 1 + region, region).holds)
     if not shown:
         say(f"expected {' or '.join(wanted)}, and the verdict is {comparison.verdict}")
-    if wrong_arms(comparison):
+    if wrong_arms(comparison) or comparison.facts.get("invalid"):
         return FAILED
     if shown:
         return DONE

@@ -153,6 +153,7 @@ class BenchRun:
         measured = {
             "error": row.error,
             "max_difference": row.difference,
+            "mean_difference": row.mean_difference,
             "first_s": row.first_s,
             "kernel_us": row.kernel_us,
             "autotune_s": row.autotune_s,

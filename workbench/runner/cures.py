@@ -26,7 +26,7 @@ def cure(
     failure: protocol.Failure, configuration: Configuration | None, device: torch.device
 ) -> protocol.Failure:
     """The failure with the choice that should help, if there is one for it."""
-    if configuration is None or failure.kind not in _CURES:
+    if configuration is None or failure.kind not in _CURES or failure.clears:
         return failure
     try:
         situation = resolve(configuration, device)

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from models import Model
+from models.fake_quantized import fake_quantize_as
 from models.initialisation import keep_marks
 from workbench.runner import draws, ties
 from workbench.runner.arm import Arm
@@ -35,9 +36,11 @@ from workbench.runner.ceilings import fp32_products
 from workbench.runner.compiles import eager
 from workbench.runner.data import Tensors
 from workbench.runner.own import kind
-from workbench.runner.plain import carry, plain_kernels, take_choices
+from workbench.runner.plain import plain_kernels, take_choices
+from workbench.runner.structures import cast_floats, map_tensors
 from workbench.runner.ties import Nudge, nudged
 from workbench.runner.training import Trainer, plain_optimizer
+from workbench.runner.undisturbed import constants_of, share
 
 STEPS = 8
 SLACK = 2.0  # as of a single step
@@ -194,7 +197,10 @@ def _is_plain(arm: Arm) -> bool:
 def _ways(arm: Arm, own: Steps, plain: Steps, reference: Steps) -> list[Way]:
     """Of each of the optimizer's groups, and of every tensor that stands still."""
     assert arm.keeper is not None
-    groups = [[id(each) for each in one["params"]] for one in arm.keeper.optimizer.param_groups]
+    groups = [
+        [id(each) for each in group["params"] if each.requires_grad]
+        for group in arm.keeper.optimizer.param_groups
+    ]
     found = []
     for number, group in enumerate(groups, 1):
         what = "the weights" if len(groups) == 1 else f"the weights of group {number}"
@@ -225,6 +231,7 @@ def _moved(arm: Arm, before: Mapping[int, Tensor]) -> Steps:
     return {
         id(each): _numbers(each.detach()) - _numbers(before[id(each)])
         for each in arm.plain_weights().values()
+        if each.requires_grad
     }
 
 
@@ -268,15 +275,15 @@ def _plain_course(
             wrap = _as_it_is
         stack.enter_context(plain_kernels())
         stack.enter_context(eager())
-        model, trainer, copies = _copy(arm, dtype or arm.weights_dtype, nudge, fresh=fresh)
+        model, trainer, copies = _copy(arm, dtype, nudge, fresh=fresh)
         if dtype is None:
             take_choices(model, arm.model)
             trainer.scaler = _scaler(arm)
-        losses, shares = [], arm.shares()
+        losses = []
         arm.batches.rewind()
         for _ in range(STEPS):
             arm.batches.advance()
-            inputs = [_turned(one) if turned else one for one in shares]
+            inputs = [_turned(share) if turned else share for share in arm.shares()]
             loss = torch.stack([wrap(model.loss)(*_cast(one, dtype)) for one in inputs]).mean()
             trainer.update(loss)
             losses.append(loss.detach().double())
@@ -284,16 +291,22 @@ def _plain_course(
         steps = {
             id(each): _numbers(copies[id(each)].detach()) - _numbers(each.detach())
             for each in arm.plain_weights().values()
+            if each.requires_grad
         }
     return Course([float(loss) for loss in losses], steps)
 
 
 def _turned(batch: Tensors) -> Tensors:
-    return tuple(x.roll(len(x) // 2, 0) if x.dim() else x for x in batch)
+    def turn(x: Tensor) -> Tensor:
+        return x.roll(len(x) // 2, 0) if x.ndim and x.layout == torch.strided else x
+
+    turned: Tensors = map_tensors(batch, turn)
+    return turned
 
 
-def _cast(batch: Tensors, dtype: torch.dtype | None) -> list[Tensor]:
-    return [x.to(dtype) if dtype is not None and x.is_floating_point() else x for x in batch]
+def _cast(batch: Tensors, dtype: torch.dtype | None) -> Tensors:
+    cast: Tensors = batch if dtype is None else cast_floats(batch, dtype)
+    return cast
 
 
 def _scaler(arm: Arm) -> torch.amp.GradScaler | None:
@@ -310,25 +323,28 @@ def _as_it_is(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 
 
 def _copy(
-    arm: Arm, dtype: torch.dtype, nudge: Nudge, *, fresh: bool
+    arm: Arm, asked: torch.dtype | None, nudge: Nudge, *, fresh: bool
 ) -> tuple[Model, Trainer, dict[int, nn.Parameter]]:
     """A plain model around copies of the arm's weights, and an AdamW with copies of its moments.
 
     The latter's are those of a first step where they are ``fresh``. The copies go by address.
     """
     assert arm.keeper is not None
+    dtype = asked or arm.weights_dtype
     copies: dict[int, nn.Parameter] = {}
-    weights = {}
-    for name, parameter in arm.plain_weights().items():
+    weights: dict[str, Tensor] = {}
+    held_by = arm.plain_weights()
+    exact = held_by if asked is None else constants_of(arm, held_by, dtype)
+    for name, parameter in held_by.items():
         if id(parameter) not in copies:
-            cast = parameter.detach().to(kind(parameter, dtype), copy=True)
+            cast = exact[name].detach().to(kind(parameter, dtype), copy=True)
             held = nudged(cast, nudge, len(copies))
             copied = nn.Parameter(held, requires_grad=parameter.requires_grad)
             keep_marks(parameter, copied)
             copies[id(parameter)] = copied
         weights[name] = copies[id(parameter)]
-    model: Model = arm.situation.family.share(arm.situation.config, weights)
-    carry(model, arm.model.carried())
+    model = share(arm, weights, asked)
+    fake_quantize_as(model, arm.model)
     model.train()
     model.set_checkpointing("full")  # the same numbers, where a large batch's are not all kept
     draws.take_modes(model, arm.model)
@@ -356,7 +372,6 @@ def _put_back(arm: Arm) -> Iterator[dict[int, Tensor]]:
     if _is_plain(arm):
         for state in arm.keeper.optimizer.state.values():
             tensors += state.values()
-    carried = {name: tensor.clone() for name, tensor in arm.model.carried().items()}
     scaler = arm.keeper.scaler
     scale = None if scaler is None else scaler.state_dict()
     kept = [tensor.detach().clone() for tensor in tensors]
@@ -366,7 +381,6 @@ def _put_back(arm: Arm) -> Iterator[dict[int, Tensor]]:
         with torch.no_grad():
             for tensor, before in zip(tensors, kept, strict=True):
                 tensor.copy_(before)
-            carry(arm.model, carried)
         if scaler is not None and scale:
             _restore_scale(scaler, scale)
 

@@ -18,19 +18,19 @@ from dataclasses import dataclass
 
 from sessions import verdict
 from sessions.background import BACKGROUND
+from sessions.ceilings import limit_ms
 from sessions.model import Numerics, Phase, Scalar
 from sessions.statistics import MIN_BLOCK_MS, MIN_BLOCK_STEPS
 from workbench import protocol
 from workbench.runner import blocks
 from workbench.runner.arm import Arm, title
 from workbench.runner.blocks import LEAST_STEPS, Contender
-from workbench.runner.failures import Mistake, explain, is_fatal
+from workbench.runner.failures import explain, is_fatal
 from workbench.runner.memory import free_memory
 from workbench.runner.rig import Rig
 from workbench.runner.timing import Lap
 from workbench.runner.toggles import Situation
 
-MOST_SHARE = 0.5
 FIRST_S = 0.5  # of steady steps before the first pair
 LONGEST_MS = 500.0  # of a block, unless its fewest steps take longer
 ONE_BUILD = "the blocks ran beside a run, in which nothing is built again"
@@ -49,10 +49,6 @@ class Pairing:
     """Runs the pairs of one run: ``share`` of the time at most goes to the baseline's blocks."""
 
     def __init__(self, rig: Rig, start: protocol.Start) -> None:
-        if not 0 <= start.pairing_share <= MOST_SHARE:
-            raise Mistake(
-                f"pairing_share = {start.pairing_share:g} is outside of 0 to {MOST_SHARE:g}"
-            )
         self._rig, self._start = rig, start
         # Of so many steps none is another's, and a state is that of the configuration's own steps.
         exact = start.steps is not None or start.load_state or start.save_state
@@ -84,8 +80,7 @@ class Pairing:
         segment = self._now
         if segment is None or not laps or laps[-1].phase != Phase.STEADY:
             return
-        last = laps[-1]
-        segment.step_ms = last.wall_ms if last.gpu_ms is None else last.gpu_ms
+        segment.step_ms = laps[-1].step_ms
         if segment not in self._segments:
             self._segments.append(segment)
         if self._baseline is None:
@@ -165,6 +160,8 @@ class Pairing:
             _contender(number, segment, built, titles[number])
             for number, (segment, built) in enumerate(((base, first), (now, arm)))
         ]
+        for contender, built in zip(self._contenders, (first, arm), strict=True):
+            contender.least_ms = limit_ms(rig.facts_of(built, contender.segment))
         self._blocks, self._checked, self._began = [], {}, time.perf_counter()
         self._index, rig.comparisons = rig.comparisons, rig.comparisons + 1
         facts: dict[str, Scalar] = {
@@ -203,6 +200,8 @@ class Pairing:
         judgement = verdict.judge(
             blocks.comparison_of(self._blocks), floor=self._start.floor, seconds=seconds
         )
+        if why := blocks.impossible_arm(self._contenders, self._blocks):
+            judgement = verdict.invalidated(judgement, why)
         rig.wire.send(
             protocol.Judged(
                 comparison=self._index, judgement=judgement, seconds=seconds, final=final

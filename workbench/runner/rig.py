@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from sessions.ceilings import FASTEST
 from sessions.comparison import OTHERS, OWN_PEAK
 from sessions.model import Ceilings, Phase, Scalar
 from workbench import protocol
@@ -250,4 +251,6 @@ def _roof_facts(known: Ceilings, dtype: str, devices: int) -> dict[str, Scalar]:
     }
     if dtype in known.flops_per_s:
         facts["matrix_flops_per_s"] = devices * known.flops_per_s[dtype]
+    if not known.disturbed:  # else the device may reach more
+        facts[FASTEST] = devices * max(known.flops_per_s.values())
     return facts

@@ -224,8 +224,11 @@ def _paint(
     painter.fillRect(target, shade(theme.surface))
     view.scene().prepareForPaint()
     view.scene().render(painter, target, source)
+    error = canvas.error
     canvas.clear_layers()
     view.close()
+    if error is not None:  # the picture is only half painted
+        raise error
 
 
 def _png(

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject
 
+from sessions.background import is_background, newest_requested
 from sessions.model import Configuration, PairedComparison
 from sessions.side_by_side import side_by_side
 from workbench import floors, protocol
 from workbench.ui import draft, edited
 
 if TYPE_CHECKING:
+    from workbench.ui.settings import Settings
     from workbench.ui.state import AppState
 
 BUDGET_S = 20.0
@@ -39,11 +41,51 @@ class Verdicts(QObject):
         self._state = state
         self.budget_s = BUDGET_S  # seconds of alternating that a new comparison may take
         self.resumes = False  # an interrupted run was told to go on and does not yet
+        self.build_count = 0  # as in ``protocol.Compare``
+        self.pairing_share = (
+            protocol.PAIRING_SHARE
+        )  # of the time of a run, as in ``protocol.Start``
+        self._settings: Settings | None = None
+        self._baseline = 0  # the segment that the runner's baseline was taken from
         self._known: list[floors.Calibration] = []  # of the runner's machine
         self._asked: _Asked | None = None
         state.catalogueChanged.connect(self._read_floor)
         state.heard.connect(self._hear)
         state.stateChanged.connect(self._forget)
+        state.segmentsChanged.connect(self._follow_baseline)
+
+    def keep_in(self, settings: Settings) -> None:
+        """Remember how verdicts are measured there, and take what is remembered."""
+        self._settings = settings
+        self.build_count, self.pairing_share = settings.build_count, settings.pairing_share
+
+    def set_build_count(self, count: int) -> None:
+        """Build both arms of verdicts to come so often; 0: several times if that is cheap."""
+        self.build_count = count
+        if self._settings is not None:
+            self._settings.build_count = count
+
+    def set_pairing_share(self, share: float) -> None:
+        """Let runs to come return to their baseline for this part of the time; 0: never."""
+        self.pairing_share = share
+        if self._settings is not None:
+            self._settings.pairing_share = share
+
+    def respected(self, command: protocol.Start) -> protocol.Start:
+        """Return the run with its share of background pairing, and the floor of its ratios."""
+        catalogue = self._state.catalogue
+        command.pairing_share = self.pairing_share
+        return command if catalogue is None else floors.respected(catalogue, command)
+
+    def _follow_baseline(self) -> None:
+        """Tell the runner which segment ratios refer to, if a person chose another one."""
+        state, segments = self._state, self._state.session.segments
+        if state.baseline == self._baseline:
+            return
+        self._baseline = state.baseline
+        if state.live and state.active and state.baseline < len(segments):
+            chosen = segments[state.baseline].configuration
+            state.send(protocol.Baseline(configuration=chosen))
 
     @property
     def all(self) -> list[PairedComparison]:
@@ -52,9 +94,10 @@ class Verdicts(QObject):
 
     @property
     def newest(self) -> PairedComparison | None:
-        """The last comparison of the session that is shown."""
+        """The last comparison of the session that is shown; none that ran in the background."""
         comparisons = self.all
-        return comparisons[-1] if comparisons else None
+        place = newest_requested(comparisons)
+        return None if place is None else comparisons[place]
 
     @property
     def busy(self) -> bool:
@@ -113,6 +156,7 @@ class Verdicts(QObject):
             budget_s=self.budget_s,
             seed=other.seed,
             predict=True,
+            build_count=self.build_count,
         )
         if (catalogue := self._state.catalogue) is not None:
             command = floors.respected(catalogue, command)
@@ -141,6 +185,8 @@ class Verdicts(QObject):
         """Whether this session has a clear verdict on the two, in whichever order."""
         session = self._state.recorder.session
         for one in session.comparisons:
+            if is_background(one):
+                continue
             arms = [session.segments[place].configuration for place in one.facts["segments"]]
             if one.verdict != "UNDECIDED" and arms in ([base, other], [other, base]):
                 return True
@@ -193,6 +239,7 @@ class Verdicts(QObject):
             before=_blocks(newest),
             before_s=facts.get("seconds", 0.0),
             predict="prediction" in facts,
+            build_count=facts.get("build_count", 0),
         )
         self._ask(command, self._state.running)
 
@@ -293,6 +340,7 @@ def _blocks(comparison: PairedComparison) -> list[protocol.Block]:
         comparison.clocks_mhz,
         comparison.voids,
         comparison.means_ms or [math.nan] * len(comparison.order),
+        comparison.builds or [0] * len(comparison.order),
         strict=True,
     )
     return [
@@ -303,6 +351,7 @@ def _blocks(comparison: PairedComparison) -> list[protocol.Block]:
             clock_mhz=clock if math.isfinite(clock) else None,
             void=void,
             mean_ms=mean if math.isfinite(mean) else None,
+            build=build,
         )
-        for arm, pair, median, clock, void, mean in rows
+        for arm, pair, median, clock, void, mean, build in rows
     ]

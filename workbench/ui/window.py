@@ -122,6 +122,7 @@ class MainWindow(QMainWindow):
         self.setAcceptDrops(True)
         state.offers.keep_in(settings)
         state.checklists.keep_in(settings)
+        state.verdicts.keep_in(settings)
         state.presets.keep_in(settings)
         self.failures = FailurePanel(state)
         self.desk = Desk(state, PANELS)

@@ -144,7 +144,7 @@ def test_what_has_no_reference_is_not_checked(build, monkeypatch):
     def broken(*_):
         raise TypeError("no plain model")
 
-    monkeypatch.setattr(plain.Plain, "_model", broken)
+    monkeypatch.setattr(plain.Plain, "model", broken)
     found = numerics.check(*build())
     assert (found.ok, found.reference) == (None, "") and "no plain model" in found.text
 
@@ -153,7 +153,7 @@ def test_what_cannot_be_checked_says_why(build, monkeypatch):
     def no_memory(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr(plain.Plain, "_model", no_memory)
+    monkeypatch.setattr(plain.Plain, "model", no_memory)
     found = numerics.check(*build())
     assert found.ok is None and found.reference == ""
     assert found.text.startswith("not checked: Out of memory")

@@ -10,9 +10,10 @@ from workbench.runner import numerics
 from workbench.runner.arm import Arms
 from workbench.runner.failures import Mistake
 from workbench.runner.finite import FiniteWatch
-from workbench.runner.outputs import measurable, tensors
+from workbench.runner.outputs import measurable
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.resolve import resolve
+from workbench.runner.structures import tensors
 
 CPU = torch.device("cpu")
 FILE = """

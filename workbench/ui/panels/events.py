@@ -23,6 +23,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.model import Event
+from sessions.plain_text import clip
 from workbench.ui import fonts
 from workbench.ui.icons import icon
 from workbench.ui.option_picker import OptionPicker
@@ -175,7 +176,7 @@ class EventModel(QAbstractTableModel):
                 text = self._state.titled(event.text)
                 return (clock(event.t_s), event.kind, text)[column]
             case Qt.ItemDataRole.ToolTipRole, 2:
-                return event.text
+                return clip(event.text)
             case Qt.ItemDataRole.DecorationRole, 1:
                 name, colour = KIND_ICON.get(event.kind, KIND_ICON["info"])
                 return icon(name, self._state.theme, colour)

@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.model import Segment, Session
+from workbench.ui.plots._guard import guarded
 from workbench.ui.plots._layers import Frame, Layer
 from workbench.ui.plots._plot import Run
 from workbench.ui.style import Style, shade
@@ -142,6 +143,7 @@ class Lane(QGraphicsWidget):
         self.setPreferredHeight(height)
         return True
 
+    @guarded
     def paint(
         self,
         painter: QPainter,

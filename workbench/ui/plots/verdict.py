@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sessions import verdict
+from sessions.background import newest_requested
 from sessions.model import PairedComparison
 from workbench.ui.plots import _arms
 from workbench.ui.plots._arrays import Array
@@ -27,6 +28,8 @@ def shown(runs: Sequence[Run]) -> PairedComparison | None:
     """The comparison of the first run that is to be shown."""
     for run in runs:
         comparisons = run.session.comparisons
+        if run.comparison == -1 and (newest := newest_requested(comparisons)) is not None:
+            return comparisons[newest]
         if comparisons and -len(comparisons) <= run.comparison < len(comparisons):
             return comparisons[run.comparison]
     return None
@@ -82,7 +85,8 @@ def _percent(logs: Array) -> Array:
 
 
 def _void_pairs(comparison: PairedComparison) -> Array:
-    voids = {pair for pair, void in zip(comparison.pairs, comparison.voids, strict=True) if void}
+    # Files of other programs may lack the pairs.
+    voids = {pair for pair, void in zip(comparison.pairs, comparison.voids, strict=False) if void}
     return np.array(sorted(voids), np.int64) + 1
 
 
