@@ -18,8 +18,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.model import Segment, Session
-from sessions.plain_text import wrapped
-from sessions.plain_text import LONGEST_SHOWN, one_line
+from sessions.plain_text import LONGEST_SHOWN, one_line, wrapped
 from workbench.ui.plots._guard import guarded
 from workbench.ui.plots._layers import Frame, Layer
 from workbench.ui.plots._plot import MOST_SEGMENTS, Run
