@@ -24,6 +24,7 @@ from kernels._dispatch import (
     status,
     usage,
     using,
+    watched,
 )
 from kernels._generations import GENERATIONS, generation
 from kernels._hydra_names import (
@@ -48,8 +49,9 @@ from kernels._policy import Policy, attention_usage, policies, policy
 from kernels._tuning import Choice, reset_tiles, tiles, tuning
 from kernels._workspace import Workspace
 
+_SUPPORT = ("hardware", "measure")  # modules for other packages that are not operators
 for _module in pkgutil.iter_modules(__path__):
-    if not _module.name.startswith("_") and _module.name != "hardware":
+    if not _module.name.startswith("_") and _module.name not in _SUPPORT:
         _op = importlib.import_module(f"{__name__}.{_module.name}").OP
         OPS[_op.name] = _op
 
@@ -147,5 +149,6 @@ __all__ = [
     "tuning",
     "usage",
     "using",
+    "watched",
     "without_autocast",
 ]

@@ -121,6 +121,18 @@ def _choose(op: Operator, args: tuple[Any, ...]) -> str:
     raise Unavailable(f"{op.name}: no implementation can run on {device_type}: {passed}")
 
 
+def meaning(op: Operator, choice: str, args: tuple[Any, ...]) -> str:
+    """Return the implementation that a choice stands for with these inputs; nothing is counted."""
+    counts, last = dict(_counts), dict(_last)
+    try:
+        return _choose(op, args) if choice == "auto" else _resolved(op, choice, "", args)
+    finally:
+        _counts.clear()
+        _counts.update(counts)
+        _last.clear()
+        _last.update(last)
+
+
 def _checked(op: Operator, name: str, args: tuple[Any, ...]) -> str:
     reason = _missing(op.name, name, _type_of(args[0]))
     if not reason:

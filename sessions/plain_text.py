@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import textwrap
 
+LONGEST_SHOWN = 2000  # characters of a text in a label, a cell or a banner
 REPLACEMENT = "\ufffd"
 _KEPT = "\n\t"
 _FORMULAS = ("=", "+", "-", "@")
@@ -27,7 +28,7 @@ def plain(text: str) -> str:
     return "\r\n".join(part.translate(_REPLACED) for part in text.split("\r\n"))
 
 
-def wrapped(text: str, columns: int = 90, most: int = 2000) -> str:
+def wrapped(text: str, columns: int = 90, most: int = LONGEST_SHOWN) -> str:
     """Return the text in lines of at most ``columns`` characters, as tooltips show it."""
     lines = plain(text[:most]).splitlines()
     shown = "\n".join(textwrap.fill(line, columns) for line in lines)
@@ -51,6 +52,11 @@ def json_escaped(written: str) -> str:
 def is_plain(text: str) -> bool:
     """Return True if the text is one line without control or bidirectional characters."""
     return not any(ord(letter) in _REPLACED or letter in _KEPT for letter in text)
+
+
+def clip(text: str, most: int = LONGEST_SHOWN) -> str:
+    """Return plain text of at most ``most`` characters; laying out more would block the window."""
+    return plain(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
 def one_line(text: str, most: int) -> str:

@@ -26,7 +26,7 @@ QT = "PySide6 pyqtgraph"
 # it; ".x" is short for workbench.x. Peers are other libraries' kernels, to compare with.
 MAY_IMPORT = """
 kernels      kernels                                           | torch triton
-kernels._peers kernels  | torch fla liger_kernel quack mamba_ssm
+kernels.measure.peers kernels                          | torch fla liger_kernel quack mamba_ssm
 models       models kernels                                    | torch
 sessions     sessions                                          | numpy scipy h5py msgspec
 .offered     sessions                                          | msgspec
@@ -34,17 +34,18 @@ sessions     sessions                                          | numpy scipy h5p
 .orders      sessions                                          | msgspec
 .protocol    sessions .preferences .offered .lines .orders     | msgspec
 .preferences                                                   | msgspec
-.titles      .protocol                                         |
+.titles      .protocol sessions                                |
 .recorder    sessions .protocol .titles                        | numpy msgspec
 .state_folder                                                  |
 .crash_log   .state_folder                                     |
 .interrupts                                                    |
+.flood                                                         |
 .journal     sessions .protocol .recorder .state_folder        | msgspec
 .remote                                                        |
 .endings                                                       |
 .obituaries  .protocol .remote .endings                        |
 .descendants                                                   |
-.client      .protocol .journal .remote .obituaries .descendants |
+.client      .protocol .journal .remote .obituaries .descendants .flood |
 .kept        sessions .state_folder                            | msgspec
 .floors      sessions .protocol .state_folder .kept            | msgspec
 .ceilings    sessions .state_folder .kept                      |
@@ -57,7 +58,7 @@ sessions     sessions                                          | numpy scipy h5p
 .runner._onnx_operators                                        | torch onnxscript
 .runner.export_onnx .runner kernels models sessions            | torch msgspec onnxruntime
 .ui .ui .claims sessions .protocol .recorder .journal .client .remote .floors .presets \
-.titles .report .interrupts .crash_log | PySide6 pyqtgraph numpy msgspec
+.titles .report .interrupts .crash_log .flood | PySide6 pyqtgraph numpy msgspec
 .report      .report .ui sessions                                 | jinja2
 .ui.plots    .ui.plots .ui.icons .ui.style sessions            | PySide6 pyqtgraph numpy
 .commands .commands .claims .ui sessions .protocol .journal .client .remote .headless .floors \

@@ -48,6 +48,7 @@ from kernels._triton import missing, no_fp64
 from kernels._workspace import Workspace
 from kernels.moe_experts._autograd import Experts
 from kernels.moe_experts._plain import (
+    ONE_KERNEL,
     block_rows,
     by_grouped_products,
     by_loop,
@@ -62,7 +63,7 @@ from kernels.moe_experts._plain import (
 )
 from kernels.swiglu import reference as swiglu
 
-__all__ = ["MAX_EXPERTS", "OP", "block_rows", "moe_experts", "reference"]
+__all__ = ["MAX_EXPERTS", "ONE_KERNEL", "OP", "block_rows", "moe_experts", "reference"]
 
 MAX_EXPERTS = 512  # the sort holds one column per expert in the registers of one program
 

@@ -36,7 +36,7 @@ from kernels.swiglu import reference as swiglu
 
 _ALIGNMENT = 16  # bytes, of rows and of the first element
 _ROWS = 16  # a block has a multiple of so many
-_ONE_KERNEL = (9, 10)  # major compute capabilities that torch's grouped product has a kernel for
+ONE_KERNEL = (9, 10)  # major compute capabilities that torch's grouped product has a kernel for
 _GROUPED = getattr(torch, "_grouped_mm", None)
 
 
@@ -291,7 +291,7 @@ def refuses_loop(x: Tensor, *inputs: Any) -> str | None:
 @traced_as_constant
 def _has_one_kernel() -> bool:
     """Return True if the current GPU runs torch's grouped product as one kernel."""
-    return hardware.has_gpu() and hardware.of("cuda").capability[0] in _ONE_KERNEL
+    return hardware.has_gpu() and hardware.of("cuda").capability[0] in ONE_KERNEL
 
 
 def _flat(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,9 @@ import jinja2
 
 from sessions.numbers import moment, text
 from sessions.plain_text import plain
+from sessions.ratios import UNPAIRED
 from sessions.tables import Table
+from sessions.work import DIFFERENT_MODELS, OTHER_WORK
 from workbench.report import SECTIONS, Section
 from workbench.report._section import BAD, GOOD, WARNING, Chart, Heading, Part, Script, Words
 from workbench.ui import export, files
@@ -36,6 +38,7 @@ _TONES = {
     **dict.fromkeys(("FASTER", "holds", "pass", "effective", "right"), GOOD),
     **dict.fromkeys(("SLOWER", "fail", "failed", "WRONG", "does not hold"), BAD),
     **dict.fromkeys(("UNDECIDED", "undecided", "no effect", "not checked"), WARNING),
+    **dict.fromkeys((UNPAIRED, DIFFERENT_MODELS, OTHER_WORK), "muted"),
 }
 
 
@@ -158,4 +161,5 @@ def _table(table: Table, titled: Callable[[str], str]) -> Mapping[str, Any]:
         ]
         for row in table.rows
     ]
-    return {"kind": "table", "title": titled(table.title), "columns": columns, "rows": rows}
+    return {"kind": "table", "title": titled(table.title), "columns": columns, "rows": rows,
+            "notes": [titled(note) for note in table.notes]}  # fmt: skip

@@ -18,7 +18,7 @@ import torch
 
 import kernels
 from models import Model
-from models._checkpointing import kept_operators, reset_kept_operators
+from models.checkpointing import kept_operators, reset_kept_operators
 from sessions.model import Configuration, Evidence, Numerics, Scalar
 from workbench.runner import own, switches
 from workbench.runner.attention_facts import attention_facts
@@ -123,6 +123,8 @@ class Arm:
         """
         if self.divided is not None and self.divided.whole is not None:
             return self.divided.whole
+        if isinstance(self.weights, Weights) and self.divided is None:
+            return self.weights.parameters  # and not the model's: it might hold others by mistake
         if not self.quantization:
             return self.model.weights()
         return self.sets.for_a_while(self.situation, self.weights_dtype)

@@ -31,18 +31,21 @@ from dataclasses import dataclass
 
 import torch
 
-from models._model import Promise
-from models._quantized import QuantizedLinear, expected_error
+from models.model import Promise
+from models.quantized_linear import QuantizedLinear, expected_error
 from sessions.model import Numerics
 from sessions.sizes import size_text
-from workbench.runner import draws, evaluation, loss_curve
+from workbench.runner import draws, evaluation, layer_errors, loss_curve, structure_check
 from workbench.runner.arm import Arm
 from workbench.runner.carried import NotCarried
+from workbench.runner.distances import Distance, distance
 from workbench.runner.failures import Cancelled, explain, is_fatal, lacks_memory
+from workbench.runner.layer_errors import LayerError
 from workbench.runner.loss_curve import Between, Curve, go_on
 from workbench.runner.memory import free_bytes
 from workbench.runner.plain import Outputs, Plain
 from workbench.runner.run_state import NotRecordable
+from workbench.runner.structure_check import StructureError
 from workbench.runner.structures import map_tensors
 from workbench.runner.ties import Nudge, Nudges
 from workbench.runner.toggles import Situation
@@ -52,21 +55,11 @@ from workbench.runner.undisturbed import undisturbed
 ALIKE = 1e-5  # relative; atomic sums make two calls differ by less
 SLACK = 2.0  # times the error of the plain model in the same precision
 TIED = " where rounding decides between choices"
-_PIECE = 1 << 24  # outputs that are compared at a time
+USEFUL = 0.5  # a larger relative error would let zeros pass, or a missing part
 
 
 class PutOff(Exception):  # noqa: N818 - a request, not an error
     """A check was ended for something more urgent, and nothing is known."""
-
-
-@dataclass(frozen=True)
-class Distance:
-    """How far outputs are from the reference's."""
-
-    max_error: float
-    relative_error: float
-    mse: float
-    cosine: float
 
 
 def check(arm: Arm, situation: Situation, between: Between = go_on) -> Numerics:
@@ -114,35 +107,6 @@ def _unclear(arm: Arm) -> str:
     return (
         f"{dtype} rounded the first values of {', '.join(names)}, and steps have changed them: "
         "what the rounding did cannot be told apart from what the steps did"
-    )
-
-
-def distance(values: torch.Tensor, reference: torch.Tensor) -> Distance:
-    """Errors of ``values`` against ``reference``, of one shape; not finite where a value is not.
-
-    Infinities that both have in one place (a mask's) are right, and count for nothing else.
-    """
-    if values.shape != reference.shape:
-        raise ValueError(f"outputs of shape {tuple(values.shape)} against {tuple(reference.shape)}")
-    largest, masked = 0.0, 0
-    sums = torch.zeros(4, dtype=torch.float64, device=reference.device)
-    for y, r in zip(values.flatten().split(_PIECE), reference.flatten().split(_PIECE), strict=True):
-        y, r = y.double(), r.double()
-        d = y - r
-        if not torch.isfinite(d).all():
-            alike = torch.isinf(r) & (y == r)
-            masked += int(alike.sum())
-            y, r, d = (each.masked_fill(alike, 0.0) for each in (y, r, d))
-        largest = max(largest, float(d.abs().max())) if torch.isfinite(d).all() else math.nan
-        sums += torch.stack([d @ d, r @ r, y @ y, y @ r])
-        if math.isnan(largest) or masked == values.numel() > 0:
-            return Distance(math.nan, math.nan, math.nan, math.nan)
-    squared, norm, own, product = sums.tolist()
-    return Distance(
-        max_error=largest,
-        relative_error=math.sqrt(squared / norm) if norm else math.inf if squared else 0.0,
-        mse=squared / (values.numel() - masked),
-        cosine=product / math.sqrt(own * norm) if own * norm else float(own == norm),
     )
 
 
@@ -218,6 +182,8 @@ class _Outcome:
     which: str
     tolerance: float
     promise: Promise | None
+    place: int = 0  # of that output
+    layer: LayerError | StructureError | None = None
     difference: float | None = None  # of the losses, where there are some
     bound: float = 0.0  # of that
     tied: str = ""
@@ -226,12 +192,19 @@ class _Outcome:
     def fits(self) -> bool:
         """Whether nothing is off too far; what is not finite always is."""
         off = abs(self.difference or 0.0)
-        return self.found.relative_error <= self.tolerance and off <= self.bound
+        near = self.found.relative_error <= self.tolerance and off <= self.bound
+        return near and self.layer is None
+
+    @property
+    def means_nothing(self) -> bool:
+        """Whether it fits, and so might outputs that are plainly wrong."""
+        return self.fits and self.tolerance > USEFUL
 
     def widen(self, nudges: Nudges) -> None:
         """Allow what choices that rounding decides can do."""
         farther, loss = nudges.reach
         self.tied = TIED if farther else ""
+        self.layer = None if farther else self.layer
         self.tolerance, self.bound = self.tolerance + SLACK * farther, self.bound + SLACK * loss
 
     def text(self) -> str:
@@ -244,6 +217,8 @@ class _Outcome:
             text += f" of {self.promise.text}"
         if self.difference is not None:
             text += f"; loss off by {self.difference:+.2g}, at most {self.bound:.2g} expected"
+        if self.layer is not None:
+            text += f"; {self.layer.text}"
         return text
 
 
@@ -268,6 +243,13 @@ def _judge(
         return Numerics(reference="", ok=None, text=f"not checked: {how.varies}")
     outcome, nudges = _outcome(model, name, own, plain, reference)
     finite = math.isfinite(outcome.found.relative_error)
+    if outcome.fits and outcome.tolerance > layer_errors.COARSE:
+        between()
+        outcome.layer = structure_check.find(model, put_back)
+        outcome.layer = outcome.layer or layer_errors.find(
+            model, own, plain, reference, outcome.place
+        )
+        put_back()
     if not outcome.fits and finite and not arm.quantization:
         between()
         outcome.widen(nudges)
@@ -275,7 +257,9 @@ def _judge(
     curve = course if isinstance(course, Curve) else None
     text = f"{how.words}{outcome.text()}"
     right: bool | None = False
-    if finite:
+    if outcome.means_nothing:
+        right, text = None, f"not checked: no bound is useful here: {text}"
+    elif finite:
         captured = situation.option("cuda_graphs") != "off"
         right, text = _with_curve(text, outcome.fits, course, captured)
     difference, found = outcome.difference, outcome.found
@@ -314,7 +298,9 @@ def _outcome(
     tolerance = SLACK * least[place].relative_error + rounding
     nudges = _nudges(model, reference, name, rounding, tolerance, place)
     if arm.quantization:
-        tolerance = min(tolerance, _most(arm, rounding))
+        rounded = distance(model.outputs(quantized=False).all[place], reference.all[place])
+        plain_error = SLACK * rounded.relative_error + rounding
+        tolerance = min(tolerance, max(plain_error, _most(arm, rounding)))
     promise = plain.promise
     if promise is not None and promise.relative_error > 0:
         still = model.outputs(adapted=False)
@@ -323,7 +309,7 @@ def _outcome(
         tolerance = min(tolerance, most)
     else:
         promise = None
-    outcome = _Outcome(errors[place], which, tolerance, promise)
+    outcome = _Outcome(errors[place], which, tolerance, promise, place)
     if own.loss is not None and reference.loss is not None and plain.loss is not None:
         outcome.difference = own.loss - reference.loss
         outcome.bound = _loss_bound(plain, reference, least)
@@ -342,6 +328,8 @@ def _with_curve(
         text += f"; {course.text}"
         if captured:
             text += "; all of it by replays of the captured graph, with its optimizer"
+        if fits and course.ok and course.updates.unclear:
+            return None, f"not checked: {course.updates.unclear}; {text}"
         return fits and course.ok, text
     if course:
         text += f"; loss curve not checked: {course}"

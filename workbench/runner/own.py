@@ -42,9 +42,9 @@ from torch import Tensor, nn
 
 import kernels
 from models import ConfigurationError, Costs, Family, Footprint, Model
-from models._family import Batch, setting
-from models._initialise import Take
-from models._quantized import QuantizedLinear
+from models.family import Batch, setting
+from models.initialisation import Take
+from models.quantized_linear import QuantizedLinear
 from sessions.model import OWN
 from workbench.runner import beside, switches
 from workbench.runner.environment import host

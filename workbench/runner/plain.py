@@ -15,9 +15,9 @@ import torch
 
 import kernels
 from models import Model
-from models._fake_quantized import fake_quantize_as
-from models._model import Promise
-from models._quantized import quantize_linears
+from models.fake_quantized import fake_quantize_as
+from models.model import Promise
+from models.quantized_linear import quantize_linears
 from workbench.runner import draws, own, ties
 from workbench.runner.arm import Arm
 from workbench.runner.ceilings import fp32_products
@@ -79,29 +79,31 @@ class Plain:
         with plain_kernels():
             if self._fits(torch.float64):
                 try:
-                    outputs = self._given(self._model(torch.float64))
+                    outputs = self._given(self.model(torch.float64))
                     # An operator may compute in FP32 whatever it is given: say what came out.
                     return outputs, str(outputs.values.dtype).removeprefix("torch.")
                 except Exception as error:  # a model of one's own may know FP32 alone
                     if is_fatal(error):
                         raise
-            return self._given(self._model(torch.float32)), "float32"
+            return self._given(self.model(torch.float32)), "float32"
 
     @fp32_products(tf32=False)
     def moved(self, dtype: torch.dtype, nudge: Nudge) -> Outputs:
         """The reference's outputs in ``dtype``, of weights that are nudged."""
         with plain_kernels():
-            return self._given(self._model(dtype, nudge))
+            return self._given(self.model(dtype, nudge))
 
-    def outputs(self, adapted: bool = True, *, again: bool = False) -> Outputs:
-        """Those in the arm's own precision and flags, and with its choices if ``adapted``.
+    def outputs(
+        self, adapted: bool = True, *, again: bool = False, quantized: bool = True
+    ) -> Outputs:
+        """Return those in the arm's precision and flags, with its choices if ``adapted``.
 
         ``again``: of the same model after a call for another batch, with its state put back.
         """
-        model = self._model(None)
+        model = self.model(None)
         if adapted:
             take_choices(model, self.arm.model)
-        if self.arm.quantization:
+        if self.arm.quantization and quantized:
             quantize_linears(model, self.arm.quantization)
         with contextlib.ExitStack() as stack:
             for flag in self.arm.flags:
@@ -111,7 +113,7 @@ class Plain:
                     self._given(model, self.arm.autocast, self.arm.batches.following())
                 return self._given(model, self.arm.autocast)
 
-    def _model(self, dtype: torch.dtype | None, nudge: Nudge = ties.NONE) -> Model:
+    def model(self, dtype: torch.dtype | None, nudge: Nudge = ties.NONE) -> Model:
         """Around these weights, or around copies of them in another dtype."""
         held: dict[str, torch.Tensor] = dict(self.weights)
         if dtype is not None:
@@ -133,11 +135,8 @@ class Plain:
         """Return what a model gives for a batch (the arm's current one) without any cache."""
         arm, workload = self.arm, self.situation.workload
         dtype = own.precision(model.parameters())
-        inputs, targets = batch or (arm.batches.inputs, arm.batches.targets)
-        inputs = cast_floats(inputs, dtype)
-        if workload.decodes:
-            (tokens,) = inputs
-            inputs = (torch.cat([tokens, tokens[:, -1:]], dim=1),)
+        given, targets = batch or (arm.batches.inputs, arm.batches.targets)
+        inputs = self.inputs(cast_floats(given, dtype))
         # What a person's file compiles by itself has one budget of recompiles for all copies of it.
         with torch.no_grad(), eager():
             put_back = kept_state(model, arm)
@@ -149,13 +148,25 @@ class Plain:
             values = map_tensors(values, torch.clone)
             put_back()
             if workload.trains:
-                loss = float(wrap(model.loss)(*inputs, *targets))
+                loss = float(wrap(model.loss)(*cast_floats(given, dtype), *targets))
                 put_back()
             drew = draws.states(model, self.situation.device) != before
-        if workload.decodes or workload.name == "prefill":
-            values = values[:, -1:]
+        values = self.compared(values)
         promise = None if workload.decodes else model.promise()
         return replace(Outputs.of(values, loss, promise), drew=drew, carries=carries)
+
+    def inputs(self, inputs: Tensors | None = None) -> Tensors:
+        """Return what the model is called with: in decoding the prompt and a token after it."""
+        inputs = self.arm.batches.inputs if inputs is None else inputs
+        if not self.situation.workload.decodes:
+            return inputs
+        (tokens,) = inputs
+        return (torch.cat([tokens, tokens[:, -1:]], dim=1),)
+
+    def compared(self, values: Any) -> Any:
+        """Return the part of the outputs that the workload gives too."""
+        workload = self.situation.workload
+        return values[:, -1:] if workload.decodes or workload.name == "prefill" else values
 
     def _fits(self, dtype: torch.dtype) -> bool:
         """Whether weights and outputs in ``dtype`` leave most of the memory free."""

@@ -21,9 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from kernels import Cost, Operator, Work, hardware
-from kernels._dispatch import watched
-from kernels._eight_bit import UNITS
+from kernels import Cost, Operator, Work, hardware, watched
+from kernels.measure.eight_bit import UNITS
 from workbench.runner.profiling import kinds
 
 # Implementations that are made of several torch operators, each of which is counted.
@@ -176,7 +175,7 @@ class Tally:
         if self._paused or function.namespace != "aten":
             return
         name = function._schema.name.removeprefix("aten::")
-        if name in _FREE or name.startswith("new_empty") or _is_view(function):
+        if name in _FREE or name.startswith("new_empty") or is_view(function):
             return
         tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
         outputs = [one for one in tree_flatten(out)[0] if isinstance(one, Tensor)]
@@ -261,7 +260,8 @@ def _needs_gradient(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _is_view(function: Any) -> bool:
+def is_view(function: Any) -> bool:
+    """Return True if all that an operator returns are views, so that it computes nothing."""
     returned = [one.alias_info for one in function._schema.returns]
     return bool(returned) and all(one is not None and not one.is_write for one in returned)
 

@@ -144,6 +144,7 @@ class MainWindow(QMainWindow):
         self.collector = Collector(self)
         state.sessionChanged.connect(self._show_title)
         state.comparedChanged.connect(self._show_comparison)
+        state.verdicts.pairChosen.connect(lambda: self.desk.bring("verdict"))
         state.textChanged.connect(self._show_text)
         self._text_shown = False
         self._show_title()

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from recording_wire import RecordingWire
 from runner_driver import Driver
 
-from models._cuda_graph import CaptureError
+from models.cuda_graph import CaptureError
 from sessions import verdict
 from sessions.model import Configuration, Phase
 from sessions.verdict_words import remarks

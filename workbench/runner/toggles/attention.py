@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import kernels
 from workbench.protocol import Blocked
 from workbench.runner import marked
-from workbench.runner.toggles._kernel_toggle import usage_finding
+from workbench.runner.toggles._kernel_toggle import against_off, usage_finding
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
@@ -104,7 +104,9 @@ def _apply(option: str, build: Build) -> None:
 def _evidence(option: str, arm: Arm) -> Finding:
     if option == "auto":
         return _chosen(arm)
-    found = usage_finding("attention", option, arm)
+    found = against_off(
+        usage_finding("attention", option, arm), "attention", arm, "attention", "auto"
+    )
     return _torchs_choice(found, arm) if option == "sdpa" else found
 
 

@@ -23,7 +23,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from sessions.plain_text import wrapped
+from sessions.plain_text import clip, wrapped
 from workbench.ui import fonts
 from workbench.ui.icons import icon
 from workbench.ui.panels._editors import CalmDoubleSpinBox
@@ -59,7 +59,7 @@ class OneLine(QLabel):
 
     def say(self, text: str) -> None:
         """Show this text."""
-        self._whole = text
+        self._whole = clip(text)
         self.updateGeometry()
         self._fit()
 

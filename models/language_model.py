@@ -1,4 +1,4 @@
-"""The frame of every causal language model here: embedding, blocks, norm, head, loss, decode state.
+"""Base of every causal language model here: embedding, blocks, norm, head, loss, decode state.
 
 A family supplies the blocks; everything the runner calls is defined once, in ``LanguageModel``.
 
@@ -19,30 +19,30 @@ from torch.nn import functional
 import kernels
 from models import _cache_file
 from models._cache_file import SavedState
-from models._division import WHOLE, Region
 from models._layers import Embedding, Linear, RMSNorm, computed_dtype
-from models._mistake import ConfigurationError
-from models._model import Model
-from models._stages import Stage, StageOutput
+from models.errors import ConfigurationError
+from models.model import Model
+from models.pipeline_stages import Stage, StageOutput
+from models.tensor_parallel_plan import WHOLE, Region
 
 
 class State(Protocol):
-    """What one block keeps between calls while decoding."""
+    """Decode state of one block between calls."""
 
     def tensors(self) -> list[Tensor]:
-        """All that is held, for counting bytes and resetting."""
+        """Return all tensors, for counting bytes and resetting."""
         ...
 
     def carried(self) -> list[Tensor]:
-        """Of these, what cannot go back to a position: it sums up all tokens taken in so far."""
+        """Return those that cannot go back to a position: they summarise all tokens so far."""
         ...
 
 
 @dataclass
 class Cache:
-    """The decode state of a whole model, for up to ``length`` positions.
+    """Decode state of a model, for up to ``length`` positions.
 
-    One state a block, and what the model itself keeps beside them, if it does.
+    One state per block, and optionally one of the model itself.
     """
 
     batch: int
@@ -51,19 +51,19 @@ class Cache:
     common: State | None = None
 
     def states(self) -> list[State]:
-        """Of the blocks, and of the model."""
+        """Return the states of the blocks, and of the model."""
         return [*self.layers, self.common] if self.common is not None else self.layers
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor held; their addresses never change, which CUDA graphs need."""
+        """Return all tensors; their addresses never change, which CUDA graphs need."""
         return [tensor for state in self.states() for tensor in state.tensors()]
 
     def bytes(self) -> int:
-        """Bytes held on the device."""
+        """Return the bytes on the device."""
         return sum(tensor.nbytes for tensor in self.tensors())
 
     def mark_static(self) -> None:
-        """Tell torch.compile that the tensors stay where they are.
+        """Tell torch.compile that the tensors' addresses never change.
 
         Only then does it capture a step that writes to them into a CUDA graph.
         """
@@ -71,23 +71,23 @@ class Cache:
             torch._dynamo.mark_static_address(tensor)
 
     def reset(self) -> None:
-        """Forget everything, in place."""
+        """Clear the state in place."""
         for tensor in self.tensors():
             tensor.zero_()
 
     def mark(self) -> list[Tensor]:
-        """What ``go_back`` needs to return to the tokens taken in so far: copies, no more.
+        """Return what ``go_back`` needs to return to the current position: copies.
 
-        They wait in the host's memory: on the device they would count as the decoding step's.
+        They are in the host's memory: on the device they would count as the decoding step's.
         """
         carried = [tensor for state in self.states() for tensor in state.carried()]
-        marked = [torch.empty_like(one, device="cpu", pin_memory=one.is_cuda) for one in carried]
+        marked = [torch.empty_like(x, device="cpu", pin_memory=x.is_cuda) for x in carried]
         for copy, tensor in zip(marked, carried, strict=True):
             copy.copy_(tensor)
         return marked
 
     def go_back(self, mark: Sequence[Tensor]) -> None:
-        """Forget, in place, the tokens since ``mark``; the next are at the position of then."""
+        """Drop, in place, the tokens since ``mark``; the next are at the marked position."""
         carried = [tensor for state in self.states() for tensor in state.carried()]
         for tensor, before in zip(carried, mark, strict=True):
             tensor.copy_(before, non_blocking=True)
@@ -95,18 +95,18 @@ class Cache:
     def save(
         self, path: str | Path, position: int, beside: Mapping[str, Any] | None = None
     ) -> None:
-        """Write the state to a file, whole or not at all; ``position`` tokens were taken in.
+        """Write the state to a file atomically; ``position`` tokens were processed.
 
-        ``beside`` is kept with it: tensors, numbers and text. Waits for the device.
+        ``beside`` is stored with it: tensors, numbers and text. Waits for the device.
         """
         _cache_file.write(path, self.batch, self.length, position, self.tensors(), beside)
 
     def load(self, saved: str | Path | SavedState) -> int:
-        """Go on from a file, or one read already, in place; returns the position saved with it.
+        """Restore the state from a file, or one already read, in place; returns its position.
 
         The file holds no weights: it is for the model that made it, or one of equal weights. Raises
-        ``ConfigurationError`` for what is not such a file or does not fit this cache, which then
-        stays as it was.
+        ``ConfigurationError`` for a file that is not such a state or does not fit this cache, which
+        is then unchanged.
         """
         if not isinstance(saved, SavedState):
             saved = _cache_file.read(saved)
@@ -115,11 +115,11 @@ class Cache:
 
 
 class BlockOutput(NamedTuple):
-    """What a block returns that has more to say than the residual stream.
+    """Output of a block that returns more than the residual stream.
 
     ``loss`` ([], FP32, or None) is added to the training loss; ``measured`` are rows of metrics.
     They are returned, not written by the block, so that a block stays a pure function: only then
-    may it be compiled inside of a checkpoint.
+    may it be compiled inside a checkpoint.
     """
 
     x: Tensor  # (B, S, E)
@@ -128,20 +128,19 @@ class BlockOutput(NamedTuple):
 
 
 def loss_operators(workload: str) -> frozenset[str]:
-    """The operators that a step calls beside those of its blocks."""
+    """Return the operators that a step calls besides those of its blocks."""
     return frozenset({"linear_cross_entropy"} if workload == "train" else ())
 
 
 class LanguageModel(Model):
-    """A causal language model over the blocks that a family supplies.
+    """Causal language model over the blocks that a family supplies.
 
     A block is a module with ``forward(x_BSE, state, position) -> x_BSE | BlockOutput`` and
-    ``new_state(batch, length, device, dtype) -> State``. One that measures says so in
-    ``measures``, the number of columns by metric; each such block is one row of the metric.
-    One that needs random numbers has ``draw(x_BSE)``, which makes the tensors that ``forward``
-    takes after ``position``: outside of the checkpoint, so that what is computed again is the same.
-
-    One that is ``by_token`` computes each token by itself outside of layers that ranks may divide.
+    ``new_state(batch, length, device, dtype) -> State``. One that measures has ``measures``, the
+    number of columns by metric; each such block is one row of the metric. One that needs random
+    numbers has ``draw(x_BSE)``, which makes the tensors that ``forward`` takes after ``position``.
+    It runs outside of the checkpoint, so that a recomputation uses the same numbers. One that is
+    ``by_token`` computes each token by itself outside of layers that ranks may shard.
 
     A block that is no more than ``x + branch(norm(x))`` may also have these two, an ``RMSNorm`` and
     ``branch(u_BSE, state, position) -> y_BSE | BlockOutput``. If all have, one kernel can add and
@@ -165,13 +164,13 @@ class LanguageModel(Model):
         self.fused_add_norm = False
         self.fused_additions = 0
         self.fused_loss = False
-        self.stream: Region = WHOLE  # between the divided layers of its blocks
+        self.stream: Region = WHOLE  # between the sharded layers of its blocks
         self.embedding = Embedding(rows, dim)
         self.blocks = nn.ModuleList(blocks)
         self.norm = RMSNorm(dim, norm_eps)
         self.head = None if tie_embeddings else Linear(dim, rows)
         columns: dict[str, int] = {}
-        self._rows: list[dict[str, int]] = []  # by block: its row in each metric
+        self._rows: list[dict[str, int]] = []  # for each block: its row in each metric
         counts: dict[str, int] = {}
         for block in blocks:
             measures: dict[str, int] = getattr(block, "measures", {})
@@ -187,13 +186,13 @@ class LanguageModel(Model):
         position: Tensor | None = None,
         last_only: bool = False,
     ) -> Tensor:
-        """Logits of the next token after each one: (B, S) int64 -> (B, S, V).
+        """Return logits of the next token after each one: (B, S) int64 -> (B, S, V).
 
-        With ``cache``, the tokens are also remembered. ``position`` (int64, [], on the device) is
-        that of the first token, and the tokens see what the cache holds before it; None means that
-        the cache is empty (a prefill from the start, which needs no masking). A position past the
-        end of the cache is the caller's mistake and cannot be seen here without a host
-        synchronization. ``last_only`` gives (B, 1, V): only what a prefill needs.
+        With ``cache``, the tokens are also stored. ``position`` (int64, [], on the device) is that
+        of the first token, and the tokens see what the cache holds before it. None means that the
+        cache is empty (a prefill from the start, which needs no masking). A position beyond the end
+        of the cache is the caller's error and cannot be detected here without a host
+        synchronization. ``last_only`` returns (B, 1, V): only what a prefill needs.
         """
         x_BSE, _ = self._run_blocks(self._stream_in(tokens_BS, cache, position), cache, position)
         if last_only:
@@ -201,7 +200,7 @@ class LanguageModel(Model):
         return self._logits(x_BSE) if self.stage.last else x_BSE
 
     def loss(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
-        """Mean cross-entropy of ``targets_BS`` in nats, [], computed in FP32 (FP64 for FP64).
+        """Return the mean cross-entropy of ``targets_BS`` in nats, [], in FP32 (FP64 for FP64).
 
         The blocks' own losses are added.
         """
@@ -209,18 +208,18 @@ class LanguageModel(Model):
         return self._loss(x_BSE, auxiliary, targets_BS)
 
     def stage_loss(self, x: Tensor, targets_BS: Tensor) -> StageOutput:
-        """What a stage makes of tokens (B, S), or of the stream (B, S, E) from the one before."""
+        """Run a stage on tokens (B, S), or on the stream (B, S, E) from the previous stage."""
         x_BSE, auxiliary = self._run_blocks(self._stream_in(x, None, None), None, None)
         if self.stage.last:
             return StageOutput(None, self._loss(x_BSE, auxiliary, targets_BS))
         return StageOutput(x_BSE, auxiliary)
 
     def narrow(self, stage: Stage) -> None:
-        """Keep one stage of a pipeline of it, to be called with what ``stage_loss`` takes.
+        """Reduce the model to one stage of a pipeline, to be called by ``stage_loss``.
 
-        Its blocks are numbered anew, its metrics keep a row for every block of the whole. Called
-        with tokens where it is not the first, it takes ones for the stream, which shows how it
-        computes and not what.
+        Its blocks are renumbered; its metrics keep a row for every block of the full model. A stage
+        that is not the first, called with tokens, uses ones as the stream. That shows how it
+        computes, not what.
         """
         self.blocks = nn.ModuleList(self.blocks[index] for index in stage.blocks)
         self._rows = [self._rows[index] for index in stage.blocks]
@@ -232,15 +231,16 @@ class LanguageModel(Model):
             self.head = None
 
     def measured_rows(self) -> dict[str, list[int]]:
-        """Of each metric, the rows that blocks of this stage measure."""
-        return {name: [one[name] for one in self._rows if name in one] for name in self.metrics()}
+        """Return, for each metric, the rows that blocks of this stage measure."""
+        return {
+            name: [rows[name] for rows in self._rows if name in rows] for name in self.metrics()
+        }
 
     def new_cache(self, batch: int, length: int, dtype: torch.dtype | None = None) -> Cache:
-        """An empty decode state on the model's device for ``length`` positions.
+        """Return an empty decode state on the model's device for ``length`` positions.
 
-        ``dtype`` None takes what the layers will compute: autocast's dtype where it is on,
-        otherwise the weights'. Raises ``ConfigurationError`` for no batch, or a length above
-        ``max_sequence``.
+        ``dtype`` None is the dtype that the layers compute: autocast's if it is on, otherwise the
+        weights'. Raises ``ConfigurationError`` for no batch, or a length above ``max_sequence``.
         """
         if batch < 1:
             raise ConfigurationError(f"new_cache: batch {batch} must be at least 1")
@@ -257,15 +257,15 @@ class LanguageModel(Model):
         return Cache(batch, length, states, self.common_state())
 
     def common_state(self) -> State | None:
-        """What the model keeps while decoding beside the states of its blocks; None is nothing."""
+        """Return the model's own decode state besides those of its blocks; None if it has none."""
         return None
 
     def set_fused_add_norm(self, fused: bool) -> None:
-        """Whether a block's addition to the stream and the next block's norm are one kernel.
+        """Choose whether a block's addition and the next block's norm are one kernel.
 
-        The results differ by rounding only: under autocast the norm then gives the branch's dtype
+        The results differ only by rounding: under autocast the norm then gives the branch's dtype
         and not the stream's. ``fused_additions`` counts how many the last call fused; the last
-        addition, and those before or after a checkpointed block, stay apart. Raises
+        addition, and those before or after a checkpointed block, stay separate. Raises
         ``ConfigurationError`` if the blocks are more than one branch.
         """
         if fused and not all(hasattr(block, "branch") for block in self.blocks):
@@ -277,9 +277,9 @@ class LanguageModel(Model):
         self.fused_add_norm = fused
 
     def set_fused_loss(self, fused: bool) -> None:
-        """Whether ``loss`` goes from the stream to the loss without ever holding all logits.
+        """Choose whether ``loss`` goes from the stream to the loss without holding all logits.
 
-        The results differ by rounding only. It is one call of ``kernels.linear_cross_entropy``,
+        The results differ only by rounding. It is one call of ``kernels.linear_cross_entropy``,
         whose choice of implementation decides what is fused.
         """
         self.fused_loss = fused
@@ -287,10 +287,11 @@ class LanguageModel(Model):
     def given(
         self, x_BSE: Tensor, cache: Cache | None, position: Tensor | None
     ) -> Sequence[tuple[Any, ...]]:
-        """What each block is called with beside its input, state and position: nothing.
+        """Return each block's additional arguments, after input, state and position: none here.
 
-        A family whose blocks depend on something that changes from call to call overrides it. What
-        it gives must not change in place before the backward pass, which may run blocks again.
+        A family whose blocks depend on something that changes from call to call overrides it. The
+        returned values must not change in place before the backward pass, which may run blocks
+        again.
         """
         return [()] * len(self.blocks)
 
@@ -301,7 +302,7 @@ class LanguageModel(Model):
                 self.record(name, row, values[name])
 
     def _stream_in(self, x: Tensor, cache: Cache | None, position: Tensor | None) -> Tensor:
-        """What goes into the blocks: tokens, embedded, or of a later stage the stream as it is."""
+        """Return the blocks' input: embedded tokens, or the unchanged stream in a later stage."""
         if x.is_floating_point() and not self.stage.first:
             return x
         self._check_length(x, cache, position)
@@ -311,7 +312,7 @@ class LanguageModel(Model):
         return torch.ones(*x.shape, self.dim, dtype=weight.dtype, device=weight.device)
 
     def _loss(self, x_BSE: Tensor, auxiliary: Tensor | None, targets_BS: Tensor) -> Tensor:
-        """The mean cross-entropy of the stream after all blocks, with the blocks' own losses."""
+        """Return the mean cross-entropy of the stream after all blocks, plus the blocks' losses."""
         if targets_BS.shape != x_BSE.shape[:2]:
             raise ConfigurationError(
                 f"targets must be {tuple(x_BSE.shape[:2])}, one for each token, but are "
@@ -329,20 +330,20 @@ class LanguageModel(Model):
         return functional.linear(self.norm(x_BSE), self._table())
 
     def _table(self) -> Tensor:
-        """The head's weights (V, E)."""
+        """Return the head's weights (V, E)."""
         return self.embedding.weight if self.head is None else self.head.weight
 
     def _run_blocks(
         self, x_BSE: Tensor, cache: Cache | None, position: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """The stream after all blocks, and the sum of their own losses, if any has one."""
+        """Return the stream after all blocks, and the sum of their own losses, if any has one."""
         n_blocks = len(self.blocks)
         again = self.choose_checkpointed(0 if cache is not None else n_blocks) or [False] * n_blocks
         # Blocks that normalise and add for themselves.
         apart = [not self.fused_add_norm or checkpointed for checkpointed in again]
         self.fused_additions = self.applied_blocks = 0
         total: Tensor | None = None
-        normed_BSE: Tensor | None = None  # the next block's norm, where the addition made it
+        normed_BSE: Tensor | None = None  # the next block's norm, if the addition computed it
         measured: dict[int, Mapping[str, Tensor]] = {}
         x_BSE = self.stream.split(x_BSE)
         given = self.given(x_BSE, cache, position)
@@ -351,28 +352,28 @@ class LanguageModel(Model):
             drawn = block.draw(x_BSE) if hasattr(block, "draw") else ()
             more = (*given[index], *drawn)
             if again[index]:
-                found = self.recomputed(block, x_BSE, None, None, *more)
+                output = self.recomputed(block, x_BSE, None, None, *more)
             elif apart[index]:
-                found = block(x_BSE, state, position, *more)
+                output = block(x_BSE, state, position, *more)
             else:
                 u_BSE = block.norm(x_BSE) if normed_BSE is None else normed_BSE
-                found = block.branch(u_BSE, state, position, *more)
-            if not isinstance(found, BlockOutput):
-                found = BlockOutput(found, None, {})
+                output = block.branch(u_BSE, state, position, *more)
+            if not isinstance(output, BlockOutput):
+                output = BlockOutput(output, None, {})
             normed_BSE = None
             self.applied_blocks += 1
             if apart[index]:
-                x_BSE = found.x
+                x_BSE = output.x
             elif index + 1 < n_blocks and not apart[index + 1]:
                 norm = self.blocks[index + 1].norm
-                normed_BSE, x_BSE = kernels.add_rms_norm(found.x, x_BSE, norm.weight, norm.eps)
+                normed_BSE, x_BSE = kernels.add_rms_norm(output.x, x_BSE, norm.weight, norm.eps)
                 self.fused_additions += 1
             else:
-                x_BSE = x_BSE + found.x
-            if found.loss is not None:
-                total = found.loss if total is None else total + found.loss
-            if found.measured:
-                measured[index] = found.measured
+                x_BSE = x_BSE + output.x
+            if output.loss is not None:
+                total = output.loss if total is None else total + output.loss
+            if output.measured:
+                measured[index] = output.measured
         self.observe(measured)
         return self.stream.join(x_BSE), total
 

@@ -1,13 +1,13 @@
-"""MAHIA-X's fabric: layers that each choose whom they serve, so that depth depends on the input.
+"""MAHIA-X's fabric: layers that each choose their samples, so that depth depends on the input.
 
     s_l = x G_l,   C_l = the k samples of largest s_l,   k = capacity n (rounded, at least 1)
     x += sigmoid(s_l) MLP_l(norm(x)) for those in C_l;   the others pass unchanged
 
 Expert choice as in mixture of depths (Raposo et al. 2024, arXiv 2404.02258): k is known beforehand,
-the chosen are gathered, run and scattered back, and the work is k rows and not n. What competes are
-the n samples of a batch (B, E), or the n tokens of each sequence of (B, S, E): there sequences are
-independent of each other, while a sample of a batch takes those layers that the others leave to it
-(alone, all of them), and through these is computed by itself.
+the chosen samples are gathered, computed and scattered back, and the work is k rows and not n. The
+n samples of a batch (B, E) compete, or the n tokens of each sequence of (B, S, E). Sequences are
+independent of each other. A sample of a batch instead runs the layers that the other samples leave
+to it (alone, all of them); each layer computes it independently.
 """
 
 # Shapes: B batch (1 for a batch of vectors), S samples that compete, E width, K chosen.
@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import kernels
-from models._initialise import started
 from models._layers import INIT_STD, Linear, RMSNorm, SwiGLUMLP, mlp_width, residual_std
-from models._mistake import ConfigurationError
+from models.errors import ConfigurationError
+from models.initialisation import started
 
 
 class FabricLayer(nn.Module):
-    """One gated layer over ``capacity`` of what it is given, (B, S, E) -> (B, S, E)."""
+    """One gated layer over the fraction ``capacity`` of its samples, (B, S, E) -> (B, S, E)."""
 
     def __init__(
         self, dim: int, hidden: int, capacity: float, norm_eps: float, std_out: float = INIT_STD
@@ -39,8 +39,9 @@ class FabricLayer(nn.Module):
         self.mlp = SwiGLUMLP(dim, hidden, std_out)
 
     def forward(self, x_BSE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The result, the weights of the chosen (B, K), and their places (B, K) int64."""
-        # In FP32: in halves, equal scores would be common, and the order of the samples decide.
+        """Return the result, the weights of the chosen (B, K), and their indices (B, K) int64."""
+        # In FP32: in half precision, equal scores would be common, and the order of samples would
+        # decide.
         wide = torch.promote_types(x_BSE.dtype, torch.float32)
         with kernels.without_autocast(x_BSE):
             scores_BS = functional.linear(x_BSE.to(wide), self.gate.weight.to(wide)).squeeze(-1)
@@ -54,11 +55,11 @@ class FabricLayer(nn.Module):
 class DynamicNeuroFabric(nn.Module):
     """Up to ``max_layers`` layers for each sample, (B, E) -> (B, E) or (B, S, E) -> (B, S, E).
 
-    ``capacity`` is the share of the samples that a layer serves, above 0 up to 1. Raises
-    ``ConfigurationError`` for sizes that cannot be.
+    ``capacity`` is the fraction of the samples that a layer computes, above 0 up to 1. Raises
+    ``ConfigurationError`` for impossible sizes.
     """
 
-    # What kernels.using takes to choose a path by hand; left alone, each operator chooses.
+    # Arguments of kernels.using that choose a path by hand; by default each operator chooses.
     FUSED: ClassVar[dict[str, str]] = dict.fromkeys(
         ("token_router", "token_scatter", "rms_norm", "swiglu"), "triton"
     )
@@ -87,7 +88,7 @@ class DynamicNeuroFabric(nn.Module):
         started(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, E) or (B, S, E) to the same shape."""
+        """Compute (B, E) or (B, S, E) to the same shape."""
         if x.dim() not in (2, 3) or x.shape[-1] != self.dim:
             raise ConfigurationError(
                 f"DynamicNeuroFabric: expected (B, {self.dim}) or (B, T, {self.dim}), got "
@@ -96,7 +97,7 @@ class DynamicNeuroFabric(nn.Module):
         return self.routed(x if x.dim() == 3 else x[None])[0].view_as(x)
 
     def routed(self, x_BSE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, S, E) -> (B, S, E), the layers that each took (B, S) int64, mean weight by layer."""
+        """Return (B, S, E), each sample's number of layers (B, S) int64, mean weight by layer."""
         depth_BS = torch.zeros(x_BSE.shape[:2], dtype=torch.int64, device=x_BSE.device)
         weights = []
         for layer in self.layers:
@@ -107,11 +108,11 @@ class DynamicNeuroFabric(nn.Module):
 
 
 def chosen(capacity: float, n: int) -> int:
-    """How many of ``n`` samples a layer serves."""
+    """Return how many of ``n`` samples a layer computes."""
     return max(1, round(capacity * n))
 
 
 def depth_shares(depth_BS: Tensor, max_layers: int) -> Tensor:
-    """The share of the samples that took d layers, for d = 0 ... ``max_layers``, in FP32."""
+    """Return the fraction of samples that ran d layers, for d = 0 ... ``max_layers``, in FP32."""
     depths = torch.arange(max_layers + 1, device=depth_BS.device)
     return (depth_BS.flatten()[:, None] == depths).float().mean(0)

@@ -1,11 +1,11 @@
 """Causal attention with grouped key/value heads, its rotary tables, and its decode state.
 
-Grouped queries: arXiv 2305.13245; rotary positions: arXiv 2104.09864. Where only some tokens of a
-sequence were gathered (``Rows``), they are rotated by where they stood, see each other, and are
-kept in a state that is filled as they come.
+Grouped queries: arXiv 2305.13245; rotary positions: arXiv 2104.09864. If only some tokens of a
+sequence were gathered (``Rows``), they are rotated by their original positions, see each other, and
+are appended to a state that fills as they arrive.
 
-Shapes: B batch, S new tokens, T cache length, E model width, H query heads, G key/value heads,
-X = H + 2 G, D head width, R = D / 2 rotated pairs.
+Shapes: B batch, S new tokens, T cache length, E model width, H query heads, G key/value heads, X =
+H + 2 G, D head width, R = D / 2 rotated pairs.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch import Tensor, nn
 
 import kernels
 from kernels.rope import table
-from models._division import WHOLE, Cut, Division, Region
 from models._layers import INIT_STD, Linear
 from models._routing import Rows
+from models.tensor_parallel_plan import WHOLE, Cut, Division, Region
 
 
 class RotaryCache(nn.Module):
-    """The cosines and sines of every position, in FP32; several layers may hold the same one.
+    """Cosines and sines of every position, in FP32; several layers may hold the same one.
 
-    They are a function of three numbers, so they are no part of the weights (not in the state
-    dict) and are computed anew wherever the module goes: from the meta device, to another device,
+    They are a function of three numbers, so they are not part of the weights (not in the state
+    dict). They are recomputed wherever the module goes: from the meta device, to another device,
     and after a cast, which therefore never costs them their precision.
     """
 
@@ -62,20 +62,20 @@ class KVState:
     values: Tensor
 
     def tensors(self) -> list[Tensor]:
-        """What is held, for counting bytes and resetting."""
+        """Return all tensors, for counting bytes and resetting."""
         return [self.keys, self.values]
 
     def carried(self) -> list[Tensor]:
-        """What cannot go back to a position: nothing, for no token sees what lies past its own."""
+        """Return what cannot go back to a position: nothing, as no token sees beyond its own."""
         return []
 
     def write(
         self, k_BGSD: Tensor, v_BGSD: Tensor, position: Tensor | None, rows: Rows | None = None
     ) -> None:
-        """Put S positions in place, the first at ``position`` (int64 [] on the device) or 0.
+        """Write S positions, the first at ``position`` (int64 [] on the device) or 0.
 
-        ``rows`` that were chosen go behind those that every sequence has already; what does not
-        count lies past them, at last in the one place too many.
+        Chosen ``rows`` go after those that each sequence already has. Rows that do not count are
+        written beyond them, ultimately into the one extra slot.
         """
         if k_BGSD.dtype != self.keys.dtype:
             raise ValueError(
@@ -94,7 +94,7 @@ class KVState:
             self.keys.scatter_(2, places_BGSD, k_BGSD)
             self.values.scatter_(2, places_BGSD, v_BGSD)
         else:
-            # A token decoded is the most frequent case, and needs no kernel of its own for that.
+            # One decoded token is the most frequent case, and needs no kernel of its own.
             rows_S = position.reshape(1)
             if n_new > 1:
                 rows_S = position + torch.arange(n_new, device=position.device)
@@ -104,7 +104,7 @@ class KVState:
 
 @dataclass
 class SharedKV:
-    """Keys and values that one recursion computes for all tokens, and the later ones look at."""
+    """Keys and values that one recursion computes for all tokens, and later ones read."""
 
     keys: Tensor | None = None  # (B, G, T, D); None until they are computed
     values: Tensor | None = None
@@ -121,16 +121,16 @@ def turned(
     position: Tensor | None,
     rows: Rows | None,
 ) -> tuple[Tensor, Tensor]:
-    """Queries (B, H, S, D) and keys (B, G, S, D), rotated by their positions."""
+    """Return queries (B, H, S, D) and keys (B, G, S, D), rotated by their positions."""
     if rows is None:
         q_BHSD, k_BGSD = q_BSHD.transpose(1, 2), k_BSGD.transpose(1, 2)
         offset = 0 if position is None else position
         return turn(q_BHSD, k_BGSD, rotary.cos_SR, rotary.sin_SR, offset=offset)
-    # The operator knows consecutive positions: a table that holds them row by row makes them so.
-    place = rows.position.flatten()
+    # The operator needs consecutive positions: a table that holds them row by row makes them so.
+    positions = rows.position.flatten()
     batch = len(rows.position)
     q, k = (x.flatten(0, 1).transpose(0, 1)[None] for x in (q_BSHD, k_BSGD))
-    q, k = turn(q, k, rotary.cos_SR[place], rotary.sin_SR[place], offset=0)
+    q, k = turn(q, k, rotary.cos_SR[positions], rotary.sin_SR[positions], offset=0)
     q, k = (x[0].unflatten(1, (batch, -1)).transpose(0, 1) for x in (q, k))
     return q, k
 
@@ -145,22 +145,24 @@ def attend(
     shared: SharedKV | None,
     window: int = 0,
 ) -> Tensor:
-    """Attention of this call's tokens to themselves and to what ``state`` holds, (B, H, S, D).
+    """Compute attention of this call's tokens to themselves and to ``state``, (B, H, S, D).
 
-    Fills ``shared`` where it is empty; where it is not, only the queries count. ``window`` is how
-    many keys a query sees of those gathered here, its own the last; 0: all.
+    Fills ``shared`` if it is empty; otherwise only the queries are used. ``window`` is how many of
+    the gathered keys a query sees, its own the last; 0: all.
     """
     seen = window or None
     if shared is not None and shared.keys is not None:
         assert rows is not None
         length_BK = rows.position + 1
-        one = length_BK.shape[1] == 1  # then backends that know one length a sequence can run
+        single = (
+            length_BK.shape[1] == 1
+        )  # then backends that accept one length per sequence can run
         return kernels.attention(
             q_BHSD,
             shared.keys,
             shared.values,
             window=seen,
-            kv_length=length_BK[:, 0] if one else length_BK,
+            kv_length=length_BK[:, 0] if single else length_BK,
         )
     if state is not None:
         state.write(k_BGSD, v_BGSD, position, rows)
@@ -174,7 +176,7 @@ def attend(
     length = position + n_new
     if rows is not None:
         assert rows.filled is not None
-        # Rows that do not count may reach past the last place: each has a length of its own.
+        # Rows that do not count may reach beyond the last slot: each has its own length.
         length = rows.filled[:, None] + torch.arange(1, n_new + 1, device=position.device)
         length = length[:, 0] if n_new == 1 else length
     return kernels.attention(q_BHSD, k, v, causal=True, window=seen, kv_length=length)
@@ -183,7 +185,7 @@ def attend(
 class Attention(nn.Module):
     """Causal self-attention, (B, S, E) -> (B, S, E), H query heads over G key/value heads.
 
-    Without ``rotary`` it knows of no positions but by the causal mask. A query sees the last
+    Without ``rotary`` positions matter only through the causal mask. A query sees the last
     ``window`` keys, 0: all. One linear makes queries, keys and values: under autocast its input is
     cast once.
     """
@@ -206,7 +208,7 @@ class Attention(nn.Module):
         self.region: Region = WHOLE
 
     def division(self) -> Division:
-        """By key/value heads, each with the query heads that share it."""
+        """Shard by key/value heads, each with the query heads that share it."""
         queries, keys = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         cuts = {"qkv.weight": Cut(0, (queries, keys, keys)), "out.weight": Cut(1, (queries,))}
         saved = 2 * (queries + keys)  # as rotated, and the output
@@ -218,7 +220,7 @@ class Attention(nn.Module):
     def new_state(
         self, batch: int, length: int, device: torch.device, dtype: torch.dtype
     ) -> KVState:
-        """An empty state for ``length`` positions."""
+        """Return an empty state for ``length`` positions."""
         shape = (batch, self.n_kv_heads, length, self.head_dim)
         return KVState(*(torch.zeros(shape, device=device, dtype=dtype) for _ in range(2)))
 
@@ -232,9 +234,9 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Attend to the past: this call's tokens, and with ``state`` those before ``position``.
 
-        ``position`` None with a state means that the state is empty: the tokens see each other
-        only, so the causal kernel runs without looking at the cache. With ``rows``, ``x_BSE`` are
-        those; ``shared`` holds the keys and values of another call.
+        ``position`` None with a state means that the state is empty: the tokens see only each
+        other, so the causal kernel runs without reading the cache. With ``rows``, ``x_BSE`` are
+        those rows; ``shared`` holds the keys and values of another call.
         """
         queries_only = shared is not None and shared.keys is not None
         q_BHSD, k_BGSD, v_BGSD = self.heads(
@@ -256,7 +258,7 @@ class Attention(nn.Module):
         queries_only: bool = False,
         lasting: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, S, D), keys and values (B, G, S, D); the first token at ``position``.
+        """Return queries (B, H, S, D), keys and values (B, G, S, D); first token at ``position``.
 
         ``lasting``: the values outlive this call.
         """
@@ -264,7 +266,7 @@ class Attention(nn.Module):
         if queries_only:
             q_BSHD = self.qkv.part(x_BSE, 0, heads * self.head_dim)
             q_BSHD = q_BSHD.unflatten(-1, (heads, self.head_dim))
-            k_BSGD = v_BSGD = q_BSHD[:, :, :1]  # not looked at
+            k_BSGD = v_BSGD = q_BSHD[:, :, :1]  # not read
         else:
             qkv_BSXD = self.qkv(x_BSE).unflatten(-1, (heads + 2 * groups, self.head_dim))
             q_BSHD, k_BSGD, v_BSGD = qkv_BSXD.split((heads, groups, groups), dim=2)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels._operator import Work
-from kernels._timing import Ceilings, ceilings, gpu_us
+from kernels.measure.timing import Ceilings, ceilings, gpu_us
 from kernels.quantized_matmul import OP, quantize
 
 

@@ -1,6 +1,6 @@
 """Linear layers that multiply by codes of their weights: INT8 or FP8, for inference.
 
-A layer holds its codes and their scales, and no weight: that is what makes a quantized model small.
+A layer holds its codes and their scales, and no weight: that makes a quantized model small.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from torch import Tensor, nn
 
 import kernels
 from kernels.quantized_matmul import dequantize_weight
-from models._language_model import LanguageModel
 from models._layers import Linear
+from models.language_model import LanguageModel
 
 if TYPE_CHECKING:
-    from models._family import Family
+    from models.family import Family
 
-Codes = tuple[Tensor, Tensor]  # as of ``kernels.quantize_weight``
-# What the kernels for a scheme take on any GPU: both sizes of a weight are multiples of this.
+Codes = tuple[Tensor, Tensor]  # as returned by ``kernels.quantize_weight``
+# The kernels for a scheme accept on any GPU: both sizes of a weight are multiples of this.
 MULTIPLE = {"int8_weight_only": 8, "int8_dynamic": 8, "fp8_tensor": 16, "fp8_row": 16}
 
 
 class QuantizedLinear(nn.Linear):
-    """The linear map of ``linear``, (..., in) -> (..., out), by ``kernels.quantized_matmul``.
+    """Linear map of ``linear``, (..., in) -> (..., out), by ``kernels.quantized_matmul``.
 
-    ``codes`` are those of its weight; made here if not given.
+    ``codes`` are those of its weight; computed here if not given.
     """
 
     def __init__(self, linear: nn.Linear, scheme: str, codes: Codes | None = None) -> None:
@@ -39,25 +39,25 @@ class QuantizedLinear(nn.Linear):
         self.bias = linear.bias
         self.scheme = scheme
         self._dtype = linear.weight.dtype
-        held = kernels.quantize_weight(linear.weight.detach(), scheme) if codes is None else codes
+        codes_and_scale = (
+            kernels.quantize_weight(linear.weight.detach(), scheme) if codes is None else codes
+        )
         self.codes_NK: Tensor
         self.scale: Tensor
-        self.register_buffer("codes_NK", held[0], persistent=False)
-        self.register_buffer("scale", held[1], persistent=False)
+        self.register_buffer("codes_NK", codes_and_scale[0], persistent=False)
+        self.register_buffer("scale", codes_and_scale[1], persistent=False)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """What the codes stand for, (out, in), for whoever multiplies by it otherwise: made anew
-        each time.
-        """
+        """Dequantized weight, (out, in), recomputed in each access."""
         return dequantize_weight(self.codes_NK, self.scale, self._dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The product with the codes, and the bias."""
+        """Multiply by the codes, and add the bias."""
         return self.part(x, 0, self.out_features)
 
     def part(self, x: Tensor, start: int, stop: int) -> Tensor:
-        """As ``Linear.part``."""
+        """Compute a part of the outputs, like ``Linear.part``."""
         codes, scale, bias = self.codes_NK, self.scale, self.bias
         if (start, stop) != (0, self.out_features):
             codes, scale = codes[start:stop], scale[start:stop] if scale.dim() else scale
@@ -67,10 +67,10 @@ class QuantizedLinear(nn.Linear):
 
 
 def quantizable(model: nn.Module, scheme: str) -> dict[str, nn.Linear]:
-    """The linear layers that a scheme can replace, by name.
+    """Return the linear layers that a scheme can replace, by name.
 
-    Left alone are the head of a language model, layers whose sizes are no multiples of
-    ``MULTIPLE``, and such as may do more: with hooks, with a ``forward`` of their own, or of a
+    Not replaced are the head of a language model, layers whose sizes are not multiples of
+    ``MULTIPLE``, and layers that may do more: with hooks, with their own ``forward``, or of a
     subclass of ``nn.Linear`` other than the plain one here.
     """
     head = model.head if isinstance(model, LanguageModel) else None
@@ -88,16 +88,17 @@ def quantizable(model: nn.Module, scheme: str) -> dict[str, nn.Linear]:
 def quantize_linears(
     model: nn.Module, scheme: str, codes: Mapping[str, Codes] | None = None
 ) -> list[QuantizedLinear]:
-    """Replace the model's ``quantizable`` layers in place, and return those that stand there now.
+    """Replace the model's ``quantizable`` layers in place, and return the new ones.
 
-    ``codes`` gives those of each, by name, whatever its weight holds.
+    ``codes`` gives the codes of each, by name, whatever its weight holds.
     """
     made: dict[nn.Module, QuantizedLinear] = {
         linear: QuantizedLinear(linear, scheme, None if codes is None else codes[name])
         for name, linear in quantizable(model, scheme).items()
     }
     for parent in list(model.modules()):
-        for name, child in parent._modules.items():  # which names a shared one each time
+        # a shared module occurs under each of its names
+        for name, child in parent._modules.items():
             if child in made:
                 setattr(parent, name, made[child])
     return list(made.values())
@@ -105,16 +106,16 @@ def quantize_linears(
 
 @dataclass(frozen=True)
 class Saving:
-    """What a scheme changes of a model's weights: numbers that become codes, bytes of scales."""
+    """What a scheme changes in a model's weights: numbers that become codes, bytes of scales."""
 
     numbers: int
     scale_bytes: int
-    widened: int  # numbers of the largest layer that is widened for its product
+    widened: int  # numbers of the largest layer that is dequantized for its product
 
 
 @functools.cache
 def saving(family: Family, config: Any, scheme: str) -> Saving:
-    """Of a configuration's model, of which nothing but the structure is built."""
+    """Compute the saving for a configuration's model; only its structure is built."""
     weights = [linear.weight for linear in quantizable(family.build(config), scheme).values()]
     scales = [1 if scheme == "fp8_tensor" else len(weight) for weight in weights]
     sizes = [weight.numel() for weight in weights]
@@ -123,15 +124,15 @@ def saving(family: Family, config: Any, scheme: str) -> Saving:
 
 
 def expected_error(scheme: str, products: int) -> float:
-    """Relative error that so many roundings of one size add up to if they are independent.
+    """Return the relative error of that many equal roundings, if they are independent.
 
-    That of one is measured: the scheme's definition on normal numbers, 256 in each sum. As a random
-    walk they add up to the root of their number.
+    The error of one is measured: the scheme's definition on normal numbers, 256 in each sum. As a
+    random walk they add up to the root of their number.
     """
     generator = torch.Generator("cpu").manual_seed(0)
     x, weight = torch.randn(2, 256, 256, generator=generator).unbind()
     exact = x.double() @ weight.double().T
-    found = kernels.quantized_matmul(
+    product = kernels.quantized_matmul(
         x, *kernels.quantize_weight(weight, scheme), scheme, impl="torch"
     )
-    return float((found - exact).norm() / exact.norm()) * math.sqrt(products)
+    return float((product - exact).norm() / exact.norm()) * math.sqrt(products)

@@ -1,10 +1,10 @@
-"""Gradient checkpointing: which blocks keep less for backward, and what they keep.
+"""Gradient checkpointing: which blocks save less for backward, and what they save.
 
-A block that is checkpointed keeps its inputs and runs again in backward (Chen et al., arXiv
-1604.06174). Under "operators" it also keeps what is dear to compute and small to hold, the outputs
-of torch's matrix products, its SDPA kernels and our own attention, and computes only the rest again
-(Korthikanti et al., arXiv 2205.05198, section 5, with the choice turned round). Any other kernel
-that is launched from an autograd function, as Triton's are, is no operator and always runs again.
+A checkpointed block saves its inputs and runs again in backward (Chen et al., arXiv 1604.06174).
+Under "operators" it also saves outputs that are expensive to compute and small: those of torch's
+matrix products, its SDPA kernels and our own attention. It recomputes only the rest (Korthikanti et
+al., arXiv 2205.05198, section 5, with the choice inverted). Any other kernel that is launched from
+an autograd function, such as Triton's, is not an operator and always runs again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.utils.checkpoint import (
 
 import kernels
 
-# Of how many blocks one is checkpointed, by mode.
+# Every n-th block is checkpointed, by mode; 0: none.
 CHECKPOINTING = {"none": 0, "full": 1, "selective": 2, "third": 3, "fourth": 4, "operators": 1}
 
 _KEPT_OPERATORS = (
@@ -44,19 +44,19 @@ _kept: Counter[str] = Counter()
 
 
 def recomputed(mode: str, block: Callable[..., Any], *inputs: Any) -> Any:
-    """What ``block`` gives, keeping what ``mode`` says and computing the rest again in backward."""
+    """Run ``block``, saving what ``mode`` says and recomputing the rest in backward."""
     keeps = {"context_fn": _keeping} if mode == "operators" else {}
     # Blocks draw nothing themselves, and saving the generator's state would end graph capture.
     call = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False, **keeps)
     if torch.compiler.is_compiling():
         return call(block, *inputs)
-    if mode == "operators":  # which graphs hold anyway
+    if mode == "operators":  # graphs contain operators anyway
         block = functools.partial(_as_operators, block)
     try:
         return call(block, *inputs)
     except BaseException as error:
-        # As long as its frame lives, a checkpoint of torch 2.11 whose block has raised stays open
-        # and takes what other passes save, whose gradients then fail.
+        # While its frame lives, a checkpoint of torch 2.11 whose block has raised stays open and
+        # takes what other passes save, whose gradients then fail.
         traceback.clear_frames(error.__traceback__)
         raise
 
@@ -67,15 +67,15 @@ def _as_operators(block: Callable[..., Any], *inputs: Any) -> Any:
 
 
 def kept_operators() -> dict[str, int]:
-    """How many outputs "operators" has kept since the last reset, by operator.
+    """Count the outputs that "operators" has saved since the last reset, by operator.
 
-    Those of a compiled step are counted when it is traced, which is more than once.
+    Those of a compiled step are counted when it is traced, which happens more than once.
     """
     return dict(_kept)
 
 
 def reset_kept_operators() -> None:
-    """Begin counting anew."""
+    """Reset the counts."""
     _kept.clear()
 
 

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from kernels._check import Comparison, Exact, as_tuple
-from kernels._eight_bit import ceilings_for
 from kernels._operator import Case, Cost, Inputs, Operator, Work
-from kernels._peers import peers
-from kernels._rounds import Enough, alternate
-from kernels._timing import kernel_us
 from kernels._tuning import Choice, reset_tiles, tiles, tuning
+from kernels.measure.eight_bit import ceilings_for
+from kernels.measure.peers import peers
+from kernels.measure.rounds import Enough, alternate
+from kernels.measure.timing import kernel_us
 
 COMPILED = "torch.compile"  # the reference, compiled
 REFERENCE = "reference"

@@ -1,9 +1,9 @@
-"""The frame of every model here: what the runner may ask of one, whatever it computes.
+"""Base of every model here: what the runner may request, whatever the model computes.
 
-A model is called with its inputs and gives one tensor; ``loss`` takes the targets too. What a model
-can tell of itself while it runs (routing load, ranks, gates) stands in *metrics*: FP32 tensors
-on the device that a step overwrites, so that reading them now and then makes no step wait. Under
-``torch.func`` they stay as they are.
+A model is called with its inputs and returns one tensor; ``loss`` takes the targets too. *Metrics*
+are what a model measures of itself while it runs (routing load, ranks, gates): FP32 tensors on the
+device that a step overwrites, so that reading them now and then makes no step wait. Under
+``torch.func`` they do not change.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models._attention import RotaryCache
-from models._checkpointing import CHECKPOINTING, recomputed
-from models._initialise import keep_dtypes
+from models.attention import RotaryCache
+from models.checkpointing import CHECKPOINTING, recomputed
+from models.initialisation import keep_dtypes
 
 
 def transformed() -> bool:
-    """Whether a transform of ``torch.func`` is at work, of functions that write to nothing else."""
+    """Return True inside a ``torch.func`` transform, whose functions must not write elsewhere."""
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
@@ -32,29 +32,29 @@ class Metric:
 
     name: str
     title: str
-    unit: str  # "" for a share or a plain number
-    help: str  # one sentence: what it is, and what a good value looks like
+    unit: str  # "" for a fraction or a plain number
+    help: str  # one sentence: meaning, and typical good values
     rows: str = "block"  # what a row is
-    columns: str = ""  # what a column is ("expert", "head"); empty where there is one
+    columns: str = ""  # what a column is ("expert", "head"); empty if there is one
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What a model says of how far the choices of its last call may have moved its outputs."""
+    """Model's bound on how far the choices of its last call may have moved its outputs."""
 
     relative_error: float  # Euclidean
-    text: str  # what the choices are, and what bounds them
+    text: str  # the choices, and their bound
 
 
 class Model(nn.Module, ABC):
-    """A model that the runner can step, share, checkpoint and ask for its metrics.
+    """Model that the runner can step, share, checkpoint and read metrics from.
 
     A subclass defines ``forward(*inputs) -> Tensor`` and ``loss(*inputs, *targets) -> Tensor []``
-    (FP32, differentiable), honours ``self.checkpointing`` where it has blocks, and counts in
+    (FP32, differentiable), honours ``self.checkpointing`` if it has blocks, and counts in
     ``self.checkpointed_blocks`` how many the last call checkpointed.
     """
 
-    repeats = True  # equal inputs give equal outputs; False where that has to be found out
+    repeats = True  # equal inputs give equal outputs; False if that must be tested
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,39 +64,39 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, *batch: Tensor) -> Tensor:
-        """The mean loss of a batch, inputs first, then targets: [], in FP32 at least."""
+        """Return the mean loss of a batch, inputs first, then targets: [], in FP32 at least."""
 
     def weights(self) -> dict[str, nn.Parameter]:
-        """The parameters themselves by name, for ``Family.share``."""
+        """Return the parameters themselves by name, for ``Family.share``."""
         weights: dict[str, nn.Parameter] = self.state_dict(keep_vars=True)
         return weights
 
     def adapted(self) -> dict[str, Tensor]:
-        """What calls change and later calls compute with, by name: the live tensors; mostly none.
+        """Return the live tensors that calls change and later calls use, by name; mostly none.
 
         Weights are not among them.
         """
         return {}
 
     def carried(self) -> dict[str, Tensor]:
-        """As ``adapted``, of what is no choice of an implementation: a reference has it too."""
+        """Return those of ``adapted`` that no implementation chooses: a reference has them too."""
         return {}
 
     def calls_to_settle(self) -> int:
-        """How many more calls adapt before what they choose can stay; waits for the device."""
+        """Return how many more calls adapt before the choices can stay; waits for the device."""
         return 0
 
     def promise(self) -> Promise | None:
-        """How far the last call's choices may have moved its outputs; None where none are made."""
+        """Return the bound for the last call's choices; None if the model makes none."""
         return None
 
     def set_checkpointing(self, mode: str) -> None:
-        """Which blocks keep their inputs only and compute again in backward.
+        """Choose the blocks that save only their inputs and recompute in backward.
 
         "none"; "full": every block; "selective", "third", "fourth": every second, third or fourth
-        one, which divides the saving and the recomputation; "operators": every block, which keeps
-        the outputs of its matrix products and its attention too. Raises ``ValueError`` for another
-        mode.
+        block, which divides the saving and the recomputation; "operators": every block, which also
+        saves the outputs of its matrix products and its attention. Raises ``ValueError`` for
+        another mode.
         """
         if mode not in CHECKPOINTING:
             allowed = tuple(CHECKPOINTING)
@@ -104,18 +104,18 @@ class Model(nn.Module, ABC):
         self.checkpointing = mode
 
     def choose_checkpointed(self, n_blocks: int) -> list[bool]:
-        """Of each of ``n_blocks``, whether this call checkpoints it: none without gradients."""
+        """Return which of ``n_blocks`` this call checkpoints: none without gradients."""
         stride = CHECKPOINTING[self.checkpointing] if torch.is_grad_enabled() else 0
         chosen = [stride > 0 and index % stride == 0 for index in range(n_blocks)]
         self.checkpointed_blocks = sum(chosen)
         return chosen
 
     def recomputed(self, block: nn.Module, *inputs: Any) -> Any:
-        """What ``block`` gives, checkpointed as ``set_checkpointing`` says."""
+        """Run ``block``, checkpointed as ``set_checkpointing`` chose."""
         return recomputed(self.checkpointing, block, *inputs)
 
     def share_rope_cache(self, shared: bool) -> None:
-        """Let all layers hold one rotary table, or each one of its own; the results are the same.
+        """Let all layers hold one rotary table, or each its own; the results are the same.
 
         Tables that differ in head width, length or base are never merged.
         """
@@ -132,17 +132,17 @@ class Model(nn.Module, ABC):
                     setattr(module, name, first.setdefault(key, child))
 
     def rope_cache_bytes(self) -> int:
-        """Bytes of all rotary tables, a shared one counted once."""
+        """Return the bytes of all rotary tables, a shared one counted once."""
         tables = [module for module in self.modules() if isinstance(module, RotaryCache)]
         return sum(table.cos_SR.nbytes + table.sin_SR.nbytes for table in tables)
 
     def declare_metrics(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Make room for metrics, zeros at first: shape (rows, columns) by name."""
+        """Allocate metrics, zeros at first: shape (rows, columns) by name."""
         self._metrics |= shapes
         self.rebuild_buffers(torch.empty(0).device)
 
     def rebuild_buffers(self, device: torch.device) -> None:
-        """Make the metrics on ``device``: no weights, and always FP32."""
+        """Allocate the metrics on ``device``: not weights, and always FP32."""
         for name, shape in self._metrics.items():
             values = torch.zeros(shape, dtype=torch.float32, device=device)
             self.register_buffer(f"metric_{name}", values, persistent=False)
@@ -160,5 +160,5 @@ class Model(nn.Module, ABC):
             getattr(self, f"metric_{name}")[row].copy_(values.detach())
 
     def metrics(self) -> dict[str, Tensor]:
-        """Every declared metric: the live tensor (rows, columns), FP32."""
+        """Return every declared metric: the live tensor (rows, columns), FP32."""
         return {name: getattr(self, f"metric_{name}") for name in self._metrics}

@@ -1,14 +1,14 @@
-"""The configuration fields that several families have, each described once."""
+"""Configuration fields that several families share."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from models._family import setting
+from models.family import setting
 
 
 class RoundedVocabulary:
-    """A configuration with a ``vocabulary`` that the embedding rounds up."""
+    """Configuration with a ``vocabulary`` that the embedding rounds up."""
 
     vocabulary: int
     vocabulary_multiple: int
@@ -20,7 +20,7 @@ class RoundedVocabulary:
 
 
 def vocabulary(default: int = 50257) -> Any:
-    """How many different tokens there are."""
+    """Return the field for the number of different tokens."""
     return setting(
         default,
         "Vocabulary",
@@ -31,7 +31,7 @@ def vocabulary(default: int = 50257) -> Any:
 
 
 def vocabulary_multiple() -> Any:
-    """What the embedding's rows are a multiple of."""
+    """Return the field for the multiple of the embedding's rows."""
     return setting(
         64,
         "Round vocabulary up to",
@@ -41,22 +41,22 @@ def vocabulary_multiple() -> Any:
 
 
 def width(default: int) -> Any:
-    """The width of the residual stream."""
+    """Return the field for the width of the residual stream."""
     return setting(default, "Width", "Width of the residual stream.", minimum=8, maximum=65536)
 
 
 def layers(default: int) -> Any:
-    """How many blocks there are."""
+    """Return the field for the number of blocks."""
     return setting(default, "Layers", "Number of blocks.", minimum=1, maximum=1024)
 
 
 def heads(default: int, title: str = "Query heads") -> Any:
-    """How many heads attend."""
+    """Return the field for the number of attention heads."""
     return setting(default, title, "Must divide the width.", minimum=1, maximum=1024)
 
 
 def kv_heads(default: int) -> Any:
-    """How many heads of keys and values the query heads share."""
+    """Return the field for the number of key/value heads that query heads share."""
     return setting(
         default,
         "Key/value heads",
@@ -67,7 +67,7 @@ def kv_heads(default: int) -> Any:
 
 
 def mlp_ratio() -> Any:
-    """How wide the feed-forward layers are."""
+    """Return the field for the width of the feed-forward layers."""
     return setting(
         2.67,
         "MLP ratio",
@@ -78,7 +78,7 @@ def mlp_ratio() -> Any:
 
 
 def window() -> Any:
-    """How far back attention looks."""
+    """Return the field for the attention window."""
     return setting(
         0,
         "Attention window",
@@ -90,7 +90,7 @@ def window() -> Any:
 
 
 def max_sequence(default: int = 2048) -> Any:
-    """The longest sequence that the rotary tables hold."""
+    """Return the field for the longest sequence that the rotary tables hold."""
     return setting(
         default,
         "Longest sequence",
@@ -101,12 +101,12 @@ def max_sequence(default: int = 2048) -> Any:
 
 
 def rope_theta() -> Any:
-    """The base of the rotary frequencies."""
+    """Return the field for the base of the rotary frequencies."""
     return setting(10_000.0, "RoPE base", "Base of the rotary frequencies.", minimum=1, maximum=1e9)
 
 
 def norm_eps(default: float = 1e-6) -> Any:
-    """What RMSNorm adds to the mean square."""
+    """Return the field for the epsilon of RMSNorm."""
     return setting(
         default,
         "Norm epsilon",
@@ -117,7 +117,7 @@ def norm_eps(default: float = 1e-6) -> Any:
 
 
 def tie_embeddings(default: bool) -> Any:
-    """Whether head and embedding are one matrix."""
+    """Return the field for sharing one matrix between head and embedding."""
     return setting(
         default, "Tie embeddings", "The head uses the embedding's weights instead of its own."
     )

@@ -1,9 +1,10 @@
-"""What a step would hold on an H200 at most, counted on a CPU and without computing.
+"""Peak memory of a step as on an H200, counted on a CPU and without computing.
 
 Tensors are fake: they have sizes and no numbers, so that any preset fits. Triton's kernels are not
-launched, which leaves what matters here: what their callers allocate and keep for the backward
-pass. Where torch's own operators keep more on a CPU than on a GPU, stand-ins keep as much as there.
-Counted are whole tensors: not the allocator's rounding, nor what libraries take for themselves.
+launched; what matters here is what their callers allocate and save for the backward pass. Where
+torch's own operators save more on a CPU than on a GPU, stand-ins save as much as there. The count
+is of complete tensors, without the allocator's rounding and without what libraries allocate for
+themselves.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from triton.runtime.jit import JITFunction
 import kernels
 from kernels import _dispatch, _triton, hardware
 from models import Family
-from models._division import divide
+from models.tensor_parallel_plan import divide
 from workbench.runner.ranks.region import AcrossRanks, AlongSequence
 
 SDPA = "scaled_dot_product_attention"
 
 
 class Meter(TorchDispatchMode):
-    """Counts the bytes of the storages that operators made within it and that live."""
+    """Count of the bytes of live storages that operators made inside it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,11 +46,11 @@ class Meter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for one in tree_leaves(found):
-            if isinstance(one, Tensor):
-                self._take(one.untyped_storage())
-        return found
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._take(leaf.untyped_storage())
+        return result
 
     def _take(self, storage: torch.UntypedStorage) -> None:
         if id(storage) in self._live:
@@ -65,7 +66,7 @@ class Meter(TorchDispatchMode):
 
 
 class Norm(torch.autograd.Function):
-    """A norm that keeps for its backward pass what a GPU's keeps."""
+    """Norm that saves for its backward pass what a GPU's norm saves."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -79,7 +80,7 @@ class Norm(torch.autograd.Function):
 
 
 class Flash(torch.autograd.Function):
-    """Attention that keeps what a flash kernel keeps: its inputs, its output, the log-sum-exp."""
+    """Attention that saves what a flash kernel saves: inputs, output, log-sum-exp."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -93,7 +94,7 @@ class Flash(torch.autograd.Function):
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
-    """In the place of torch's, unless its own arithmetic was asked for."""
+    """Replace torch's attention, unless its own arithmetic was requested."""
     if not torch.backends.cuda.flash_sdp_enabled():
         return functional.scaled_dot_product_attention(q, k, v, mask, **more)
     assert mask is None
@@ -102,7 +103,7 @@ def flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, **more: A
 
 @contextlib.contextmanager
 def as_on_an_h200() -> Iterator[None]:
-    """Operators choose, allocate and keep as there; nothing is launched, nothing is computed."""
+    """Let operators choose, allocate and save as there; nothing is launched or computed."""
     cached = (
         _dispatch._candidates_once,
         _dispatch._missing_once,
@@ -120,7 +121,7 @@ def as_on_an_h200() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for kind in (JITFunction, Autotuner, Heuristics):
             patch.setattr(kind, "run", lambda *args, **more: None)
-        patch.setattr(_triton, "INTERPRETED", True)  # Triton is there, also for a CPU's tensors
+        patch.setattr(_triton, "INTERPRETED", True)  # Triton exists, also for a CPU's tensors
         patch.setattr(hardware, "_cpu", lambda: known)
         patch.setattr(sys.modules["kernels.attention._sdpa"], SDPA, flash)
         patch.setattr(adaptive, "attention", attention_of_its_choice)
@@ -128,16 +129,16 @@ def as_on_an_h200() -> Iterator[None]:
         patch.setattr(experts, "_on_host", lambda x: False)
         patch.setattr(experts, "_has_one_kernel", lambda: True)
         patch.setattr(functional, "rms_norm", lambda x, _, weight, eps: Norm.apply(x, weight))
-        for each in cached:
-            each.cache_clear()
+        for cached_function in cached:
+            cached_function.cache_clear()
         try:
             yield
         finally:
-            for each in cached:
-                each.cache_clear()
+            for cached_function in cached:
+                cached_function.cache_clear()
 
 
-def held_by_training(
+def training_peak(
     family: Family,
     config: Any,
     *,
@@ -150,10 +151,10 @@ def held_by_training(
     ranks: int = 1,
     along_sequence: bool = False,
 ) -> int:
-    """Bytes at the peak of a training step with fused AdamW, its moments made before.
+    """Return the peak bytes of a training step with fused AdamW, its moments made before.
 
-    The arguments are those of the family's footprint; of ``ranks`` that divide the layers it is the
-    first one's, whose sums over the ranks are as large as they are.
+    The arguments are those of the family's footprint. With ``ranks`` that shard the layers it is
+    the first rank's peak; its sums over the ranks are as large as theirs.
     """
     model = family.build(config, dtype=_dtype(precision)).train()
     if ranks > 1:
@@ -178,7 +179,7 @@ def held_by_training(
     return meter.most
 
 
-def held_by_inference(
+def inference_peak(
     family: Family,
     config: Any,
     *,
@@ -189,7 +190,7 @@ def held_by_inference(
     fused: bool = True,
     attention: str = "",
 ) -> int:
-    """Bytes at the peak of a forward pass or of a prefill, its cache made before."""
+    """Return the peak bytes of a forward pass or of a prefill, its cache made before."""
     model = family.build(config, dtype=_dtype(precision)).eval()
     model.share_rope_cache(False)
     metered = _metered(family, config, model, batch, sequence, precision, fused, attention)
@@ -212,7 +213,7 @@ def _metered(
     fused: bool,
     attention: str,
 ) -> Iterator[tuple[Meter, list[Tensor]]]:
-    """What is held from here on, with the model and its inputs; all as on an H200."""
+    """Count what is held from here on, with the model and its inputs; all as on an H200."""
     implementations = {"all": "triton" if fused else "torch"}
     implementations["attention"] = attention or "sdpa"
     if family.name == "mahia":
@@ -232,7 +233,7 @@ def _amp(precision: str) -> torch.autocast:
     return torch.autocast("cpu", torch.bfloat16, enabled=precision == "amp")
 
 
-def kept_for_backward(
+def saved_for_backward(
     family: Family,
     config: Any,
     precision: str,
@@ -240,32 +241,32 @@ def kept_for_backward(
     tokens_BS: Tensor,
     backend: str | None = None,
 ) -> int:
-    """Bytes that autograd keeps of a forward pass, weights and buffers left out, on this device.
+    """Return the bytes that autograd saves in a forward pass, without weights and buffers.
 
-    ``backend`` is torch.compile's, None: it is not compiled.
+    ``backend`` is torch.compile's; None: not compiled.
     """
     model = family.materialise(config, dtype=_dtype(precision))
     model.set_checkpointing(checkpointing)
     own = {w.untyped_storage().data_ptr() for w in (*model.parameters(), *model.buffers())}
-    kept = {}
+    saved = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+            saved[storage.data_ptr()] = (storage.nbytes(), tensor)
         return tensor
 
     run = torch.compile(model, backend=backend, fullgraph=True) if backend else model
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), _amp(precision):
         run(tokens_BS)
-    return sum(size for size, _ in kept.values())
+    return sum(size for size, _ in saved.values())
 
 
-def kept_more_on_a_cpu(dim: int, precision: str) -> int:
-    """Bytes a token that torch's two norms and attention of a block keep more than on a GPU.
+def saved_more_on_a_cpu(dim: int, precision: str) -> int:
+    """Return the bytes per token that a block's torch norms and attention save more than on a GPU.
 
-    The norms' inputs and results in FP32 where a GPU keeps the input alone, and the attention's
-    output in a second layout.
+    These are the norms' inputs and results in FP32, where a GPU saves the input alone, and the
+    attention's output in a second layout.
     """
     compute, stream = {"fp32": (4, 4), "amp": (2, 4), "half": (2, 2)}[precision]
     return dim * (2 * 4 + 2 * (4 - stream) + compute)
@@ -274,7 +275,7 @@ def kept_more_on_a_cpu(dim: int, precision: str) -> int:
 def drawn(
     family: Family, config: Any, batch: int, sequence: int, dtype: torch.dtype
 ) -> tuple[Tensor, ...]:
-    """Inputs and targets of one step."""
+    """Draw inputs and targets of one step."""
     if family.draw is None:
         tokens_BS = torch.zeros(batch, sequence, dtype=torch.int64)
         return tokens_BS, tokens_BS

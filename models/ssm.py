@@ -6,11 +6,11 @@ Dao and Gu, "Transformers are SSMs", 2024 (arXiv 2405.21060), section 7.1 and fi
     h_t = exp(dt_t A) h_(t-1) + dt_t x_t B_t^T,    y_t = h_t C_t + D x_t,    dt through softplus,
     out_proj(rms_norm(y * silu(z))).
 
-Heads, A, D and dt are H; B and C are shared by the heads of a group, whose channels are also what
-the norm's mean is taken over (section 8.1). Starting values are those of the paper's published
-models: softplus(dt_bias) log-uniform in 0.001 to 0.1, -A uniform in 1 to 16, D one, the convolution
-uniform with the bound 1/sqrt(W), and linears of variance 1 / (3 inputs), here normal, where the
-published ones are uniform.
+Heads, A, D and dt are H; the heads of a group share B and C, and the norm's mean is over the
+channels of a group (section 8.1). Initial values are those of the paper's published models:
+softplus(dt_bias) log-uniform in 0.001 to 0.1, -A uniform in 1 to 16, D one, the convolution uniform
+with the bound 1/sqrt(W), and linears of variance 1 / (3 inputs), here normal, where the published
+ones are uniform.
 
 Shapes: B batch, S sequence, E model width, I inner width, H heads, P head width, G groups, N states
 of a head's row, C = I + 2 G N convolved channels, W width of the convolution.
@@ -26,9 +26,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 import kernels
-from models._division import WHOLE, Cut, Division, Region
-from models._initialise import Sparing
 from models._layers import Linear
+from models.initialisation import Sparing
+from models.tensor_parallel_plan import WHOLE, Cut, Division, Region
 
 STEP_MIN, STEP_MAX, STEP_FLOOR = 1e-3, 1e-1, 1e-4
 DECAY_MIN, DECAY_MAX = 1.0, 16.0
@@ -36,7 +36,7 @@ DECAY_MIN, DECAY_MAX = 1.0, 16.0
 
 @dataclass(frozen=True, kw_only=True)
 class SSMSizes:
-    """The widths of one mixer."""
+    """Widths of one mixer."""
 
     dim: int
     inner: int
@@ -65,19 +65,19 @@ class SSMSizes:
 class SSMState:
     """The last W inputs of the convolution, (B, C, W), and the heads' states, (B, H, P, N) in FP32.
 
-    They summarise all tokens before, in a size that does not depend on how many these were. So
-    calls must follow one another: unlike keys and values, this state cannot go back to a position.
+    They summarise all tokens before, in a size that does not depend on their number. So calls must
+    follow one another: unlike keys and values, this state cannot go back to a position.
     """
 
     conv: Tensor
     ssm: Tensor
 
     def tensors(self) -> list[Tensor]:
-        """What is held, for counting bytes and resetting."""
+        """Return all tensors, for counting bytes and resetting."""
         return [self.conv, self.ssm]
 
     def carried(self) -> list[Tensor]:
-        """What cannot go back to a position."""
+        """Return what cannot go back to a position."""
         return self.tensors()
 
     def write(self, conv_BCW: Tensor, ssm_BHPN: Tensor) -> None:
@@ -92,14 +92,14 @@ class SSMState:
 
 
 def inverse_softplus(x: Tensor) -> Tensor:
-    """The number whose softplus is ``x`` > 0."""
+    """Return the number whose softplus is ``x`` > 0."""
     return x + torch.log(-torch.expm1(-x))
 
 
 class SSM(Sparing):
-    """The mixer, (B, S, E) -> (B, S, E), causal.
+    """Mixer, (B, S, E) -> (B, S, E), causal.
 
-    ``n_residuals`` is how many such branches are added to the residual stream in the whole model:
+    ``n_residuals`` is how many such branches are added to the residual stream in the full model:
     the output linear starts smaller by its root, so that the stream's variance does not grow.
     """
 
@@ -119,21 +119,21 @@ class SSM(Sparing):
         self.norm_weight = nn.Parameter(torch.empty(inner))
         self.out_proj = Linear(inner, sizes.dim, 1 / math.sqrt(3 * inner * n_residuals))
         self.region: Region = WHOLE
-        self.normed_over = 0  # channels of all ranks, where these share one group; 0: they do not
+        self.normed_over = 0  # channels of all ranks, if these share one group; 0: they do not
 
     def division(self) -> Division:
-        """By groups of heads, each with its B and C and its own mean in the norm.
+        """Shard by groups of heads, each with its B and C and its own mean in the norm.
 
-        The heads of a single group are divided too: each rank computes B and C, and the mean is
+        The heads of a single group are sharded too: each rank computes B and C, and the mean is
         over all ranks.
         """
         size = self.sizes
         inner, heads, states = size.inner, size.n_heads, size.n_groups * size.d_state
-        convolved, one = (inner, states, states), size.n_groups == 1
+        convolved, single_group = (inner, states, states), size.n_groups == 1
         cuts = {
-            "in_proj.weight": Cut(0, (inner, *convolved, heads), (2, 3) if one else ()),
-            "conv_weight": Cut(0, convolved, (1, 2) if one else ()),
-            "conv_bias": Cut(0, convolved, (1, 2) if one else ()),
+            "in_proj.weight": Cut(0, (inner, *convolved, heads), (2, 3) if single_group else ()),
+            "conv_weight": Cut(0, convolved, (1, 2) if single_group else ()),
+            "conv_bias": Cut(0, convolved, (1, 2) if single_group else ()),
             "dt_bias": Cut(0, (heads,)),
             "A_log": Cut(0, (heads,)),
             "D": Cut(0, (heads,)),
@@ -141,9 +141,9 @@ class SSM(Sparing):
             "out_proj.weight": Cut(1, (inner,)),
         }
         saved = size.projected + size.convolved + 2 * inner
-        if one:
+        if single_group:
             saved -= 2 * 2 * states  # B and C, as projected and as convolved
-            # The gated norm's steps: y and z, silu(z), their product, and that normed.
+            # The gated norm's steps: y and z, silu(z), their product, and its norm.
             what, by_steps = "heads of a mixer", 5 * inner
             return Division(what, heads, cuts, saved, self._narrow, fp32=by_steps)
         return Division("groups of a mixer's heads", size.n_groups, cuts, saved, self._narrow)
@@ -156,7 +156,7 @@ class SSM(Sparing):
         self.sizes = replace(size, inner=size.inner // ranks, n_groups=groups)
 
     def initial(self, name: str, shape: torch.Size, generator: Generator) -> Tensor:
-        """The starting value of parameter ``name``, in FP32 on the CPU."""
+        """Draw the initial value of parameter ``name``, in FP32 on the CPU."""
         if name in ("D", "norm_weight"):
             return torch.ones(shape)
         uniform = torch.rand(shape, dtype=torch.float32, generator=generator)
@@ -168,7 +168,7 @@ class SSM(Sparing):
         return (2 * uniform - 1) / math.sqrt(self.sizes.d_conv)
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> SSMState:
-        """An empty state."""
+        """Return an empty state."""
         size = self.sizes
         return SSMState(
             torch.zeros(batch, size.convolved, size.d_conv, device=device, dtype=dtype),
@@ -182,10 +182,10 @@ class SSM(Sparing):
     def forward(
         self, u_BSE: Tensor, state: SSMState | None = None, position: Tensor | None = None
     ) -> Tensor:
-        """Mix the sequence, going on from ``state``, which is left after the last token.
+        """Mix the sequence, continuing from ``state``, which is updated to the last token.
 
-        ``position`` None means that the state is empty, whatever it holds; otherwise only that it
-        is not: what was before is in the state.
+        ``position`` None means that the state is empty, whatever it holds; any other value that it
+        is not: all previous tokens are in the state.
         """
         size = self.sizes
         going_on = state is not None and position is not None
@@ -241,7 +241,7 @@ class SSM(Sparing):
         return self.region.leave(self.out_proj(y_BSI))
 
     def _projected(self, u_BSE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """z, the channels to convolve, and dt."""
+        """Return z, the channels to convolve, and dt."""
         size = self.sizes
         entered_BSE = self.region.enter(u_BSE, product=True)
         if not self.normed_over:
@@ -249,7 +249,7 @@ class SSM(Sparing):
                 (size.inner, size.convolved, size.n_heads), dim=-1
             )
             return z_BSI, xbc_BSC, dt_BSH
-        # Of B and C every rank has the whole gradient, and of the rest a part: two ways to u.
+        # Every rank has the complete gradient of B and C, and a part of the others: two paths to u.
         begin, end = 2 * size.inner, size.inner + size.convolved
         z_BSI, x_BSI = self.in_proj.part(entered_BSE, 0, begin).split(size.inner, dim=-1)
         bc_BSK = self.in_proj.part(self.region.join(u_BSE), begin, end)
@@ -257,7 +257,7 @@ class SSM(Sparing):
         return z_BSI, torch.cat((x_BSI, bc_BSK), -1), dt_BSH
 
     def _normed(self, y_BSI: Tensor, z_BSI: Tensor) -> Tensor:
-        """As ``kernels.gated_rms_norm``, the mean over the channels of all ranks."""
+        """Normalise like ``kernels.gated_rms_norm``, with the mean over all ranks' channels."""
         wide = torch.promote_types(y_BSI.dtype, torch.float32)
         h_BSI = y_BSI.to(wide) * functional.silu(z_BSI.to(wide))
         mean_BS1 = self.region.total(h_BSI.pow(2).sum(-1, keepdim=True)) / self.normed_over

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernels._timing import times_us, warm_up
+from kernels.measure.timing import times_us, warm_up
 
 ROUNDS = 16  # without a time budget
 CALLS = 5  # per block, at most: the median ignores a straggler

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import kernels
 from kernels.quantized_matmul import dequantize_weight
-from models._quantized import quantizable
+from models.quantized_linear import quantizable
 
 SCHEME = "int8_weight_only"  # one scale for each row of a weight
 
@@ -33,7 +33,7 @@ class FakeQuantizedLinear(nn.Linear):
         self.weight, self.bias = linear.weight, linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """The product with the rounded weight, and the bias."""
+        """Multiply by the rounded weight and add the bias."""
         return functional.linear(x, fake_quantized(self.weight), self.bias)
 
     def part(self, x: Tensor, start: int, stop: int) -> Tensor:

@@ -1,6 +1,6 @@
-"""What a model family is: its configuration, its presets, and how its models come into being.
+"""Definition of a model family: its configuration, its presets, and how its models are made.
 
-Structure and weights are apart. ``materialise`` makes a model with weights of its own; ``share``
+Structure and weights are separate. ``materialise`` makes a model with its own weights; ``share``
 makes another model of the same configuration around the *same* parameters, so that two variants
 (checkpointed and not, compiled and not) train one set of weights and one optimizer.
 """
@@ -20,13 +20,13 @@ import torch
 from torch import nn
 
 from models._costs import Costs, flops
-from models._division import Region, divide
 from models._footprint import Footprint, footprint
-from models._initialise import Take, initialise, keep_marks
-from models._mistake import ConfigurationError
-from models._model import Metric, Model
-from models._quantized import saving
-from models._stages import Stage
+from models.errors import ConfigurationError
+from models.initialisation import Take, initialise, keep_marks
+from models.model import Metric, Model
+from models.pipeline_stages import Stage
+from models.quantized_linear import saving
+from models.tensor_parallel_plan import Region, divide
 
 Batch = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]  # inputs, targets
 WORKLOADS = ("forward", "train", "prefill", "decode", "generate")
@@ -34,7 +34,7 @@ WORKLOADS = ("forward", "train", "prefill", "decode", "generate")
 
 @dataclass(frozen=True)
 class ConfigField:
-    """One field of a family's configuration, with what it may be."""
+    """One field of a family's configuration, with its allowed values."""
 
     name: str
     title: str
@@ -44,7 +44,7 @@ class ConfigField:
     choices: tuple[Any, ...]
     minimum: float | None
     maximum: float | None
-    weights: bool  # whether a model's weights depend on it
+    weights: bool  # True if a model's weights depend on it
 
 
 def setting(
@@ -57,9 +57,9 @@ def setting(
     choices: tuple[Any, ...] = (),
     weights: bool = True,
 ) -> Any:
-    """A dataclass field that also says what it means and what it may be.
+    """Make a dataclass field with its title, help and allowed values.
 
-    ``weights`` False: models that differ in it alone have the same weights, and can share them.
+    ``weights`` False: models that differ only in it have the same weights, and can share them.
     """
     metadata = {
         "title": title,
@@ -74,7 +74,7 @@ def setting(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Family:
-    """One model family; every file of this folder without a leading underscore ends in one."""
+    """One model family; every family's file in this folder ends in one."""
 
     name: str
     title: str
@@ -83,22 +83,22 @@ class Family:
     presets: Mapping[str, Any]  # from small to large
     suggestions: Mapping[str, Mapping[str, tuple[int, int]]]  # preset: device: batch, sequence
     construct: Callable[[Any], Model]
-    check: Callable[[Any], None]  # raises ConfigurationError for what no single field shows
+    check: Callable[[Any], None]  # raises ConfigurationError for errors that no single field shows
     costs: Callable[[Any], Costs]
     workloads: tuple[str, ...] = WORKLOADS
     length_field: str = "max_sequence"  # the field of the configuration that bounds a sequence
-    inference_only: tuple[str, ...] = ()  # fields that no training step may have switched on
-    first_choice: str = "base"  # the largest preset that is chosen unasked
+    inference_only: tuple[str, ...] = ()  # fields that must be off in a training step
+    first_choice: str = "base"  # the largest preset that is chosen by default
     metrics: tuple[Metric, ...] = ()  # what its models measure of themselves
-    # (config, workload) to the operators of ``kernels`` that a step calls, those behind a switch of
-    # the model (fused add + norm, fused loss) among them. None: not known beforehand.
+    # (config, workload) to the operators of ``kernels`` that a step calls, including those behind a
+    # switch of the model (fused add + norm, fused loss). None: not known beforehand.
     operators: Callable[[Any, str], frozenset[str]] | None = None
-    # Of a family whose inputs are no tokens: (config, batch, sequence, generator) to a random batch
-    # of inputs and targets on the CPU.
+    # For a family whose inputs are not tokens: (config, batch, sequence, generator) to a random
+    # batch of inputs and targets on the CPU.
     draw: Callable[[Any, int, int, torch.Generator], Batch] | None = None
 
     def fields(self) -> list[ConfigField]:
-        """The configuration's fields, for forms and for the command line."""
+        """Return the configuration's fields, for forms and for the command line."""
         return list(self._fields)
 
     @functools.cached_property
@@ -106,18 +106,18 @@ class Family:
         kinds = typing.get_type_hints(self.config)  # takes 2 ms: it compiles each annotation
         return tuple(
             ConfigField(
-                name=each.name, kind=kinds[each.name], default=each.default, **each.metadata
+                name=field.name, kind=kinds[field.name], default=field.default, **field.metadata
             )
-            for each in dataclasses.fields(self.config)
+            for field in dataclasses.fields(self.config)
         )
 
     def of_weights(self, config: Any) -> Any:
-        """The configuration with everything as by default that its weights do not depend on."""
-        free = {each.name: each.default for each in self.fields() if not each.weights}
+        """Return the configuration with defaults for the fields that do not affect its weights."""
+        free = {field.name: field.default for field in self.fields() if not field.weights}
         return dataclasses.replace(config, **free)
 
     def configure(self, preset: str, overrides: Mapping[str, Any] | None = None) -> Any:
-        """The preset with fields replaced, validated; text is read as the field's kind.
+        """Return the preset with fields replaced, validated; text is read as the field's kind.
 
         Raises ``ConfigurationError``.
         """
@@ -125,7 +125,7 @@ class Family:
             raise ConfigurationError(
                 f"{self.name}: unknown preset {preset!r}; expected one of {tuple(self.presets)}"
             )
-        known = {each.name: each for each in self.fields()}
+        known = {field.name: field for field in self.fields()}
         values = {}
         for name, value in (overrides or {}).items():
             if name not in known:
@@ -143,29 +143,29 @@ class Family:
             raise ConfigurationError(
                 f"{self.name}: expected a {self.config.__name__}, got {type(config).__name__}"
             )
-        for each in self.fields():
-            value = getattr(config, each.name)
-            if isinstance(value, str) and each.kind is not str:
-                raise self._not_of_kind(each, value)
-            if isinstance(value, float) and each.kind is int:  # not even a whole one: it is a size
-                raise self._not_of_kind(each, value)
-            self._read(each, value)
-            self._check_choice(each, value)
-            low, high = each.minimum, each.maximum
+        for field in self.fields():
+            value = getattr(config, field.name)
+            if isinstance(value, str) and field.kind is not str:
+                raise self._not_of_kind(field, value)
+            if isinstance(value, float) and field.kind is int:  # not even 2.0: it is a size
+                raise self._not_of_kind(field, value)
+            self._read(field, value)
+            self._check_choice(field, value)
+            low, high = field.minimum, field.maximum
             if (low is not None and value < low) or (high is not None and value > high):
                 raise ConfigurationError(
-                    f"{self.name}: {each.name} = {_shown(value)} is outside of {low} to {high}"
+                    f"{self.name}: {field.name} = {_shown(value)} is outside of {low} to {high}"
                 )
         self.check(config)
 
     def check_choice(self, name: str, value: Any) -> None:
-        """Raise ``ConfigurationError`` for what a field that is a switch or a choice never is.
+        """Raise ``ConfigurationError`` for a value that a switch or choice field never has.
 
-        Any other field of that name, and any other name, is let pass.
+        Other fields and unknown names are accepted.
         """
-        for each in self.fields():
-            if each.name == name and (each.choices or each.kind is bool):
-                self._check_choice(each, self._read(each, value))
+        for field in self.fields():
+            if field.name == name and (field.choices or field.kind is bool):
+                self._check_choice(field, self._read(field, value))
 
     def check_memory(
         self,
@@ -181,12 +181,11 @@ class Family:
         attention: str = "",
         quantization: str = "",
     ) -> None:
-        """Refuse by sentence what no such step can be, before anything is allocated.
+        """Raise ``ConfigurationError`` for an impossible step, before anything is allocated.
 
-        That is what the workload does not allow, and what cannot fit ``memory_bytes``.
-
-        Judges by weights, optimizer and activations as estimated; pass more memory than there is
-        to let what is near the limit try and run out of memory in earnest.
+        Impossible is what the workload does not allow, and what cannot fit ``memory_bytes``.
+        Weights, optimizer and activations are estimated; pass more memory than there is, so that a
+        step near the limit may try and really run out of memory.
         """
         for name in self.inference_only if workload == "train" else ():
             if getattr(config, name):
@@ -223,23 +222,23 @@ class Family:
             )
 
     def longest(self, config: Any) -> int:
-        """Tokens of the longest sequence that a model takes; without such a field, any number."""
+        """Return the tokens of the longest sequence; without such a field, any number."""
         longest: int = getattr(config, self.length_field, sys.maxsize)
         return longest
 
     def parameter_count(self, config: Any) -> int:
-        """Trainable numbers, by formula: nothing is built."""
+        """Count trainable numbers by formula: nothing is built."""
         return self.costs(config).parameters
 
     def flops(
         self, config: Any, batch: int, sequence: int, training: bool = False, **more: Any
     ) -> int:
-        """FLOPs of one step; see ``models._costs.flops`` for ``context`` and ``last_only``."""
+        """Count FLOPs of one step; ``more`` as of ``models._costs.flops``."""
         costs = self.costs(config)
         return flops(costs, batch=batch, sequence=sequence, training=training, **more)
 
     def footprint(self, config: Any, *, quantization: str = "", **step: Any) -> Footprint:
-        """Estimated bytes by role; ``models._footprint.footprint`` says what describes a step.
+        """Estimate bytes by role; ``models._footprint.footprint`` documents the step's arguments.
 
         ``quantization`` is the scheme of the linear layers' codes, if any.
         """
@@ -247,14 +246,16 @@ class Family:
         return footprint(self.costs(config), quantized=saved, **step)
 
     def suggested(self, preset: str, device_type: str) -> dict[str, int]:
-        """A batch and a sequence that show the preset at work on this kind of device."""
+        """Return a batch and a sequence that suit the preset on this kind of device."""
         by_device = self.suggestions[preset]
         batch, sequence = by_device.get(device_type, by_device["cpu"])
         return {"batch": batch, "sequence": sequence}
 
     def default_preset(self, memory_bytes: int, device_type: str) -> str:
-        """The preset for a first start: the smallest on a CPU; on a GPU the largest up to
-        ``first_choice`` whose training step takes at most half of the memory.
+        """Return the preset for a first start.
+
+        It is the smallest on a CPU. On a GPU it is the largest up to ``first_choice`` whose
+        training step takes at most half of the memory.
         """
         names = list(self.presets)
         if device_type == "cpu":
@@ -272,7 +273,7 @@ class Family:
         device: torch.device | str = "meta",
         dtype: torch.dtype = torch.float32,
     ) -> Model:
-        """The structure alone: parameters without values, on ``device``."""
+        """Build only the structure: parameters without values, on ``device``."""
         self.validate(config)
         with torch.device("meta"):
             model = self.construct(config)
@@ -291,7 +292,7 @@ class Family:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
     ) -> Model:
-        """A model with weights drawn from ``seed``: the same ones on every device."""
+        """Build a model with weights drawn from ``seed``: the same on every device."""
         model = self.build(config)
         initialise(model, torch.device(device), dtype, seed)
         return _with_buffers(model)
@@ -299,16 +300,16 @@ class Family:
     def weights(
         self, config: Any, device: torch.device, dtype: torch.dtype, seed: int, take: Take
     ) -> dict[str, nn.Parameter]:
-        """The weights that ``materialise`` gives, by name, each as ``take`` leaves it.
+        """Return the weights of ``materialise`` by name, each replaced by what ``take`` returns.
 
-        One that ``take`` makes smaller never is in memory with all others.
+        A weight that ``take`` makes smaller is never in memory together with all others.
         """
         model = self.build(config)
         initialise(model, device, dtype, seed, take)
         return model.weights()
 
     def share(self, config: Any, weights: Mapping[str, nn.Parameter]) -> Model:
-        """Another model around the very ``weights`` of one: ``model.weights()`` of the first."""
+        """Build another model around the same ``weights``: ``model.weights()`` of the first."""
         model = self.build(config)
         model.load_state_dict(weights, assign=True)
         return _with_buffers(model)
@@ -316,9 +317,9 @@ class Family:
     def share_divided(
         self, config: Any, weights: Mapping[str, nn.Parameter], ranks: int, region: Region
     ) -> Model:
-        """A model of what one rank has, as ``models._division`` cuts, around these ``weights``.
+        """Build one rank's shard by ``models.tensor_parallel_plan``, around these ``weights``.
 
-        Its divided layers meet the other ranks' in ``region``.
+        Its sharded layers communicate with the other ranks' in ``region``.
         """
         model = self.build(config)
         divide(model, ranks, region)
@@ -326,14 +327,14 @@ class Family:
         return _with_buffers(model)
 
     def share_stage(self, config: Any, weights: Mapping[str, nn.Parameter], stage: Stage) -> Model:
-        """A model of one ``stage``, around its ``weights`` by their names there."""
+        """Build a model of one ``stage``, around its ``weights`` by their names there."""
         model: Any = self.build(config)
         model.narrow(stage)
         model.load_state_dict(weights, assign=True)
         return _with_buffers(model)
 
     def _read(self, field: ConfigField, value: Any) -> Any:
-        """``value`` as the field's kind; raises ``ConfigurationError``."""
+        """Return ``value`` as the field's kind; raises ``ConfigurationError``."""
         try:
             return _READERS[field.kind](value)
         except (ValueError, TypeError, OverflowError):
@@ -390,7 +391,7 @@ _READERS: dict[type, Callable[[Any], Any]] = {
 
 
 def _shown(value: Any) -> str:
-    """The value for a sentence, cut where it is long; Python refuses to print huge integers."""
+    """Format the value for a sentence, shortened; Python refuses to print huge integers."""
     try:
         text = repr(value)
     except ValueError:
@@ -403,7 +404,7 @@ def _gigabytes(count: int) -> str:
 
 
 def _with_buffers(model: Model) -> Model:
-    """Compute the constants that are no weights where the weights are; none may stay behind."""
+    """Compute non-weight buffers on the weights' device; raise if one stays on meta."""
     device = next(model.parameters()).device
     for module in model.modules():
         if hasattr(module, "rebuild_buffers"):

@@ -1,7 +1,7 @@
-"""The same starting weights for a seed, whatever the device, the dtype and the order of drawing.
+"""Initial weights that depend only on the seed, not on device, dtype or order of drawing.
 
-Every parameter has a generator of its own, seeded by the seed and its name, on the CPU in FP32;
-only then it is cast and moved. Independent generators also let the drawing use all cores.
+Every parameter has its own generator, seeded by the seed and its name, on the CPU in FP32; it is
+cast and moved afterwards. Independent generators also let the drawing use all cores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MARKS = ("no_weight_decay",)  # attributes of a parameter that outlive its tenso
 
 
 def keep_marks(old: nn.Parameter, new: nn.Parameter) -> nn.Parameter:
-    """``new`` with the marks of the parameter whose place it takes."""
+    """Copy the marks of the replaced parameter to ``new``."""
     for mark in MARKS:
         if hasattr(old, mark):
             setattr(new, mark, getattr(old, mark))
@@ -27,15 +27,16 @@ def keep_marks(old: nn.Parameter, new: nn.Parameter) -> nn.Parameter:
 
 
 class Sparing(nn.Module):
-    """A module of which an optimizer shall not decay the parameters that ``spared`` names.
+    """Module with parameters, named by ``spared``, that an optimizer must not decay.
 
-    They are marked again wherever others take their place: in a copy, a file, a load that assigns.
+    They are marked again whenever other parameters replace them: in a copy, a file, a load that
+    assigns.
     """
 
     spared: ClassVar[tuple[str, ...]] = ()
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As torch's, which every assignment of a parameter goes through."""
+        """Register like torch, and mark it; every assignment of a parameter comes here."""
         super().register_parameter(name, param)
         if name in self.spared and param is not None:
             param.no_weight_decay = True  # type: ignore[attr-defined]
@@ -47,17 +48,18 @@ class Sparing(nn.Module):
 
 
 def keep_dtypes(module: nn.Module, before: Mapping[str, Tensor]) -> None:
-    """Give the buffers of a module that was cast the dtypes and values that they had ``before``."""
-    for name, held in before.items():
+    """Restore the dtypes and values ``before`` a cast to the buffers of a module."""
+    for name, original in before.items():
         moved = getattr(module, name)
-        if moved.dtype != held.dtype:
-            setattr(module, name, held.to(moved.device))
+        if moved.dtype != original.dtype:
+            setattr(module, name, original.to(moved.device))
 
 
 def started(module: nn.Module) -> None:
-    """Draw the parameters of a module that is built by itself, from torch's global seed.
+    """Draw the parameters of a module that is built alone, from torch's global seed.
 
-    A part of a family's model is built on the meta device and drawn with the whole: nothing here.
+    A part of a family's model is built on the meta device and drawn with the model: nothing happens
+    here.
     """
     first = next(module.parameters())
     if not first.is_meta:
@@ -65,7 +67,7 @@ def started(module: nn.Module) -> None:
         initialise(module, first.device, first.dtype, seed)
 
 
-# Of a parameter's name in the state dict and the parameter: the one to stand in its place.
+# Given a parameter's name in the state dict and the parameter: returns its replacement.
 Take = Callable[[str, nn.Parameter], nn.Parameter]
 
 
@@ -78,8 +80,8 @@ def initialise(
 ) -> None:
     """Replace the parameters of ``model``, whatever they hold, by new ones on ``device``.
 
-    ``take`` is handed each as soon as it is drawn, from any thread, and decides what stays. Raises
-    ``TypeError`` where a module owns parameters but does not say how they start.
+    ``take`` gets each one as soon as it is drawn, from any thread, and returns what to keep. Raises
+    ``TypeError`` if a module owns parameters but has no initial values for them.
     """
     owners = [
         (module, name, f"{prefix}.{name}")

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from models._mistake import ConfigurationError
+from models.errors import ConfigurationError
 
 WARM_UP = 3  # calls before the capture, in which libraries tune, allocate and compile
 
 
 class CaptureError(RuntimeError):
-    """A capture was given up; the sentence is the first thing that went wrong in it."""
+    """A capture failed; the sentence is the first error in it."""
 
 
 @functools.cache
@@ -27,10 +27,10 @@ def _stream(device: int) -> torch.cuda.Stream:
 
 @contextlib.contextmanager
 def on_capture_stream() -> Iterator[None]:
-    """Run what is inside on the one stream of the current GPU that captures.
+    """Run the block on the one stream of the current GPU that captures.
 
-    A step warms up on it before it is captured: libraries keep a workspace for every stream (cuBLAS
-    64 MiB on Hopper), which is then made once, and lies outside of the graphs' pools.
+    A step warms up on it before it is captured. Libraries keep a workspace for every stream (cuBLAS
+    64 MiB on Hopper), which is then allocated once, outside of the graphs' pools.
     """
     stream = _stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
@@ -43,8 +43,9 @@ def on_capture_stream() -> Iterator[None]:
 def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     """Capture what runs inside into ``graph``; raises ``CaptureError``.
 
-    Other threads may allocate meanwhile. After a failure the process can go on: torch leaves its
-    random generator in capture mode, in which every later random number is an error.
+    Other threads may allocate meanwhile. After a failure the process can continue: torch leaves its
+    random generator in capture mode, in which every later random number is an error, and this
+    resets it.
     """
     try:
         stream = _stream(torch.cuda.current_device())
@@ -60,7 +61,7 @@ def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
 
 
 class CUDAGraphInference:
-    """Calls ``model`` without gradients by replaying a graph of it.
+    """Inference of ``model`` without gradients by replaying a graph of it.
 
     ``example_inputs`` are tensors on a GPU; every call's inputs must have their shapes, dtypes and
     device. Puts the model into evaluation mode. The result is a copy and stays. Raises
@@ -95,13 +96,13 @@ class CUDAGraphInference:
 
     @torch.no_grad()  # its own buffers would join the graph of every call's inputs
     def __call__(self, *inputs: Tensor) -> Any:
-        """What ``model(*inputs)`` gives; raises ``ConfigurationError`` for another shape."""
-        told = [_told(x) for x in inputs]
-        expected = [_told(x) for x in self._inputs]
-        if told != expected:
+        """Return ``model(*inputs)``; raises ``ConfigurationError`` for another shape."""
+        given = [_described(x) for x in inputs]
+        expected = [_described(x) for x in self._inputs]
+        if given != expected:
             raise ConfigurationError(
                 f"CUDAGraphInference: captured for {', '.join(expected)}, but called with "
-                f"{', '.join(told) or 'nothing'}; make another one for that"
+                f"{', '.join(given) or 'nothing'}; make another one for that"
             )
         for static, x in zip(self._inputs, inputs, strict=True):
             static.copy_(x)
@@ -109,5 +110,5 @@ class CUDAGraphInference:
         return pytree.tree_map_only(Tensor, torch.clone, self._outputs)
 
 
-def _told(x: Tensor) -> str:
+def _described(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)} on {x.device}"
