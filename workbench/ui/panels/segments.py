@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 from PySide6.QtCore import (
@@ -37,6 +38,7 @@ from workbench.ui.state import AppState
 ROW_HEIGHT = 26
 PERIOD_MS = 1000  # between two computations while steps arrive
 IDLE_SHARE = 4  # times as long as the computation took, so that long sessions cost no more
+MOST_SEGMENTS = 1000  # rows of the table; each takes milliseconds to compare
 
 
 class SegmentsPanel(QWidget):
@@ -63,6 +65,9 @@ class SegmentsPanel(QWidget):
         self._pages.addWidget(self.table)
         layout = _parts.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
+        self._left_out = _parts.note()
+        self._left_out.hide()
+        layout.addWidget(self._left_out)
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._compute)
@@ -152,7 +157,14 @@ class SegmentsPanel(QWidget):
             self._stale = True
             return
         self._busy, self._stale = True, False
-        frozen, baseline = files.snapshot(session), self._state.baseline
+        shown = dataclasses.replace(session, segments=session.segments[:MOST_SEGMENTS])
+        frozen, baseline = files.snapshot(shown), min(self._state.baseline, MOST_SEGMENTS - 1)
+        count = len(session.segments)
+        self._left_out.setVisible(count > MOST_SEGMENTS)
+        self._left_out.setText(
+            f"The first {MOST_SEGMENTS} of {count:,} segments. All of them: workbench export FILE "
+            "--table segments."
+        )
         self._state.tasks.start(
             lambda: _tabulate(frozen, baseline),
             lambda found: self._take(session, *found),
