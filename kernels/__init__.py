@@ -15,6 +15,7 @@ from kernels._dispatch import (
     OPS,
     PREFERRED,
     REQUESTED,
+    STANDARD,
     Status,
     choose,
     chosen,
@@ -23,8 +24,15 @@ from kernels._dispatch import (
     status,
     usage,
     using,
+    watched,
 )
 from kernels._generations import GENERATIONS, generation
+from kernels._hydra_names import (
+    flexible_attention,
+    get_kernel_status,
+    set_attention_backend,
+    set_use_triton_kernels,
+)
 from kernels._operator import (
     Case,
     Cost,
@@ -41,8 +49,9 @@ from kernels._policy import Policy, attention_usage, policies, policy
 from kernels._tuning import Choice, reset_tiles, tiles, tuning
 from kernels._workspace import Workspace
 
+_SUPPORT = ("hardware", "measure")  # modules for other packages that are not operators
 for _module in pkgutil.iter_modules(__path__):
-    if not _module.name.startswith("_") and _module.name != "hardware":
+    if not _module.name.startswith("_") and _module.name not in _SUPPORT:
         _op = importlib.import_module(f"{__name__}.{_module.name}").OP
         OPS[_op.name] = _op
 
@@ -83,6 +92,7 @@ __all__ = [
     "OPS",
     "PREFERRED",
     "REQUESTED",
+    "STANDARD",
     "Case",
     "Choice",
     "Cost",
@@ -103,10 +113,12 @@ __all__ = [
     "causal_conv1d",
     "choose",
     "chosen",
+    "flexible_attention",
     "fourier_mix",
     "gated_rms_norm",
     "geglu",
     "generation",
+    "get_kernel_status",
     "graph_diffusion",
     "hardware",
     "linear_cross_entropy",
@@ -125,6 +137,8 @@ __all__ = [
     "reset_usage",
     "rms_norm",
     "rope",
+    "set_attention_backend",
+    "set_use_triton_kernels",
     "ssd_scan",
     "ssd_step",
     "status",
@@ -135,5 +149,6 @@ __all__ = [
     "tuning",
     "usage",
     "using",
+    "watched",
     "without_autocast",
 ]

@@ -25,6 +25,7 @@ OPS: dict[str, Operator] = {}
 
 REQUESTED = "requested"  # the reason recorded for an implementation that was named
 PREFERRED = "preferred"  # prefix of the reason for an implementation that was taken out of order
+STANDARD = "torch's standard for these inputs"  # and of one that "torch" stands for
 _chosen: dict[str, str] = {}
 _counts: dict[tuple[str, str], int] = {}
 _last: dict[str, tuple[str, str]] = {}
@@ -107,19 +108,29 @@ def _choose(op: Operator, args: tuple[Any, ...]) -> str:
         preferred = op.prefer(candidates, *args)
         if preferred is not None:
             name, why = preferred
-            _count(op.name, name, f"{PREFERRED}: {why}")
-            return name
+            return _resolved(op, name, f"{PREFERRED}: {why}", args)
     for name in candidates:
         implementation = op.implementations[name]
         reason = implementation.refuses(*args) if implementation.refuses is not None else None
         if reason is None and implementation.avoid is not None:
             reason = implementation.avoid(*args)
         if reason is None:
-            _count(op.name, name, passed)
-            return name
+            return _resolved(op, name, passed, args)
         _replay.not_replayed("an implementation that was passed over may be used next time")
         passed = f"{passed}; {name}: {reason}" if passed else f"{name}: {reason}"
     raise Unavailable(f"{op.name}: no implementation can run on {device_type}: {passed}")
+
+
+def meaning(op: Operator, choice: str, args: tuple[Any, ...]) -> str:
+    """Return the implementation that a choice stands for with these inputs; nothing is counted."""
+    counts, last = dict(_counts), dict(_last)
+    try:
+        return _choose(op, args) if choice == "auto" else _resolved(op, choice, "", args)
+    finally:
+        _counts.clear()
+        _counts.update(counts)
+        _last.clear()
+        _last.update(last)
 
 
 def _checked(op: Operator, name: str, args: tuple[Any, ...]) -> str:
@@ -129,7 +140,16 @@ def _checked(op: Operator, name: str, args: tuple[Any, ...]) -> str:
         reason = refuses(*args) if refuses is not None else None
     if reason:
         raise Unavailable(f"{op.name}: {name!r} cannot run: {reason}")
-    _count(op.name, name, REQUESTED)
+    return _resolved(op, name, REQUESTED, args)
+
+
+def _resolved(op: Operator, name: str, reason: str, args: tuple[Any, ...]) -> str:
+    """Count the implementation that a name stands for with these inputs, and return its name."""
+    if name == "torch" and op.standard is not None:
+        name, why = op.standard(*args)
+        given = (STANDARD, why, "" if reason == REQUESTED else reason)
+        reason = "; ".join(part for part in given if part)
+    _count(op.name, name, reason)
     return name
 
 

@@ -120,6 +120,9 @@ class Operator:
     together. ``prefer`` takes the names of the implementations that can run on the device, and the
     inputs by position. It returns the implementation that ``auto`` uses out of order for such
     inputs, with the reason; or None.
+    ``standard`` takes the inputs by position where plain torch has several implementations. It
+    returns the one that "torch" stands for, with the reason for no better one (empty if it is the
+    best).
     """
 
     name: str
@@ -137,6 +140,7 @@ class Operator:
     huge: tuple[Huge, ...] = ()
     check: Callable[..., None] = _unchecked
     prefer: Callable[..., tuple[str, str] | None] | None = None
+    standard: Callable[..., tuple[str, str]] | None = None
 
     def unavailable(self, impl: str, device_type: str) -> str | None:
         """Return why ``impl`` cannot run on devices of this type; None if it can."""

@@ -26,7 +26,7 @@ QT = "PySide6 pyqtgraph"
 # it; ".x" is short for workbench.x. Peers are other libraries' kernels, to compare with.
 MAY_IMPORT = """
 kernels      kernels                                           | torch triton
-kernels._peers kernels  | torch fla liger_kernel quack mamba_ssm
+kernels.measure.peers kernels                          | torch fla liger_kernel quack mamba_ssm
 models       models kernels                                    | torch
 sessions     sessions                                          | numpy scipy h5py msgspec
 .offered     sessions                                          | msgspec
@@ -49,7 +49,7 @@ sessions     sessions                                          | numpy scipy h5p
 .kept        sessions .state_folder                            | msgspec
 .floors      sessions .protocol .state_folder .kept            | msgspec
 .ceilings    sessions .state_folder .kept                      |
-.claims      .claims sessions .protocol                        | numpy scipy
+.claims      .claims sessions .protocol                        | numpy scipy msgspec
 .headless    sessions .protocol .recorder .journal .client .interrupts |
 .presets     sessions .protocol                                | msgspec
 .runner .runner kernels models sessions .protocol .offered .ceilings .endings \

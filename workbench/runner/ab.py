@@ -267,6 +267,8 @@ class CompareRun:
             seconds=seconds,
             least_builds=self._plan.least,
         )
+        if why := blocks.impossible_arm(self._alternation.contenders, self._blocks):
+            self._judgement = verdict.invalidated(self._judgement, why)
         if final and (others := self._others()):
             facts: dict[str, Scalar] = {"others": others}
             self._rig.wire.send(protocol.ComparisonFacts(comparison=self._index, facts=facts))

@@ -89,7 +89,7 @@ def export(request: Request) -> Answer:
         device=CPU,
         dtype=torch.float32,
     )
-    with torch.no_grad(), kernels.using(all="torch"):
+    with torch.no_grad(), kernels.using(all="torch", moe_experts="dense"):
         _settle(model, batches.inputs)
         file = Path(request.path)
         # ONNX takes no spectra apart, as a causal filter needs: it is exported as its matrix.

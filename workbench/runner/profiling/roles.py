@@ -23,6 +23,7 @@ from sessions.breakdown import ROLES
 from workbench.runner.arm import Arm
 from workbench.runner.graph_pools import resident_bytes
 from workbench.runner.profiling.trace import Trace
+from workbench.runner.structures import tensors
 
 ROWS = 400  # of the course over a step, at most
 _ROUNDING = 512  # bytes that the CUDA allocator rounds a block up to
@@ -93,7 +94,7 @@ def known(arm: Arm, device: torch.device) -> Known:
         found.reserved = torch.cuda.memory_reserved(device)
         found.pools = resident_bytes(arm)
     else:
-        for tensor in (*arm.batches.inputs, *arm.batches.targets):
+        for tensor in tensors((arm.batches.inputs, arm.batches.targets)):
             take("other", tensor)
     return found
 

@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.plain_text import clip
+from workbench import protocol
 from workbench.flood import Throttle
 from workbench.protocol import Failure
 from workbench.ui import draft, fonts
@@ -156,11 +157,18 @@ class FailurePanel(QWidget):
         banner = self.show_banner("bad", failure.sentence, failure.fix, failure.detail)
         if failure.set and self._state.catalogue is not None:
             self._offer(banner, failure.set)
+        if failure.clears:
+            banner.add("Clear Triton's cache", self._clear_triton_cache).setToolTip(
+                "Deletes the kernels that Triton keeps compiled on disk; a run in progress ends"
+            )
         if failure.fatal or failure.kind in ("hang", "died", "wire", "cuda"):
             banner.add("Start a new runner", self._state.start_runner)
             self._without_runner.append(banner)
         text = "\n".join(filter(None, (failure.sentence, failure.fix, failure.detail)))
         banner.add("Copy details", lambda: _copy(text), closes=False)
+
+    def _clear_triton_cache(self) -> None:
+        self._state.send(protocol.ClearTritonCache())
 
     def _offer(self, banner: Banner, choices: dict[str, str]) -> None:
         """A button that makes the choices, as one step of undo."""

@@ -32,7 +32,7 @@ class Run:
     color: int = 0
     segments: tuple[int, ...] | None = None
     selected: int | None = None
-    comparison: int = -1  # which of the session's paired comparisons; the last by default
+    comparison: int = -1  # which of the session's paired comparisons; -1: the last requested
     titled: Callable[[str], str] = field(default=str, repr=False, compare=False)  # names in texts
     _kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
