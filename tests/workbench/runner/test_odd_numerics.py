@@ -240,7 +240,9 @@ INPUTS = {
     "named tuple": ("Named(torch.randn(batch, 16), 3)", "d", "x = d.x * d.y"),
     "spread": ("Named(torch.randn(batch, 16), torch.ones(()))", "x, scale", "x = x * scale"),
     "none": ("(torch.randn(batch, 16), None, 2)", "x, mask, n", "x = x * n"),
-    "nested": ("([torch.randn(batch, 16)], {'n': [torch.ones(())]})", "a, b", "x = a[0] * b['n'][0]"),
+    "nested": (
+        "([torch.randn(batch, 16)], {'n': [torch.ones(())]})", "a, b", "x = a[0] * b['n'][0]",
+    ),
     "time first": ("torch.randn(7, batch, 16)", "x", "pass"),
     "lengths": ("torch.randn(batch, int(torch.randint(2, 9, ())), 16)", "x", "pass"),
     "sparse": ("torch.eye(batch, 16).to_sparse()", "s", "x = s.to_dense()"),
