@@ -26,7 +26,7 @@ QT = "PySide6 pyqtgraph"
 # it; ".x" is short for workbench.x. Peers are other libraries' kernels, to compare with.
 MAY_IMPORT = """
 kernels      kernels                                           | torch triton
-kernels._peers kernels  | torch fla liger_kernel quack mamba_ssm
+kernels.measure.peers kernels                          | torch fla liger_kernel quack mamba_ssm
 models       models kernels                                    | torch
 sessions     sessions                                          | numpy scipy h5py msgspec
 .offered     sessions                                          | msgspec
@@ -34,19 +34,23 @@ sessions     sessions                                          | numpy scipy h5p
 .orders      sessions                                          | msgspec
 .protocol    sessions .preferences .offered .lines .orders     | msgspec
 .preferences                                                   | msgspec
-.titles      .protocol                                         |
+.titles      .protocol sessions                                |
 .recorder    sessions .protocol .titles                        | numpy msgspec
-.journal     sessions .protocol .recorder                      |
+.state_folder                                                  |
+.crash_log   .state_folder                                     |
+.interrupts                                                    |
+.flood                                                         |
+.journal     sessions .protocol .recorder .state_folder        | msgspec
 .remote                                                        |
 .endings                                                       |
 .obituaries  .protocol .remote .endings                        |
 .descendants                                                   |
-.client      .protocol .journal .remote .obituaries .descendants |
-.kept        sessions                                          | msgspec
-.floors      sessions .protocol .journal .kept                 | msgspec
-.ceilings    sessions .journal .kept                           |
-.claims      .claims sessions .protocol                        | numpy scipy
-.headless    sessions .protocol .recorder .journal .client     |
+.client      .protocol .journal .remote .obituaries .descendants .flood |
+.kept        sessions .state_folder                            | msgspec
+.floors      sessions .protocol .state_folder .kept            | msgspec
+.ceilings    sessions .state_folder .kept                      |
+.claims      .claims sessions .protocol                        | numpy scipy msgspec
+.headless    sessions .protocol .recorder .journal .client .interrupts |
 .presets     sessions .protocol                                | msgspec
 .runner .runner kernels models sessions .protocol .offered .ceilings .endings \
 .BUNDLED .ROOT .descendants | torch msgspec psutil pynvml
@@ -54,13 +58,13 @@ sessions     sessions                                          | numpy scipy h5p
 .runner._onnx_operators                                        | torch onnxscript
 .runner.export_onnx .runner kernels models sessions            | torch msgspec onnxruntime
 .ui .ui .claims sessions .protocol .recorder .journal .client .remote .floors .presets \
-.titles .report | PySide6 pyqtgraph numpy msgspec
+.titles .report .interrupts .crash_log .flood | PySide6 pyqtgraph numpy msgspec
 .report      .report .ui sessions                                 | jinja2
 .ui.plots    .ui.plots .ui.icons .ui.style sessions            | PySide6 pyqtgraph numpy
 .commands .commands .claims .ui sessions .protocol .journal .client .remote .headless .floors \
-.ceilings .presets .offered .report .titles | msgspec rich PySide6
-.cli         sessions .commands .ui.app .remote                |
-.__main__    .cli                                              |
+.ceilings .presets .offered .report .titles .interrupts .state_folder | msgspec rich PySide6
+.cli         sessions .commands .ui.app .remote .interrupts .crash_log |
+.__main__    .cli .interrupts .crash_log                       |
 .__init__                                                      |
 """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
+import importlib.metadata
 import io
 import os
 import pkgutil
@@ -18,8 +18,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from sessions import whole
 from sessions.errors import Lacking, SessionError
-from workbench import commands, remote
+from workbench import commands, crash_log, interrupts, remote
 from workbench.commands._command import (
     FAILED,
     INTERRUPTED,
@@ -28,17 +29,30 @@ from workbench.commands._command import (
     Command,
     Failed,
     Mistaken,
+    answer,
     answer_failure,
+    failure_as_json,
     say,
 )
 
+DISTRIBUTION = "gpu-optimization-workbench"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; returns the exit code."""
+    """Run one command line; returns the exit code.
+
+    Exceptions that no code expects pass through: ``workbench.__main__`` reports them.
+    """
     _print_what_can_be_printed()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    interrupts.at_exit(whole.discard_unfinished)
+    if "--json" in arguments:
+        interrupts.set_last_words(failure_as_json("cancelled"))
     found = (module.name for module in pkgutil.iter_modules(commands.__path__))
     names = [name for name in found if not name.startswith("_")]
+    if arguments == ["--version"]:
+        answer(f"workbench {importlib.metadata.version(DISTRIBUTION)}")
+        return 0
     if not arguments or arguments[0] not in (*names, "-h", "--help"):
         if arguments and not arguments[0].startswith("-") and not _is_file(arguments[0]):
             say(f"workbench: no command {arguments[0]!r}; expected one of {', '.join(names)}")
@@ -68,6 +82,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         _answer(parsed, "cancelled")
     _drop_what_is_unwritten()
     return code
+
+
+def report_defect(error: BaseException, log: Path | None) -> int:
+    """Report an exception that no code expected, and return the exit code.
+
+    ``log`` is the file that has its traceback.
+    """
+    arguments = sys.argv[1:]
+    name = arguments[0] if arguments and arguments[0].isalpha() else ""
+    sentence = (
+        f"an error inside the program ended it ({crash_log.describe(error)}). "
+        f"{crash_log.where(log)}"
+    )
+    say(f"{f'workbench {name}'.strip()}: {sentence}")
+    _answer(argparse.Namespace(json="--json" in arguments), "failed", sentence)
+    _drop_what_is_unwritten()
+    return FAILED
 
 
 def _is_file(word: str) -> bool:
@@ -126,7 +157,7 @@ def _parser(names: Sequence[str], line: Sequence[str] = ()) -> argparse.Argument
     parser = _Parser(
         prog="workbench",
         description="Without a command, opens the window: workbench [SESSION.h5 ...] "
-        "[--replay JOURNAL] [--runner COMMAND].",
+        "[--replay JOURNAL] [--runner COMMAND]. workbench --version prints the version.",
     )
     choices = parser.add_subparsers(required=True, metavar="COMMAND")
     for name in names:
@@ -138,7 +169,3 @@ def _parser(names: Sequence[str], line: Sequence[str] = ()) -> argparse.Argument
             sub.add_argument(remote.OPTION, metavar="COMMAND", help=remote.HELP)
         sub.set_defaults(command=command, parser=sub)
     return parser
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,34 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from sessions import hdf5
 from sessions.errors import SessionError
 from sessions.model import Session
-from workbench import headless, journal, protocol
+from workbench import interrupts, journal, protocol
+from workbench.client import NotStarted, Runner
 from workbench.commands._command import DONE, FAILED, INTERRUPTED, Failed, Mistaken, say
 from workbench.headless import Outcome
+
+
+def query_runner(
+    question: Callable[[protocol.Catalogue], protocol.Command] | None = None,
+    expected: type[protocol.Message] = protocol.Catalogue,
+) -> protocol.AnyMessage | None:
+    """Start a runner, ask it one question and return its answer of the ``expected`` type.
+
+    Without a question the answer is the catalogue. Return the runner's failure if it reports one
+    instead, and None if it ends without either.
+    """
+    try:
+        runner = Runner()
+    except NotStarted as error:
+        return error.failure
+    try:
+        for message in runner.messages():
+            if isinstance(message, (expected, protocol.Failure)):
+                return message
+            if isinstance(message, protocol.Catalogue) and question is not None:
+                runner.send(question(message))
+    finally:
+        runner.close()
+    return None
 
 
 class Bar:
@@ -31,9 +57,9 @@ class Bar:
         self._first_s: float | None = None
         console = Console(stderr=True)
         self._progress = Progress(
-            TextColumn("{task.description:<28}"),
+            TextColumn("{task.description:<28}", markup=False),
             BarColumn(),
-            TextColumn("{task.fields[shown]}"),
+            TextColumn("{task.fields[shown]}", markup=False),
             TimeElapsedColumn(),
             console=console,
             transient=True,
@@ -94,7 +120,7 @@ def settle(outcome: Outcome, output: Path | None) -> str | None:
     all, ``Failed`` for a file that could not be written. Another Ctrl+C, of a person who was in a
     hurry to end the run, does not keep what it measured from being saved.
     """
-    with headless.hearing(lambda *_: None):
+    with interrupts.handled_by(interrupts.note, heed_ignored=True):
         return _settle(outcome, output)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from sessions.sampling import absent
 from workbench import floors, protocol, remote
-from workbench.client import NotStarted, Runner
 from workbench.commands._command import DONE, FAILED, Command, answer, answer_json
+from workbench.commands._headless import query_runner
 from workbench.ui import display
 
 # distribution: what it enables, and how to get it
@@ -35,7 +36,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    catalogue, failure = _ask_runner()
+    reply = query_runner()
+    catalogue = reply if isinstance(reply, protocol.Catalogue) else None
+    failure = reply if isinstance(reply, protocol.Failure) else None
     checks = [
         _python(),
         *_runner(catalogue, failure),
@@ -67,22 +70,6 @@ def _run(arguments: argparse.Namespace) -> int:
     return FAILED if failed else DONE
 
 
-def _ask_runner() -> tuple[protocol.Catalogue | None, protocol.Failure | None]:
-    try:
-        runner = Runner()
-    except NotStarted as error:
-        return None, error.failure
-    try:
-        for message in runner.messages():
-            if isinstance(message, protocol.Catalogue):
-                return message, None
-            if isinstance(message, protocol.Failure):
-                return None, message
-    finally:
-        runner.close()
-    return None, None
-
-
 def _python() -> Check:
     return Check("Python", "ok", ".".join(map(str, sys.version_info[:3])))
 
@@ -92,7 +79,7 @@ def _runner(catalogue: protocol.Catalogue | None, failure: protocol.Failure | No
         told = (failure.sentence, failure.fix, failure.detail) if failure else ("it said nothing",)
         text = " ".join(filter(None, told))
         return [Check("runner", "failed", text)]
-    facts = catalogue.environment
+    facts = collections.defaultdict(lambda: "unknown", catalogue.environment)
     families = ", ".join(family.name for family in catalogue.families)
     checks = [
         Check("runner", "ok", f"{_where(facts)}torch {facts['torch']}; families: {families}"),

@@ -18,7 +18,7 @@ import torch
 
 import kernels
 from models import Model
-from models._checkpointing import kept_operators, reset_kept_operators
+from models.checkpointing import kept_operators, reset_kept_operators
 from sessions.model import Configuration, Evidence, Numerics, Scalar
 from workbench.runner import own, switches
 from workbench.runner.attention_facts import attention_facts
@@ -42,6 +42,7 @@ from workbench.runner.workloads import Compute, Step
 from workbench.runner.workloads._decoder import Decoder
 
 KEPT_ARMS = 24
+MOST_LETTERS = 24  # of a value in the name of an arm: a path, a checksum
 FREE_SHARE = 0.3  # of a GPU's memory, for the next arm
 
 
@@ -79,6 +80,7 @@ class Arm:
     kept_operators: dict[str, int] = field(default_factory=dict)  # by a checkpoint's policy
     compiles: Compiles = field(default_factory=Compiles)
     evidence: list[Evidence] | None = None
+    made_s: float = 0.0  # seconds from its build to the end of its first step; 0: not made yet
     counted: dict[str, Scalar] = field(default_factory=dict)  # facts that the first step showed
     remembered: Remembered | None = None  # by a person's model; while its numbers are checked
 
@@ -362,6 +364,7 @@ class Arms:
                 **model_flops(situation),
                 "rope_cache_bytes": model.rope_cache_bytes(),
                 "rope_cache_bytes_unshared": unshared,
+                **({"decode_state_bytes": bench.decoder.cache.bytes()} if workload.decodes else {}),
                 "build_s": round(time.perf_counter() - began, 4),
             },
         )
@@ -378,6 +381,20 @@ def label(configuration: Configuration, device: torch.device) -> str:
         if (option := configuration.toggles[toggle.name]) != toggle.default_option(device)
     ]
     return ", ".join(parts) or "defaults"
+
+
+def title(configuration: Configuration, beside: Configuration, device: torch.device) -> str:
+    """What an arm is called: its toggles, after whatever else it does not share with the other."""
+    switched = label(configuration, device)
+    if configuration.family != beside.family:
+        return f"{configuration.family} {configuration.preset}: {switched}"
+    flat, shared = configuration.flat(), beside.flat().items()
+    apart = [
+        f"{name.rpartition('.')[2].replace('_', ' ')} {str(value)[:MOST_LETTERS]}"
+        for name, value in flat.items()
+        if not name.startswith("toggles.") and (name, value) not in shared
+    ]
+    return f"{', '.join(apart)}: {switched}" if apart else switched
 
 
 def _arm_key(situation: Situation, copy: int) -> bytes:

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from models import Model
-from models._initialise import keep_marks
+from models.fake_quantized import fake_quantize_as
+from models.initialisation import keep_marks
 from workbench.runner import draws, ties, updates
 from workbench.runner.arm import Arm
 from workbench.runner.ceilings import fp32_products
@@ -320,6 +321,7 @@ def _copy(
             copies[id(parameter)] = copied
         weights[name] = copies[id(parameter)]
     model = share(arm, weights, asked)
+    fake_quantize_as(model, arm.model)
     model.train()
     model.set_checkpointing("full")  # the same numbers, where a large batch's are not all kept
     draws.take_modes(model, arm.model)

@@ -31,8 +31,8 @@ from dataclasses import dataclass
 
 import torch
 
-from models._model import Promise
-from models._quantized import QuantizedLinear, expected_error
+from models.model import Promise
+from models.quantized_linear import QuantizedLinear, expected_error
 from sessions.model import Numerics
 from sessions.sizes import size_text
 from workbench.runner import draws, evaluation, layer_errors, loss_curve, structure_check

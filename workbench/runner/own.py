@@ -42,9 +42,9 @@ from torch import Tensor, nn
 
 import kernels
 from models import ConfigurationError, Costs, Family, Footprint, Model
-from models._family import Batch, setting
-from models._initialise import Take
-from models._quantized import QuantizedLinear
+from models.family import Batch, setting
+from models.initialisation import Take
+from models.quantized_linear import QuantizedLinear
 from sessions.model import OWN
 from workbench.runner import beside, switches
 from workbench.runner.environment import host
@@ -53,6 +53,7 @@ from workbench.runner.structures import SUPPORTED, is_named_tuple, tensors
 
 BUILD = "build"
 _MOST_BYTES = 10_000_000
+_PACKAGES = Path(kernels.__file__).absolute().parents[1]
 _SHAPE = "(module, make_inputs) or (module, make_inputs, loss)"
 _numbers = itertools.count()
 _drawers: dict[OwnConfig, Parts] = {}  # of the file built last
@@ -249,7 +250,11 @@ def _cast(model: OwnModel, device: torch.device | str, dtype: torch.dtype) -> Ow
 
 
 def split(source: str) -> tuple[Path, str]:
-    """``FILE.py:function`` as an absolute path and a name; raises ``ConfigurationError``."""
+    """Return ``FILE.py:function`` as an absolute path and a name.
+
+    A relative path that does not exist is looked up beside the installed packages, so that a file
+    of theirs has the same name on every host. Raises ``ConfigurationError``.
+    """
     text, colon, name = source.rpartition(":")
     if not colon or not name.isidentifier():
         text, name = source, BUILD
@@ -257,7 +262,11 @@ def split(source: str) -> tuple[Path, str]:
         raise ConfigurationError(
             "own: no file is named; choose one with Open model..., or with --model FILE.py:build"
         )
-    return Path(text).expanduser().absolute(), name
+    path = Path(text).expanduser()
+    bundled = _PACKAGES / path
+    if not path.is_absolute() and not path.exists() and bundled.is_file():
+        return bundled, name
+    return path.absolute(), name
 
 
 def called(config: OwnConfig) -> frozenset[str]:

@@ -15,8 +15,9 @@ import torch
 
 import kernels
 from models import Model
-from models._model import Promise
-from models._quantized import quantize_linears
+from models.fake_quantized import fake_quantize_as
+from models.model import Promise
+from models.quantized_linear import quantize_linears
 from workbench.runner import draws, own, ties
 from workbench.runner.arm import Arm
 from workbench.runner.carried import NotCarried
@@ -121,6 +122,7 @@ class Plain:
             cast = constants_of(self.arm, cast, dtype)
             held = {n: nudged(x, nudge, place) for place, (n, x) in enumerate(cast.items())}
         model = share(self.arm, held, dtype)
+        fake_quantize_as(model, self.arm.model)
         model.train(self.situation.workload.trains)
         draws.take_modes(model, self.arm.model)
         return model

@@ -85,7 +85,7 @@ def sent(monkeypatch) -> Callable[..., list[protocol.Command]]:
         program = f"import os, sys\nos.write(1, {lines!r})\n{then}"
         runner = functools.partial(Scripted, command=(sys.executable, "-S", "-c", program))
         monkeypatch.setattr(headless, "Runner", runner)
-        monkeypatch.setattr("workbench.commands.doctor.Runner", runner)
+        monkeypatch.setattr("workbench.commands._headless.Runner", runner)
         return told
 
     return script

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -34,7 +35,7 @@ def test_help_lists_every_command_with_what_it_does(capsys):
     out = capsys.readouterr().out
     assert " ".join(COMMANDS) == (
         "ab attribute bench calibrate ceilings compare demo doctor export info onnx profile "
-        "recover report reproduce run sweep validate"
+        "recover report reproduce run sweep toggles validate"
     )
     assert all(re.search(rf"\n    {name}\s", out) for name in COMMANDS)
 
@@ -68,6 +69,12 @@ def test_a_wrong_option_is_named_beside_the_commands_own(name, capsys, pair):
     err = usage_error([name, *needed.get(name, []), "--colour"], capsys)
     assert err.startswith(f"usage: workbench {name} [-h]")
     assert "unrecognized arguments: --colour" in err
+
+
+def test_the_version_is_that_of_the_installed_distribution(capsys):
+    assert main(["--version"]) == 0
+    version = importlib.metadata.version("gpu-optimization-workbench")
+    assert capsys.readouterr().out == f"workbench {version}\n"
 
 
 def test_an_unknown_command_is_answered_with_those_there_are(capsys):

@@ -1,0 +1,48 @@
+"""``workbench toggles``: every usable option is listed, every blocked one has its reason."""
+
+from __future__ import annotations
+
+import json
+
+from workbench import protocol
+from workbench.cli import main
+
+
+def test_usable_and_blocked_options_of_a_family_are_listed(capsys):
+    assert main(["toggles", "hydra", "--preset", "tiny", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["reason"] == "done"
+    toggles = {toggle["name"]: toggle for toggle in listed["toggles"]}
+    assert "adaptive_rank" not in toggles  # of another family
+    assert "training" in toggles["checkpointing"]["blocked"]["full"]["fix"]
+    assert main(["toggles", "hydra", "--preset", "tiny"]) == 0
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert heading.startswith(f"hydra tiny forward: {len(toggles)} toggles")
+    split = lines.index("Blocked here")
+    usable, blocked = lines[:split], " ".join(lines[split:])
+    for toggle in toggles.values():
+        (line,) = (line for line in usable if line.split()[:1] == [toggle["name"]])
+        names = line.removeprefix(f"  {toggle['name']}").strip().split(", ")
+        assert names[0] == toggle["default"]
+        options = {option["name"] for option in toggle["options"]}
+        assert set(names) == options - toggle["blocked"].keys()
+        words = [word for word in blocked.split() if word.startswith(f"{toggle['name']}=")]
+        shown = [option for word in words for option in word.partition("=")[2].split(",")]
+        assert set(shown) == toggle["blocked"].keys()
+
+
+def test_a_configuration_that_cannot_start_fails_with_the_reason(capsys):
+    assert main(["toggles", "hydra", "--preset", "tiny", "--set", "n_heads=3"]) == 1
+    assert "n_heads" in capsys.readouterr().out
+
+
+def test_a_family_that_does_not_exist_is_named(capsys):
+    assert main(["toggles", "nope"]) == 2
+    assert "unknown family 'nope'; expected one of hydra" in capsys.readouterr().err
+
+
+def test_a_runner_that_fails_gives_its_own_sentence(capsys, sent):
+    failure = protocol.Failure(kind="died", sentence="The driver is too old.", fix="Update it.")
+    sent(failure, then="")
+    assert main(["toggles", "hydra"]) == 1
+    assert "The driver is too old. Update it." in capsys.readouterr().err
