@@ -160,7 +160,9 @@ class _Positions(nn.Module):
         self.mix, self.head = nn.Linear(32, 32), nn.Linear(32, 50)
 
     def forward(self, tokens):
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        x = self.tokens(tokens) + self.positions(
+            torch.arange(tokens.shape[1], device=tokens.device)
+        )
         return self.head(torch.tanh(self.mix(x)))
 
 

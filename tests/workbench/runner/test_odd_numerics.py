@@ -61,6 +61,7 @@ def trace(arm: Arm) -> dict[str, object]:
         "gradients": [parameter.grad for parameter in model.parameters()],
         "learned": [parameter.requires_grad for parameter in model.parameters()],
         "random": (torch.get_rng_state(), random.getstate(), np.random.get_state()),
+        "random of the GPU": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         "switches": [get() for get, _ in switches._ALL],
         "advances": arm.batches.advances,
     }
