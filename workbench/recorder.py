@@ -269,7 +269,7 @@ class Recorder:
                 **message.asked,
                 "segments": segments,
                 "history": [],
-                **work.facts_of([self._segment(index).configuration for index in segments]),
+                **work.facts_of([self._segment(i).configuration for i in message.segments]),
                 **_foretold(message),
             },
         )
