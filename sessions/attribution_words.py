@@ -68,9 +68,7 @@ def arms_table(study: Study) -> Table:
     columns = [
         Column("arm"),
         Column("median", "ms"),
-        Column("ratio", STEP_TIME),
-        Column("from", STEP_TIME),
-        Column("to", STEP_TIME),
+        *(Column(name, _unit(study)) for name in ("ratio", LOW, HIGH)),
         Column("rounds"),
         Column(PEAK, unit),
         Column("numbers"),
@@ -102,7 +100,7 @@ def effects_table(study: Study) -> Table:
     columns = [
         Column("toggle"),
         Column(EFFECT),
-        *(Column(name, STEP_TIME) for name in (RATIO, LOW, HIGH)),
+        *(Column(name, _unit(study)) for name in (RATIO, LOW, HIGH)),
         Column(VERDICT),
         Column("memory ratio"),
         Column("note"),
@@ -195,9 +193,15 @@ def _said(study: Study, row: Mapping[str, Any]) -> str:
     if not math.isfinite(row["ratio"]):
         return "not measured"
     ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
-    claim = claim_words(_verdict_of(study, row), ratio, low, high, _region(study))
-    timed = str(study.asked.get("timed", WHOLE_STEP))
-    return claim if timed == WHOLE_STEP else f"{claim} ({timed} pass alone)"
+    said = claim_words(_verdict_of(study, row), ratio, low, high, _region(study))
+    if _unit(study) == STEP_TIME:
+        return said
+    return f"{said.replace(STEP_TIME, _unit(study))}, {timed_words(study)}"
+
+
+def _unit(study: Study) -> str:
+    """The unit of ratios: what the study timed."""
+    return f"x {timed_words(study)}"
 
 
 def _verdict_of(study: Study, row: Mapping[str, Any]) -> str:

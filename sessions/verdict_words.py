@@ -37,11 +37,11 @@ def headline(comparison: PairedComparison) -> str:
     said = _SAYS.get(comparison.verdict, comparison.verdict)
     if comparison.verdict == "SAME":
         said = f"B is the SAME as A within ±{100 * region_of(comparison):.2g} %"
-    if kind := comparison.facts.get(DIFFERENCE):
-        fields = ", ".join(comparison.facts.get(DIFFERING, []))
-        said = f"{str(kind).capitalize()} ({fields}): the ratio is no speed-up"
     if comparison.facts.get(INVALID):
         said = "INVALID: an arm is faster than this device can run it"
+    elif kind := comparison.facts.get(DIFFERENCE):
+        fields = ", ".join(comparison.facts.get(DIFFERING, []))
+        said = f"{str(kind).capitalize()} ({fields}): the ratio is no speed-up"
     if wrong:
         arms = " and ".join(arm for arm, _ in wrong)
         said = f"{arms} computed wrong numbers; by time: {said}"

@@ -269,7 +269,7 @@ class Recorder:
                 **message.asked,
                 "segments": segments,
                 "history": [],
-                **work.facts_of([self._segment(i).configuration for i in message.segments]),
+                **work.facts_of([self.session.segments[place].configuration for place in segments]),
                 **_foretold(message),
             },
         )

@@ -280,7 +280,9 @@ def scaled(module, inputs, output):
     return output * 1.02
 
 
-PLACES = st.sampled_from(["attribute", "dict", "list", "deque", "object", "global", "count", "norm"])
+PLACES = st.sampled_from(
+    ["attribute", "dict", "list", "deque", "object", "global", "count", "norm"]
+)
 
 
 @settings(
@@ -302,7 +304,10 @@ def test_whatever_a_model_holds_it_is_never_wrong_and_a_fault_in_it_never_right(
 ):
     inputs, arguments, before = INPUTS[kind]
     places = [each for each in places if each != "norm" or kind not in ("time first", "lengths")]
-    lines = [before, *(STATE[each][1].replace("self.m", f"self.m{n}") for n, each in enumerate(places))]
+    lines = [
+        before,
+        *(STATE[each][1].replace("self.m", f"self.m{n}") for n, each in enumerate(places)),
+    ]
     members = [STATE[each][0].replace("self.m", f"self.m{n}") for n, each in enumerate(places)]
     path = write(
         tmp_path, inputs=inputs, arguments=arguments,
