@@ -285,7 +285,7 @@ def _check(values: NDArray, allowed: Range, where: str) -> None:
     """Raise ``SessionError`` for a number out of its range."""
     if not values.size:
         return
-    low, high = float(np.nanmin(values)), float(np.nanmax(values))  # NaN where all are
+    low, high = float(np.fmin.reduce(values, None)), float(np.fmax.reduce(values, None))
     if not allowed.unknown and np.isnan(values).any():
         raise SessionError(f"its {_shown(where)} has NaN, expected numbers")
     if low < allowed.low or high > allowed.high:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sessions import schema, seal
+from sessions import schema, seal, work
 from sessions._lazy import LazyColumns, Source, read_column
 from sessions._write import FORMAT
 from sessions.errors import SessionError
@@ -43,7 +43,7 @@ def read(source: Source, sealed: bool) -> Session:
     """
     with source.open() as file:
         _identify(file, sealed)
-        return Session(
+        session = Session(
             title=_attribute(file, "title", str),
             id=_attribute(file, "id", str),
             created=_attribute(file, "created", float),
@@ -61,6 +61,8 @@ def read(source: Source, sealed: bool) -> Session:
             studies=_studies(file, source),
             orders=_orders(file),
         )
+    session.comparisons = [work.explained(session, one) for one in session.comparisons]
+    return session
 
 
 def _identify(file: h5py.File, sealed: bool) -> None:

@@ -44,6 +44,7 @@ from sessions.martingale import ALPHA as ALPHA
 from sessions.martingale import critical as critical
 from sessions.martingale import paths as paths
 from sessions.model import Judgement, PairedComparison
+from sessions.numbers import interval_text
 
 MIN_PAIRS = 8
 REGION = 0.01  # of practical equivalence: ratios from 1 / 1.01 to 1.01 are the same
@@ -279,7 +280,7 @@ def judge_pairs(
         if not agrees:
             reasons.append(
                 f"by time it is {verdict}, but in clock cycles the ratio is "
-                f"{_ratio_text(cycles)}: the arms ran at different clocks"
+                f"{_ratio_text(cycles, margin)}: the arms ran at different clocks"
             )
             verdict = "UNDECIDED"
             if cycles.mean * time.mean > 0:  # else more of the same would only confirm it
@@ -372,18 +373,23 @@ def is_look(n: int) -> bool:
     return look > before
 
 
+def reading(time: Interval, margin: float) -> str:
+    """Return the verdict by where the interval of a log ratio lies against ``+-margin``."""
+    if time.high < -margin:
+        return "FASTER"
+    if time.low > margin:
+        return "SLOWER"
+    return "SAME" if -margin <= time.low and time.high <= margin else "UNDECIDED"
+
+
 def decide(time: Interval, margin: float) -> tuple[str, list[str]]:
-    """The verdict by where the interval lies against ``+-margin``, and why it is no clear one."""
-    percent = 100 * math.expm1(margin)
+    """Return the verdict of enough pairs by their interval, and why it is no clear one."""
     if time.n < MIN_PAIRS:
         return "UNDECIDED", [f"{time.n} of at least {MIN_PAIRS} pairs were measured"]
-    if time.high < -margin:
-        return "FASTER", []
-    if time.low > margin:
-        return "SLOWER", []
-    if -margin <= time.low and time.high <= margin:
-        return "SAME", []
-    return "UNDECIDED", [f"the interval reaches over the edge of ±{percent:.2g} %"]
+    verdict = reading(time, margin)
+    percent = 100 * math.expm1(margin)
+    undecided = [f"the interval reaches over the edge of ±{percent:.2g} %"]
+    return verdict, undecided if verdict == "UNDECIDED" else []
 
 
 def _refuted(verdict: str, time: Interval, whole: Interval, margin: float) -> str:
@@ -402,7 +408,7 @@ def _refuted(verdict: str, time: Interval, whole: Interval, margin: float) -> st
     refuted = {"FASTER": whole.low > -margin, "SLOWER": whole.high < margin, "SAME": outside}
     if not refuted[verdict]:
         return ""
-    return f"by the median step {said}, but {of_all_steps(_ratio_text(whole))}"
+    return f"by the median step {said}, but {of_all_steps(_ratio_text(whole, margin))}"
 
 
 def of_all_steps(ratio: str) -> str:
@@ -447,8 +453,9 @@ def _about_voids(blocks: Sequence[str]) -> list[str]:
     return [f"{share} blocks were void and not counted: {reason}"]
 
 
-def _ratio_text(found: Interval) -> str:
-    return f"{math.exp(found.mean):.4f} [{math.exp(found.low):.4f}, {math.exp(found.high):.4f}]"
+def _ratio_text(found: Interval, margin: float) -> str:
+    ratio, low, high = (math.exp(end) for end in (found.mean, found.low, found.high))
+    return interval_text(ratio, low, high, math.expm1(margin))
 
 
 def _ratios(found: Interval | None) -> list[float | None] | None:
@@ -457,6 +464,12 @@ def _ratios(found: Interval | None) -> list[float | None] | None:
 
 def _exp(value: float) -> float | None:
     return math.exp(value) if math.isfinite(value) else None
+
+
+def region_of(comparison: PairedComparison) -> float:
+    """Return the ratio from 1 within which the arms count as the same: region or floor."""
+    facts = comparison.facts
+    return float(max(facts.get("region", REGION), facts.get("floor", 0.0)))
 
 
 def wrong_arms(comparison: PairedComparison) -> list[tuple[str, str]]:

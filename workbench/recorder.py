@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from sessions import work
 from sessions.background import BACKGROUND
 from sessions.ceilings import describe
 from sessions.columns import Columns
@@ -264,7 +265,13 @@ class Recorder:
             low=math.nan,
             high=math.nan,
             verdict="UNDECIDED",
-            facts={**message.asked, "segments": segments, "history": [], **_foretold(message)},
+            facts={
+                **message.asked,
+                "segments": segments,
+                "history": [],
+                **work.facts_of([self.session.segments[place].configuration for place in segments]),
+                **_foretold(message),
+            },
         )
         started = _with_blocks(started, message.before)
         for place, earlier in enumerate(comparisons):

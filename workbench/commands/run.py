@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from sessions import checked, statistics
+from sessions import checked, reproduce, statistics
 from sessions.ceilings import ceiling_words, utilization
 from sessions.comparison import steady_peak_bytes
 from sessions.model import OWN, Configuration, Phase, Scalar, Segment
@@ -149,6 +149,8 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         if session.segments:
             answer(segments_table(session).to_markdown())
+            if hint := reproduce.session_hint(session):
+                answer(hint)
             for found in session.segments[-1].evidence:
                 answer(f"{found.toggle}={found.requested}: {found.status}: {found.text}")
             for segment in session.segments:

@@ -14,8 +14,8 @@ from kernels.measure.eight_bit import ceilings_for
 from kernels.measure.host_cost import RECORDED, HostCost, host_costs
 from kernels.measure.rounds import Timings
 from sessions import verdict
-from sessions.kernels import paired_logs
 from sessions.model import KERNELS, Configuration, Phase, Scalar
+from sessions.rounds import paired_logs
 from workbench import protocol
 from workbench.runner.failures import Cancelled, Mistake
 from workbench.runner.resolve import LONGEST_S

@@ -328,6 +328,8 @@ def _with_curve(
         text += f"; {course.text}"
         if captured:
             text += "; all of it by replays of the captured graph, with its optimizer"
+        if fits and course.ok and course.updates.unclear:
+            return None, f"not checked: {course.updates.unclear}; {text}"
         return fits and course.ok, text
     if course:
         text += f"; loss curve not checked: {course}"

@@ -135,9 +135,8 @@ class Plain:
         """Return what a model gives for a batch (the arm's current one) without any cache."""
         arm, workload = self.arm, self.situation.workload
         dtype = own.precision(model.parameters())
-        inputs, targets = batch or (arm.batches.inputs, arm.batches.targets)
-        inputs = cast_floats(inputs, dtype)
-        inputs = self.inputs(inputs)
+        given, targets = batch or (arm.batches.inputs, arm.batches.targets)
+        inputs = self.inputs(cast_floats(given, dtype))
         # What a person's file compiles by itself has one budget of recompiles for all copies of it.
         with torch.no_grad(), eager():
             put_back = kept_state(model, arm)
@@ -149,7 +148,7 @@ class Plain:
             values = map_tensors(values, torch.clone)
             put_back()
             if workload.trains:
-                loss = float(wrap(model.loss)(*inputs, *targets))
+                loss = float(wrap(model.loss)(*cast_floats(given, dtype), *targets))
                 put_back()
             drew = draws.states(model, self.situation.device) != before
         values = self.compared(values)

@@ -115,11 +115,9 @@ def kept_state(model: Model, arm: Arm) -> Callable[[], None]:
     if not isinstance(model, OwnModel):
         before = {name: tensor.clone() for name, tensor in model.carried().items()}
         return lambda: begin_from(model, before)
-    shared = {id(each): each for each in arm.model.parameters()}
-    skipped = [each for each in model.parameters() if id(each) in shared]
     batch = ("the inputs", (arm.batches.inputs, arm.batches.targets))
     room = free_bytes(arm.situation.device)
-    return RunState([*carried.roots(model), batch], room, skipped).restore
+    return RunState([*carried.roots(model), batch], room).restore
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, Signal
 
 from sessions.background import is_background, newest_requested
 from sessions.model import Configuration, PairedComparison
@@ -35,6 +35,8 @@ class _Asked:
 
 class Verdicts(QObject):
     """Asks the runner for comparisons; what comes back is in the session's ``comparisons``."""
+
+    pairChosen = Signal()  # a table's row is being compared: the verdict wants to be seen
 
     def __init__(self, state: AppState) -> None:
         super().__init__(state)
@@ -72,9 +74,12 @@ class Verdicts(QObject):
             self._settings.pairing_share = share
 
     def respected(self, command: protocol.Start) -> protocol.Start:
-        """Return the run with its share of background pairing, and the floor of its ratios."""
-        catalogue = self._state.catalogue
+        """Return the run with its background pairing, and the floor of its ratios."""
+        state, catalogue = self._state, self._state.catalogue
         command.pairing_share = self.pairing_share
+        segments = state.recorder.session.segments
+        if state.live and state.baseline < len(segments):
+            command.baseline = segments[state.baseline].configuration
         return command if catalogue is None else floors.respected(catalogue, command)
 
     def _follow_baseline(self) -> None:
@@ -136,9 +141,10 @@ class Verdicts(QObject):
             return reason
         if problem := edited.problem(state):
             return problem
-        if self.before() is None:
+        before, now = self.before(), state.configuration
+        if before is None or now is None:
             return "No other configuration has run yet: run one, then change a toggle."
-        return ""
+        return _why_not_families(before, now)
 
     def against_before(self) -> None:
         """Compare the configuration being edited with the one before."""
@@ -146,8 +152,31 @@ class Verdicts(QObject):
         if base is not None and other is not None and not self.why_not_before():
             self.judge(base, other)
 
-    def judge(self, base: Configuration, other: Configuration) -> None:
-        """Compare two configurations; a run that this interrupts goes on with ``other``."""
+    def why_not_pair(self, base: Configuration, other: Configuration) -> str:
+        """Return why two rows of a table cannot be compared here; empty where they can."""
+        if base == other:
+            return "Both ran the same configuration; Calibrate compares one with itself."
+        for one in (base, other):
+            if not draft.has(self._state.catalogue, one.family):
+                return f"The runner has no family {one.family!r}."
+        return self.why_not() or _why_not_families(base, other)
+
+    def judge_pair(self, base: Configuration, other: Configuration) -> None:
+        """Compare the configurations of two rows of a table; what runs goes on afterwards."""
+        catalogue = self._state.catalogue
+        if catalogue is None or self.why_not_pair(base, other):
+            return
+        self.pairChosen.emit()
+        first, second = (draft.adopt(catalogue, one) for one in (base, other))
+        self.judge(first, second, self._state.running)
+
+    def judge(
+        self, base: Configuration, other: Configuration, goes_on: Configuration | None = None
+    ) -> None:
+        """Compare two configurations; a run that this interrupts goes on with ``other``.
+
+        Or with the configuration ``goes_on``.
+        """
         if self.why_not():
             return
         command = protocol.Compare(
@@ -160,7 +189,7 @@ class Verdicts(QObject):
         )
         if (catalogue := self._state.catalogue) is not None:
             command = floors.respected(catalogue, command)
-        self._ask(command, other)
+        self._ask(command, goes_on or other)
 
     def why_not_calibrate(self) -> str:
         """Why the machine cannot be calibrated now; empty where it can."""
@@ -330,6 +359,16 @@ class Verdicts(QObject):
         if self.resumes or state.runner_state not in ("idle", "running", "paused"):
             return "The runner is not ready."
         return ""
+
+
+def _why_not_families(base: Configuration, other: Configuration) -> str:
+    """Return why a verdict between two families is refused; empty for one family."""
+    if base.family == other.family:
+        return ""
+    return (
+        f"{base.family} and {other.family} are different models: a ratio of their step times is no "
+        "speed-up. Run one family, change a toggle, then compare."
+    )
 
 
 def _blocks(comparison: PairedComparison) -> list[protocol.Block]:

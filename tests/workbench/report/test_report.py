@@ -19,8 +19,8 @@ from whole_session import everything
 from sessions import hdf5, prediction
 from sessions.model import Evidence, Phase
 from sessions.numbers import text
-from sessions.side_by_side import verdicts_table
 from sessions.tables import Table, segments_table
+from sessions.verdict_tables import verdicts_table
 from workbench.cli import main
 from workbench.report import SECTIONS, _page
 from workbench.report._section import Chart

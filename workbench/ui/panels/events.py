@@ -23,7 +23,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.model import Event
-from sessions.plain_text import clip
+from sessions.plain_text import one_line, wrapped
 from workbench.ui import fonts
 from workbench.ui.icons import icon
 from workbench.ui.option_picker import OptionPicker
@@ -47,6 +47,7 @@ FILTERS = [
 ]
 ROW_HEIGHT = 24
 FILTER_WIDTH = 168
+_LONGEST_LINE = 1000  # characters
 
 
 class EventsPanel(QWidget):
@@ -173,10 +174,10 @@ class EventModel(QAbstractTableModel):
         event: Event = self._session.events[index.row()]
         match role, index.column():
             case Qt.ItemDataRole.DisplayRole, column:
-                text = self._state.titled(event.text)
+                text = self._state.titled(one_line(event.text, _LONGEST_LINE))
                 return (clock(event.t_s), event.kind, text)[column]
             case Qt.ItemDataRole.ToolTipRole, 2:
-                return clip(event.text)
+                return wrapped(event.text)
             case Qt.ItemDataRole.DecorationRole, 1:
                 name, colour = KIND_ICON.get(event.kind, KIND_ICON["info"])
                 return icon(name, self._state.theme, colour)

@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.model import Segment, Session
+from sessions.plain_text import wrapped
 from workbench.ui.plots._guard import guarded
 from workbench.ui.plots._layers import Frame, Layer
 from workbench.ui.plots._plot import Run
@@ -175,7 +176,7 @@ class Lane(QGraphicsWidget):
             if label[1] <= event.pos().x() <= label[1] + _LABEL_PX and label[3]
         ]
         found = near or inside[-1:]
-        self.setToolTip("\n".join(label[4].text for label in found))
+        self.setToolTip(wrapped("\n".join(label[4].text for label in found)))
 
     def _row_px(self) -> float:
         return QFontMetricsF(self._style.font(small=True)).height()
