@@ -220,7 +220,9 @@ class EventFilter(QSortFilterProxyModel):
         self.invalidate()
 
     def filterAcceptsRow(self, row: int, parent: Index) -> bool:
-        """Whether a row is of the kind and has the text."""
+        """Return True if a row is of the kind and has the text."""
+        if self._kind == "all" and not self.filterRegularExpression().pattern():
+            return True
         kind = self.sourceModel().index(row, 1, parent).data()
         kinds = ("warning", "error") if self._kind == "problem" else (self._kind,)
         return (self._kind == "all" or kind in kinds) and super().filterAcceptsRow(row, parent)
