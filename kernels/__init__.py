@@ -2,26 +2,30 @@
 
 Every operator is a function here (``kernels.rms_norm``) that chooses among its implementations;
 ``kernels.OPS`` maps each name to its descriptor. A file whose name begins with an underscore is
-shared machinery. Adding an operator is adding its file, and its name to the imports below.
+shared machinery. To add an operator, add its file; nothing else needs a change.
 """
 
 import importlib
 import pkgutil
+from typing import TYPE_CHECKING, Any
 
 from kernels import hardware
 from kernels._autograd import as_operators
 from kernels._dispatch import (
-    ASKED,
     OPS,
     PREFERRED,
+    REQUESTED,
+    STANDARD,
     Status,
     choose,
     chosen,
     reasons,
     reset_usage,
+    resolve_choice,
     status,
     usage,
     using,
+    watched,
 )
 from kernels._generations import GENERATIONS, generation
 from kernels._hydra_names import (
@@ -46,40 +50,50 @@ from kernels._policy import Policy, attention_usage, policies, policy
 from kernels._tuning import Choice, reset_tiles, tiles, tuning
 from kernels._workspace import Workspace
 
+_SUPPORT = ("hardware", "measure")  # modules for other packages that are not operators
 for _module in pkgutil.iter_modules(__path__):
-    if not _module.name.startswith("_") and _module.name != "hardware":
+    if not _module.name.startswith("_") and _module.name not in _SUPPORT:
         _op = importlib.import_module(f"{__name__}.{_module.name}").OP
         OPS[_op.name] = _op
 
-# After the discovery: importing a module also binds its name here, to be replaced by its function.
-from kernels.adaptive_attention import adaptive_attention  # noqa: E402
-from kernels.add_rms_norm import add_rms_norm  # noqa: E402
-from kernels.attention import attention  # noqa: E402
-from kernels.causal_conv1d import causal_conv1d  # noqa: E402
-from kernels.fourier_mix import fourier_mix  # noqa: E402
-from kernels.gated_rms_norm import gated_rms_norm  # noqa: E402
-from kernels.geglu import geglu  # noqa: E402
-from kernels.graph_diffusion import graph_diffusion  # noqa: E402
-from kernels.linear_cross_entropy import linear_cross_entropy  # noqa: E402
-from kernels.low_rank import low_rank  # noqa: E402
-from kernels.moe_experts import moe_experts  # noqa: E402
-from kernels.moe_gating import moe_gating  # noqa: E402
-from kernels.qk_norm import qk_norm  # noqa: E402
-from kernels.qk_norm_rope import qk_norm_rope  # noqa: E402
-from kernels.quantized_matmul import quantize_weight, quantized_matmul  # noqa: E402
-from kernels.rms_norm import rms_norm  # noqa: E402
-from kernels.rope import rope  # noqa: E402
-from kernels.ssd_scan import ssd_scan  # noqa: E402
-from kernels.ssd_step import ssd_step  # noqa: E402
-from kernels.swiglu import swiglu  # noqa: E402
-from kernels.token_router import token_router  # noqa: E402
-from kernels.token_scatter import token_scatter  # noqa: E402
+# After the discovery, because importing a module also binds its name here.
+globals().update({name: op.function for name, op in OPS.items()})
+
+from kernels.quantized_matmul import quantize_weight  # noqa: E402
+
+if TYPE_CHECKING:  # signatures for type checkers; an operator without an import here is Any
+    from kernels.adaptive_attention import adaptive_attention
+    from kernels.add_rms_norm import add_rms_norm
+    from kernels.attention import attention
+    from kernels.causal_conv1d import causal_conv1d
+    from kernels.fourier_mix import fourier_mix
+    from kernels.gated_rms_norm import gated_rms_norm
+    from kernels.geglu import geglu
+    from kernels.graph_diffusion import graph_diffusion
+    from kernels.linear_cross_entropy import linear_cross_entropy
+    from kernels.low_rank import low_rank
+    from kernels.moe_experts import moe_experts
+    from kernels.moe_gating import moe_gating
+    from kernels.qk_norm import qk_norm
+    from kernels.qk_norm_rope import qk_norm_rope
+    from kernels.quantized_matmul import quantized_matmul
+    from kernels.rms_norm import rms_norm
+    from kernels.rope import rope
+    from kernels.ssd_scan import ssd_scan
+    from kernels.ssd_step import ssd_step
+    from kernels.swiglu import swiglu
+    from kernels.token_router import token_router
+    from kernels.token_scatter import token_scatter
+
+    def __getattr__(name: str) -> Any: ...
+
 
 __all__ = [
-    "ASKED",
     "GENERATIONS",
     "OPS",
     "PREFERRED",
+    "REQUESTED",
+    "STANDARD",
     "Case",
     "Choice",
     "Cost",
@@ -122,6 +136,7 @@ __all__ = [
     "reasons",
     "reset_tiles",
     "reset_usage",
+    "resolve_choice",
     "rms_norm",
     "rope",
     "set_attention_backend",
@@ -136,5 +151,6 @@ __all__ = [
     "tuning",
     "usage",
     "using",
+    "watched",
     "without_autocast",
 ]

@@ -1,4 +1,4 @@
-"""Autograd functions at the least cost on the host, which small kernels are bound by."""
+"""Autograd functions with the least host overhead, which bounds small kernels."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = [
 ]
 
 
-class _Asked(threading.local):
+class _OperatorBlocks(threading.local):
     blocks = 0
 
 
-_asked = _Asked()
+_operator_blocks = _OperatorBlocks()
 _ANOTHER = (
     "choose an implementation that autograd differentiates itself, such as 'torch', or for "
     "attention 'manual'"
@@ -35,22 +35,22 @@ _ANOTHER = (
 
 
 class _Unrecorded:
-    """What a forward pass may do with its context, where nothing will come back for it."""
+    """Context of a forward pass that has no backward pass: it saves nothing."""
 
     def save_for_backward(self, *tensors: Any) -> None:
-        """Keep nothing."""
+        """Save nothing."""
 
     def mark_non_differentiable(self, *tensors: Any) -> None:
-        """Nothing here is differentiated."""
+        """Do nothing: no output is differentiated."""
 
     def set_materialize_grads(self, value: bool) -> None:
-        """No gradient comes."""
+        """Do nothing: no gradient arrives."""
 
 
 def applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """``function.apply(*arguments)``, and its forward pass alone where gradients are off.
+    """Return ``function.apply(*arguments)``; with gradients off, run its forward pass alone.
 
-    Forward-mode derivatives go on through ``apply``, which refuses them. Raises ``Unavailable``
+    Forward-mode derivatives still go through ``apply``, which refuses them. Raises ``Unavailable``
     under ``torch.func``.
     """
     if torch.compiler.is_compiling():
@@ -67,34 +67,35 @@ def applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
 
 @contextlib.contextmanager
 def as_operators() -> Iterator[None]:
-    """Let passes that are operators of torch too be called as such, in this thread.
+    """Call passes that are also torch operators as such, in this thread.
 
-    It costs some microseconds a call; what watches operators, as a checkpoint's policy does, sees
-    them then.
+    This costs some microseconds a call. Code that watches operators, such as a checkpoint's policy,
+    then sees them.
     """
-    _asked.blocks += 1
+    _operator_blocks.blocks += 1
     try:
         yield
     finally:
-        _asked.blocks -= 1
+        _operator_blocks.blocks -= 1
 
 
 def are_operators() -> bool:
-    """Whether such passes are to be called as operators of torch, as they are in a graph."""
-    return torch.compiler.is_compiling() or _asked.blocks > 0
+    """Return True if such passes must be called as torch operators, as they are in a graph."""
+    return torch.compiler.is_compiling() or _operator_blocks.blocks > 0
 
 
 def absent_as_none(ctx: Any) -> None:
-    """Let a gradient that an output does not get be None in the backward pass, instead of zeros.
+    """Pass None, instead of zeros, to the backward pass for an output that gets no gradient.
 
-    While Dynamo traces, which does not know of this, it stays zeros: a backward pass takes both.
+    While Dynamo traces, which does not know this setting, it stays zeros: a backward pass accepts
+    both.
     """
     if not torch.compiler.is_compiling():
         ctx.set_materialize_grads(False)
 
 
 def needs_gradient(*tensors: torch.Tensor | None) -> bool:
-    """Whether a backward pass will ask for the gradient of one of these."""
+    """Return True if a backward pass will need the gradient of any of these tensors."""
     if not torch.is_grad_enabled():
         return False
     # No generator: Dynamo cannot trace one around a function that it inlines.
@@ -105,14 +106,14 @@ def needs_gradient(*tensors: torch.Tensor | None) -> bool:
 
 
 class _Seen:
-    """A context whose saved tensors are unpacked once, as checkpoints allow, and known then."""
+    """Context that unpacks its saved tensors once, as checkpoints require, and caches them."""
 
     def __init__(self, ctx: Any) -> None:
         self._ctx = ctx
 
     @functools.cached_property
     def saved_tensors(self) -> tuple[torch.Tensor | None, ...]:
-        """What the forward pass saved."""
+        """Tensors that the forward pass saved."""
         return self._ctx.saved_tensors  # type: ignore[no-any-return]
 
     def __getattr__(self, name: str) -> Any:
@@ -120,11 +121,11 @@ class _Seen:
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse second derivatives, of which torch's own takes some for zero.
+    """Refuse second derivatives, some of which torch's own decorator silently treats as zero.
 
-    Torch's refuses those by way of the gradients that come in, so that of a penalty on the slopes
-    of a sum, where ones come in, it says nothing and leaves the penalty out. Here all that was
-    saved is a way there, too.
+    Torch's decorator refuses through the gradients that come in. For a penalty on the gradient of a
+    sum, the incoming gradients are ones, so torch raises nothing and leaves the penalty out. This
+    decorator also refuses through every saved tensor.
     """
     why = (
         f"{backward.__module__}.{backward.__qualname__} is once_differentiable and has no second "
@@ -137,11 +138,11 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
             return backward(ctx, *gradients)
         seen = _Seen(ctx)
         with torch.no_grad():
-            found = backward(seen, *gradients)
-        parts = found if isinstance(found, tuple) else (found,)
+            result = backward(seen, *gradients)
+        parts = result if isinstance(result, tuple) else (result,)
         given = [x for x in parts if x is not None]
         ways = [x for x in (*seen.saved_tensors, *gradients) if x is not None and x.requires_grad]
-        # One more, for what saved gradients and not what they came of.
+        # One more input, for gradients that were saved without what they depend on.
         ways.append(torch.zeros((), requires_grad=True))
         refused = torch._C._functions.DelayedError(why.encode(), len(given) + len(ways))
         passed = iter(refused(*given, *ways))

@@ -1,11 +1,12 @@
-"""What a kept launch calls, and what of that stays the same: by version of Triton.
+"""The function that a cached launch calls, and its constant arguments, by Triton version.
 
-A compiled kernel's ``run`` is Triton's launcher, an object in Python: it takes the scratch memory
-that the kernel wants, as for tensor descriptors, and calls a function in C with what it was given
-and what it knows. A kept launch calls that function itself, without what cannot differ under its
-key.
-How the function is called is known of the versions below (``third_party/nvidia/backend/driver.py``
-and ``driver.c``). With any other, a kept launch calls ``run``.
+A compiled kernel's ``run`` is Triton's launcher, a Python object. It allocates the scratch memory
+that the kernel needs (as for tensor descriptors) and calls a C function with the arguments and with
+what it knows about the kernel. A cached launch calls that C function itself and skips what cannot
+differ under its cache key.
+
+How the function is called is known for the versions below (``third_party/nvidia/backend/driver.py``
+and ``driver.c``). With any other version, a cached launch calls ``run``.
 """
 
 from __future__ import annotations
@@ -21,38 +22,40 @@ from kernels._triton import INSTALLED
 if INSTALLED:
     import triton
 
-Scratch = Callable[[int], Tensor]  # the memory that so many programs want
+Scratch = Callable[[int], Tensor]  # returns the memory that so many programs need
 
 
 class Form(NamedTuple):
-    """``bound(kernel, compiled)`` are the values of ``names``, the function to call first.
+    """Form of a launch: which function to call, and its arguments as source text.
 
-    None if the kernel is not launched in this form. ``call`` is written with these names, the grid
-    ``_x``, ``_y`` and ``_z``, the ``_stream``, and {values}: of the parameters, addresses and
-    integers as they are; of constants {constants}, if ``call`` names all parameters.
+    ``bound(kernel, compiled)`` returns the values of ``names``, the function to call first. It
+    returns None if the kernel is not launched in this form. ``call`` is written with these names,
+    the grid ``_x``, ``_y`` and ``_z``, the ``_stream``, and {values}: of the parameters, addresses
+    and integers as they are, constants as {constants}, if ``call`` lists all parameters.
     """
 
     names: str
     call: str
     bound: Callable[[Any, Any], tuple[Any, ...] | None]
-    constants: str | None = None  # None: left out
+    constants: str | None = None  # None: constants are left out
 
 
 def _of_run(kernel: Any, compiled: Any) -> tuple[Any, ...] | None:
     if getattr(compiled.run, "global_scratch_size", 0):
-        return None  # it would ask an allocator that is not set
+        return None  # the launcher would call an allocator that is not set
     return compiled.run, compiled.function, compiled.packed_metadata
 
 
 def _of_3_6(kernel: Any, compiled: Any) -> tuple[Any, ...] | None:
-    """The function is compiled for the signature, constants included, which it does not read."""
+    """Bind a function compiled for the signature with its constants, which it does not read."""
     return _function(compiled) if _plain(compiled.run) else None
 
 
 def _of_3_9(kernel: Any, compiled: Any) -> tuple[Any, ...] | None:
-    """One function for all signatures: a list says what each argument is, constants to be skipped.
+    """Bind the one function for all signatures, which takes a list of the arguments' types.
 
-    They are taken out of that list, so that they need not be passed.
+    That list marks constants to be skipped. They are removed from it, so that they need not be
+    passed.
     """
     launcher, parameters = compiled.run, kernel.params
     if not _plain(launcher) or len(launcher.arg_annotations) != len(parameters):
@@ -63,19 +66,20 @@ def _of_3_9(kernel: Any, compiled: Any) -> tuple[Any, ...] | None:
 
 
 def _plain(launcher: Any) -> bool:
-    """Whether all that Triton's launcher does is to call its function."""
+    """Return True if Triton's launcher does nothing but call its function."""
     from triton.backends.nvidia.driver import CudaLauncher
 
     return (
         type(launcher) is CudaLauncher
-        and launcher.launch.__name__ == "launch"  # and not what turns tensor descriptors into it
+        # and not the wrapper that expands tensor descriptors
+        and launcher.launch.__name__ == "launch"
         and not launcher.profile_scratch_size
         and not getattr(launcher, "gsan_enabled", False)
     )
 
 
 def _function(compiled: Any) -> tuple[Any, ...]:
-    """The function, and what it takes of every kernel."""
+    """Return the function and the arguments that it takes for every kernel."""
     launcher = compiled.run
     return (
         launcher.launch,
@@ -88,16 +92,16 @@ def _function(compiled: Any) -> tuple[Any, ...]:
 
 
 def scratch_memory(size: int, alignment: int = 0, stream: int | None = None) -> Tensor:
-    """What Triton asks an allocator for; torch's memory is aligned enough and of this stream."""
+    """Allocate what Triton requests; torch's memory is aligned enough and of this stream."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 def _scratch(launcher: Any) -> Scratch | None:
-    """The memory for so many programs; None if they want none."""
-    each = launcher.global_scratch_size * launcher.num_ctas
-    if not each:
+    """Return a function that allocates scratch memory for so many programs; None if unneeded."""
+    bytes_per_program = launcher.global_scratch_size * launcher.num_ctas
+    if not bytes_per_program:
         return None
-    return lambda programs: scratch_memory(programs * each)
+    return lambda programs: scratch_memory(programs * bytes_per_program)
 
 
 RUN = Form(
@@ -124,6 +128,6 @@ _FORMS = {
 
 
 def form() -> Form:
-    """The form of this version's launches."""
+    """Return the form of launches for the installed version of Triton."""
     version = ".".join(triton.__version__.split(".")[:2])
     return _FORMS.get(version, RUN)

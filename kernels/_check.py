@@ -1,7 +1,7 @@
-"""Whether an implementation is right: what the tests, the benchmark and the GPU check all ask.
+"""Check of an implementation against the reference, for tests, benchmark and GPU check.
 
-Every output and gradient is compared with the reference in FP64. What the reference itself loses
-when it computes in the tested dtype sets the scale: an implementation may lose twice that.
+Every output and gradient is compared with the reference in FP64. The error that the reference
+itself makes in the tested dtype sets the scale: an implementation may lose twice that.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch import Tensor
 from kernels import _replay
 from kernels._operator import Huge, Implementation, Inputs, Operator
 
-# On top of twice the reference's error, in units in the last place of the largest value (of 1, if
-# terms cancel to zero throughout): another order of the same sums moves a result by that much,
-# and where the reference happens to hit the exact value, twice its error is nothing.
+# Added to twice the reference's error, in units in the last place of the largest value (of 1, if
+# terms cancel to zero throughout). Another order of the same sums moves a result by that much.
+# Where the reference happens to hit the exact value, twice its error is nothing.
 ULPS = 4.0
 RMS_ULPS = 2.0
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One output or gradient: its largest and root mean square error, and what was allowed.
+    """Largest and root mean square error of one output or gradient, with the allowed errors.
 
     Integers are right or wrong: an error is 1 or 0, and none is allowed. ``mean_error`` is the mean
     of the absolute error, which nothing is allowed by.
@@ -43,7 +43,7 @@ class Comparison:
 
     @property
     def right(self) -> bool:
-        """Whether both errors are within what is allowed (NaN is not)."""
+        """True if both errors are within what is allowed (NaN is not)."""
         return self.error <= self.allowed and self.rms_error <= self.rms_allowed
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Comparison:
 class Exact:
     """One set of inputs with its exact results, against which any implementation is compared.
 
-    ``large``: by the operator's ``large_reference``, if it has one.
+    ``large``: compute them with the operator's ``large_reference``, if it has one.
     """
 
     def __init__(self, op: Operator, inputs: Inputs, *, large: bool = False, seed: int = 1) -> None:
@@ -73,7 +73,7 @@ class Exact:
     def results(
         self, call: Callable[..., Any], dtype: torch.dtype | None = None
     ) -> dict[str, Tensor]:
-        """Outputs and gradients of ``call`` by name, computed in ``dtype`` if one is given."""
+        """Return outputs and gradients of ``call`` by name, computed in ``dtype`` if given."""
         arguments = {
             name: _leaf(value, dtype, name in self.gradients)
             if isinstance(value, Tensor)
@@ -82,7 +82,7 @@ class Exact:
         }
         result = call(*arguments.values())
         outputs = as_tuple(self.op.comparable(result) if self.op.comparable else result)
-        found = {f"output {i}": y.detach() for i, y in enumerate(outputs)}
+        named = {f"output {i}": y.detach() for i, y in enumerate(outputs)}
         if self.upstream is not None and self.gradients:
             leaves = [arguments[name] for name in self.gradients]
             upstream = [u.to(y.dtype) for u, y in zip(self.upstream, outputs, strict=True)]
@@ -92,35 +92,38 @@ class Exact:
             grads = torch.autograd.grad(
                 [y for y, _ in differentiable], leaves, [u for _, u in differentiable]
             )
-            found |= {f"gradient of {n}": g for n, g in zip(self.gradients, grads, strict=True)}
-        return found
+            named |= {f"gradient of {n}": g for n, g in zip(self.gradients, grads, strict=True)}
+        return named
 
     def compare(self, call: Callable[..., Any], *, poison: bool = True) -> list[Comparison]:
-        """Every output and gradient of ``call`` against the exact ones."""
+        """Compare every output and gradient of ``call`` with the exact one."""
         with poisoned() if poison else contextlib.nullcontext():
-            found = self.results(call)
-        stated = _stated(call, next(iter(found.values())))
-        return [self.compare_one(what, found[what], stated) for what in self.exact]
+            results = self.results(call)
+        stated = _stated(call, next(iter(results.values())))
+        return [self.compare_result(what, results[what], stated) for what in self.exact]
 
-    def judge(self, found: dict[str, Tensor]) -> list[Comparison]:
-        """Results, however they were come by, against the exact ones."""
-        return [self.compare_one(what, found[what]) for what in self.exact]
+    def judge(self, results: dict[str, Tensor]) -> list[Comparison]:
+        """Compare results from any source with the exact ones."""
+        return [self.compare_result(what, results[what]) for what in self.exact]
 
-    def compare_one(self, what: str, found: Tensor, stated_ulps: float = 0.0) -> Comparison:
-        """One result against the exact one; raises ``AssertionError`` on a wrong shape or dtype."""
+    def compare_result(self, what: str, result: Tensor, stated_ulps: float = 0.0) -> Comparison:
+        """Compare one result with the exact one.
+
+        Raises ``AssertionError`` on a wrong shape or dtype.
+        """
         exact, baseline = self.exact[what], self.baseline[what]
-        if found.shape != baseline.shape or found.dtype != baseline.dtype:
+        if result.shape != baseline.shape or result.dtype != baseline.dtype:
             raise AssertionError(
                 f"{self.op.name}, {what}: expected {tuple(baseline.shape)} {baseline.dtype}, "
-                f"got {tuple(found.shape)} {found.dtype}"
+                f"got {tuple(result.shape)} {result.dtype}"
             )
         if not exact.numel():
             return Comparison(what, 0.0, 0.0, 0.0, 0.0)
-        if not found.is_floating_point():
-            off = (found != exact).double()
+        if not result.is_floating_point():
+            off = (result != exact).double()
             return Comparison(what, float(off.max()), 0.0, _rms(off), 0.0, float(off.mean()))
-        off, lost = (found.double() - exact), (baseline.double() - exact)
-        ulp = torch.finfo(found.dtype).eps
+        off, lost = (result.double() - exact), (baseline.double() - exact)
+        ulp = torch.finfo(result.dtype).eps
         stated = stated_ulps * torch.finfo(torch.float32).eps
         return Comparison(
             what,
@@ -146,35 +149,38 @@ class Exact:
 def end_of_huge(
     op: Operator, inputs: Inputs, call: Callable[..., Any], huge: Huge
 ) -> list[Comparison]:
-    """The last results of huge inputs, and every gradient that comes of these.
+    """Compare the last results of huge inputs, and every gradient that depends on them.
 
-    What a kernel whose offsets overflow 32 bits gets wrong; a reference of the whole would not fit.
-    Results of all entries together are left out, unless they are one number.
+    These are what a kernel whose offsets overflow 32 bits gets wrong; a reference of all results
+    would not fit in memory. Results that combine all entries are left out, unless they are one
+    number.
     """
     first = next(iter(inputs.values()))
     count = first.shape[0]
     names = [n for n in op.gradients if inputs.get(n) is not None]
     leaves = {n: inputs[n].detach().requires_grad_() for n in names}
     outputs = as_tuple(call(*(inputs | leaves).values()))
-    kept = [i for i, y in enumerate(outputs) if not y.dim() or y.shape[0] == count]
+    compared = [i for i, y in enumerate(outputs) if not y.dim() or y.shape[0] == count]
     exact = Exact(
-        dataclasses.replace(op, comparable=lambda result: tuple(as_tuple(result)[i] for i in kept)),
+        dataclasses.replace(
+            op, comparable=lambda result: tuple(as_tuple(result)[i] for i in compared)
+        ),
         huge.end(inputs) if huge.end else _last_two(inputs, count),
     )
     assert exact.upstream is not None
-    found, live, upstream = {}, [], []
-    for number, (i, part) in enumerate(zip(kept, exact.upstream, strict=True)):
-        found[f"output {number}"] = _last(outputs[i].detach(), part)
+    results, live, upstream = {}, [], []
+    for number, (i, part) in enumerate(zip(compared, exact.upstream, strict=True)):
+        results[f"output {number}"] = _last(outputs[i].detach(), part)
         if outputs[i].requires_grad:
             live.append(outputs[i])
             upstream.append(torch.zeros_like(outputs[i]))
             _last(upstream[-1], part).copy_(part)
     gradients = torch.autograd.grad(live, list(leaves.values()), upstream)
-    for name, whole in zip(names, gradients, strict=True):
+    for name, gradient in zip(names, gradients, strict=True):
         what = f"gradient of {name}"
-        found[what] = _last(whole, exact.exact[what])
+        results[what] = _last(gradient, exact.exact[what])
     stated = _stated(call, first)
-    return [exact.compare_one(what, value, stated) for what, value in found.items()]
+    return [exact.compare_result(what, value, stated) for what, value in results.items()]
 
 
 def _last_two(inputs: Inputs, count: int) -> Inputs:
@@ -185,7 +191,7 @@ def _last_two(inputs: Inputs, count: int) -> Inputs:
 
 
 def _last(x: Tensor, like: Tensor) -> Tensor:
-    """The last entries of ``x`` along every dimension, as many as ``like`` has."""
+    """Return the last entries of ``x`` along every dimension, as many as ``like`` has."""
     return x[tuple(slice(x.shape[dim] - n, None) for dim, n in enumerate(like.shape))]
 
 
@@ -196,9 +202,10 @@ def _stated(call: Callable[..., Any], where: Tensor) -> float:
 
 @contextlib.contextmanager
 def poisoned() -> Iterator[None]:
-    """Memory from ``torch.empty`` and its kin holds NaN: a result never written is seen.
+    """Fill memory from ``torch.empty`` and its kin with NaN, so that unwritten results show.
 
-    Only real memory: what a compiler traces has none, and would keep the poison in its code.
+    This affects real memory only: tensors that a compiler traces have none, and the poison would
+    stay in the compiled code.
     """
 
     def poison(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -214,12 +221,12 @@ def poisoned() -> Iterator[None]:
         for name in ("empty", "empty_like", "empty_strided"):
             stack.enter_context(mock.patch.object(torch, name, poison(getattr(torch, name))))
         stack.enter_context(mock.patch.object(Tensor, "new_empty", poison(Tensor.new_empty)))
-        stack.callback(_replay.forget)  # that some calls could not be recorded meanwhile
+        stack.callback(_replay.forget)  # forget that some calls could not be recorded meanwhile
         yield
 
 
 def stretched(inputs: Inputs) -> Inputs:
-    """The same values in tensors whose elements lie apart, so that none is contiguous."""
+    """Return the same values in tensors whose elements are apart, so that none is contiguous."""
     return {
         name: _stretch(value) if isinstance(value, Tensor) and value.dim() else value
         for name, value in inputs.items()
@@ -227,7 +234,7 @@ def stretched(inputs: Inputs) -> Inputs:
 
 
 def as_tuple(result: Any) -> tuple[Tensor, ...]:
-    """The result of an operator, of one tensor or several, as a tuple of tensors."""
+    """Return an operator's result, one tensor or several, as a tuple of tensors."""
     return result if isinstance(result, tuple) else (result,)
 
 

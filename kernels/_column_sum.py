@@ -1,4 +1,4 @@
-"""The sum of a matrix's rows, as the programs of a backward kernel leave their shares in one."""
+"""Sum of a matrix's rows: combines the partial sums that a backward kernel's programs leave."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _launch_column_sum = launcher(_column_sum_kernel)
 
 
 def column_sum(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sum of the rows of a contiguous matrix [N, D], accumulated in FP32: [D] in ``dtype``.
+    """Sum the rows of a contiguous matrix [N, D], accumulated in FP32: [D] in ``dtype``.
 
-    For the partial sums that the programs of a backward kernel leave: many columns, few rows.
+    For the partial sums of a backward kernel's programs: many columns, few rows.
     """
     out = torch.empty(x.shape[1], dtype=dtype, device=x.device)
     column_sums(x, out)
@@ -55,10 +55,10 @@ def column_sums(
     *,
     ends: tuple[int, ...] = (),
 ) -> None:
-    """The same sums, each in the dtype of the contiguous tensor that it goes to.
+    """Write the same sums to up to three contiguous tensors, each in its own dtype.
 
     ``first`` takes the columns up to ``ends[0]``, ``second`` those up to ``ends[1]`` and ``third``
-    the rest; what is left out of ``ends`` is all columns. Those of None go nowhere.
+    the rest; an omitted end means all columns. Columns of a tensor that is None are skipped.
     """
     n_rows, n_columns = x.shape
     second_at, third_at = (*ends, n_columns, n_columns)[:2]

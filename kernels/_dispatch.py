@@ -1,11 +1,11 @@
-"""Which implementation of an operator runs: choices, their check, and what was used.
+"""Choice of an operator's implementation: choices, their validation, and usage counters.
 
-Three levels, the nearest wins: the call's ``impl=``, the choice made for the operator, ``"auto"``.
-A choice is global to the process and not to a thread, because autograd runs backward passes (and
+Three levels, the nearest wins: the call's ``impl=``, the choice for the operator, ``"auto"``. A
+choice is global to the process and not to a thread, because autograd runs backward passes (and
 checkpointing recomputes forward passes) in threads of its own.
 
-Under ``torch.compile`` the choices are guarded, so changing one recompiles; the counters are not:
-a compiled call is counted when it is traced.
+Under ``torch.compile`` the choices are guarded, so changing one recompiles. The counters are not: a
+compiled call is counted when it is traced.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from kernels._operator import Mistake, Operator, Unavailable, traced_as_constant
 
 OPS: dict[str, Operator] = {}
 
-ASKED = "asked for"  # the reason for an implementation that was named
-PREFERRED = "preferred"  # how the reason begins for one that was taken out of its order
+REQUESTED = "requested"  # the reason recorded for an implementation that was named
+PREFERRED = "preferred"  # prefix of the reason for an implementation that was taken out of order
+STANDARD = "torch's standard for these inputs"  # and of one that "torch" stands for
 _chosen: dict[str, str] = {}
 _counts: dict[tuple[str, str], int] = {}
 _last: dict[str, tuple[str, str]] = {}
@@ -34,16 +35,17 @@ _watch: Watch | None = None
 
 @dataclass(frozen=True)
 class Status:
-    """How one operator stands on one type of device.
+    """Status of one operator on one type of device.
 
-    ``asked`` is the choice in force and ``active`` the implementation that it leads to: under auto
-    for inputs that it does not refuse, None if none can run. ``unavailable`` maps each that cannot
-    run to the reason. ``calls`` counts since the last reset, ``reason`` says why the last was used.
+    ``choice`` is the choice in force and ``active`` the implementation that it leads to: under auto
+    the one for inputs that it does not refuse, None if none can run. ``unavailable`` maps each
+    implementation that cannot run to the reason. ``calls`` counts since the last reset, ``reason``
+    says why the last one was used.
     """
 
     operator: str
     device_type: str
-    asked: str
+    choice: str
     active: str | None
     available: tuple[str, ...]
     unavailable: dict[str, str]
@@ -51,7 +53,7 @@ class Status:
     reason: str
 
     def __str__(self) -> str:
-        lines = [f"{self.operator}: {self.active or 'nothing can run'} (asked for: {self.asked})"]
+        lines = [f"{self.operator}: {self.active or 'nothing can run'} (requested: {self.choice})"]
         lines += [f"    {name}: {why}" for name, why in self.unavailable.items()]
         return "\n".join(lines)
 
@@ -61,11 +63,11 @@ def run(op: Operator, impl: str | None, *args: Any) -> Any:
 
     Raises ``Mistake`` for an unknown implementation, ``Unavailable`` for one that cannot run.
     """
-    asked = impl if impl is not None else _chosen.get(op.name, "auto")
-    likely = op.implementations.get(asked if asked != "auto" else _first(op, args[0]))
+    choice = impl if impl is not None else _chosen.get(op.name, "auto")
+    likely = op.implementations.get(choice if choice != "auto" else _first(op, args[0]))
     if likely is not None and likely.replayed and _watch is None and not torch.is_grad_enabled():
-        return _replayed(op.name, asked, *args)
-    return _computed(op.name, asked, *args)
+        return _replayed(op.name, choice, *args)
+    return _computed(op.name, choice, *args)
 
 
 def _first(op: Operator, x: Any) -> str:
@@ -73,10 +75,10 @@ def _first(op: Operator, x: Any) -> str:
     return names[0] if names else ""
 
 
-def _computed(op_name: str, asked: str, *args: Any) -> Any:
+def _computed(op_name: str, choice: str, *args: Any) -> Any:
     op = OPS[op_name]
     op.check(*args)
-    name = _choose(op, args) if asked == "auto" else _checked(op, asked, args)
+    name = _choose(op, args) if choice == "auto" else _checked(op, choice, args)
     if _watch is not None:
         return _watch(op, name, args)
     return op.implementations[name].call(*args)
@@ -87,9 +89,9 @@ _replayed = _replay.replayed(_computed, operators=1)
 
 @contextmanager
 def watched(watch: Watch) -> Iterator[None]:
-    """Let ``watch`` compute every call in place of the implementation of that name, or around it.
+    """Let ``watch`` compute every call instead of the named implementation, or wrap it.
 
-    For looks at a step that is not timed; code that is compiled meanwhile would keep it.
+    For instrumented steps that are not timed. Code that is compiled meanwhile would keep it.
     """
     global _watch
     before, _watch = _watch, watch
@@ -106,19 +108,29 @@ def _choose(op: Operator, args: tuple[Any, ...]) -> str:
         preferred = op.prefer(candidates, *args)
         if preferred is not None:
             name, why = preferred
-            _count(op.name, name, f"{PREFERRED}: {why}")
-            return name
+            return _resolved(op, name, f"{PREFERRED}: {why}", args)
     for name in candidates:
         implementation = op.implementations[name]
         reason = implementation.refuses(*args) if implementation.refuses is not None else None
         if reason is None and implementation.avoid is not None:
             reason = implementation.avoid(*args)
         if reason is None:
-            _count(op.name, name, passed)
-            return name
-        _replay.not_replayed("what was passed over may be taken the next time")
+            return _resolved(op, name, passed, args)
+        _replay.not_replayed("an implementation that was passed over may be used next time")
         passed = f"{passed}; {name}: {reason}" if passed else f"{name}: {reason}"
     raise Unavailable(f"{op.name}: no implementation can run on {device_type}: {passed}")
+
+
+def resolve_choice(op: Operator, choice: str, args: tuple[Any, ...]) -> str:
+    """Return the implementation that a choice stands for with these inputs; nothing is counted."""
+    counts, last = dict(_counts), dict(_last)
+    try:
+        return _choose(op, args) if choice == "auto" else _resolved(op, choice, "", args)
+    finally:
+        _counts.clear()
+        _counts.update(counts)
+        _last.clear()
+        _last.update(last)
 
 
 def _checked(op: Operator, name: str, args: tuple[Any, ...]) -> str:
@@ -128,7 +140,16 @@ def _checked(op: Operator, name: str, args: tuple[Any, ...]) -> str:
         reason = refuses(*args) if refuses is not None else None
     if reason:
         raise Unavailable(f"{op.name}: {name!r} cannot run: {reason}")
-    _count(op.name, name, ASKED)
+    return _resolved(op, name, REQUESTED, args)
+
+
+def _resolved(op: Operator, name: str, reason: str, args: tuple[Any, ...]) -> str:
+    """Count the implementation that a name stands for with these inputs, and return its name."""
+    if name == "torch" and op.standard is not None:
+        name, why = op.standard(*args)
+        given = (STANDARD, why, "" if reason == REQUESTED else reason)
+        reason = "; ".join(part for part in given if part)
+    _count(op.name, name, reason)
     return name
 
 
@@ -138,11 +159,11 @@ def _type_of(x: Any) -> str:
 
 @contextmanager
 def using(**choices: str) -> Iterator[None]:
-    """Make choices for the duration of a block: ``using(rms_norm="triton", all="torch")``.
+    """Set choices for the duration of a block: ``using(rms_norm="triton", all="torch")``.
 
     A key is an operator's name or ``all``, which stands for every operator that has both a "torch"
-    and a "triton" implementation (with "auto": for every operator) and yields to a key of its own.
-    Blocks nest; leaving one, also by an exception, restores what was in force before.
+    and a "triton" implementation (with "auto": for every operator). An operator's own key overrides
+    ``all``. Blocks nest; leaving one, also by an exception, restores the earlier choices.
     """
     before = dict(_chosen)
     choose(**choices)
@@ -154,7 +175,7 @@ def using(**choices: str) -> Iterator[None]:
 
 
 def choose(**choices: str) -> None:
-    """Make choices from now on; keys as in ``using``. Raises ``Mistake`` for an unknown name."""
+    """Set choices permanently; keys as in ``using``. Raises ``Mistake`` for an unknown name."""
     changes = _spread(choices.pop("all")) if "all" in choices else {}
     for name, impl in choices.items():
         if name not in OPS:
@@ -178,12 +199,12 @@ def _spread(impl: str) -> dict[str, str]:
 
 
 def chosen() -> dict[str, str]:
-    """The choice in force for every operator; "auto" where none was made."""
+    """Return the choice in force for every operator; "auto" where none was made."""
     return {name: _chosen.get(name, "auto") for name in OPS}
 
 
 def usage() -> dict[str, dict[str, int]]:
-    """Calls since the last reset by operator and implementation; compiled calls count per trace."""
+    """Count calls since the last reset by operator and implementation; compiled calls per trace."""
     table: dict[str, dict[str, int]] = {}
     for (op_name, impl), calls in _counts.items():
         table.setdefault(op_name, {})[impl] = calls
@@ -191,18 +212,18 @@ def usage() -> dict[str, dict[str, int]]:
 
 
 def reasons() -> dict[str, tuple[str, str]]:
-    """The last implementation used of each operator called so far, and why that one."""
+    """Return the last implementation used of each operator called so far, and the reason."""
     return dict(_last)
 
 
 def reset_usage() -> None:
-    """Begin counting anew."""
+    """Reset the counters and reasons."""
     _counts.clear()
     _last.clear()
 
 
 def status(device_type: str | None = None) -> dict[str, Status]:
-    """How every operator stands; on the GPU if there is one, unless ``device_type`` says else."""
+    """Return the status of every operator, by default on the GPU if there is one."""
     where = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
     return {name: _status(op, where) for name, op in OPS.items()}
 
@@ -214,15 +235,15 @@ def _status(op: Operator, device_type: str) -> Status:
         if why is not None:
             unavailable[name] = why
     available = tuple(name for name in op.implementations if name not in unavailable)
-    asked = _chosen.get(op.name, "auto")
-    if asked == "auto":
+    choice = _chosen.get(op.name, "auto")
+    if choice == "auto":
         active = next((n for n in available if op.implementations[n].avoid is None), None)
     else:
-        active = asked if asked in available else None
+        active = choice if choice in available else None
     return Status(
         operator=op.name,
         device_type=device_type,
-        asked=asked,
+        choice=choice,
         active=active,
         available=available,
         unavailable=unavailable,

@@ -1,4 +1,4 @@
-"""Gated activations ``act(gate) * up``: what swiglu and geglu share.
+"""Gated activations ``act(gate) * up``: the shared code of swiglu and geglu.
 
 With s = act(gate) and s' its derivative: dgate = dy up s', dup = dy s.
 """
@@ -51,7 +51,7 @@ def validate(op: str, gate: Tensor, up: Tensor | None) -> None:
 
 
 def halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Gate and up, from two tensors or from the packed one."""
+    """Return gate and up, from two tensors or from the packed one."""
     if up is not None:
         return gate, up
     width = gate.shape[-1] // 2
@@ -60,19 +60,21 @@ def halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
 
 @triton.jit
 def sigmoid(x):
-    """1 / (1 + exp(-x)) in 8 instructions, where ``tl.sigmoid`` takes 12: 4 of them save what is
-    denormal of the exponential, which adding 1 loses again.
+    """Compute 1 / (1 + exp(-x)) in 8 instructions, where ``tl.sigmoid`` takes 12.
+
+    Those 4 extra instructions preserve denormal values of the exponential, which adding 1 loses
+    again.
     """
     return 1 / (1 + tl.exp2(x * -1.4426950408889634))
 
 
 @triton.jit
 def activate(x, ACT: tl.constexpr, EXACT: tl.constexpr = True):
-    """``act(x)`` and its derivative.
+    """Compute ``act(x)`` and its derivative.
 
-    Unless ``EXACT``, gelu's Phi is off by up to 3e-7: by the tail of Abramowitz and Stegun,
-    "Handbook of Mathematical Functions", 7.1.26, whose exponential is also that of the derivative.
-    ``tl.erf`` computes for longer than reading and writing 16 bits take.
+    Unless ``EXACT``, gelu's Phi has an error of up to 3e-7: it uses the tail formula 7.1.26 of
+    Abramowitz and Stegun, "Handbook of Mathematical Functions", whose exponential also serves the
+    derivative. ``tl.erf`` takes longer than reading and writing 16-bit values.
     """
     if ACT == "silu":
         s = sigmoid(x)
@@ -112,7 +114,7 @@ def _gated_activation_forward_kernel(
     ACT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    n_blocks = (n_columns - 1) // BLOCK + 1  # tl.cdiv's sum overflows just below 2^31 columns
+    n_blocks = (n_columns - 1) // BLOCK + 1  # the sum in tl.cdiv overflows just below 2^31 columns
     i_n = (tl.program_id(0) // n_blocks).to(tl.int64)
     i_c = (tl.program_id(0) % n_blocks).to(tl.int64) * BLOCK
     if PACKED:
@@ -143,7 +145,7 @@ def _gated_activation_backward_kernel(
     ACT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    n_blocks = (n_columns - 1) // BLOCK + 1  # tl.cdiv's sum overflows just below 2^31 columns
+    n_blocks = (n_columns - 1) // BLOCK + 1  # the sum in tl.cdiv overflows just below 2^31 columns
     i_n = (tl.program_id(0) // n_blocks).to(tl.int64)
     i_c = (tl.program_id(0) % n_blocks).to(tl.int64) * BLOCK
     d_stride = tl.cast(n_columns, tl.int64)
@@ -174,7 +176,7 @@ _BACKWARD = Tunable("gated.backward", (_gated_activation_backward_kernel,), _til
 
 
 def _key(gate: Tensor, packed: bool, act: str, n: int) -> Key:
-    # What is contiguous is one long row; of packed halves the width says how much blocks overlap.
+    # A contiguous tensor is one long row. For packed halves the width says how much blocks overlap.
     width = gate.shape[-1] if packed else None
     return gate.get_device(), gate.dtype, width, act, size_class(n // 1024)
 
@@ -196,7 +198,7 @@ def _forward(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
     if up is not None:
         up, up_stride = rows_of(up)
         if y.numel() != width and gate_stride == up_stride == width:
-            width = y.numel()  # one long row, which wastes no block end
+            width = y.numel()  # one long row, so that no block end is wasted
     with on_device(gate):
         _launch_forward(
             (y.numel() // width * cdiv(width, block),),
@@ -231,7 +233,7 @@ def _backward(
     if up is not None:
         up, up_stride = rows_of(up)
         if gate_stride == up_stride == dy_stride == width:
-            width, n_rows = dy.numel(), 1  # one long row, which wastes no block end
+            width, n_rows = dy.numel(), 1  # one long row, so that no block end is wasted
     with on_device(gate):
         _launch_backward(
             (n_rows * cdiv(width, block),),
@@ -267,12 +269,12 @@ class _Gated(torch.autograd.Function):
 
 
 def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
-    """``act(gate) * up`` by Triton; ``act`` is silu, gelu or gelu_tanh."""
+    """Compute ``act(gate) * up`` with Triton; ``act`` is silu, gelu or gelu_tanh."""
     return applied(_Gated, gate, up, act)
 
 
 def inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
-    """Random gate and up of ``rows`` x ``dim``, or the two packed if the case says so."""
+    """Draw random gate and up of ``rows`` x ``dim``, or the two packed if the case says so."""
     rows, dim, packed = case.sizes["rows"], case.sizes["dim"], case.sizes.get("packed", False)
     make = {"device": device, "dtype": dtype}
     gate = random_tensor(rows, 2 * dim if packed else dim, seed=seed, **make)
@@ -283,14 +285,14 @@ def inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> I
 
 
 def cost(gate: Tensor, up: Tensor | None = None, **_: Any) -> Cost:
-    """Two tensors read and one written forward, three read and two written backward."""
+    """Count two tensors read and one written forward, three read and two written backward."""
     total = tensor_bytes(gate, up)
     n = (gate.numel() + (up.numel() if up is not None else 0)) // 2
     return Cost(Work(total + total // 2, 5 * n), Work(2 * total + total // 2, 12 * n))
 
 
 def sizes(random: Random) -> dict[str, int]:
-    """Small random sizes, packed or not."""
+    """Draw small random sizes, packed or not."""
     return {
         "rows": random.randint(0, 20),
         "dim": random.randint(1, 500),
@@ -298,7 +300,7 @@ def sizes(random: Random) -> dict[str, int]:
     }
 
 
-# What is contiguous and not packed is taken as one row of all elements.
+# A contiguous tensor that is not packed is treated as one row of all elements.
 HUGE = (
     Huge({"rows": (1 << 20) + 3, "dim": 1024, "packed": True}),
     Huge({"rows": (1 << 21) + 3, "dim": 1024}),

@@ -1,9 +1,9 @@
-"""The generations of NVIDIA GPUs, and what each computes well: a table that needs no GPU to read.
+"""Generations of NVIDIA GPUs and what each computes well: a table that needs no GPU to read.
 
-Per compute capability, from the CUDA C++ Programming Guide (tables of technical specifications):
-which numbers its matrix units take, and what one block of threads may have. BF16 from Ampere on
-(FP32's range, so that no loss has to be scaled), FP16 for Volta and Turing, FP32 before, whose FP16
-is not in matrix units, or missing.
+By compute capability, from the CUDA C++ Programming Guide (tables of technical specifications): the
+number formats of the matrix units, and the limits of one block of threads. The training precision
+is BF16 from Ampere on (FP32's range, so that no loss has to be scaled), FP16 for Volta and Turing,
+and FP32 before, where FP16 is missing or not in matrix units.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One generation; it reaches from its compute capability up to that of the next."""
+    """One generation: from its compute capability up to that of the next."""
 
     name: str
     capability: tuple[int, int]
-    fp16: bool  # each: in the matrix units
+    fp16: bool  # these four: in the matrix units
     bf16: bool
     tf32: bool
     fp8: bool
-    shared_bytes: int  # that one block can have, opt-in included
+    shared_bytes: int  # for one block, opt-in included
     threads_per_block: int = 1024
 
     @property
     def precision(self) -> torch.dtype:
-        """The fastest dtype that is safe to train in: BF16, else FP16, else FP32."""
+        """Fastest dtype that is safe to train in: BF16, else FP16, else FP32."""
         if self.bf16:
             return torch.bfloat16
         return torch.float16 if self.fp16 else torch.float32
 
     @property
     def scales_loss(self) -> bool:
-        """Whether training in ``precision`` needs a scaled loss: FP16 loses small gradients."""
+        """True if training in ``precision`` needs a scaled loss: FP16 loses small gradients."""
         return self.precision == torch.float16
 
 
@@ -68,5 +68,5 @@ GENERATIONS = (
 
 
 def generation(capability: tuple[int, int]) -> Generation:
-    """The generation of a compute capability; one newer than all is taken for the last."""
-    return next(each for each in reversed(GENERATIONS) if each.capability <= capability)
+    """Return the generation of a compute capability; a newer one counts as the last known."""
+    return next(row for row in reversed(GENERATIONS) if row.capability <= capability)

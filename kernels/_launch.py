@@ -1,17 +1,17 @@
-"""Launching a Triton kernel that was launched like this before, without asking Triton again.
+"""Fast launches of Triton kernels that were launched with the same kind of arguments before.
 
-Triton's own launch finds out at every call which compiled kernel its arguments need: the dtype of
-each pointer and whether it is a multiple of 16, whether each integer is 1, a multiple of 16 or
-wider than 32 bits, each constant and option. A launcher keeps what Triton then answered under a key
-that is finer than Triton's: the current device, dtype and address modulo 16 of each pointer, and
-the values themselves of integers, constants and options. Integers that come for the first time, as
-sizes do that change at every call, are looked up once more by what Triton's own function says of
-them. What is not kept yet is launched by Triton itself, so that nothing here repeats its rules;
-under its key, the same compiled kernel is then called as Triton calls it (``_bound_launch``), on
-the stream that is current at that call.
+At every launch Triton determines which compiled kernel the arguments need: the dtype of each
+pointer and whether it is a multiple of 16; whether each integer is 1, a multiple of 16 or wider
+than 32 bits; each constant and option. A launcher here caches Triton's answer under a key that is
+finer than Triton's: the current device, dtype and address modulo 16 of each pointer, and the values
+of integers, constants and options. Integers seen for the first time, such as sizes that change at
+every call, are looked up once more by the classes that Triton's own function assigns. A launch
+without a cache entry is made by Triton itself, so that nothing here repeats its rules. With an
+entry, the same compiled kernel is called as Triton calls it (``_bound_launch``), on the stream that
+is current at that call.
 
-Triton launches by itself wherever it does more than that: while Dynamo traces, in the interpreter,
-on tensors without memory, and while hooks, debugging or instrumentation are switched on.
+Triton also launches whenever it does more than that: while Dynamo traces, in the interpreter, on
+tensors without memory, and while hooks, debugging or instrumentation are switched on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kernels import hardware
 from kernels._bound_launch import Form, form, scratch_memory
 from kernels._triton import INSTALLED
 
-MOST_KEPT = 4096  # keys of one kernel; more are sizes that change at every call
+MAX_CACHED = 4096  # keys per kernel; more of them are sizes that change at every call
 
 if INSTALLED:
     import triton
@@ -42,27 +42,28 @@ if INSTALLED:
 
     try:
         from triton.runtime.jit import native_specialize_impl
-    except ImportError:  # every integer is then told apart from every other
-        _told_apart = None
+    except ImportError:  # then every integer has its own entry
+        _integer_class = None
     else:
-        _told_apart = functools.partial(native_specialize_impl, BaseBackend)
+        _integer_class = functools.partial(native_specialize_impl, BaseBackend)
 
 
-_KEPT: list[dict[Any, Any]] = []  # by every launcher
+_CACHES: list[dict[Any, Any]] = []  # of every launcher
 _WITH_MEMORY = frozenset((torch.Tensor, torch.nn.Parameter))  # a subclass may have none
-asked: list[tuple[Any, ...]] = [(object(), None, None)]  # the driver, and its device and stream
-on_change: list[Callable[[], None]] = []  # told when what is kept is no longer what was
-recorders: dict[int, Any] = {}  # by thread: who is told of every launch
+# the driver, and its device and stream functions
+active_driver: list[tuple[Any, ...]] = [(object(), None, None)]
+on_change: list[Callable[[], None]] = []  # called when cached launches become invalid
+recorders: dict[int, Any] = {}  # by thread: recorders that observe every launch
 
 
 def launcher(kernel: Any) -> Callable[..., None]:
-    """A function that launches ``kernel``: ``launch(grid, *arguments, **options)``.
+    """Return a function that launches ``kernel``: ``launch(grid, *arguments, **options)``.
 
     It does what ``kernel[grid](*arguments, **options)`` does, and returns nothing. Parameters whose
-    names end in ``_ptr`` take tensors or None, and the first of them a tensor; of the others, those
-    that are not constants take integers. Options are ``num_warps`` and ``num_stages``; None leaves
-    them to Triton. That all tensors are on the current GPU is the caller's to see to: Triton looks
-    only the first time.
+    names end in ``_ptr`` take tensors or None, and the first of them takes a tensor. Other
+    parameters that are not constants take integers. Options are ``num_warps`` and ``num_stages``;
+    None leaves them to Triton. The caller must make sure that all tensors are on the current GPU:
+    Triton checks only the first time.
     """
     if not INSTALLED or not isinstance(kernel, JITFunction):
 
@@ -75,28 +76,28 @@ def launcher(kernel: Any) -> Callable[..., None]:
     code = compile(_source(kernel, how), f"launcher of {kernel.module}.{kernel.__name__}", "exec")
     exec(code, globals(), local)
     alike: dict[Any, Any] = {}
-    kept: dict[Any, Any] = {}
-    _KEPT.extend((alike, kept))
-    return local["make"](kernel, kept, alike, _may_tell(kernel), how)
+    cache: dict[Any, Any] = {}
+    _CACHES.extend((alike, cache))
+    return local["make"](kernel, cache, alike, _observers(kernel), how)
 
 
 def forget() -> None:
-    """Let Triton launch anew what was kept, by every launcher."""
-    for kept in _KEPT:
-        kept.clear()
-    _changed()
+    """Clear the caches of every launcher, so that Triton launches everything again."""
+    for cache in _CACHES:
+        cache.clear()
+    _invalidate()
 
 
-def _changed() -> None:
-    for told in on_change:
-        told()
+def _invalidate() -> None:
+    for callback in on_change:
+        callback()
 
 
 @contextlib.contextmanager
 def launches_timed() -> Iterator[list[int]]:
-    """Nanoseconds in Triton's launcher and the driver, for each launch kept before that runs again.
+    """Collect nanoseconds in Triton's launcher and the driver for each launch that is cached.
 
-    Not for what is launched in other ways: for the first time, by a library, by compiled code.
+    Other launches are not timed: first launches, those of libraries, and those of compiled code.
     """
     spent_ns: list[int] = []
 
@@ -108,24 +109,24 @@ def launches_timed() -> Iterator[list[int]]:
 
         return launch
 
-    before = [(kept, dict(kept)) for kept in _KEPT]
-    for kept, entries in before:
-        kept.update({key: (timed(run), *rest) for key, (run, *rest) in entries.items()})
-    _changed()
+    before = [(cache, dict(cache)) for cache in _CACHES]
+    for cache, entries in before:
+        cache.update({key: (timed(run), *rest) for key, (run, *rest) in entries.items()})
+    _invalidate()
     try:
         yield spent_ns
     finally:
-        for kept, entries in before:
-            kept.clear()  # also what was copied in here, and timed with it
-            kept.update(entries)
-        _changed()
+        for cache, entries in before:
+            cache.clear()  # this also removes entries that were copied in here and are timed
+            cache.update(entries)
+        _invalidate()
 
 
-# Names of parameters come into it, which is why all others begin with an underscore.
+# Names of kernel parameters occur in it, so all other names begin with an underscore.
 _LAUNCHER = """
-def make(_kernel, _kept, _alike, _may_tell, _form):
-  _hooks, _runtime, _compilation, _enter, _leave = _may_tell
-  def bind(_found, _x, _y, _z, {others}):
+def make(_kernel, _kept, _alike, _observers, _form):
+  _hooks, _runtime, _compilation, _enter, _leave = _observers
+  def bind(_found, _x, _y, _z, {scalars}):
     {names}, _ = _found
     def again(_stream, {given}, _found=_found):  # with which the kernel stays
       {call}
@@ -139,10 +140,10 @@ def make(_kernel, _kept, _alike, _may_tell, _form):
       or (_hooks or _runtime or _compilation or _enter or _leave) and _watched(_kernel)
     ):
       _by_triton(_kernel, _grid, ({parameters},), num_warps, num_stages)
-      if recorders: _untold()
+      if recorders: _notify_unrecordable()
       return
     {addresses}
-    _active, _device_of, _stream_of = asked[0]
+    _active, _device_of, _stream_of = active_driver[0]
     if _active is not driver._active:
       _device_of, _stream_of = _ask()
     _device = _device_of()
@@ -158,7 +159,7 @@ def make(_kernel, _kept, _alike, _may_tell, _form):
         _compiled = _by_triton(_kernel, _grid, ({parameters},), num_warps, num_stages)
         if not _of_tensors(_key):
           _keep(_alike, _like, _entry(_kernel, _compiled, _form))
-        if recorders: _untold()
+        if recorders: _notify_unrecordable()
         return
       _keep(_kept, _key, _found)
     {names}, _ = _found
@@ -169,15 +170,26 @@ def make(_kernel, _kept, _alike, _may_tell, _form):
     _stream = _stream_of(_device)
     {call}
     if recorders:
-      _tell(bind, _found, (_x, _y, _z), ({pointers},), ({others},), _device, _may_tell)
+      _notify_recorder(
+        bind, _found, (_x, _y, _z), ({pointers},), ({scalars},), _device, _observers
+      )
   return launch
 """
 
 
 def _source(kernel: Any, form: Form) -> str:
-    """Written out for one kernel, as Triton's own binder is: a loop over parameters is slower."""
+    """Write the launcher's source for one kernel, as Triton's binder does: a loop is slower."""
     names = [parameter.name for parameter in kernel.params]
-    taken = ("torch", "driver", "recorders", "asked", "type", "len", "num_warps", "num_stages")
+    taken = [
+        "torch",
+        "driver",
+        "recorders",
+        "active_driver",
+        "type",
+        "len",
+        "num_warps",
+        "num_stages",
+    ]
     assert not any(name.startswith("_") or name in taken for name in names)
     pointers = [name for name in names if name.endswith("_ptr")]
     values = [
@@ -191,7 +203,7 @@ def _source(kernel: Any, form: Form) -> str:
     return _LAUNCHER.format(
         parameters=", ".join(names),
         pointers=", ".join(pointers),
-        others=", ".join(name for name in names if name not in pointers),
+        scalars=", ".join(name for name in names if name not in pointers),
         given=", ".join(f"_a_{name}" for name in pointers),
         first=pointers[0],
         addresses="\n    ".join(
@@ -212,12 +224,12 @@ def _source(kernel: Any, form: Form) -> str:
 
 
 def _as_triton_tells_apart(parameter: Any) -> str:
-    """Of an integer, what kernels are compiled for: in Triton's own words."""
+    """Return an expression for the class by which Triton specializes an integer parameter."""
     name: str = parameter.name
-    if parameter.is_constexpr or parameter.annotation_type or _told_apart is None:
+    if parameter.is_constexpr or parameter.annotation_type or _integer_class is None:
         return name
-    told = (not parameter.do_not_specialize, not parameter.do_not_specialize_on_alignment)
-    return f"_told_apart({name}, False, {told[0]}, {told[1]})"
+    specialized = (not parameter.do_not_specialize, not parameter.do_not_specialize_on_alignment)
+    return f"_integer_class({name}, False, {specialized[0]}, {specialized[1]})"
 
 
 def _by_triton(
@@ -233,7 +245,7 @@ def _by_triton(
         triton.set_allocator(scratch_memory)
         return kernel[grid](*arguments, **options)
 
-    return contextvars.copy_context().run(launch)  # whoever else launches has another allocator
+    return contextvars.copy_context().run(launch)  # another launcher has its own allocator
 
 
 def _options(num_warps: int | None, num_stages: int | None) -> dict[str, int]:
@@ -241,18 +253,18 @@ def _options(num_warps: int | None, num_stages: int | None) -> dict[str, int]:
     return {name: number for name, number in given.items() if number is not None}
 
 
-def _may_tell(kernel: Any) -> tuple[Any, ...]:
-    """What is empty unless something was hooked or set, when ``_watched`` knows what it means."""
+def _observers(kernel: Any) -> tuple[Any, ...]:
+    """Return the collections that are empty unless a hook or option is set; see ``_watched``."""
     runtime, compilation = knobs.runtime, knobs.compilation
     hooks = (runtime.launch_enter_hook, runtime.launch_exit_hook)
     if _watched(kernel) or not all(hasattr(hook, "calls") for hook in hooks):
-        return True, (), (), (), ()  # as the environment says
+        return True, (), (), (), ()  # because of the environment
     chains = [hook.calls for hook in hooks]
     return kernel.pre_run_hooks, vars(runtime), vars(compilation), *chains
 
 
 def _watched(kernel: Any) -> bool:
-    """Whether Triton's own launch would tell someone, or compile in another way than usual."""
+    """Return True if Triton's own launch would call a hook, or compile differently than usual."""
     runtime = knobs.runtime
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     return bool(
@@ -266,45 +278,46 @@ def _watched(kernel: Any) -> bool:
 
 
 def _ask() -> tuple[Callable[[], int], Callable[[int], int]]:
-    """Whom to ask for the current device and stream, until another driver is active."""
+    """Return the functions for the current device and stream, until another driver is active."""
     active = driver.active
     device_of = active.get_current_device
     if device_of is torch.cuda.current_device and torch.cuda.is_initialized():
         device_of = hardware.current_gpu
-    asked[0] = (active, device_of, active.get_current_stream)
+    active_driver[0] = (active, device_of, active.get_current_stream)
     return device_of, active.get_current_stream
 
 
-def _tell(*launch: Any) -> None:
+def _notify_recorder(*launch: Any) -> None:
     recorder = recorders.get(threading.get_ident())
     if recorder is not None:
         recorder.launched(*launch)
 
 
-def _untold() -> None:
+def _notify_unrecordable() -> None:
     recorder = recorders.get(threading.get_ident())
     if recorder is not None:
         recorder.misses("a launch by Triton")
 
 
 def _of_tensors(key: tuple[Any, ...]) -> bool:
-    return any(isinstance(part, torch.Tensor) for part in key)  # by identity, which says too little
+    # by identity, which is not specific enough
+    return any(isinstance(part, torch.Tensor) for part in key)
 
 
 def _entry(kernel: Any, compiled: Any, how: Form) -> tuple[Any, ...] | None:
     if (
         not isinstance(compiled, CompiledKernel)  # still being compiled
-        or kernel.used_global_vals  # Triton checks at each launch that they are what they were
+        or kernel.used_global_vals  # Triton checks their values at each launch
     ):
         return None
     bound = how.bound(kernel, compiled)
-    # With the kernel itself, which would unload its code if it went.
+    # Holds the compiled kernel, whose code would be unloaded without a reference.
     return bound and (*bound, compiled)
 
 
-def _keep(kept: dict[Any, Any], key: tuple[Any, ...], entry: tuple[Any, ...] | None) -> None:
+def _keep(cache: dict[Any, Any], key: tuple[Any, ...], entry: tuple[Any, ...] | None) -> None:
     if entry is None:
         return
-    if len(kept) >= MOST_KEPT:
-        kept.clear()
-    kept[key] = entry
+    if len(cache) >= MAX_CACHED:
+        cache.clear()
+    cache[key] = entry

@@ -1,7 +1,7 @@
-"""What an operator is: one descriptor that dispatch, tests, benchmark and status all read.
+"""Descriptor of an operator, which dispatch, tests, benchmark and status all read.
 
 An operator's inputs are a dict of named arguments (tensors and plain values) in the order of the
-reference's signature; the reference and every implementation can be called with its values. The
+reference's signature. The reference and every implementation can be called with its values. The
 first is a tensor and decides the device.
 """
 
@@ -21,29 +21,29 @@ from torch import Tensor
 
 Inputs = dict[str, Any]
 T = TypeVar("T")
-MOST_REMEMBERED = 4096  # of one function; more are sizes that change at every call
+MOST_REMEMBERED = 4096  # entries per function; more of them are sizes that change at every call
 
 
 class Mistake(ValueError):  # noqa: N818
-    """What was asked for cannot be: one sentence with the values, raised before any launch."""
+    """Invalid request: one sentence with the values, raised before any launch."""
 
 
 class Unavailable(Mistake):
-    """An implementation was asked for by name and cannot run here, or not on these inputs."""
+    """A named implementation cannot run here, or not on these inputs."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What the mathematics needs at least: bytes moved to and from memory, and FLOPs."""
+    """Least work that the mathematics needs: bytes moved to and from memory, and FLOPs."""
 
     bytes: int
     flops: int
-    unit: str = ""  # of the 8-bit matrix units ("float8", "int8") that the products suit
+    unit: str = ""  # 8-bit matrix units ("float8", "int8") that suit the products
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The work of one call; ``backward`` is None where nothing is differentiable."""
+    """Work of one call; ``backward`` is None where nothing is differentiable."""
 
     forward: Work
     backward: Work | None = None
@@ -51,7 +51,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Case:
-    """One named set of sizes. ``bench``: large enough to be worth timing on a GPU."""
+    """Named set of sizes. ``bench``: large enough to be worth timing on a GPU."""
 
     name: str
     sizes: Mapping[str, Any]
@@ -70,13 +70,13 @@ def _unchecked(*inputs: Any) -> None:
 class Implementation:
     """One way to compute an operator.
 
-    ``call`` takes the operator's inputs by position. ``missing`` says why it cannot run on a type
-    of device ("cpu", "cuda") at all, ``refuses`` why it cannot run on these inputs: one clause
-    without a full stop, or None if nothing is in the way. ``avoid`` says in the same way why
-    ``auto`` passes over it although it could run. ``stated_ulps``: by type of device, the error
-    in units in the last place of FP32 that a step of it is known to make and plain torch is not.
-    ``replayed``: calls without gradients may be (``_replay``), as what it refuses and does follows
-    from how its inputs are laid out.
+    ``call`` takes the operator's inputs by position. ``missing`` returns why it cannot run on a
+    type of device ("cpu", "cuda") at all, ``refuses`` why it cannot run on these inputs: one clause
+    without a full stop, or None if it can. ``avoid`` returns in the same way why ``auto`` passes
+    over it although it could run. ``stated_ulps``: by type of device, the additional error of one
+    of its steps that plain torch does not make, in units in the last place of FP32. ``replayed``:
+    calls without gradients may be replayed (``_replay``), because what it refuses and does depends
+    only on the layout of its inputs.
     """
 
     call: Callable[..., Any]
@@ -93,11 +93,11 @@ class Implementation:
 
 @dataclass(frozen=True)
 class Huge:
-    """Sizes of which one tensor has over 2^31 elements: kernels are asked for the end of it.
+    """Sizes at which one tensor has over 2^31 elements: kernels are checked at the end of it.
 
-    ``end(inputs)`` are inputs that give the last results of the whole along every dimension, and
-    all of its gradients that come of these; None: the last two entries of what has as many as the
-    first input along its first dimension.
+    ``end(inputs)`` are inputs that give the last results along every dimension, and all gradients
+    that depend on these. None means the last two entries of every tensor that has as many entries
+    along its first dimension as the first input.
     """
 
     sizes: Mapping[str, Any]
@@ -108,17 +108,21 @@ class Huge:
 class Operator:
     """One operator of the library.
 
-    ``function`` is the public function, ``reference`` the definition in plain torch (it computes
-    in FP64 when given FP64). ``implementations`` stand in the order in which ``auto`` tries them.
+    ``function`` is the public function, ``reference`` the definition in plain torch (it computes in
+    FP64 when given FP64). ``implementations`` are in the order in which ``auto`` tries them.
     ``inputs(case, device, dtype, seed)`` makes random inputs, ``gradients`` names those that get a
     gradient, and ``cost(**inputs)`` counts the work. ``sizes(random)`` draws valid small sizes for
-    ``inputs``. ``large_reference`` stands in for the reference where that would not fit in memory.
+    ``inputs``. ``large_reference`` replaces the reference where that would not fit in memory.
     ``comparable`` turns results that are unique only up to a choice into ones that can be compared.
-    ``gradients_in_forward``: they are computed there where they will be asked for, so that the
-    backward pass by itself says nothing. ``huge`` are sizes at which 32-bit offsets overflow.
-    ``check`` takes the inputs by position and raises ``Mistake`` if they do not go together.
-    ``prefer`` takes the names of what can run on the device, and the inputs by position: which of
-    these ``auto`` takes out of its order for such inputs, and why; or None.
+    ``gradients_in_forward``: gradients are computed in the forward pass if they will be needed, so
+    that timing the backward pass alone says nothing. ``huge`` are sizes at which 32-bit offsets
+    overflow. ``check`` takes the inputs by position and raises ``Mistake`` if they do not fit
+    together. ``prefer`` takes the names of the implementations that can run on the device, and the
+    inputs by position. It returns the implementation that ``auto`` uses out of order for such
+    inputs, with the reason; or None.
+    ``standard`` takes the inputs by position where plain torch has several implementations. It
+    returns the one that "torch" stands for, with the reason for no better one (empty if it is the
+    best).
     """
 
     name: str
@@ -136,13 +140,14 @@ class Operator:
     huge: tuple[Huge, ...] = ()
     check: Callable[..., None] = _unchecked
     prefer: Callable[..., tuple[str, str] | None] | None = None
+    standard: Callable[..., tuple[str, str]] | None = None
 
     def unavailable(self, impl: str, device_type: str) -> str | None:
-        """Why ``impl`` cannot run on devices of this type; None if it can."""
+        """Return why ``impl`` cannot run on devices of this type; None if it can."""
         return self.implementation(impl).missing(device_type)
 
     def implementation(self, impl: str) -> Implementation:
-        """The implementation of that name; raises ``Mistake`` if there is none."""
+        """Return the implementation of that name; raises ``Mistake`` if there is none."""
         try:
             return self.implementations[impl]
         except KeyError:
@@ -153,14 +158,17 @@ class Operator:
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The precision that a reference computes in: FP32, or FP64 for FP64."""
+    """Return the precision that a reference computes in: FP32, or FP64 for FP64."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def random_tensor(
     *shape: int, device: torch.device, dtype: torch.dtype, seed: int, scale: float = 1.0
 ) -> Tensor:
-    """Normal values, drawn on the CPU in FP32, so that a seed means the same on every device."""
+    """Draw normal values, on the CPU in FP32 so that a seed gives the same on every device.
+
+    Tensors of more than 2^22 elements are drawn on their device, where values differ.
+    """
     if math.prod(shape) > 1 << 22:
         generator = torch.Generator(device).manual_seed(seed)
         return torch.randn(shape, generator=generator, device=device, dtype=dtype).mul_(scale)
@@ -169,17 +177,17 @@ def random_tensor(
 
 
 def tensor_bytes(*tensors: Tensor | None) -> int:
-    """Bytes of all elements together; a tensor that is None counts nothing."""
+    """Sum the bytes of all elements; a tensor that is None counts nothing."""
     return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
 def unit_stride(x: Tensor) -> Tensor:
-    """``x``, copied only if its last dimension is not contiguous."""
+    """Return ``x``, copied only if its last dimension is not contiguous."""
     return x if x.is_contiguous() or x.stride()[-1] == 1 else x.contiguous()
 
 
 def blank(x: Tensor) -> Tensor:
-    """Contiguous memory of x's shape, dtype and device.
+    """Allocate contiguous memory of x's shape, dtype and device.
 
     ``torch.empty`` takes a quarter longer, and twice as long if sizes come as one tuple.
     """
@@ -189,9 +197,10 @@ def blank(x: Tensor) -> Tensor:
 
 
 def by_tokens(q_BHSD: Tensor) -> Tensor:
-    """Memory of q's shape, dtype and device, laid out [B, S, H, D] as the next projection reads it.
+    """Allocate like q, but laid out [B, S, H, D] as the next projection reads it.
 
-    However q itself lies there, which would have it copied for that.
+    The layout of q does not matter: with another one the projection's input would have to be
+    copied.
     """
     _, heads, length, dim = q_BHSD.shape
     strides = (length * heads * dim, dim, heads * dim, 1)
@@ -199,14 +208,14 @@ def by_tokens(q_BHSD: Tensor) -> Tensor:
 
 
 def cdiv(n: int, d: int) -> int:
-    """``n / d`` rounded up; ``triton.cdiv`` takes as long as an allocation."""
+    """Return ``n / d`` rounded up; ``triton.cdiv`` takes as long as an allocation."""
     return -(-n // d)
 
 
-def same_device(op: str, first: Tensor, **others: Tensor | None) -> None:
+def same_device(op: str, first: Tensor, **named: Tensor | None) -> None:
     """Raise ``Mistake`` unless all tensors are on the device of the first."""
     device = first.device
-    for name, tensor in others.items():
+    for name, tensor in named.items():
         if tensor is not None and tensor.device != device:
             raise Mistake(
                 f"{op}: all tensors must be on one device, but the first is on {device} "
@@ -226,8 +235,8 @@ def floating(op: str, **tensors: Tensor | None) -> None:
 def alike(op: str, names: str, first: Tensor, *rest: Tensor | None) -> None:
     """Raise ``Mistake`` unless all tensors are floating and on the device of the first.
 
-    Both in one pass, as every call of every operator begins with it. ``names``: of the tensors,
-    parted by blanks.
+    Checks both in one pass, because every call of every operator begins with it. ``names``: names
+    of the tensors, separated by blanks.
     """
     device = first.device
     if first.dtype in _FLOATING:
@@ -242,13 +251,13 @@ def alike(op: str, names: str, first: Tensor, *rest: Tensor | None) -> None:
 
 
 def without_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Products on x's device in the dtypes that they are given; nearly free where they are."""
+    """Multiply on x's device in the given dtypes, without autocast; nearly free if it is off."""
     device_type = _autocast_type(x)
     return torch.autocast(device_type, enabled=False) if device_type else _nothing
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """What autocast has products of ``x`` in; None where it is off, and for FP64."""
+    """Return the dtype in which autocast multiplies ``x``; None where it is off, and for FP64."""
     device_type = _autocast_type(x)
     if device_type and x.dtype != torch.float64:
         return torch.get_autocast_dtype(device_type)
@@ -256,8 +265,8 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def _autocast_type(x: Tensor) -> str:
-    """The type of x's device where autocast is on there; meta tensors have none to ask of."""
-    device_type = "cuda" if x.is_cuda else x.device.type  # the second takes five times as long
+    """Return the type of x's device if autocast is on there, else "" (also for meta tensors)."""
+    device_type = "cuda" if x.is_cuda else x.device.type  # x.device.type takes five times as long
     return device_type if device_type != "meta" and torch.is_autocast_enabled(device_type) else ""
 
 
@@ -266,7 +275,7 @@ _FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def traced_as_constant(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let ``torch.compile`` call ``function`` once, while it traces, and keep what it returned.
+    """Let ``torch.compile`` call ``function`` once while tracing, and treat its result as constant.
 
     Marks it as ``torch.compiler.assume_constant_result`` does, which would import Dynamo here:
     seconds at every start, also where nothing is compiled.
@@ -276,33 +285,33 @@ def traced_as_constant(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def remembered(function: Callable[..., T]) -> Callable[..., T]:
-    """``function``, of which eager code keeps what it returned for the same arguments before.
+    """Cache what eager calls of ``function`` returned, by their arguments.
 
-    For what follows from sizes and dtypes alone, given by position; facts about a GPU must be among
-    the arguments. While torch.compile traces, sizes may be symbols, and nothing is kept.
+    For results that depend on sizes and dtypes alone, passed by position; facts about a GPU must be
+    among the arguments. While torch.compile traces, sizes may be symbols, and nothing is cached.
     """
-    kept: dict[tuple[Any, ...], T] = {}
+    cache: dict[tuple[Any, ...], T] = {}
 
     @functools.wraps(function)
     def call(*arguments: Any) -> T:
         if torch.compiler.is_compiling():
             return function(*arguments)
-        found = kept.get(arguments, kept)
-        if found is not kept:
-            return found  # type: ignore[return-value]
-        if len(kept) >= MOST_REMEMBERED:
-            kept.clear()
-        kept[arguments] = fresh = function(*arguments)
+        cached = cache.get(arguments, cache)
+        if cached is not cache:
+            return cached  # type: ignore[return-value]
+        if len(cache) >= MOST_REMEMBERED:
+            cache.clear()
+        cache[arguments] = fresh = function(*arguments)
         return fresh
 
     return call
 
 
 def tensors_kept(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Keep what a function makes of tensors, for the last ``most`` arguments.
+    """Cache the tensors that a function makes, for the last ``most`` arguments.
 
-    They are ordinary tensors, with which later calls may train, wherever the first call was made;
-    what is made while tensors are imagined (``FakeTensorMode``) has no values, and is not kept.
+    They are ordinary tensors, with which later calls may train, even if the first call ran in
+    inference mode. Fake tensors (``FakeTensorMode``) have no values and are not cached.
     """
 
     def keep(make: Callable[..., T]) -> Callable[..., T]:
@@ -323,7 +332,7 @@ def tensors_kept(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
 
 def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function with a code object of its own.
+    """Copy a function together with its code object.
 
     Dynamo keeps compiled graphs, and counts recompiles against its limit, per code object: compiled
     functions that shared one would push each other into silent eager execution.

@@ -1,9 +1,10 @@
-"""What would be chosen on any GPU, without having it; and what attention has run as so far.
+"""Implementations that ``auto`` would use on any GPU, without having it; and attention usage.
 
-A policy asks the operators themselves, on an imagined GPU: nothing here repeats what they need. The
-choice for one call also depends on its shape, dtype and options; ``kernels.reasons`` tells it, with
-what was passed over and why. The chain of attention ends in implementations that run anywhere, so
-that nothing fails because an optional package or a newer GPU is missing.
+A policy queries the operators themselves on an imagined GPU, so that nothing here repeats their
+requirements. The choice for one call also depends on its shape, dtype and options;
+``kernels.reasons`` reports it, with what was passed over and why. The chain of attention ends in
+implementations that run anywhere, so that nothing fails because an optional package or a newer GPU
+is missing.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from kernels._dispatch import OPS, usage
 from kernels._generations import GENERATIONS, Generation, generation
 from kernels._triton import LARGE_BYTES
 
-# Of attention: the fused kernels, which never hold the matrix of weights. Of the others, chunked
-# holds pieces of it and the rest the whole.
+# Fused attention kernels, which never hold the matrix of weights. Of the others, chunked holds
+# pieces of it and the rest all of it.
 FUSED = frozenset(
     ("flash4", "flash3", "flash2", "sdpa_cudnn", "sdpa_flash", "sdpa_efficient")
 ) | frozenset(("triton", "flex", "xformers"))
@@ -25,7 +26,7 @@ FUSED = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What a GPU is used for: its precision, and implementations in the order ``auto`` tries them.
+    """The use of a GPU: its precision, and implementations in the order that ``auto`` tries them.
 
     ``attention`` and ``adaptive_attention`` map each implementation to why it cannot run, or None.
     ``tile`` and ``tile_fp32`` are queries, keys, warps and stages of our own attention kernel for
@@ -37,7 +38,7 @@ class Policy:
     adaptive_attention: dict[str, str | None]
     tile: tuple[int, int, int, int] | None
     tile_fp32: tuple[int, int, int, int] | None
-    weights_budget_bytes: int  # that unfused attention may take before it works in chunks
+    weights_budget_bytes: int  # for unfused attention before it works in chunks
 
     def __str__(self) -> str:
         known = self.generation
@@ -55,12 +56,15 @@ class Policy:
 def policy(
     capability: tuple[int, int], *, total_bytes: int = 16 << 30, head_dim: int = 64
 ) -> Policy:
-    """What is chosen on a GPU of that compute capability and memory, whether or not it is here."""
-    from kernels.attention import _flash, _memory
+    """Return the policy for a GPU of that compute capability and memory, present or not."""
+    from kernels.attention import _flash, memory
 
     with hardware.imagined(capability, total_bytes) as gpu:
         able = {
-            name: {each: impl.missing("cuda") for each, impl in OPS[name].implementations.items()}
+            name: {
+                impl_name: impl.missing("cuda")
+                for impl_name, impl in OPS[name].implementations.items()
+            }
             for name in ("attention", "adaptive_attention")
         }
         known, large = generation(capability), gpu.shared_bytes >= LARGE_BYTES
@@ -72,30 +76,31 @@ def policy(
             generation=known,
             tile=tile,
             tile_fp32=tile_fp32,
-            weights_budget_bytes=int(_memory.SHARE * total_bytes),
+            weights_budget_bytes=int(memory.BUDGET_FRACTION * total_bytes),
             **able,
         )
 
 
 def policies() -> list[Policy]:
-    """The whole table: a row for each generation."""
-    return [policy(each.capability) for each in GENERATIONS]
+    """Return the full table: a policy for each generation."""
+    return [policy(row.capability) for row in GENERATIONS]
 
 
 def attention_usage(
     counted: Mapping[str, Mapping[str, int]] | None = None,
 ) -> dict[str, float | int | dict[str, int]]:
-    """How attention has run, adaptive or not: since ``kernels.reset_usage``, or as ``counted``.
+    """Count how attention has run, adaptive or not, since ``kernels.reset_usage``.
 
-    ``calls`` in all, ``by_implementation``, ``flash_ratio`` (the share of fused kernels, which hold
-    no matrix of weights), ``chunked`` and ``fallbacks`` (calls in chunks, and with the whole
-    matrix) and ``adaptive`` (of the adaptive operator, among them). Compiled calls count per trace.
+    ``counted``: use these counts instead. ``calls`` in total, ``by_implementation``,
+    ``flash_ratio`` (the fraction of fused kernels, which hold no matrix of weights), ``chunked``
+    and ``fallbacks`` (calls in chunks, and with the full matrix) and ``adaptive`` (those of the
+    adaptive operator). Compiled calls count per trace.
     """
     table = usage() if counted is None else counted
     counts = dict(table.get("attention", {}))
     adaptive = table.get("adaptive_attention", {})
     for name, calls in adaptive.items():
-        if name != "torch":  # which calls attention, where it is counted
+        if name != "torch":  # "torch" calls attention, which counts it
             counts[name] = counts.get(name, 0) + calls
     calls = sum(counts.values())
     fused = sum(counts.get(name, 0) for name in FUSED)

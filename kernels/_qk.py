@@ -1,4 +1,4 @@
-"""Heads of queries and keys normalised, rotated, or both: what rope and the qk_norms share.
+"""Normalisation and rotation of query and key heads: the shared code of rope and the qk_norms.
 
 Launches of the kernels in ``_qk_kernels``, their autograd functions, and the checks of the inputs.
 """
@@ -38,7 +38,7 @@ from kernels._tuning import Key, Tile, Tunable, size_class
 def _table_arguments(
     cos: Tensor | None, sin: Tensor | None, interleaved: bool, dim: int
 ) -> tuple[Tensor | None, Tensor | None, int, int, int]:
-    """Cosines and sines of equal strides, positions, stride and step of the table."""
+    """Return cosines and sines of equal strides, positions, stride and step of the table."""
     if cos is None or sin is None:
         return None, None, 0, 0, 1
     cos, sin = unit_stride(cos), unit_stride(sin)
@@ -52,7 +52,7 @@ def _table_arguments(
 def _constants(
     q: Tensor, k: Tensor, cos: Tensor | None, interleaved: bool, offsets: Tensor | None, eps: float
 ) -> dict[str, Any]:
-    """What the kernels of both directions take as constants, the tile's apart."""
+    """Return the constants of the kernels of both directions, except those of the tile."""
     _, heads, _, dim = q.shape
     half = dim // 2
     return {
@@ -63,13 +63,13 @@ def _constants(
 
 
 def _heads(pairs: int, dim: int, q_heads: int, k_heads: int) -> int:
-    """Heads of a tile of about that many pairs."""
+    """Return how many heads make a tile of about that many pairs."""
     heads = power_of_two(max(q_heads, k_heads, 1))
     return max(1, min(heads, pairs // power_of_two(dim // 2)))
 
 
 def _forward_tiles(device: int, dim: int, q_heads: int, k_heads: int, *_: Any) -> list[Tile]:
-    """Heads and warps of tiles of about 1024 pairs, of half and of twice as many."""
+    """Return heads and warps of tiles of about 1024 pairs, of half and of twice as many."""
     most, half, twice = (_heads(pairs, dim, q_heads, k_heads) for pairs in (1024, 512, 2048))
     return [(most, 4), (most, 2), (most, 8), (half, 2), (half, 4), (twice, 4), (twice, 8)]
 
@@ -77,10 +77,10 @@ def _forward_tiles(device: int, dim: int, q_heads: int, k_heads: int, *_: Any) -
 def _backward_tiles(
     device: int, dim: int, q_heads: int, k_heads: int, dtype: torch.dtype, *_: Any
 ) -> list[Tile]:
-    """Heads, warps, programs of a multiprocessor and pipeline stages.
+    """Return heads, warps, programs per multiprocessor and pipeline stages of each tile.
 
-    The first measured on an H200, where three stages, which hold two tokens' heads in shared
-    memory, and eight warps a multiprocessor take 0.7 to 0.85 of the time of one stage.
+    The first tile is from measurements on an H200: three stages, which hold two tokens' heads in
+    shared memory, and eight warps per multiprocessor take 0.7 to 0.85 of the time of one stage.
     """
     heads = min(8, _heads(512, dim, q_heads, k_heads))
     warps = max(1, heads * power_of_two(dim // 2) // 128)
@@ -122,8 +122,8 @@ def _launch_forward(
     backward: bool,
 ) -> tuple[Tensor, Tensor]:
     batch, _, length, dim = q.shape
-    # empty_like keeps the order of the strides: what came as [B, S, H, D] in memory leaves so. The
-    # kernel needs the last one to be 1 in the results, too.
+    # empty_like keeps the order of the strides: [B, S, H, D] in memory stays so. The kernel needs a
+    # last stride of 1 in the results, too.
     q, k = unit_stride(q), unit_stride(k)
     q_out, k_out = torch.empty_like(q), torch.empty_like(k)
     if not (batch and length and dim):
@@ -248,7 +248,7 @@ class _Normalise(torch.autograd.Function):
 def rotate(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, offset: int | Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Rotated q and k, by Triton."""
+    """Rotate q and k with Triton."""
     number, tensor = _split(offset)
     return applied(_Rotate, q, k, cos, sin, interleaved, number, tensor)
 
@@ -264,7 +264,7 @@ def normalise(
     interleaved: bool = False,
     offset: int | Tensor = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Normalised and, given a table, then rotated q and k, by Triton."""
+    """Normalise q and k with Triton and, given a table, rotate them."""
     number, tensor = _split(offset)
     return applied(_Normalise, q, k, q_weight, k_weight, cos, sin, interleaved, number, tensor, eps)
 
@@ -276,7 +276,7 @@ def _split(offset: int | Tensor) -> tuple[int, Tensor | None]:
 def random_heads(
     case: Case, device: torch.device, dtype: torch.dtype, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Random q and k, [B, S, H, D] in memory as a projection leaves them."""
+    """Draw random q and k, laid out [B, S, H, D] in memory as a projection leaves them."""
     size = case.sizes
     q, k = (
         random_tensor(
@@ -296,7 +296,7 @@ def random_heads(
 def sizes(
     batch: int, length: int, heads: int, kv_heads: int, dim: int, **more: Any
 ) -> dict[str, Any]:
-    """The sizes of a case over heads, by name."""
+    """Return the sizes of a case over heads, by name."""
     named = {"batch": batch, "length": length, "heads": heads, "kv_heads": kv_heads, "dim": dim}
     return named | more
 
@@ -305,7 +305,7 @@ HUGE = (Huge(sizes(66, 4096, 64, 1, 128)),)
 
 
 def random_sizes(random: Random, **more: Any) -> dict[str, Any]:
-    """Small sizes of every sort, for the tests."""
+    """Draw small sizes of every kind, for the tests."""
     return sizes(
         random.randint(1, 3),
         random.randint(1, 20),

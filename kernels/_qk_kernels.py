@@ -1,8 +1,8 @@
 """Kernels over the heads of queries and keys: normalise them, rotate them, or both in one pass.
 
-One program takes one token: what it needs of the tables and weights is read once and serves every
-head of q and of k. A head's elements are handled as pairs (a, b): (i, i + D/2), or (2i, 2i + 1) if
-``INTERLEAVED``. The launches are in ``_qk``.
+One program processes one token: it reads the tables and weights once for every head of q and of k.
+A head's elements are handled as pairs (a, b): (i, i + D/2), or (2i, 2i + 1) if ``INTERLEAVED``. The
+launches are in ``_qk``.
 """
 
 from kernels._launch import launcher
@@ -37,7 +37,7 @@ def _offsets(
     h, HEADS: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Head and element offsets of a tile, and which of it exist."""
+    """Return head and element offsets of a tile, and a mask of those that exist."""
     o_h = (h + tl.arange(0, BLOCK_H)).to(tl.int64)[:, None]
     if INTERLEAVED:
         o_d = tl.arange(0, 2 * BLOCK_D)[None, :]
@@ -50,7 +50,7 @@ def _offsets(
 
 @triton.jit
 def _weights(w_ptr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The weights of the pairs, [1, BLOCK_D] each."""
+    """Load the weights of the pairs, [1, BLOCK_D] each."""
     o_d = tl.arange(0, BLOCK_D)
     m = o_d < HALF
     if INTERLEAVED:
@@ -67,7 +67,7 @@ def _angles(
     i_b, i_s, cos_ptr, sin_ptr, offset_ptr, offset, positions, table_stride,
     OFFSETS: tl.constexpr, HALF: tl.constexpr, TABLE_STEP: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Cosines and sines [1, BLOCK_D] of one token; NaN for a position outside the table.
+    """Load cosines and sines [1, BLOCK_D] of one token; NaN for a position outside the table.
 
     ``OFFSETS`` 0: positions begin at the number, 1: at one number in memory, 2: at one per batch
     element.
@@ -84,7 +84,7 @@ def _angles(
     o_table = o_position * table_stride + o_d * TABLE_STEP
     b_cos = tl.load(cos_ptr + o_table, mask=m, other=float("nan"))
     b_sin = tl.load(sin_ptr + o_table, mask=m, other=float("nan"))
-    # The pairs that only fill up the block must not turn sums over the head into NaN.
+    # Padding pairs of the block must not turn sums over the head into NaN.
     b_cos = tl.where(o_d < HALF, b_cos.to(tl.float32), 0.0)
     b_sin = tl.where(o_d < HALF, b_sin.to(tl.float32), 0.0)
     return b_cos[None, :], b_sin[None, :]
@@ -118,7 +118,7 @@ def _backward_heads(
     HEADS: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, ROPE: tl.constexpr,
     EPS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """dx of one token's heads, and the sums for dweight with them added."""
+    """Compute dx of one token's heads, and add their terms to the sums for dweight."""
     b_wa, b_wb = _weights(w_ptr, HALF, INTERLEAVED, BLOCK_D)
     for h in tl.static_range(0, HEADS, BLOCK_H):
         o_h, o_d, m = _offsets(h, HEADS, HALF, INTERLEAVED, BLOCK_H, BLOCK_D)
@@ -203,7 +203,7 @@ def qk_backward_kernel(
     TABLE_STEP: tl.constexpr, INTERLEAVED: tl.constexpr, ROPE: tl.constexpr, EPS: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    # Each program walks over tokens with the stride of the grid and writes its share of the
+    # Each program walks over tokens with the stride of the grid and writes its partial sums of the
     # weights' gradients once.
     b_dqa = tl.zeros([BLOCK_H, BLOCK_D], dtype=tl.float32)
     b_dqb = tl.zeros([BLOCK_H, BLOCK_D], dtype=tl.float32)

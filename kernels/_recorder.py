@@ -1,4 +1,4 @@
-"""Sees one call of a function, so that it can be replayed (``_replay``)."""
+"""Recorder of one call of a function, so that it can be replayed (``_replay``)."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 EMPTY = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"))
 ZEROS = frozenset(("zeros", "zeros_like", "new_zeros"))
-COPIES = frozenset(("_to_copy", "clone"))  # of arguments, as are products: no launch writes there
+COPIES = frozenset(("_to_copy", "clone"))  # of arguments, as are products: no launch writes to them
 LIKE = frozenset(("dtype", "memory_format"))  # options of a copy that is replayed
 VIEWS = frozenset(("as_strided", "expand", "permute", "select", "slice", "squeeze", "t"))
 VIEWS |= frozenset(("transpose", "unsqueeze", "view", "_unsafe_view"))
 
-SHARED_BYTES = 1 << 20  # of temporaries that are allocated as one; large ones are worth their time
-ALIGNMENT = 512  # of each of these, as torch's allocator has it
+# temporaries up to this size share one allocation; large ones are worth their time
+SHARED_BYTES = 1 << 20
+ALIGNMENT = 512  # of each temporary, as torch's allocator aligns them
 
 Make = Callable[[list[Any]], Tensor]
 
 
 class Recording(NamedTuple):
-    """What one call did. Places are those of its tensors, of what it made, and of views of these.
+    """Replayable steps of one call. A slot is an argument, an allocation or a view of these.
 
-    Place 0 is None, whose address is 0. ``launches``: what launches a kernel on a stream, and what
-    picks its addresses. ``watchers`` are empty unless someone is to be told of launches.
+    Slot 0 is None, whose address is 0. ``launches``: a function that launches a kernel on a stream,
+    and one that picks its addresses. ``watchers`` are empty unless something observes launches.
     """
 
     makes: tuple[Make, ...]
-    views: tuple[tuple[int, int], ...]  # of what, and how many bytes behind its beginning
+    views: tuple[tuple[int, int], ...]  # of which slot, and how many bytes behind its beginning
     launches: tuple[tuple[Callable[..., None], Callable[[list[int]], Sequence[int]]], ...]
     effects: tuple[Callable[[], None], ...]
     result: Callable[[list[Any]], Any]
@@ -39,10 +40,11 @@ class Recording(NamedTuple):
 
 
 class Recorder(TorchDispatchMode):
-    """Keeps what happens inside it on the thread that entered it.
+    """Record of what happens inside it, on the thread that entered it.
 
-    ``missed`` is the first thing that cannot be done again, ``effects`` are done again as they are,
-    and ``operators`` says how many may still be called, which choices lead elsewhere at any time.
+    ``missed`` is the first step that cannot be replayed, ``effects`` are replayed unchanged, and
+    ``operators`` counts the operators that may still be called; choices can redirect an operator at
+    any time.
     """
 
     def __init__(self, device: int, operators: int) -> None:
@@ -52,28 +54,28 @@ class Recorder(TorchDispatchMode):
         self.effects: list[Callable[[], None]] = []
         self.operators = operators
         self._given: list[Any] = [None]
-        self._made: list[tuple[Make, Tensor, bool]] = []  # and whether it is merely allocated
-        self._at = {id(None): (0, 0)}  # by identity: the place, and bytes behind its beginning
-        self._alive: list[Tensor] = []  # so that identities stay theirs
+        self._made: list[tuple[Make, Tensor, bool]] = []  # and whether it is only allocated
+        self._at = {id(None): (0, 0)}  # by identity: the slot, and bytes behind its beginning
+        self._alive: list[Tensor] = []  # so that identities stay unique
         self._views: list[Tensor] = []
         self._launches: list[tuple[Callable[..., None], list[tuple[int, int]]]] = []
         self._watchers: list[Any] = []
 
     def given(self, x: Tensor) -> Tensor:
-        """An argument; what is given twice becomes two tensors, as it may be the next time."""
+        """Register an argument; one passed twice becomes two tensors, as it may be next time."""
         x = x.detach() if id(x) in self._at else x
         self._at[id(x)] = (len(self._given), 0)
         self._given.append(x)
         return x
 
     def misses(self, what: str) -> None:
-        """Keep nothing of this call."""
+        """Discard the recording of this call."""
         self.missed = self.missed or what
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Every operation of torch."""
+        """Run and record one torch operator."""
         options = kwargs or {}
         result = operation(*args, **options)
         name = operation.overloadpacket.__name__
@@ -81,16 +83,17 @@ class Recorder(TorchDispatchMode):
             make = _empty(result, self._given)
             self._makes(_zeros(make) if name in ZEROS else make, result, name in EMPTY)
         elif name in COPIES and any(args[0] is x for x in self._given) and options.keys() <= LIKE:
-            place, _ = self._at[id(args[0])]
-            self._makes(_copy(place, options), result, False)
+            slot, _ = self._at[id(args[0])]
+            self._makes(_copy(slot, options), result, False)
         elif name == "mm" and all(self._is_argument(x) for x in args):
             factors = [_view(*self._at[id(x)], x, self._given) for x in args]
             self._makes(_product(*factors), result, False)
         elif name in VIEWS and id(args[0]) in self._at:
-            place, offset = self._at[id(args[0])]
-            self._at[id(result)] = (place, offset + result.data_ptr() - args[0].data_ptr())
+            slot, offset = self._at[id(args[0])]
+            self._at[id(result)] = (slot, offset + result.data_ptr() - args[0].data_ptr())
             self._views.append(result)
-        elif name == "detach" and id(args[0]) in self._at:  # how torch returns what it made
+        # torch returns its results through detach
+        elif name == "detach" and id(args[0]) in self._at:
             self._at[id(result)] = self._at[id(args[0])]
             of_view = any(args[0] is x for x in self._views)
             (self._views if of_view else self._alive).append(result)
@@ -101,24 +104,26 @@ class Recorder(TorchDispatchMode):
     def launched(
         self,
         bind: Callable[..., Callable[..., None]],
-        found: Any,
+        entry: Any,
         grid: tuple[int, int, int],
         pointers: tuple[Tensor | None, ...],
         values: tuple[Any, ...],
         device: int,
         watchers: tuple[Any, ...],
     ) -> None:
-        """A launch: ``bind(found, *grid, *values)(stream, *addresses)`` does it again."""
+        """Record a launch, repeated by ``bind(entry, *grid, *values)(stream, *addresses)``."""
         if device != self.device:
             self.misses("a launch on another GPU")
         if not all(id(x) in self._at for x in pointers):
             return self.misses("memory from elsewhere")
         at = [self._at[id(x)] for x in pointers]
-        self._launches.append((bind(found, *grid, *values), at))
-        self._watchers += [each for each in watchers if not any(each is w for w in self._watchers)]
+        self._launches.append((bind(entry, *grid, *values), at))
+        self._watchers += [
+            watcher for watcher in watchers if not any(watcher is w for w in self._watchers)
+        ]
 
     def recording(self, result: Any) -> Recording | None:
-        """The call, which returned ``result``; None if something of it cannot be done again."""
+        """Return the recorded call, which returned ``result``; None if it cannot be replayed."""
         parts = result if type(result) is tuple else (result,)
         viewed = [id(x) for x in self._views]
         if not all(id(x) in self._at and id(x) not in viewed for x in parts):
@@ -131,100 +136,100 @@ class Recorder(TorchDispatchMode):
         behind = len(self._given) + len(makes)
         launches = []
         for again, at in self._launches:
-            places = []
-            for place, offset in at:
-                there, further = moved.get(place, (place, 0))
+            slots = []
+            for slot, offset in at:
+                there, further = moved.get(slot, (slot, 0))
                 where = (there, offset + further)
-                places.append(views.setdefault(where, behind + len(views)) if where[1] else there)
-            launches.append((again, _picker(places)))
-        places = [moved.get(place, (place, 0))[0] for place in returned]
+                slots.append(views.setdefault(where, behind + len(views)) if where[1] else there)
+            launches.append((again, _picker(slots)))
+        slots = [moved.get(slot, (slot, 0))[0] for slot in returned]
         return Recording(
             tuple(makes),
             tuple(views),
             tuple(launches),
             tuple(self.effects),
-            itemgetter(places[0]) if type(result) is not tuple else _picker(places),
+            itemgetter(slots[0]) if type(result) is not tuple else _picker(slots),
             tuple(self._watchers),
         )
 
     def _is_argument(self, x: Tensor) -> bool:
-        """Whether it is an argument, or a view of one of its dtype."""
-        place, _ = self._at.get(id(x), (0, 0))
-        return 0 < place < len(self._given) and self._given[place].dtype == x.dtype
+        """Return True if it is an argument, or a view of one in its dtype."""
+        slot, _ = self._at.get(id(x), (0, 0))
+        return 0 < slot < len(self._given) and self._given[slot].dtype == x.dtype
 
     def _makes(self, make: Make, made: Tensor, temporary: bool) -> None:
         self._at[id(made)] = (len(self._given) + len(self._made), 0)
         self._made.append((make, made, temporary))
 
     def _arranged(self, returned: list[int]) -> tuple[list[Make], dict[int, tuple[int, int]]]:
-        """What is to be made, and where each of what was made is then found.
+        """Return what to allocate, and the slot and offset where each recorded allocation is then.
 
-        Small memory that is not returned is one allocation: each takes longer than a launch.
+        Small temporaries share one allocation: each allocation takes longer than a launch.
         """
         makes: list[Make] = []
         moved: dict[int, tuple[int, int]] = {}
-        used = {place for _, at in self._launches for place, _ in at} | set(returned)
+        used = {slot for _, at in self._launches for slot, _ in at} | set(returned)
         shared: dict[int, int] = {}
         end, device = 0, self._made[0][1].device if self._made else None
-        for place, (_, made, temporary) in enumerate(self._made, len(self._given)):
-            if place in used and temporary and place not in returned and made.device == device:
-                shared[place] = end
+        for slot, (_, made, temporary) in enumerate(self._made, len(self._given)):
+            if slot in used and temporary and slot not in returned and made.device == device:
+                shared[slot] = end
                 end += -(-made.nbytes // ALIGNMENT) * ALIGNMENT
         if len(shared) < 2 or end > SHARED_BYTES:
             shared = {}
-        for place, (make, _, _) in enumerate(self._made, len(self._given)):
-            if place not in shared and (place in used or not temporary):
-                moved[place] = (len(self._given) + len(makes), 0)
+        for slot, (make, _, _) in enumerate(self._made, len(self._given)):
+            if slot not in shared and (slot in used or not temporary):
+                moved[slot] = (len(self._given) + len(makes), 0)
                 makes.append(make)
         if shared:
-            moved |= {place: (len(self._given) + len(makes), at) for place, at in shared.items()}
-            # Of numbers that a test can poison.
+            moved |= {slot: (len(self._given) + len(makes), at) for slot, at in shared.items()}
+            # Floating-point memory, which a test can poison.
             makes.append(lambda _: torch.empty(end // 4, dtype=torch.float32, device=device))
         return makes, moved
 
 
-def _picker(places: list[int]) -> Callable[[list[Any]], Sequence[Any]]:
-    if len(places) > 1:
-        return itemgetter(*places)
-    return lambda of: tuple([of[place] for place in places])
+def _picker(slots: list[int]) -> Callable[[list[Any]], Sequence[Any]]:
+    if len(slots) > 1:
+        return itemgetter(*slots)
+    return lambda of: tuple([of[slot] for slot in slots])
 
 
 def _zeros(empty: Make) -> Make:
     return lambda tensors: empty(tensors).zero_()
 
 
-def _copy(place: int, options: dict[str, Any]) -> Make:
+def _copy(slot: int, options: dict[str, Any]) -> Make:
     if "dtype" in options:
-        return lambda tensors: tensors[place].to(copy=True, **options)  # type: ignore[no-any-return]
-    return lambda tensors: tensors[place].clone(**options)  # type: ignore[no-any-return]
+        return lambda tensors: tensors[slot].to(copy=True, **options)  # type: ignore[no-any-return]
+    return lambda tensors: tensors[slot].clone(**options)  # type: ignore[no-any-return]
 
 
 def _product(a: Make, b: Make) -> Make:
     return lambda tensors: torch.mm(a(tensors), b(tensors))
 
 
-def _view(place: int, offset: int, view: Tensor, given: list[Any]) -> Make:
-    """What gives that view of an argument, ``offset`` bytes behind its beginning."""
-    if given[place] is view:
-        return itemgetter(place)
+def _view(slot: int, offset: int, view: Tensor, given: list[Any]) -> Make:
+    """Return a function that makes that view of an argument, ``offset`` bytes from its start."""
+    if given[slot] is view:
+        return itemgetter(slot)
     shape, stride, behind = view.shape, view.stride(), offset // view.element_size()
 
     def make(tensors: list[Any]) -> Tensor:
-        base: Tensor = tensors[place]
+        base: Tensor = tensors[slot]
         return base.as_strided(shape, stride, base.storage_offset() + behind)
 
     return make
 
 
 def _empty(like: Tensor, given: list[Any]) -> Make:
-    """What allocates such a tensor again: in the way that takes least, from one of its dtype."""
+    """Return a function that allocates such a tensor again, by the cheapest call for its dtype."""
     shape, stride, dtype, device = like.shape, like.stride(), like.dtype, like.device
     alike = [n for n, x in enumerate(given) if n and (x.dtype, x.device) == (dtype, device)]
-    for place in alike:
-        x = given[place]
+    for slot in alike:
+        x = given[slot]
         if x.shape == shape and torch.empty_like(x).stride() == stride:
-            return lambda tensors: torch.empty_like(tensors[place])
+            return lambda tensors: torch.empty_like(tensors[slot])
     if alike and shape and like.is_contiguous():
-        place = alike[0]
-        return lambda tensors: tensors[place].new_empty(*shape)  # type: ignore[no-any-return]
+        slot = alike[0]
+        return lambda tensors: tensors[slot].new_empty(*shape)  # type: ignore[no-any-return]
     return lambda _: torch.empty_strided(shape, stride, dtype=dtype, device=device)

@@ -1,16 +1,17 @@
-"""What was done for arguments like these is done again, without the Python that decided it.
+"""Replay of recorded calls: repeats allocations and launches without the deciding Python.
 
-Between its arguments and its results an operator allocates memory and launches kernels. What it
-allocates and launches follows from how its tensors are laid out (shape, strides, dtype, device,
-address modulo 16) and from its other arguments, which is what a call is known by here. The first
-few of them run as they are written, one is recorded, and those that follow are replayed:
-allocations, launches with the new addresses, counts, results. Checks, choices, tiles, grids and
-constants are not asked for again, as nothing that they depend on is new.
+Between its arguments and its results an operator allocates memory and launches kernels. Both depend
+on the layout of its tensors (shape, strides, dtype, device, address modulo 16) and on its other
+arguments. These form the key of a call. The first few calls of a key run normally, one is recorded,
+and later ones are replayed: allocations, launches with the new addresses, counts, results. Checks,
+choices, tiles, grids and constants are not computed again, because nothing that they depend on has
+changed.
 
-A recording sees every operation of torch and every launch (``_recorder``). Where there is anything
-but allocations, views and kept launches, where a kernel takes memory that neither came in nor was
-made, or where more than the arguments was decisive, nothing is replayed and the function runs, as
-it does while gradients, function transforms or Dynamo are at work, and on tensors without memory.
+A recording sees every torch operator and every launch (``_recorder``). Nothing is replayed, and the
+function runs, if a call does anything but allocations, views and cached launches, if a kernel uses
+memory that is neither an argument nor an allocation, or if the call depends on more than its
+arguments. The same holds while gradients, function transforms or Dynamo are active, and for tensors
+without memory.
 """
 
 from __future__ import annotations
@@ -34,30 +35,30 @@ if INSTALLED:
     from triton.runtime import driver
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-BEFORE = 4  # calls alike until one is recorded, which takes as long as eight replays save
-MOST_KEPT = 4096  # calls of one function; more are sizes that change at every call
+BEFORE = 4  # calls of a key before one is recorded; recording costs what eight replays save
+MAX_CACHED = 4096  # calls per function; more of them are sizes that change at every call
 SCALARS = frozenset((int, float, bool, str, type(None), torch.dtype))
-NEVER = "not to be recorded"  # in place of how often it was called, or its recording
+NEVER = "not to be recorded"  # stored instead of the number of calls or the recording
 
-_KEPT: list[dict[Any, Any]] = []  # by every function
-_forgotten = 0  # times
+_CACHES: list[dict[Any, Any]] = []  # of every function
+_forgotten = 0  # number of calls of ``forget``
 
 
 def replayed(function: Function, operators: int = 0) -> Function:
-    """``function``, replayed where a call like this one was recorded.
+    """Return ``function`` with replay of calls whose key has a recording.
 
-    It is called by position, and decides by its arguments, the current GPU, its Tunables and the
-    precision of products alone; what it leaves behind besides its results it says by ``also``.
-    ``operators``: how many it may call whose choice is among its arguments.
+    It is called by position. It must decide by its arguments, the current GPU, its Tunables and the
+    precision of products alone, and report every side effect through ``also``. ``operators``: how
+    many operators it may call whose choice is among its arguments.
     """
     if not INSTALLED or INTERPRETED:
         return function
-    kept: dict[Any, Any] = {}
-    _KEPT.append(kept)
-    recorders, asked = _launch.recorders, _launch.asked
+    cache: dict[Any, Any] = {}
+    _CACHES.append(cache)
+    recorders, active_driver = _launch.recorders, _launch.active_driver
     precision_of = torch._C._get_fp32_precision_getter  # as ``hardware.product_precision``
 
-    # In one piece, as calls within it would take longer than what they do.
+    # One function, because calls within it would take longer than what they do.
     @functools.wraps(function)
     def call(*args: Any) -> Any:
         if (
@@ -68,7 +69,7 @@ def replayed(function: Function, operators: int = 0) -> Function:
             or (recorders and threading.get_ident() in recorders)
         ):
             return function(*args)
-        active, device_of, stream_of = asked[0]
+        active, device_of, stream_of = active_driver[0]
         if active is not driver._active:  # nothing was launched yet
             return function(*args)
         device = device_of()
@@ -93,10 +94,10 @@ def replayed(function: Function, operators: int = 0) -> Function:
         if odd & 15:
             parts.append(tuple([address & 15 for address in addresses]))
         key = tuple(parts)
-        found = kept.get(key)
-        if type(found) is not Recording or any(found.watchers):
-            return _called(function, args, kept, key, found, operators)
-        makes, views, launches, effects, result, _ = found
+        recording = cache.get(key)
+        if type(recording) is not Recording or any(recording.watchers):
+            return _called(function, args, cache, key, recording, operators)
+        makes, views, launches, effects, result, _ = recording
         odd = 0
         for make in makes:
             made = make(tensors)
@@ -104,7 +105,7 @@ def replayed(function: Function, operators: int = 0) -> Function:
             tensors.append(made)
             addresses.append(address)
             odd |= address
-        if odd & 15:  # which it was not when it was recorded
+        if odd & 15:  # an address is not aligned as it was when recorded
             return function(*args)
         for base, offset in views:
             addresses.append(addresses[base] + offset)
@@ -119,18 +120,18 @@ def replayed(function: Function, operators: int = 0) -> Function:
 
 
 def forget() -> None:
-    """Record everything anew: something has changed that calls are not known by."""
+    """Discard all recordings: something outside the keys has changed."""
     global _forgotten
     _forgotten += 1
-    for kept in _KEPT:
-        kept.clear()
+    for cache in _CACHES:
+        cache.clear()
 
 
 _launch.on_change.append(forget)
 
 
 def also(effect: Callable[[], None]) -> None:
-    """If a call is being recorded, do this whenever it is replayed."""
+    """If a call is being recorded, repeat this effect whenever it is replayed."""
     recorder = _recorder()
     if recorder is not None:
         recorder.effects.append(effect)
@@ -138,14 +139,14 @@ def also(effect: Callable[[], None]) -> None:
 
 @traced_as_constant
 def not_replayed(why: str) -> None:
-    """If a call is being recorded, keep nothing: it depends on more than it is known by."""
+    """If a call is being recorded, discard it: it depends on more than its key."""
     recorder = _recorder()
     if recorder is not None:
         recorder.misses(why)
 
 
 def operator_called() -> None:
-    """If a call is being recorded that may call no more operators, keep nothing."""
+    """If a call is being recorded that may call no more operators, discard it."""
     recorder = _recorder()
     if recorder is not None:
         recorder.operators -= 1
@@ -160,18 +161,18 @@ def _recorder() -> Recorder | None:
 def _called(
     function: Callable[..., Any],
     args: tuple[Any, ...],
-    kept: dict[Any, Any],
+    cache: dict[Any, Any],
     key: Any,
-    found: Any,
+    entry: Any,
     operators: int,
 ) -> Any:
-    """Without a replay; recorded if there were calls enough."""
-    if found is None and len(kept) >= MOST_KEPT:
-        kept.clear()
-    calls = found or 0
+    """Call without a replay; record if there were enough calls."""
+    if entry is None and len(cache) >= MAX_CACHED:
+        cache.clear()
+    calls = entry or 0
     if calls != BEFORE:
         if type(calls) is int:
-            kept[key] = calls + 1
+            cache[key] = calls + 1
         return function(*args)
     recorder, forgotten, me = Recorder(key[0], operators), _forgotten, threading.get_ident()
     args = tuple([recorder.given(x) if isinstance(x, Tensor) else x for x in args])
@@ -182,5 +183,5 @@ def _called(
     finally:
         del _launch.recorders[me]
     if forgotten == _forgotten:
-        kept[key] = recorder.recording(result) or NEVER
+        cache[key] = recorder.recording(result) or NEVER
     return result

@@ -1,4 +1,4 @@
-"""Triton, where it can be imported, and what every Triton launch shares.
+"""Triton, where it can be imported, and helpers that every Triton launch shares.
 
 Kernel files import ``triton`` and ``tl`` from here, so that the library can be imported (and its
 torch implementations used) where Triton does not exist.
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class _Absent:
-    """Lets a module define its kernels, which cannot be launched, where Triton is missing."""
+    """Stand-in for Triton where it is missing: a module can define kernels, not launch them."""
 
     def __getattr__(self, name: str) -> Any:
         return self
@@ -59,7 +59,7 @@ if INSTALLED:
     import triton.language as tl
 else:
     triton = tl = _Absent()
-# Gluon, where groups of warps do as they are told to: in this form from 3.6 on.
+# Gluon, in which groups of warps have separate tasks: in this form from 3.6 on.
 GLUON = INSTALLED and tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 6)
 if GLUON:
     from triton.experimental import gluon
@@ -84,7 +84,7 @@ MAX_GRID = 65535  # programs along the second and third dimension of a grid
 
 
 def missing(device_type: str) -> str | None:
-    """Why Triton kernels cannot run on devices of this type; None if they can."""
+    """Return why Triton kernels cannot run on devices of this type; None if they can."""
     if DISABLED:
         return f"Triton is disabled by {DISABLED}"
     if not INSTALLED:
@@ -102,12 +102,12 @@ def missing(device_type: str) -> str | None:
 
 
 def no_fp64(x: Tensor, *_: Any, **__: Any) -> str | None:
-    """The usual refusal: Triton kernels here accumulate in FP32."""
+    """Refuse FP64, as most Triton kernels here do: they accumulate in FP32."""
     return "computes in FP32, not in FP64" if x.dtype == torch.float64 else None
 
 
 def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Makes ``x``'s GPU the current one, on which Triton launches; nearly free if it is."""
+    """Make ``x``'s GPU the current one, on which Triton launches; nearly free if it is."""
     if torch.compiler.is_compiling():
         return _nothing
     index = x.get_device()
@@ -117,31 +117,31 @@ def on_device(x: Tensor) -> contextlib.AbstractContextManager[Any]:
 
 
 def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least ``n``."""
+    """Return the smallest power of two that is at least ``n``."""
     return 1 << max(n - 1, 0).bit_length()
 
 
-LARGE_BYTES = 160 << 10  # of shared memory, as data-centre GPUs have; others get smaller tiles
+LARGE_BYTES = 160 << 10  # shared memory of data-centre GPUs; others get smaller tiles
 _nothing = contextlib.nullcontext()
 
 
 @traced_as_constant
 def sm_count(device_index: int | None) -> int:
-    """Multiprocessors of a GPU (None: the current one); CPU cores where kernels are interpreted."""
+    """Count multiprocessors of a GPU (None: the current one), or CPU cores if interpreted."""
     gpu = _gpu(device_index)
     return hardware.of("cpu").sm_count if gpu is None else gpu.sm_count
 
 
 @traced_as_constant
 def l2_bytes(device_index: int | None) -> int:
-    """What the L2 of a GPU holds (None: the current one); none where kernels are interpreted."""
+    """Return the size of a GPU's L2 (None: the current one); 0 if kernels are interpreted."""
     gpu = _gpu(device_index)
     return 0 if gpu is None else gpu.l2_bytes
 
 
 @traced_as_constant
 def shared_bytes(device_index: int | None) -> int:
-    """Shared memory that one block of a GPU can have (None: the current one); plenty elsewhere."""
+    """Return a block's maximum shared memory (None: on the current GPU); plenty elsewhere."""
     gpu = _gpu(device_index)
     return 227 << 10 if gpu is None else gpu.shared_bytes
 
@@ -153,16 +153,16 @@ def _gpu(index: int | None) -> hardware.Hardware | None:
 
 
 def has_large_memory(x: Tensor) -> bool:
-    """Whether x's GPU has as much shared memory as large tiles take."""
+    """Return True if x's GPU has as much shared memory as large tiles need."""
     return shared_bytes(x.device.index) >= LARGE_BYTES
 
 
 @traced_as_constant
 def dot_precision(exact: bool = False) -> str:
-    """How ``tl.dot`` multiplies FP32: as exactly as torch's own products are set to, or ``exact``.
+    """Return how ``tl.dot`` multiplies FP32: like torch's own products, or ``exact``.
 
-    Exact is by three TF32 products, whose error is about FP32's own, where the GPU has them:
-    products in software take more registers than there are.
+    Exact means three TF32 products, whose error is about FP32's own, where the GPU has them:
+    products in software need more registers than there are.
     """
     if not exact and hardware.product_precision() != "highest":
         return "tf32"
@@ -171,13 +171,13 @@ def dot_precision(exact: bool = False) -> str:
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """``x`` as a matrix of its last dimension's rows, each contiguous; copies only if it must."""
+    """Return ``x`` as a matrix of its last dimension's rows, each contiguous; copy if needed."""
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     return unit_stride(rows)
 
 
 def rows_of(x: Tensor) -> tuple[Tensor, int]:
-    """A tensor that holds the last dimension's rows of ``x``, and how far apart they are in it."""
+    """Return a tensor with the last dimension's rows of ``x``, and the distance between them."""
     if x.is_contiguous():
         return x, x.shape[-1]  # whatever its shape: a view takes as long as an allocation
     rows = as_rows(x)
@@ -185,10 +185,11 @@ def rows_of(x: Tensor) -> tuple[Tensor, int]:
 
 
 def describable(*tensors: Tensor) -> bool:
-    """Whether kernels may read blocks of these by descriptors that they make (Hopper and later).
+    """Return True if kernels may read these by tensor descriptors (Hopper and later).
 
-    Those want rows that begin at multiples of 16 bytes, each its own: none that are expanded. Not
-    while Dynamo traces, when addresses are not known, nor for tensors without memory.
+    Descriptors need rows that begin at multiples of 16 bytes and do not overlap: no expanded rows.
+    They are not used while Dynamo traces, when addresses are unknown, nor for tensors without
+    memory.
     """
     if torch.compiler.is_compiling() or not _describes(tensors[0].get_device()):
         return False
@@ -206,13 +207,13 @@ def describable(*tensors: Tensor) -> bool:
 
 
 def _describes(device: int) -> bool:
-    if not hasattr(tl, "make_tensor_descriptor"):  # as Triton has it from 3.4 on
+    if not hasattr(tl, "make_tensor_descriptor"):  # Triton has it from 3.4 on
         return False
     return INTERPRETED or (device >= 0 and hardware.of_gpu(device).capability >= (9, 0))
 
 
 def head_strides(*tensors: Tensor) -> list[int]:
-    """Of samples, heads and tokens, of tensors [B, H, S, D] one after the other."""
+    """Return the strides of samples, heads and tokens of tensors [B, H, S, D], in order."""
     strides: list[int] = []
     for x in tensors:
         strides += x.stride()[:3]

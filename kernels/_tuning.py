@@ -1,13 +1,13 @@
-"""Which tile a kernel runs with: its heuristic's, or the fastest of a few that were timed.
+"""Choice of a kernel's tile: the heuristic's, or the fastest of a few that were timed.
 
-A kernel that can be tuned declares a ``Tunable``: its candidates, of which the first is the
-heuristic's, as a function of a key. A key holds what the best tile depends on (widths, dtypes) and
-of the number of tokens a size class at most, so that another batch size is not tuned anew.
+A kernel that can be tuned declares a ``Tunable``: its candidates as a function of a key, the
+heuristic's tile first. A key holds what the best tile depends on (widths, dtypes). Of the number of
+tokens it holds a size class at most, so that another batch size is not tuned again.
 
-Under ``off`` the heuristic decides; under ``cached``, the default, a tile that is on disk, else the
-heuristic; under ``on`` what is not on disk is timed at its first call. Nothing is timed while a
-CUDA graph is captured or torch.compile traces (a compiled graph keeps the tile that was known
-then), on tensors without memory, or in the interpreter.
+Mode ``off`` uses the heuristic. ``cached``, the default, uses a tile on disk, else the heuristic.
+``on`` also times what is not on disk, at its first call. Nothing is timed while a CUDA graph is
+captured or torch.compile traces (a compiled graph keeps the tile that was known then), on tensors
+without memory, or in the interpreter.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from kernels._triton import DISABLED, INSTALLED, INTERPRETED
 from kernels._tuned_files import Timed
 
 MODES = ("off", "cached", "on")
-ROUNDS, CALLS = 3, 10  # each candidate is timed so often, in turn, so that clocks drift for all
-GAIN = 0.98  # of the heuristic's time: what is closer to it may be noise
+ROUNDS, CALLS = 3, 10  # of each candidate, in turn, so that clocks drift for all of them
+GAIN = 0.98  # of the heuristic's time: a closer result may be noise
 FEW = 2048  # tokens below which a kernel may leave multiprocessors idle
 
-# Of the largest value of an output: by how much two orders of the same sums may differ at most, and
-# in the root mean square (of that of the output).
+# Largest allowed difference of two orders of the same sums: relative to the largest value of an
+# output, and in the root mean square (relative to that of the output).
 _LARGEST = {torch.float32: 2.0**-14, torch.float16: 2.0**-8, torch.bfloat16: 2.0**-5}
 _MEAN = {torch.float32: 2.0**-16, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 
 Tile = tuple[int, ...]
-Key = tuple[Any, ...]  # the device's index first, then what is written on disk
+Key = tuple[Any, ...]  # the device's index first, then the parts that are stored on disk
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The tile that a kernel ran with under one key, where it came from, and how fast it was.
+    """Tile that a kernel used under one key, where it came from, and how fast it was.
 
     ``source``: "heuristic", "disk" or "tuned" (by this process). ``dropped``: the candidates that
-    could not be taken, and why.
+    could not be used, and why.
     """
 
     kernel: str
@@ -59,8 +59,8 @@ class Choice:
     us: float = math.nan
     heuristic_us: float = math.nan
     dropped: dict[Tile, str] = field(default_factory=dict)
-    note: str = ""  # why it was not tuned although it was to be
-    unstored: str = ""  # why it is lost with this process
+    note: str = ""  # why it was not tuned although tuning was on
+    unstored: str = ""  # why it could not be stored
 
     def __str__(self) -> str:
         text = f"{self.kernel} [{self.key}]: {self.tile} ({self.source})"
@@ -72,17 +72,17 @@ class Choice:
 
 
 def size_class(tokens: int) -> str:
-    """Few or many: as much as a key may say of how many tokens there are."""
+    """Return "few" or "many": as much as a key may contain of the number of tokens."""
     return "few" if tokens < FEW else "many"
 
 
 class Tunable:
-    """What one launch chooses its tile by.
+    """Tile choice of one launch.
 
-    ``candidates(*key)`` are the tiles that make sense, the heuristic's first. ``kernels``: what the
-    launch runs. ``dots``: it multiplies matrices, in FP32 as precisely as torch is set to, which
-    becomes a part of the key. ``in_place``: it writes into its arguments, which are then compared
-    as well.
+    ``candidates(*key)`` are the tiles that make sense, the heuristic's first. ``kernels``: the
+    kernels that the launch runs. ``dots``: it multiplies matrices, FP32 ones with torch's precision
+    setting, which becomes a part of the key. ``in_place``: it writes into its arguments, which are
+    then compared as well.
     """
 
     def __init__(
@@ -107,20 +107,20 @@ class Tunable:
         TUNABLES[name] = self
 
     def tile(self, key: Key, launch: Callable[..., Any], *args: Any) -> Tile:
-        """The tile to launch with; ``launch(*args)`` is the caller, which asks for it again.
+        """Return the tile to launch with; ``launch(*args)`` is the caller, which calls this again.
 
-        It is called with each candidate where there is something to tune, and must return all that
-        it writes, except into ``args`` where the kernel works in place.
+        To tune, it is called with each candidate. It must return all that it writes, except into
+        ``args`` where the kernel works in place.
         """
         if torch.compiler.is_compiling():
             return _while_tracing(self.name, *[_constant(part) for part in key])
         if self.dots:
             key = (*key, hardware.product_precision())
-        found = self._tiles.get(key)
-        return self.settle(key, launch, args) if found is None else found
+        known = self._tiles.get(key)
+        return self.settle(key, launch, args) if known is None else known
 
     def settle(self, key: Key, launch: Callable[..., Any] | None, args: tuple[Any, ...]) -> Tile:
-        """The tile for a key that was not asked for before, tuned now if it is to be."""
+        """Decide the tile for a key that is used for the first time; tune it if tuning is on."""
         with _lock:
             if key in self._trials:
                 return self._trials[key]
@@ -131,7 +131,7 @@ class Tunable:
                 if launch is None or not _can_be_timed(args):
                     _seen[self.name, choice.key] = choice
                     _replay.not_replayed("a tile that is to be tuned")
-                    return choice.tile  # and asked again at the next call
+                    return choice.tile  # and decided again at the next call
                 choice = _tune(self, key, launch, args)
                 if not choice.note:
                     timed = Timed(choice.tile, choice.us, choice.heuristic_us)
@@ -146,18 +146,18 @@ class Tunable:
             return choice.tile
 
     def heed(self, mode: str) -> None:
-        """Choose as the mode says from now on."""
+        """Use that mode's tiles."""
         self._tiles = self._kept[mode]
 
     def forget(self) -> None:
-        """Look at what is kept and stored anew, at the next call."""
-        for kept in self._kept.values():
-            kept.clear()
+        """Discard the tiles in memory, so that the next call reads the file again."""
+        for tiles in self._kept.values():
+            tiles.clear()
         _replay.forget()
 
     @contextmanager
     def trying(self, key: Key, tile: Tile) -> Iterator[None]:
-        """Launch with this tile inside."""
+        """Launch with this tile inside the block."""
         self._trials[key] = tile
         try:
             yield
@@ -197,7 +197,7 @@ _lock = threading.RLock()  # backward passes launch in autograd's threads
 
 @contextmanager
 def tuning(mode: str) -> Iterator[None]:
-    """How tiles are chosen inside the block, in the whole process: off, cached or on.
+    """Set how tiles are chosen inside the block, in the whole process: off, cached or on.
 
     Raises ``Mistake`` for another mode. Blocks nest.
     """
@@ -221,12 +221,12 @@ def _set(mode: str) -> None:
 
 
 def tiles() -> list[Choice]:
-    """What was chosen for every kernel and key that was asked for since the last reset."""
+    """Return the choice for every kernel and key that was used since the last reset."""
     return list(_seen.values())
 
 
 def reset_tiles() -> None:
-    """Begin to list tiles anew; what was tuned stays."""
+    """Clear the list of tiles; tuned tiles stay."""
     with _lock:
         _seen.clear()
         for tunable in TUNABLES.values():
@@ -241,7 +241,7 @@ def _while_tracing(name: str, *key: Any) -> Tile:
 
 
 def _constant(part: Any) -> Any:
-    """A size that torch.compile holds as a symbol, as the number that the kernel takes it as."""
+    """Return a size that torch.compile holds as a symbol as the number that the kernel gets."""
     return len(range(part)) if type(part) is int and part > 0 else part
 
 
@@ -250,7 +250,7 @@ def _written(key: Key) -> str:
 
 
 def _gpu(device: int) -> str | None:
-    """The name of a GPU on which kernels are timed; None in the interpreter and without memory."""
+    """Return the name of a GPU that can time kernels; None if interpreted or without memory."""
     if device < 0 or INTERPRETED or DISABLED or not INSTALLED or not torch.cuda.is_available():
         return None
     return hardware.of(device).name
@@ -263,7 +263,7 @@ def _can_be_timed(args: tuple[Any, ...]) -> bool:
 
 
 def _tune(tunable: Tunable, key: Key, launch: Callable[..., Any], args: tuple[Any, ...]) -> Choice:
-    """Time all candidates that give what the heuristic gives."""
+    """Time all candidates whose results equal the heuristic's."""
     choices = list(dict.fromkeys(tunable.candidates(*key)))
     heuristic, written = choices[0], _written(key)
     dropped: dict[Tile, str] = {}
@@ -312,11 +312,11 @@ def _tune(tunable: Tunable, key: Key, launch: Callable[..., Any], args: tuple[An
 
 
 def _why_not(call: Callable[[], list[Tensor]], expected: list[Tensor], key: Key) -> str:
-    """Why a candidate cannot be taken: it fails, or gives something else; empty if it can."""
+    """Return why a candidate is unusable: it fails, or gives other results; "" if it is fine."""
     try:
-        found = call()
+        results = call()
         tf32 = torch.float32 in key and key[-1] in ("high", "medium")
-        reason = _difference(found, expected, tf32)
+        reason = _difference(results, expected, tf32)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001  shared memory, registers, the compiler itself
@@ -325,11 +325,11 @@ def _why_not(call: Callable[[], list[Tensor]], expected: list[Tensor], key: Key)
     return reason
 
 
-def _difference(found: list[Tensor], expected: list[Tensor], tf32: bool) -> str:
-    """What tells two results apart beyond rounding; empty if nothing does."""
-    if len(found) != len(expected):
-        return f"wrong: {len(found)} results instead of {len(expected)}"
-    for number, (a, b) in enumerate(zip(found, expected, strict=True)):
+def _difference(results: list[Tensor], expected: list[Tensor], tf32: bool) -> str:
+    """Describe how two results differ beyond rounding; empty if they do not."""
+    if len(results) != len(expected):
+        return f"wrong: {len(results)} results instead of {len(expected)}"
+    for number, (a, b) in enumerate(zip(results, expected, strict=True)):
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"wrong: result {number} is {tuple(a.shape)} {a.dtype}"
         if not b.is_floating_point():
@@ -366,9 +366,9 @@ def _flat(result: Any) -> Iterator[Any]:
 
 
 def _timeable(x: Any) -> Any:
-    """Random numbers for a tensor of zeros, on which a GPU is faster than on any others."""
+    """Replace a tensor of zeros by random numbers: GPUs are faster on zeros than otherwise."""
     if isinstance(x, Tensor) and x.is_floating_point() and not x.any():
-        own = torch.Generator(x.device).manual_seed(0)  # what is drawn next stays as it was
+        own = torch.Generator(x.device).manual_seed(0)  # so that later random numbers stay the same
         return torch.empty_like(x).normal_(generator=own)
     return x
 
@@ -380,8 +380,8 @@ def _poisoned() -> Any:
 
 
 def _times_us(call: Callable[[], Any], device: int) -> list[float]:
-    """Of single calls, with cold caches."""
-    from kernels._timing import gpu_times_us
+    """Measure single calls with cold caches."""
+    from kernels.measure.timing import gpu_times_us
 
     with torch.cuda.device(device):
         return gpu_times_us(call, repeats=CALLS, device=f"cuda:{device}")
@@ -393,8 +393,8 @@ def _synchronize() -> None:
 
 
 def _free_memory() -> None:
-    """Give back what timing took, which is not the model's."""
-    from kernels._timing import forget_evictor
+    """Free the memory that tuning used, so that the model can have it."""
+    from kernels.measure.timing import forget_evictor
 
     forget_evictor()
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Memory that is allocated once and written to again by every call that asks for as much."""
+"""Memory that is allocated once and reused by every call that needs as much."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from torch import Tensor
 
 
 class Workspace:
-    """Tensors by role, each in memory for the largest that was asked for in this role yet.
+    """Scratch buffers by role; each grows to the largest size requested.
 
-    What is taken holds whatever was there, and only until the same role is taken again: nothing
-    that a backward pass needs may lie here. ``taken`` counts requests, ``made`` allocations.
+    A buffer holds arbitrary values, and only until the same role is requested again: nothing that a
+    backward pass needs may be in it. ``taken`` counts requests, ``made`` allocations.
     """
 
     def __init__(self) -> None:
-        # What was outgrown is kept: a captured graph may still write to it.
+        # Outgrown buffers stay allocated: a captured graph may still write to them.
         self._flat: dict[tuple[str, torch.dtype, torch.device], list[Tensor]] = {}
         self.taken = self.made = 0
 
     @property
     def bytes(self) -> int:
-        """All that was allocated."""
-        return sum(flat.nbytes for kept in self._flat.values() for flat in kept)
+        """Bytes of all allocations."""
+        return sum(flat.nbytes for buffers in self._flat.values() for flat in buffers)
 
     def take(
         self, role: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """A contiguous tensor of this shape, of unknown content."""
+        """Return a contiguous tensor of this shape, of unknown content."""
         count, inference = math.prod(shape), torch.is_inference_mode_enabled()
         self.taken += 1
-        kept = self._flat.setdefault((role, dtype, device), [])
-        for flat in kept:
-            # What was made in inference mode cannot be written to outside of it.
+        buffers = self._flat.setdefault((role, dtype, device), [])
+        for flat in buffers:
+            # A tensor made in inference mode cannot be written to outside of it.
             if flat.numel() >= count and (inference or not flat.is_inference()):
                 break
         else:
             flat = torch.empty(count, dtype=dtype, device=device)
-            kept.append(flat)
+            buffers.append(flat)
             self.made += 1
         return flat[:count].view(shape)
 
@@ -51,7 +51,7 @@ def room(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """A tensor of unknown content and some dimensions, in the workspace if there is one."""
+    """Return a tensor of unknown content, in the workspace if there is one."""
     if workspace is None:
         return torch.empty(*shape, dtype=dtype, device=device)
     return workspace.take(role, shape, dtype, device)

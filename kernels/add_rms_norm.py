@@ -2,10 +2,10 @@
 
     s = x + residual,    y = s / sqrt(mean(s^2) + eps) * weight
 
-What stands between two blocks of a pre-norm transformer (Zhang and Sennrich 2019, arXiv 1910.07467,
-for the norm): s goes on as the residual stream, y into the next block. With dn the gradient that
-rms_norm has for s, dx = dresidual = dn + ds. Arithmetic is in FP32; y comes from the sum as it is
-before it is rounded.
+This is the step between two blocks of a pre-norm transformer (Zhang and Sennrich 2019, arXiv
+1910.07467, for the norm): s continues as the residual stream, y enters the next block. With dn the
+gradient that rms_norm has for s, dx = dresidual = dn + ds. Arithmetic is in FP32; y is computed
+from the sum before it is rounded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def add_rms_norm(
     *,
     impl: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns y and the sum.
+    """Return y and the sum.
 
     ``x`` and ``residual`` [..., D] of one shape; residual, and with it the sum, may have another
     dtype (a residual stream in FP32). ``weight`` [D] or None for ones. y has x's dtype. ``impl``:
@@ -70,7 +70,7 @@ def _check(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> No
 def reference(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6
 ) -> tuple[Tensor, Tensor]:
-    """The definition."""
+    """Compute the definition."""
     total = x.to(accumulator(x.dtype)) + residual
     return normalised(total, weight, eps).to(x.dtype), total.to(residual.dtype)
 

@@ -52,15 +52,15 @@ def fourier_mix(
 ) -> Tensor:
     """Filter ``x_BTD`` [..., T, D]; returns its shape and dtype.
 
-    ``cutoff`` is a share of T (or D), from 0 to 1; ``damping`` the factor for what lies beyond.
-    ``over``: sequence, features or both; ``causal`` concerns the sequence alone. ``impl``: auto,
-    torch or matmul. Raises ``Mistake`` for arguments out of range.
+    ``cutoff`` is a fraction of T (or D), from 0 to 1; ``damping`` the factor for higher
+    frequencies. ``over``: sequence, features or both; ``causal`` concerns the sequence alone.
+    ``impl``: auto, torch or matmul. Raises ``Mistake`` for arguments out of range.
     """
     floating("fourier_mix", x=x_BTD)
     if x_BTD.dim() < 2:
         raise Mistake(f"fourier_mix: x must be [..., T, D], but has shape {tuple(x_BTD.shape)}")
     if not 0 <= cutoff <= 1:
-        raise Mistake(f"fourier_mix: cutoff must be a share from 0 to 1, but is {cutoff}")
+        raise Mistake(f"fourier_mix: cutoff must be a fraction from 0 to 1, but is {cutoff}")
     if over not in AXES:
         raise Mistake(f"fourier_mix: over must be one of {AXES}, not {over!r}")
     return run(OP, impl, x_BTD, cutoff, damping, over, causal)
@@ -73,7 +73,7 @@ def reference(
     over: str = "sequence",
     causal: bool = False,
 ) -> Tensor:
-    """The definition, by transforms."""
+    """Compute the definition, by transforms."""
     if not x_BTD.numel():
         return x_BTD.clone()
     y = x_BTD.to(accumulator(x_BTD.dtype))
@@ -100,7 +100,7 @@ def _filter(x: Tensor, axis: int, cutoff: float, damping: float, causal: bool) -
 def _response(
     n: int, cutoff: float, damping: float, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """h at the n // 2 + 1 frequencies of a real transform."""
+    """Return h at the n // 2 + 1 frequencies of a real transform."""
     frequency = torch.arange(n // 2 + 1, device=device)
     damped = torch.full(frequency.shape, damping, device=device, dtype=dtype)
     return damped.masked_fill(frequency <= cutoff * n, 1.0)
@@ -127,7 +127,7 @@ def _matrix(
 def _matrix_once(
     n: int, cutoff: float, damping: float, causal: bool, device: str, dtype: torch.dtype
 ) -> Tensor:
-    """C [n, n], computed in FP64 and rounded once."""
+    """Return C [n, n], computed in FP64 and rounded once."""
     cpu = torch.device("cpu")
     impulse = torch.fft.irfft(_response(n, cutoff, damping, cpu, torch.float64), n)
     step = torch.arange(n, device=cpu)
@@ -162,7 +162,7 @@ def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> 
 
 
 def _cost(x_BTD: Tensor, cutoff: float, damping: float, over: str, causal: bool) -> Cost:
-    # A transform of n reals takes about 2.5 n log2 n FLOPs, and there is one each way.
+    # A transform of n real numbers takes about 2.5 n log2 n FLOPs, and there is one each way.
     length, dim = x_BTD.shape[-2:]
     flops = 0
     if over != "features":

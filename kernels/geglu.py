@@ -29,7 +29,7 @@ APPROXIMATIONS = ("none", "tanh")
 def geglu(
     gate: Tensor, up: Tensor | None = None, approximate: str = "none", *, impl: str | None = None
 ) -> Tensor:
-    """``gelu(gate) * up``.
+    """Compute ``gelu(gate) * up``.
 
     ``gate`` and ``up`` [..., F] of one shape and floating dtype, or ``gate`` alone [..., 2 F] with
     the gate in the first half and up in the second. ``approximate`` is "none" or "tanh", as in
@@ -46,7 +46,7 @@ def _check(gate: Tensor, up: Tensor | None, approximate: str) -> None:
 
 
 def reference(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> Tensor:
-    """The definition."""
+    """Compute the definition."""
     gate, up = _gated.halves(gate, up)
     wide = accumulator(gate.dtype)
     act = torch.nn.functional.gelu(gate.to(wide), approximate=approximate)

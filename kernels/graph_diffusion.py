@@ -8,8 +8,8 @@ sample, P [M, M] is the graph's transition matrix. With g_steps = dh and g_s = a
 
     dh_0 = g_0 + (1 - a) sum over s >= 1 of g_s,    dP = a sum over s of g_(s+1) h_s^T.
 
-Arithmetic is in FP32; the state never leaves the chip between steps, except that the backward pass
-finds the h_s in memory.
+Arithmetic is in FP32. The state never leaves the chip between steps, except that the backward pass
+reads the h_s from memory.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from kernels._triton import (
 )
 from kernels._tuning import Tile, Tunable, size_class
 
-MAX_SLOTS = 128  # the whole graph is held on the chip
-MOST_ROWS = 1 << 30  # of one product: cuBLAS adds up no more than 2^31
-NEEDED_BYTES = 150 << 10  # of shared memory, for so many
+MAX_SLOTS = 128  # the complete graph is held on the chip
+MOST_ROWS = 1 << 30  # of one product: cuBLAS accumulates no more than 2^31
+NEEDED_BYTES = 150 << 10  # shared memory for that many slots
 
 
 def graph_diffusion(
@@ -63,9 +63,9 @@ def graph_diffusion(
 ) -> Tensor:
     """Diffuse ``h_BM`` [..., M] over ``p_MM``; returns h after ``steps``, of h's shape and dtype.
 
-    Sample b's slot i takes ``p_MM[i, j]`` of slot j. ``alpha`` is a above, from 0 to 1. Both
-    tensors get gradients. ``impl``: auto, torch or triton. Raises ``Mistake`` for what does not go
-    together.
+    Slot i of sample b takes ``p_MM[i, j]`` of slot j. ``alpha`` is a above, from 0 to 1. Both
+    tensors get gradients. ``impl``: auto, torch or triton. Raises ``Mistake`` if shapes or
+    arguments do not fit together.
     """
     return run(OP, impl, h_BM, p_MM, steps, alpha)
 
@@ -85,7 +85,7 @@ def _check(h: Tensor, p: Tensor, steps: int, alpha: float) -> None:
 
 
 def reference(h_BM: Tensor, p_MM: Tensor, steps: int = 3, alpha: float = 0.85) -> Tensor:
-    """The definition."""
+    """Compute the definition."""
     wide = accumulator(h_BM.dtype)
     start = h = h_BM.to(wide)
     transposed = p_MM.to(wide).T
@@ -113,10 +113,10 @@ def _graph_diffusion_steps_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Forward: ``end`` = h after all steps, ``states`` [STEPS, rows, SLOTS] the h_s before each.
+    """Compute forward: ``end`` = h after all steps, ``states`` [STEPS, rows, SLOTS] = each h_s.
 
-    ``BACKWARD``: start is dh, end dh_0, and the states are the g_(s+1), each where h_s stands; P is
-    taken transposed.
+    ``BACKWARD``: start is dh, end is dh_0, and the states are the g_(s+1), each at the index of its
+    h_s; P is transposed.
     """
     o_n = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     o_m = tl.arange(0, BLOCK).to(tl.int64)
@@ -133,7 +133,8 @@ def _graph_diffusion_steps_kernel(
     b_sum = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     for s in range(STEPS):
         if KEEP:
-            i_step = STEPS - 1 - s if BACKWARD else s  # so that a slope stands at its state
+            # so that a gradient has the index of its state
+            i_step = STEPS - 1 - s if BACKWARD else s
             i_state = tl.cast(i_step, tl.int64) * n_rows + o_n
             p_state = states_ptr + i_state[:, None] * SLOTS + o_m[None, :]
             tl.store(p_state, b_h, mask=m)
@@ -152,7 +153,7 @@ _launch_diffuse = launcher(_graph_diffusion_steps_kernel)
 
 
 def _tiles(device: int, block: int, *_: Any) -> list[Tile]:
-    """Rows of a program and warps."""
+    """Return rows per program and warps of each tile."""
     first = (16, 8) if block > 64 else (32, 4)
     return list(dict.fromkeys([first, (16, 4), (16, 8), (32, 8), (32, 4), (64, 8)]))
 
@@ -272,7 +273,8 @@ OP = Operator(
     sizes=_sizes,
     huge=(
         Huge({"rows": (1 << 25) + 3, "slots": 64, "steps": 1}),
-        Huge({"rows": (1 << 29) + 3, "slots": 1, "steps": 5}),  # the states before each step
+        # the states before each step are huge
+        Huge({"rows": (1 << 29) + 3, "slots": 1, "steps": 5}),
     ),
     gradients=("h_BM", "p_MM"),
     cases=(

@@ -1,4 +1,4 @@
-"""What a device can do: the one place that asks it."""
+"""Properties of devices: the only module that queries them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from kernels._generations import generation
 class Hardware:
     """Facts about one device that do not change while the process runs.
 
-    On the CPU ``sm_count`` is the number of cores this process may use, ``capability`` is (0, 0),
-    and what only a GPU has is 0.
+    On the CPU ``sm_count`` is the number of cores that this process may use, ``capability`` is (0,
+    0), and properties that only a GPU has are 0.
     """
 
     device: str
@@ -32,21 +32,21 @@ class Hardware:
     shared_bytes: int  # shared memory that one block can have, opt-in included
     l2_bytes: int
     total_bytes: int
-    fp16: bool  # each: in the matrix units, not merely emulated
+    fp16: bool  # these four: in the matrix units, not merely emulated
     bf16: bool
     tf32: bool
     fp8: bool
 
     @property
     def is_gpu(self) -> bool:
-        """Whether this is a CUDA device."""
+        """True for a CUDA device."""
         return self.device != "cpu"
 
     @property
     def workspace_bytes(self) -> int:
-        """What PyTorch allocates for cuBLAS, by handle and stream: each thread has its handle.
+        """Bytes that PyTorch allocates for cuBLAS per handle and stream; each thread has a handle.
 
-        As ``CUBLAS_WORKSPACE_CONFIG`` says; see "cuBLAS workspaces" in PyTorch's notes on CUDA.
+        ``CUBLAS_WORKSPACE_CONFIG`` sets it; see "cuBLAS workspaces" in PyTorch's notes on CUDA.
         """
         if not self.is_gpu:
             return 0
@@ -57,12 +57,12 @@ class Hardware:
 
     @property
     def precision(self) -> torch.dtype:
-        """The fastest dtype that is safe to train in: the generation's, FP32 on the CPU."""
+        """Fastest dtype that is safe to train in: the generation's, FP32 on the CPU."""
         return generation(self.capability).precision
 
 
 def of(device: torch.device | str | int) -> Hardware:
-    """The facts about a device; asked once per device."""
+    """Return the facts about a device; queried once per device."""
     device = torch.device(device)
     if device.type == "cuda":
         if _imagined:
@@ -73,23 +73,23 @@ def of(device: torch.device | str | int) -> Hardware:
 
 
 def of_gpu(index: int) -> Hardware:
-    """The facts about the GPU of that index, for what asks at every launch."""
+    """Return the facts about the GPU of that index, cheaply enough for every launch."""
     return _imagined[-1] if _imagined else _gpu(index)
 
 
-# The current GPU's index without a look at whether CUDA is initialized, as it is where tensors are
+# Index of the current GPU without checking whether CUDA is initialized, as it is where tensors are
 # on a GPU: a third of the time.
 current_gpu: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 def has_gpu() -> bool:
-    """Whether there is a CUDA GPU."""
+    """Return True if there is a CUDA GPU."""
     return bool(_imagined) or any_cuda()
 
 
 @functools.cache
 def any_cuda() -> bool:
-    """Whether torch finds a CUDA GPU; asked once, as torch asks the driver every time."""
+    """Return True if torch finds a CUDA GPU; cached, because torch queries the driver each time."""
     return torch.cuda.is_available()
 
 
@@ -98,7 +98,7 @@ _imagined: list[Hardware] = []
 
 @contextlib.contextmanager
 def imagined(capability: tuple[int, int], total_bytes: int = 16 << 30) -> Iterator[Hardware]:
-    """Ask what would be on a GPU of that compute capability; nothing may be launched meanwhile.
+    """Pretend to have a GPU of that compute capability; nothing may be launched meanwhile.
 
     The innermost block counts, for the whole process: for tables and tests, not for runs.
     """
@@ -126,16 +126,16 @@ def imagined(capability: tuple[int, int], total_bytes: int = 16 << 30) -> Iterat
 
 
 def product_precision() -> str:
-    """How torch multiplies FP32 on a GPU, in its words: "highest", or "high" in TF32.
+    """Return how torch multiplies FP32 on a GPU, in its words: "highest", or "high" in TF32.
 
-    Asked in the newer of torch's two ways, which knows what either has set: the older one raises
+    Uses the newer of torch's two interfaces, which knows what either has set: the older one raises
     where TF32 was set by ``torch.backends``.
     """
     return "high" if torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32" else "highest"
 
 
 def needs(title: str, capability: tuple[int, int]) -> Callable[[str], str | None]:
-    """An ``Implementation.missing`` of something that needs a GPU of that compute capability."""
+    """Make an ``Implementation.missing`` that requires a GPU of that compute capability."""
 
     def missing(device_type: str) -> str | None:
         if device_type != "cuda":
@@ -152,9 +152,9 @@ def needs(title: str, capability: tuple[int, int]) -> Callable[[str], str | None
 
 
 def budget_bytes(device: torch.device | str | int, fraction: float = 0.9) -> int:
-    """Bytes that can be taken now: that fraction of what is free or held unused by the allocator.
+    """Return that fraction of the bytes that are free or held unused by the allocator.
 
-    Unlike ``of`` this asks the device each time.
+    Unlike ``of`` this queries the device each time.
     """
     device = torch.device(device)
     if device.type != "cuda":

@@ -1,4 +1,4 @@
-"""The best low-rank row space of matrices: a projection of SVD quality, and how much it loses.
+"""Best low-rank row space of matrices: a projection of SVD quality, and how much it loses.
 
     x ~ (x V) V^T,    V [D, r] orthonormal,    residual = |x - x V V^T| / |x|  (Frobenius)
 
@@ -10,11 +10,11 @@ angle to the wanted subspace is bounded by (Golub and Van Loan, theorem 8.2.2)
 
     tan angle_k <= (s_(r+1) / s_r)^(2 k) tan angle_0,
 
-so a gap behind s_r gives the singular vectors' own residual, and without a gap hardly anything is
-lost by taking others. With ``start``, a basis of an earlier call on much the same rows, angle_0 is
-small already and an iteration or two do. What is lost is returned: the residual is that of the V
-returned, no estimate. No step waits for the GPU or loops over matrices. Nothing here has a
-gradient: a basis is refreshed now and then, and gradients flow through what is projected by it.
+so a gap after s_r gives the singular vectors' own residual, and without a gap other vectors lose
+hardly more. With ``start``, a basis of an earlier call on similar rows, angle_0 is small already
+and one or two iterations are enough. The returned residual is that of the returned V, not an
+estimate. No step waits for the GPU or loops over matrices. Nothing here has a gradient: a basis is
+refreshed now and then, and gradients flow through what is projected by it.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def low_rank(
     start: Tensor | None = None,
     impl: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The basis V [..., D, rank] in x's dtype and the residual [...] in FP32, from 0 to 1.
+    """Return the basis V [..., D, rank] in x's dtype and the residual [...] in FP32, from 0 to 1.
 
     ``x`` [..., N, D]; a zero matrix has residual 0. ``iterations`` and ``start`` [..., D, rank],
-    whose columns it begins with, concern subspace alone. ``impl``: auto, subspace or torch. Raises
+    the initial columns, concern subspace alone. ``impl``: auto, subspace or torch. Raises
     ``Mistake`` for a rank that x cannot have, or a start of another shape.
     """
     floating("low_rank", x=x)
@@ -79,7 +79,7 @@ def low_rank(
 def reference(
     x: Tensor, rank: int, iterations: int = 8, start: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The definition, by a full SVD."""
+    """Compute the definition, by a full SVD."""
     wide = x.detach().to(accumulator(x.dtype))
     _, s, v = torch.linalg.svd(wide, full_matrices=False)
     lost = s[..., rank:].square().sum(-1) / s.square().sum(-1).clamp_min(_tiny(wide))
@@ -89,19 +89,19 @@ def reference(
 def _subspace(x: Tensor, rank: int, iterations: int, start: Tensor | None) -> tuple[Tensor, Tensor]:
     with torch.no_grad(), without_autocast(x):
         wide = x.to(accumulator(x.dtype))
-        # FP64 from here on, where all is small: the condition of the columns below is that of x^T x
-        # and squares again in their own products.
+        # FP64 from here on, where all matrices are small: the condition of the columns below is
+        # that of x^T x and squares again in their own products.
         square = (wide.mT @ wide).double()
         columns = _start(x.shape[-1], rank, x.device)
         if start is None:
             basis = columns.expand(*x.shape[:-2], *columns.shape)
         else:
-            # A start that holds nothing of a direction would never find it.
+            # A start without any component in a direction would never find it.
             basis = torch.add(start, columns, alpha=1e-3)  # in FP64, as columns are
         for _ in range(max(iterations, 1)):
             basis = _orthonormal(square @ basis)
         basis = basis.to(wide.dtype)
-        if rank == x.shape[-1]:  # a basis of everything, which loses nothing
+        if rank == x.shape[-1]:  # a complete basis loses nothing
             return basis.to(x.dtype), torch.zeros(x.shape[:-2], dtype=wide.dtype, device=x.device)
         lost = (wide - (wide @ basis) @ basis.mT).square().sum((-2, -1))
         lost = lost / wide.square().sum((-2, -1)).clamp_min(_tiny(wide))
@@ -109,20 +109,20 @@ def _subspace(x: Tensor, rank: int, iterations: int, start: Tensor | None) -> tu
 
 
 def _start(dim: int, rank: int, device: torch.device) -> Tensor:
-    """Pseudo-random columns, computed where they are needed: a generator would be state."""
+    """Compute pseudo-random columns on the device: a generator would be state."""
     index = torch.arange(1, dim * rank + 1, dtype=torch.float64, device=device)
     return ((index * 12.9898).sin() * 43758.5453).frac().view(dim, rank)
 
 
 def _orthonormal(columns: Tensor) -> Tensor:
-    """Cholesky QR, three times, the first shifted (Fukaya et al. 2020, arXiv 1809.11085).
+    """Apply Cholesky QR three times, the first shifted (Fukaya et al. 2020, arXiv 1809.11085).
 
-    Unlike Householder's QR it is made of products, which are batched, and waits for nothing.
+    Unlike Householder's QR it consists of products, which are batched, and waits for nothing.
     """
     eye = torch.eye(columns.shape[-1], dtype=columns.dtype, device=columns.device)
     for shift in (1e-12, 0.0, 0.0):
         gram = columns.mT @ columns
-        # Of zeros the shift alone is left, which 1e-15 must not take below the least number.
+        # For zeros only the shift is left, which 1e-15 must not take below the smallest number.
         scale = gram.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(1e-280)[..., None, None]
         factor, _ = torch.linalg.cholesky_ex(torch.addcmul(gram, scale, eye, value=shift + 1e-15))
         columns = torch.linalg.solve_triangular(factor.mT, columns, upper=True, left=False)
@@ -134,7 +134,7 @@ def _tiny(x: Tensor) -> float:
 
 
 def _comparable(result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The projection, which is unique where the basis is not, and the residual."""
+    """Return the projection, which is unique where the basis is not, and the residual."""
     basis, residual = result
     return basis @ basis.mT, residual
 
@@ -149,7 +149,7 @@ def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> 
     size = case.sizes
     batch, rows, dim, rank = size["batch"], size["rows"], size["dim"], size["rank"]
     make = {"device": device, "dtype": torch.float32}
-    # A spectrum with a gap behind the rank; without one the subspace itself would not be unique.
+    # A spectrum with a gap after the rank; without one the subspace itself would not be unique.
     index = torch.arange(dim, device=device)
     spectrum = torch.where(index < rank, 1 - 0.5 * index / rank, 0.02)
     mix = random_tensor(dim, dim, seed=seed + 1, scale=dim**-0.5, **make)

@@ -42,8 +42,9 @@ def qk_norm(
 ) -> tuple[Tensor, Tensor]:
     """Normalise the heads of ``q_BHSD`` and ``k_BGSD``, of one dtype and any strides.
 
-    The weights [D] are of one dtype, which may be another. Returns new q and k. ``impl``: auto,
-    torch or triton. Raises ``Mistake`` if shapes, dtypes or devices do not go together.
+    The weights [D] have one dtype, which may differ from that of the heads. Returns new q and k.
+    ``impl``: auto, torch or triton. Raises ``Mistake`` if shapes, dtypes or devices do not fit
+    together.
     """
     return run(OP, impl, q_BHSD, k_BGSD, q_weight_D, k_weight_D, eps)
 
@@ -56,7 +57,7 @@ def _check(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float)
 def reference(
     q_BHSD: Tensor, k_BGSD: Tensor, q_weight_D: Tensor, k_weight_D: Tensor, eps: float = 1e-6
 ) -> tuple[Tensor, Tensor]:
-    """The definition."""
+    """Compute the definition."""
     return normalised(q_BHSD, q_weight_D, eps), normalised(k_BGSD, k_weight_D, eps)
 
 
@@ -67,7 +68,7 @@ def _refuses(q: Tensor, *_: Any) -> str | None:
 
 
 def head_inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
-    """Random heads, weights near 1 and eps."""
+    """Draw random heads, weights near 1 and eps."""
     q, k = _qk.random_heads(case, device, dtype, seed)
     dim, make = case.sizes["dim"], {"device": device, "dtype": dtype}
     return {
@@ -90,7 +91,7 @@ def _cost(
 def _sizes(random: Random) -> dict[str, Any]:
     return _qk.random_sizes(
         random,
-        eps=0.01,  # at dimension 2 a small one leaves gradients of noise
+        eps=0.01,  # at dimension 2 a small eps leaves gradients that are noise
     )
 
 

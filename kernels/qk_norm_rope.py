@@ -1,7 +1,7 @@
-"""qk_norm and rope in one pass: normalise every head of queries and keys, then rotate it.
+"""RMS normalisation and rotary embedding of query and key heads in one pass.
 
-The mathematics is that of the two operators, one after the other, without the normalised heads
-being written to memory and read again (and, in half precision, rounded) in between.
+The mathematics is that of qk_norm followed by rope. The normalised heads are not written to memory
+and read again (and, in half precision, rounded) in between.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def qk_norm_rope(
     offset: int | Tensor = 0,
     impl: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Normalise, then rotate ``q_BHSD`` and ``k_BGSD``; arguments as of qk_norm and rope.
+    """Normalise, then rotate ``q_BHSD`` and ``k_BGSD``; arguments as in qk_norm and rope.
 
-    Returns new q and k. Raises ``Mistake`` for what does not go together.
+    Returns new q and k. Raises ``Mistake`` if the arguments do not fit together.
     """
     return run(
         OP, impl, q_BHSD, k_BGSD, q_weight_D, k_weight_D, cos_SD, sin_SD, eps, interleaved, offset
@@ -80,7 +80,7 @@ def reference(
     interleaved: bool = False,
     offset: int | Tensor = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The definition: nothing is rounded in between."""
+    """Compute the definition, without rounding in between."""
     wide = accumulator(q_BHSD.dtype)
     q, k = rotated(
         normalised(q_BHSD.to(wide), q_weight_D, eps),

@@ -2,24 +2,24 @@
 
     y = x^ W^^T,    v^ = s round(v / s),    s = max |v| / largest code
 
-x [..., K] is quantised when it comes, except in ``int8_weight_only``, where x^ = x; W [N, K] has
+x [..., K] is quantised in each call, except in ``int8_weight_only``, where x^ = x; W [N, K] has
 been quantised before, by ``quantize_weight``. Scales are per tensor (``fp8_tensor``) or per row of
 x and of W (the others), in FP32; codes are INT8 -127 ... 127 or FP8 E4M3 (Micikevicius et al. 2022,
 arXiv 2209.05433), largest 448. INT8 dynamic is LLM.int8()'s vector-wise product (Dettmers et al.
 2022, arXiv 2208.07339) without its outliers.
 
-Against the product of what was not quantised: a code is off by at most half a step, so with e(v) =
-s / 2 for INT8 and e(v) = max(|v| / 16, s / 1024) for FP8 (half of 2^-3 relative; of 2^-9 s below
-its normal numbers),
+Error against the product of the unquantised tensors: a code is off by at most half a step, so with
+e(v) = s / 2 for INT8 and e(v) = max(|v| / 16, s / 1024) for FP8 (half of 2^-3 relative; of 2^-9 s
+below its normal numbers),
 
     |y - x W^T|_ij <= sum over k of e(x_ik) |W_jk| + |x_ik| e(W_jk) + e(x_ik) e(W_jk).
 
 Differentiable in x alone, and straight through its rounding (Bengio et al. 2013, arXiv 1308.3432):
-dx = dy W^. Exact for ``int8_weight_only``; otherwise y is a staircase in x, without a slope of its
-own. Weights and scales are constants.
+dx = dy W^. This is exact for ``int8_weight_only``; otherwise y is a staircase in x, without a slope
+of its own. Weights and scales are constants.
 
-``scaled_mm`` and ``int_mm`` are torch's FP8 and INT8 kernels, ``dequantize`` its ordinary product
-with a weight widened before, for weight-only: it saves memory, not time.
+``scaled_mm`` and ``int_mm`` are torch's FP8 and INT8 kernels. ``dequantize`` is torch's ordinary
+product with a weight that was widened before, for weight-only: it saves memory, not time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SCHEMES: dict[str, torch.dtype] = {
     "fp8_row": torch.float8_e4m3fn,
 }
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-FEWEST_ROWS = 17  # of torch._int_mm on a GPU
+FEWEST_ROWS = 17  # that torch._int_mm accepts on a GPU
 _FP8_UNITS = hardware.needs("torch's FP8 product", (8, 9))
 _INT8_UNITS = hardware.needs("torch's INT8 product", (7, 5))
 
@@ -74,16 +74,16 @@ def quantized_matmul(
     """Multiply ``x`` [..., K] by a weight of ``quantize_weight``; returns [..., N] of x's dtype.
 
     ``scale`` [N], or [] for fp8_tensor, in FP32. Only x gets a gradient, straight through its
-    rounding. Under autocast x is cast as torch casts that of its own products. ``impl``: auto,
-    scaled_mm, int_mm, dequantize or torch. Raises ``Mistake`` for what does not go together and
-    ``Unavailable`` for an implementation that cannot run.
+    rounding. Under autocast x is cast as torch casts the inputs of its own products. ``impl``:
+    auto, scaled_mm, int_mm, dequantize or torch. Raises ``Mistake`` if the arguments do not fit
+    together and ``Unavailable`` for an implementation that cannot run.
     """
     _validate(x, weight_NK, scale, scheme)
     return run(OP, impl, x.to(autocast_dtype(x) or x.dtype), weight_NK, scale, scheme)
 
 
 def quantize_weight(weight_NK: Tensor, scheme: str = "int8_dynamic") -> tuple[Tensor, Tensor]:
-    """Codes [N, K] and FP32 scales, [N] or (fp8_tensor) [], of a weight; see the module.
+    """Return codes [N, K] and FP32 scales, [N] or (fp8_tensor) [], of a weight; see the module.
 
     Raises ``Mistake`` for an unknown scheme or a tensor that is no matrix.
     """
@@ -98,17 +98,17 @@ def quantize_weight(weight_NK: Tensor, scheme: str = "int8_dynamic") -> tuple[Te
 
 
 def dequantize_weight(weight_NK: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """What codes and scales of ``quantize_weight`` stand for, [N, K], in ``dtype``."""
+    """Return the values of codes and scales of ``quantize_weight``, [N, K], in ``dtype``."""
     wide = accumulator(dtype)
-    # In place: a layer's whole weight in FP32 once, and not twice, beside its result.
+    # In place: a layer's complete weight exists once in FP32, and not twice, beside its result.
     return weight_NK.to(wide).mul_(scale.to(wide).unsqueeze(-1)).to(dtype)
 
 
 def quantize(x: Tensor, scheme: str) -> tuple[Tensor, Tensor]:
-    """Codes of ``x`` and what to multiply them by: [..., 1], or [1, ..., 1] for one scale."""
+    """Return codes of ``x`` and their scales: [..., 1], or [1, ..., 1] for one scale."""
     dtype = SCHEMES[scheme]
     x = x.detach()
-    if x.dtype == torch.float64:  # codes must not depend on the precision computed in
+    if x.dtype == torch.float64:  # codes must not depend on the precision of the computation
         x = x.float()
     if scheme != "fp8_tensor":
         top = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True, dtype=torch.float32)
@@ -118,7 +118,7 @@ def quantize(x: Tensor, scheme: str) -> tuple[Tensor, Tensor]:
     else:
         top = x.new_zeros((1,) * x.dim(), dtype=torch.float32)
     scale = (top / LARGEST[dtype]).clamp_min(torch.finfo(torch.float32).tiny)
-    # In range without a clamp: the largest comes out within two roundings of the largest code.
+    # In range without a clamp: the largest value is within two roundings of the largest code.
     codes = x / scale
     return (codes.round_() if dtype == torch.int8 else codes).to(dtype), scale
 
@@ -156,12 +156,12 @@ def _validate(x: Tensor, weight: Tensor, scale: Tensor, scheme: str) -> None:
 
 
 def reference(x: Tensor, weight_NK: Tensor, scale: Tensor, scheme: str = "int8_dynamic") -> Tensor:
-    """The definition: quantise, dequantise, multiply."""
+    """Compute the definition: quantise, dequantise, multiply."""
     wide = accumulator(x.dtype)
     taken = x.to(wide)
     if scheme != "int8_weight_only":
         codes, x_scale = quantize(x, scheme)
-        # Zero in value, and the whole of the gradient.
+        # The first term is zero, but carries the complete gradient.
         taken = (taken - taken.detach()) + codes.to(wide) * x_scale.to(wide)
     with without_autocast(x):
         return (taken @ dequantize_weight(weight_NK, scale, wide).T).to(x.dtype)
@@ -204,14 +204,14 @@ def _scaled_mm(x: Tensor, weight: Tensor, scale: Tensor, scheme: str) -> Tensor:
         scale_a=x_scale,
         scale_b=scale.reshape(1, -1),
         out_dtype=x.dtype,
-        # Otherwise Hopper adds up whole rows in less than FP32.
+        # Otherwise Hopper accumulates complete rows in less than FP32.
         use_fast_accum=False,
     )
 
 
 def _by(kernel: str) -> Any:
     def call(x: Tensor, weight: Tensor, scale: Tensor, scheme: str) -> Tensor:
-        # Shaped out here: autograd lets nothing write over a view that a function returns.
+        # Reshaped out here: autograd forbids writing in place to a view that a function returns.
         rows = x.reshape(-1, x.shape[-1])
         y = applied(_Product, rows, weight, scale, scheme, kernel)
         return y.view(*x.shape[:-1], weight.shape[0])
@@ -224,7 +224,7 @@ def _scaled_mm_refuses(x: Tensor, weight: Tensor, scale: Tensor, scheme: str) ->
         return f"takes FP8 and not {scheme}"
     if scheme == "fp8_row" and hardware.of(x.device).capability < (9, 0):
         return "scales per row need compute capability 9.0"
-    # Hopper's FP8 units do not keep all bits of FP32 while they add up.
+    # Hopper's FP8 units do not keep all bits of FP32 while they accumulate.
     fitting = (torch.bfloat16,) if scheme == "fp8_row" else (torch.bfloat16, torch.float16)
     if x.dtype not in fitting:
         return f"{scheme} gives {' or '.join(str(d)[6:] for d in fitting)}, not {str(x.dtype)[6:]}"

@@ -1,6 +1,6 @@
 """Rotary position embedding of queries and keys, in one launch.
 
-Each pair (a, b) of a head's elements at position p is rotated by the angle t that a table holds:
+Each pair (a, b) of a head's elements at position p is rotated by an angle t from a table:
 
     a' = a cos t - b sin t,    b' = b cos t + a sin t
 
@@ -44,12 +44,12 @@ def rope(
 ) -> tuple[Tensor, Tensor]:
     """Rotate queries and keys by their positions.
 
-    ``q_BHSD`` and ``k_BGSD`` of one dtype, any strides, H and G may differ. ``cos_SD`` and
-    ``sin_SD`` [N, D/2] or [N, D]: the table for positions 0 to N - 1; of width D it holds every
-    angle twice, as the pairs lie, and one of each two is read. The tables get no gradient.
-    Element s of the sequence stands at position ``offset + s``; an integer tensor on the device,
-    [] or [B], keeps decoding free of host synchronisation: positions outside the table give NaN.
-    Returns new q and k. Raises ``Mistake`` for what does not go together.
+    ``q_BHSD`` and ``k_BGSD`` have one dtype and any strides; H and G may differ. ``cos_SD`` and
+    ``sin_SD`` [N, D/2] or [N, D]: the table for positions 0 to N - 1. A table of width D holds
+    every angle twice, in the layout of the pairs; one of each two is read. The tables get no
+    gradient. Element s of the sequence is at position ``offset + s``; an integer tensor on the
+    device, [] or [B], keeps decoding free of host synchronisation: positions outside the table give
+    NaN. Returns new q and k. Raises ``Mistake`` if the arguments do not fit together.
     """
     return run(OP, impl, q_BHSD, k_BGSD, cos_SD, sin_SD, interleaved, offset)
 
@@ -69,7 +69,7 @@ def reference(
     interleaved: bool = False,
     offset: int | Tensor = 0,
 ) -> tuple[Tensor, Tensor]:
-    """The definition."""
+    """Compute the definition."""
     length, dim = q_BHSD.shape[2:]
     wide = accumulator(q_BHSD.dtype)
     if cos_SD.shape[1] == dim:
@@ -98,7 +98,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 def table(
     length: int, dim: int, device: torch.device, base: float = 10000.0
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [length, dim / 2] in FP32, of angles computed in FP64."""
+    """Return cosines and sines [length, dim / 2] in FP32, of angles computed in FP64."""
     frequency = base ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
     angle = torch.arange(length, dtype=torch.float64, device=device)[:, None] * frequency
     return angle.cos().float(), angle.sin().float()

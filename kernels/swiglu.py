@@ -22,7 +22,7 @@ from kernels._triton import missing, no_fp64
 
 
 def swiglu(gate: Tensor, up: Tensor | None = None, *, impl: str | None = None) -> Tensor:
-    """``silu(gate) * up``.
+    """Compute ``silu(gate) * up``.
 
     ``gate`` and ``up`` [..., F] of one shape and floating dtype, or ``gate`` alone [..., 2 F] with
     the gate in the first half and up in the second. Returns [..., F] in gate's dtype. ``impl``:
@@ -36,7 +36,7 @@ def _check(gate: Tensor, up: Tensor | None) -> None:
 
 
 def reference(gate: Tensor, up: Tensor | None = None) -> Tensor:
-    """The definition."""
+    """Compute the definition."""
     gate, up = _gated.halves(gate, up)
     wide = accumulator(gate.dtype)
     return (torch.nn.functional.silu(gate.to(wide)) * up.to(wide)).to(gate.dtype)

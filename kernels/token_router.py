@@ -1,14 +1,14 @@
-"""Choose k tokens of every sequence by their score, and take them out in their order.
+"""Choose the k tokens of every sequence with the highest scores, and gather them in order.
 
-    index_b = sort(the k places with the highest score_b),    tokens_b = x_b[index_b]
+    index_b = sort(the k positions with the highest score_b),    tokens_b = x_b[index_b]
 
 The expert choice of mixture of depths (Raposo et al. 2024, arXiv 2404.02258, section 3.3) and of
-mixture of recursions (Bae et al. 2025, arXiv 2507.10524, section 2.2); ``token_scatter`` puts the
-results back. Of equal scores the earlier place is chosen; NaN counts as the highest. The gradients
-go back to the chosen places and are zero elsewhere.
+mixture of recursions (Bae et al. 2025, arXiv 2507.10524, section 2.2); ``token_scatter`` writes the
+results back. Of equal scores the earlier position is chosen; NaN counts as the highest. The
+gradients go back to the chosen positions and are zero elsewhere.
 
 Nothing is sorted: a search over the bits of the scores finds the k-th highest, and a running count
-of those chosen is each one's place in the result.
+of the chosen tokens gives each one's index in the result.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ MAX_LENGTH = 65536  # the scores of one sequence are held in the registers of on
 def token_router(
     x_BSD: Tensor, score_BS: Tensor, k: int, *, impl: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the chosen tokens [B, K, D], their scores [B, K] and their places [B, K] int64.
+    """Return the chosen tokens [B, K, D], their scores [B, K] and their positions [B, K] int64.
 
     ``x_BSD`` and ``score_BS`` may have different floating dtypes, which the results keep; both get
-    gradients. Places ascend within a sequence. ``k`` is from 1 to S. ``impl``: auto, torch or
-    triton. Raises ``Mistake`` if shapes, dtypes, devices or k do not go together.
+    gradients. Positions ascend within a sequence. ``k`` is from 1 to S. ``impl``: auto, torch or
+    triton. Raises ``Mistake`` if shapes, dtypes, devices or k do not fit together.
     """
     return run(OP, impl, x_BSD, score_BS, k)
 
@@ -70,7 +70,7 @@ def _check(x: Tensor, score: Tensor, k: int) -> None:
 
 
 def reference(x_BSD: Tensor, score_BS: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The definition."""
+    """Compute the definition."""
     order = score_BS.sort(stable=True, dim=-1, descending=True).indices
     index = order[:, :k].sort(-1).values
     tokens = x_BSD.gather(1, index[..., None].expand(-1, -1, x_BSD.shape[2]))
@@ -90,18 +90,18 @@ def _token_router_select_kernel(
     KEEP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One sequence: the places and scores of those chosen, and every place's slot among them."""
+    """Process one sequence: positions and scores of the chosen, and every position's slot."""
     i_b = tl.program_id(0).to(tl.int64)
     o_s = tl.arange(0, BLOCK)
     m_s = o_s < length
     p_score = score_ptr + i_b * score_batch + o_s.to(tl.int64) * score_token
     b_score = tl.load(p_score, mask=m_s, other=0.0)
     b_bits = tl.where(b_score == 0, 0.0, b_score).to(tl.int32, bitcast=True)  # no minus zero
-    # Integers in the order of the floats: the magnitude of negative ones is turned around.
+    # Integers in the order of the floats: the magnitude of negative ones is inverted.
     b_key = b_bits ^ ((b_bits >> 31) & 0x7FFFFFFF)
     b_key = tl.where(b_score != b_score, 0x7FFFFFFF, b_key)
     b_key = tl.where(m_s, b_key, -0x80000000)
-    # The largest bound that at least K keys reach, which is the K-th key, from its highest bit on.
+    # The K-th key is the largest bound that at least K keys reach; found from its highest bit on.
     count = tl.sum((b_key >= 0).to(tl.int32), axis=0)
     bound = tl.where(count >= K, 0, -0x80000000)
     for step in range(31):
@@ -143,7 +143,7 @@ def _token_router_pull_kernel(
     ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """``out`` [B, length, D]: row i is the source's row ``place[i]``, or zeros if that is -1.
+    """Gather ``out`` [B, length, D]: row i is the source's row ``place[i]``, or zeros for -1.
 
     ``WEIGHTED``: times the weight [B, places] of that row; ``BASED``: plus row i of the base.
     """
@@ -169,7 +169,7 @@ _launch_pull = launcher(_token_router_pull_kernel)
 
 
 def row_tiles(device: int, dim: int, *_: Any) -> list[Tile]:
-    """Rows, columns and warps of the tile that one program moves."""
+    """Return rows, columns and warps of the tiles that one program moves."""
     block = min(1024, power_of_two(dim))
     rows = max(1, min(16, 4096 // block))
     half = max(1, rows // 2)
@@ -187,25 +187,25 @@ _PULL = Tunable("token_router.pull", (_token_router_pull_kernel,), row_tiles)
 
 @replayed
 def pull(
-    source: Tensor, place: Tensor, weight: Tensor | None = None, base: Tensor | None = None
+    source: Tensor, row_index: Tensor, weight: Tensor | None = None, base: Tensor | None = None
 ) -> Tensor:
-    """By Triton: for every ``place`` [B, T] that row of ``source`` [B, N, D], zeros where it is -1.
+    """Gather with Triton the row ``row_index`` [B, T] of ``source`` [B, N, D]; zeros for -1.
 
-    Times its ``weight`` [B, N] if given, plus ``base`` [B, T, D] if given, in whose dtype it is.
+    Times its ``weight`` [B, N] if given, plus ``base`` [B, T, D] if given, which decides the dtype.
     """
-    batch, length = place.shape
+    batch, length = row_index.shape
     dim = source.shape[2]
     source = unit_stride(source)
     base = base if base is None else unit_stride(base)
     dtype = source.dtype if base is None else base.dtype
     out = torch.empty(batch, length, dim, dtype=dtype, device=source.device)
     key = (source.get_device(), dim, dtype, base is not None, size_class(batch * length))
-    rows, block, warps = _PULL.tile(key, pull, source, place, weight, base)
+    rows, block, warps = _PULL.tile(key, pull, source, row_index, weight, base)
     with on_device(source):
         _launch_pull(
             (cdiv(batch * length, rows), cdiv(dim, block)),
             source,
-            place.contiguous(),
+            row_index.contiguous(),
             weight if weight is None else weight.contiguous(),
             base,
             out,
@@ -228,7 +228,7 @@ def pull(
 def _forward(
     x: Tensor, score: Tensor, k: int, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The results, and with ``keep`` of every place which of those chosen it is, or -1."""
+    """Return the results and, with ``keep``, each position's index among the chosen, or -1."""
     batch, length = score.shape
     index = torch.empty(batch, k, dtype=torch.int64, device=x.device)
     chosen = torch.empty(batch, k, dtype=score.dtype, device=x.device)
@@ -236,7 +236,7 @@ def _forward(
     if keep:
         slot = torch.empty(batch, length, dtype=torch.int32, device=x.device)
     block = power_of_two(length)
-    wide = score.float()  # in halves the kernel would need twice the shared memory
+    wide = score.float()  # in half precision the kernel would need twice the shared memory
     with on_device(x):
         _launch_select(
             (batch,),
@@ -294,7 +294,7 @@ def _refuses(x: Tensor, score: Tensor, k: int) -> str | None:
 
 
 def shuffled_scores(batch: int, length: int, seed: int, device: torch.device) -> Tensor:
-    """FP32 scores from -2 to 2 in random order, far enough apart to differ in FP16 if few."""
+    """Draw FP32 scores from -2 to 2 in random order, distinct in FP16 if there are few."""
     generator = torch.Generator("cpu").manual_seed(seed)
     ranks = torch.rand(batch, length, generator=generator).argsort(-1)
     return (4 * (ranks + 0.5) / length - 2).to(device)

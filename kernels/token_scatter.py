@@ -1,8 +1,8 @@
-"""Add weighted updates to the tokens that were chosen; the rest passes through unchanged.
+"""Add weighted updates to the chosen tokens; the others pass through unchanged.
 
     y_b = x_b,    y_b[index_b[j]] += weight_b[j] update_b[j]
 
-The way back of ``token_router``: mixture of depths' equation 1 (Raposo et al. 2024, arXiv
+The inverse of ``token_router``: mixture of depths' equation 1 (Raposo et al. 2024, arXiv
 2404.02258) with the router's weight, and each step of mixture of recursions (Bae et al. 2025, arXiv
 2507.10524, section 2.2). With g_j = dy_b[index_b[j]], the gradients are
 
@@ -54,12 +54,12 @@ def token_scatter(
     *,
     impl: str | None = None,
 ) -> Tensor:
-    """Returns [B, S, D] in x's dtype.
+    """Return the updated tokens [B, S, D] in x's dtype.
 
     ``update_BKD`` and ``weight_BK`` may have other floating dtypes; they and ``x_BSD`` get
-    gradients. ``index_BK`` int64 holds places of x, each at most once in a sequence, in any order
-    (not checked, since that would wait for the GPU; the kernels leave out what is no place).
-    ``impl``: auto, torch or triton. Raises ``Mistake`` if shapes, dtypes or devices do not go
+    gradients. ``index_BK`` int64 holds positions in x, each at most once in a sequence, in any
+    order (not checked, since that would wait for the GPU; the kernels skip invalid positions).
+    ``impl``: auto, torch or triton. Raises ``Mistake`` if shapes, dtypes or devices do not fit
     together.
     """
     return run(OP, impl, x_BSD, update_BKD, weight_BK, index_BK)
@@ -88,7 +88,7 @@ def _check(x: Tensor, update: Tensor, weight: Tensor, index: Tensor) -> None:
 
 
 def reference(x_BSD: Tensor, update_BKD: Tensor, weight_BK: Tensor, index_BK: Tensor) -> Tensor:
-    """The definition."""
+    """Compute the definition."""
     wide = accumulator(x_BSD.dtype)
     weighted = weight_BK.to(wide)[..., None] * update_BKD.to(wide)
     index_BKD = index_BK[..., None].expand(update_BKD.shape)
@@ -99,7 +99,7 @@ def reference(x_BSD: Tensor, update_BKD: Tensor, weight_BK: Tensor, index_BK: Te
 def _token_scatter_slots_kernel(
     index_ptr, slot_ptr, length, chosen, FILL: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """One sequence: which of the chosen every place is, -1 if it is none."""
+    """Process one sequence: each position's index among the chosen, -1 if it is not chosen."""
     i_b = tl.program_id(0).to(tl.int64)
     slot_ptr += i_b * length
     index_ptr += i_b * chosen
@@ -117,7 +117,7 @@ _launch_slots = launcher(_token_scatter_slots_kernel)
 
 
 def _slots(index: Tensor, length: int) -> Tensor:
-    """Of every place [B, length], int32, which of its sequence's chosen it is, or -1."""
+    """Return each position's index [B, length], int32, among its sequence's chosen, or -1."""
     batch, chosen = index.shape
     slot = torch.empty(batch, length, dtype=torch.int32, device=index.device)
     fill, block = min(4096, power_of_two(length)), min(4096, power_of_two(chosen))
@@ -170,7 +170,7 @@ _launch_backward = launcher(_token_scatter_backward_kernel)
 
 
 def _backward_tiles(device: int, dim: int, *_: Any) -> list[Tile]:
-    """Rows, columns and warps: each program walks along its rows."""
+    """Return rows, columns and warps of each tile: each program walks along its rows."""
     return row_tiles(device, dim)
 
 
@@ -250,7 +250,7 @@ def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> 
 def _cost(x_BSD: Tensor, update_BKD: Tensor, weight_BK: Tensor, index_BK: Tensor) -> Cost:
     x, update = tensor_bytes(x_BSD), tensor_bytes(update_BKD)
     small = tensor_bytes(weight_BK, index_BK)
-    rows = update_BKD.numel() * x_BSD.element_size()  # of dy, at the places chosen
+    rows = update_BKD.numel() * x_BSD.element_size()  # of dy, at the chosen positions
     return Cost(
         Work(2 * x + update + small, 2 * update_BKD.numel()),
         Work(2 * update + rows + small + tensor_bytes(weight_BK), 3 * update_BKD.numel()),
@@ -258,7 +258,7 @@ def _cost(x_BSD: Tensor, update_BKD: Tensor, weight_BK: Tensor, index_BK: Tensor
 
 
 def _sizes(random: Random) -> dict[str, Any]:
-    # Each weight's gradient is a sum that may cancel: of a few, all may be noise by chance.
+    # Each weight's gradient is a sum that may cancel: with few terms, all may be noise by chance.
     batch, length = random.randint(1, 3), random.randint(30, 90)
     return {
         "batch": batch,

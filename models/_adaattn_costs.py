@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.attention._memory import is_whole
+from kernels.attention.memory import prefers_full_matrix
 from models._adaptive import SAMPLES, TOKENS
 from models._costs import Attends, Costs, How, dense_block
 from models._layers import mlp_width
@@ -35,7 +35,9 @@ def costs(config: AdaAttnConfig) -> Costs:
         if how.fused:  # one kernel, whatever backend is asked for
             return ""
         if how.device_type == "cpu":
-            whole = is_whole(how.batch, heads, how.sequence, how.sequence, how.device_type)
+            whole = prefers_full_matrix(
+                how.batch, heads, how.sequence, how.sequence, how.device_type
+            )
             return "manual" if whole else "chunked"
         return how.attention
 

@@ -1,57 +1,64 @@
-"""What a router and its experts hold where the operators are PyTorch's, and at work.
+"""Memory of a router and its experts with PyTorch's operators, in training and inference.
 
-On a GPU, and compiled, these take every token through every expert; on a CPU through those that it
-chose. Bytes a token; ``dim`` is the tokens' width and ``width`` an expert's, of ``n`` a token
-chooses ``k``.
+PyTorch's standard experts compute the chosen rows only, as grouped products, or in padded blocks
+where these do not run as one kernel (``kernels.moe_experts._plain``). Bytes a token; ``dim`` is the
+tokens' width and ``width`` an expert's, of ``n`` a token chooses ``k``.
 """
 
 from __future__ import annotations
 
-from models._costs import Held, How
+from kernels.moe_experts import block_rows
+from models._costs import BlockMemory, How
 
 
-def experts_by_torch(how: How, *, dim: int, width: int, n: int, k: int) -> Held:
-    """Beside the router's probabilities, which fused kernels keep too, and the experts' input."""
-    element = how.element
+def rows_by_torch(how: How, *, n: int, k: int) -> float:
+    """Return the rows that experts compute a token: its choices, and what pads them.
+
+    A GPU pads in 32 bits; that 16 bits are BF16 is assumed, as FP16 would be padded too.
+    """
+    if how.device_type == "cpu" or how.element == 2:
+        return k
+    tokens = how.batch * how.sequence
+    rows = block_rows(tokens * k, n)
+    return (tokens * k + n * (rows - 1)) // rows * rows / tokens
+
+
+def experts_by_torch(how: How, *, dim: int, width: int, n: int, k: int) -> BlockMemory:
+    """Return the memory besides the router's probabilities and the experts' input.
+
+    Fused kernels keep those, too.
+    """
+    element, rows = how.element, rows_by_torch(how, n=n, k=k)
+    # Of a choice: its result in FP32, the row where it lies (int64), whether it has one (bool).
+    of_choice = 4 * dim + 8 + 1
     if how.compiled:
-        # Each expert's result, which autocast leaves as it is; with gate, up and their product.
-        result = dim * (2 if how.autocast else 4)
-        # The router's input, where that is a copy; sums of weights, the sorted choices and
-        # their order (int64).
-        routing = (dim if how.stream < 4 else 0) + 2 + k + 2 * n
-        return Held(
-            # Also whether an expert is each of the choices (bool).
-            kept_per_token=4 * routing + n * (3 * width * element + result + k),
-            # The gradients of the product, of gate and of up, while product and result are
-            # gone; or that of the result.
-            backward_per_token=n * max(2 * width * element - result, dim * element),
-            # Gate and up, laid out anew; of autocast's copies these are all that is kept.
-            kept=0 if how.autocast else 2 * n * width * dim * element,
+        # The router's input, where that is a copy; sums of weights, the choices' weights, the
+        # experts in order (int64).
+        routing = 4 * ((dim if how.stream < 4 else 0) + 2 + k + 2 * n)
+        of_row = (dim + 3 * width) * element  # its token, gate, up, their product
+        return BlockMemory(
+            kept_per_token=round(routing + rows * of_row + k * of_choice),
+            backward_per_token=round(rows * 2 * width * element),
         )
     # The router's input, where that is a copy, and its order (int64); k times a weight twice.
-    kept = 4 * ((dim if element < 4 else 0) + 2 * n + 2 * k)
-    # Of an expert: gate, up and silu(gate) in FP32, their product, the result in FP32.
-    of_one = (3 * 4 + element) * width + 4 * dim
-    if how.device_type == "cpu":
-        # Its token, the result times its weight; that weight, and both places (int64).
-        kept += k * (of_one + dim * element + 4 * dim + 5 * 4)
-        kept -= dim * element if element < 4 else 0  # of the router's input the copy alone
-        return Held(kept_per_token=kept, backward_per_token=3 * 4 * width)
-    at_most = max(8 * dim + (3 * 4 + element) * width, 6 * 4 * width)
-    return Held(
-        # Also its weight, and whether it is each of the choices (bool).
-        kept_per_token=kept + n * (of_one + 4 + k),
-        # The gradients of the result, twice; or of gate, up and the two products in FP32.
-        backward_per_token=n * (at_most - of_one),
-        kept=2 * n * width * dim * element,  # gate and up, laid out anew
+    saved = 4 * ((dim if element < 4 else 0) + 2 * n + 2 * k)
+    if how.device_type == "cpu" and element < 4:
+        saved -= dim * element  # the copy alone
+    # Of a row: its token, gate, up and silu(gate) in FP32, their product.
+    of_row = dim * element + (3 * 4 + element) * width
+    return BlockMemory(
+        kept_per_token=round(saved + rows * of_row + k * of_choice),
+        backward_per_token=round(rows * 3 * 4 * width),
     )
 
 
 def experts_at_work(how: How, *, dim: int, width: int, n: int, k: int) -> int:
-    """At most where no backward pass follows, beside the experts' input."""
+    """Return the peak where no backward pass follows, besides the experts' input."""
     if how.fused:  # the products and results of the choices, their sum
         return (k * (width + dim) + dim) * how.element
+    rows = rows_by_torch(how, n=n, k=k)
     # Gate and up with copies in FP32, silu(gate) and the product: 16 bytes in either precision.
-    if how.device_type == "cpu" and not how.compiled:  # one expert's share of the choices
-        return 4 * dim + k * (16 * width + dim * (how.element + 8)) // n
-    return 16 * n * width
+    hidden = rows * (dim * how.element + 16 * width)
+    combined = rows * dim * how.element + k * dim * (how.element + 2 * 4)
+    # Of each choice its expert, order, token and place (int64), and whether it is valid.
+    return round(max(hidden, combined)) + k * (4 * 8 + 1)

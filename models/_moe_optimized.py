@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from models._compiled import MODES
-from models._cuda_graph import CUDAGraphInference
-from models._mistake import ConfigurationError
 from models._moe_config import SWITCHES, MoEConfig
 from models._moe_system import MixtureOfExpertsSystem
+from models.cuda_graph import CUDAGraphInference
+from models.errors import ConfigurationError
 
 AMP_DTYPES = (torch.bfloat16, torch.float16)
 

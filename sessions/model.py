@@ -124,6 +124,7 @@ class PairedComparison(msgspec.Struct, frozen=True, kw_only=True):
     clocks_mhz: list[float] = []  # SM clock of each block, NaN where unknown; empty: all unknown
     voids: list[str] = []  # why each block does not count, "" where it does; empty: all count
     means_ms: list[float] = []  # mean step time of each block, NaN where unknown; empty likewise
+    builds: list[int] = []  # build of both arms that each block ran in; empty: all in the first
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +140,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     p: float = 1.0  # of "the arms are the same in practice"
     settled: bool = False  # the interval is as narrow as was asked for
     more_s: float | None = None  # how much longer deciding would take, where undecided
+    builds: int = 1  # how often both arms were built; with 1 the interval describes one build
+    invalid: str = ""  # why no verdict can hold, as a clause: an arm was impossibly fast
     reasons: list[str] = []
 
 

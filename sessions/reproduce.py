@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -14,6 +15,7 @@ import msgspec
 from sessions import _arguments, claims
 from sessions._arguments import Untold
 from sessions.columns import row_count
+from sessions.comparison import Arm, compare_segments
 from sessions.errors import Lacking
 from sessions.model import (
     KERNELS,
@@ -24,7 +26,15 @@ from sessions.model import (
     Session,
     Study,
 )
+from sessions.plain_text import one_line
+from sessions.ratios import UNPAIRED
+from sessions.verdict import REGION
 
+_LONGEST_COMMENT = 400  # characters
+_SHOWN = 100  # characters of a title
+_SOURCE = "source="  # before the file of a model of one's own
+
+HINT_BUDGET_S = 20.0
 # How an order is called of which there is no study, by the type of its command.
 _ASKED = {
     "start": "A run",
@@ -85,10 +95,14 @@ def arguments(
     output: str | os.PathLike[str] | None = None,
     asked: Sequence[str] = (),
 ) -> list[str]:
-    """The arguments after ``workbench`` that run this configuration, ``asked`` among them."""
+    """Return the arguments after ``workbench`` that run this configuration, with ``asked``.
+
+    Raises ``SessionError`` for a configuration with a word that must not stand in a command.
+    """
     if configuration.family == KERNELS:
-        found = ["bench", configuration.preset, "--every-case"]
-        found += _arguments.option("--dtype", str(configuration.settings["dtype"]))
+        found = ["bench", _arguments.name(configuration.preset, "operator"), "--every-case"]
+        dtype = _arguments.name(configuration.settings.get("dtype"), "dtype")
+        found += _arguments.option("--dtype", dtype)
         return found + _arguments.saved_to(output)
     length = [] if steps is None else _arguments.option("--steps", str(steps))
     toggles = configuration.toggles
@@ -102,9 +116,11 @@ def _arms(comparison: PairedComparison, session: Session) -> tuple[Segment, ...]
     places = facts.get("segments")
     known = range(len(session.segments))
     asked = all(isinstance(facts.get(name), int | float) for name in ("budget_s", "region"))
-    if not asked or not isinstance(places, list) or any(each not in known for each in places):
+    if not asked or not isinstance(places, list):
         return ()
-    arms = tuple(session.segments[each] for each in places)
+    if not all(isinstance(place, int) and place in known for place in places):
+        return ()
+    arms = tuple(session.segments[place] for place in places)
     rest = [msgspec.structs.replace(arm.configuration, toggles={}) for arm in arms]
     toggles = [arm.configuration.toggles.keys() for arm in arms]
     alike = len(arms) == 2 and rest[0] == rest[1] and toggles[0] == toggles[1]
@@ -116,13 +132,84 @@ def command(
     steps: int | None = None,
     output: str | os.PathLike[str] | None = None,
 ) -> str:
-    """One line for a POSIX shell, quoted where it must be."""
-    return shlex.join(["workbench", *arguments(configuration, steps, output)])
+    """Return one line for a POSIX shell, quoted where it must be.
+
+    A comment above it says which file's code it runs, if any. Raises as ``arguments`` does.
+    """
+    words = arguments(configuration, steps, output)
+    caution = [f"# {line}" for line in _caution(words)]
+    return "\n".join([*caution, shlex.join(["workbench", *words])])
+
+
+def _caution(words: Sequence[str]) -> list[str]:
+    """Return a line about the file whose code these words run, if any."""
+    files = [word.removeprefix(_SOURCE) for word in words if word.startswith(_SOURCE)]
+    return [
+        one_line(
+            f"CAUTION: the next command runs the Python code of {file!r}. Read that file first if "
+            "somebody else made this session.",
+            _LONGEST_COMMENT,
+        )
+        for file in files
+    ]
 
 
 def segment_command(segment: Segment, output: str | os.PathLike[str] | None = None) -> str:
     """The command for as many steps as the segment has."""
     return command(segment.configuration, row_count(segment.steps) or None, output)
+
+
+def verdict_hint(arms: Sequence[Arm], titles: Mapping[str, str]) -> str:
+    """Return a line with the command that gives the first unpaired ratio a verdict, if any does.
+
+    ``titles``: the session's. Toggles that a segment's label does not name have their defaults and
+    are left out, where the titles of toggles are known.
+    """
+    base = next((arm for arm in arms if arm.ratio is None), None)
+    for arm in arms:
+        if base is None or arm.ratio is None or arm.ratio.verdict != UNPAIRED:
+            continue
+        first, second = (_named_alone(one.segment, titles) for one in (base, arm))
+        shared = {**first.toggles, **second.toggles}
+        first, second = (
+            msgspec.structs.replace(
+                one, toggles={name: one.toggles[name] for name in shared if name in one.toggles}
+            )
+            for one in (base.segment.configuration, arm.segment.configuration)
+        )
+        if first == second:
+            continue
+        with contextlib.suppress(Untold):
+            _arguments.require_alike(first, second)
+            facts = {"budget_s": HINT_BUDGET_S, "region": REGION}
+            words = _arguments.of_comparison(first, second, facts, None)
+            return f"For a verdict on an unpaired ratio: {shlex.join(['workbench', *words])}"
+    return ""
+
+
+def session_hint(session: Session) -> str:
+    """Return ``verdict_hint`` for the segments of a session."""
+    runs = [(session, segment) for segment in session.segments]
+    if not runs:
+        return ""
+    arms, _ = compare_segments(runs, [segment.title for segment in session.segments])
+    return verdict_hint(arms, session.titles)
+
+
+def _named_alone(segment: Segment, titles: Mapping[str, str]) -> Configuration:
+    """The segment's configuration with the toggles that its label names, or all if none is known.
+
+    A label has the titles of the options that are not the device's defaults.
+    """
+
+    def is_named(name: str, option: str) -> bool:
+        name = f"toggles.{name}"
+        title = f"{titles.get(name)}: {titles.get(f'{name}={option}')}"
+        return name not in titles or title in segment.label.split(", ")
+
+    configuration = segment.configuration
+    toggles = {name: one for name, one in configuration.toggles.items() if is_named(name, one)}
+    return msgspec.structs.replace(configuration, toggles=toggles)
 
 
 def repeatable(session: Session) -> bool:
@@ -139,7 +226,8 @@ def session_commands(session: Session, stem: str = "again") -> str:
     interrupted is asked for like what was not; what no command asks for, and what nothing was
     measured of, is a comment that says so. The script repeats all of it, tells at its end what did
     not exit with 0, and exits with 1 itself then; where one was interrupted, at once and with 130.
-    Raises ``Lacking`` where nothing was asked for.
+    Raises ``Lacking`` where nothing was asked for, ``SessionError`` where a word of the session
+    must not stand in a command.
     """
     calls = _calls(session, stem)
     return _SHELL % "\n".join(
@@ -157,18 +245,19 @@ def session_python(session: Session, stem: str = "again") -> str:
 
 def _calls(session: Session, stem: str) -> list[Call]:
     if not repeatable(session):
-        raise Lacking(f"{session.title!r} has no segments, so there is nothing to run again.")
+        title = one_line(session.title, _SHOWN)
+        raise Lacking(f"{title!r} has no segments, so there is nothing to run again.")
     made: list[Call] = []
     for title, call in _parts(session):
         number = sum(isinstance(one, list) for one in made)
         try:
             words = call(f"{stem}-{number:04d}.h5")
         except Untold as why:
-            made.append(" ".join(f"{title} is not repeated: {why}".split()))
+            made.append(one_line(f"{title} is not repeated: {why}", _LONGEST_COMMENT))
             continue
         # One call times all contenders of an operator, each of which is a segment.
         if session.orders or words[0] != "bench" or all(words[:-1] != one[:-1] for one in made):
-            made.append(words)
+            made += [*_caution(words), words]
     return made
 
 
@@ -208,7 +297,7 @@ def _ordered(session: Session, order: Order, after: Order) -> Iterator[Part]:
     """What one order asked for, also where it was interrupted before there was an answer."""
     segments = session.segments[order.segments : after.segments]
     studies = session.studies[order.studies : after.studies]
-    kind = order.command.get("type", "")
+    kind = str(order.command.get("type", ""))
     answered = studies or after.comparisons > order.comparisons
     if kind == "start" and segments:
         yield from _runs(session, segments, order.command)
@@ -265,7 +354,7 @@ def _claims(study: Study) -> Part:
 
 
 def _title(study: Study) -> str:
-    return f"The {study.kind} {study.title!r}"
+    return f"The {one_line(study.kind, _SHOWN)} {one_line(study.title, _SHOWN)!r}"
 
 
 def _untold(_: str) -> list[str]:

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+TEXT = "str"
+# Columns of studies, which are stored in whatever type they come.
+NUMBER, COUNT, EITHER = "number", "count", "number or text"
+STORED_AS_THEY_ARE = (NUMBER, COUNT, EITHER)
+
 
 class ColumnInfo(NamedTuple):
-    """What one column holds; ``dtype`` is a numpy type string, or ``"str"`` for text."""
+    """What one column holds; ``dtype`` is a numpy type string, or one of the names above."""
 
     dtype: str
     unit: str
@@ -109,6 +114,7 @@ BLOCK_DETAILS = {  # of every block, or of none
     "clock_mhz": ColumnInfo("f8", "MHz", "clock of the multiprocessors, NaN where unknown"),
     "void": ColumnInfo("str", "", "why the block does not count, empty where it does"),
     "mean_ms": ColumnInfo("f8", "ms", "mean step time of the block, NaN where unknown"),
+    "build": ColumnInfo("i4", "", "build of both arms that the block ran in"),
 }
 
 STEP_COLUMNS = {name: column.dtype for name, column in STEPS.items()}

@@ -9,22 +9,24 @@ their own, becomes UNDECIDED.
 
 **Looking often costs nothing here.** A person watches the interval and may stop, or measure on, at
 any block, which makes an ordinary 95 % interval miss far more often than 5 %. The interval is
-therefore valid at all times at once: the log ratios for which the test martingale
-
-    E_n = (1 + n g)^(-1/2) ((1 + t^2 / v) / (1 + t^2 / ((1 + n g) v)))^(n / 2),    v = n - 1
-
-(t the t statistic of n pairs, g = 1) is below 1 / alpha. By Ville's inequality the probability that
-it *ever* leaves the truth outside is at most alpha, for independent normal log ratios of unknown
-variance: the sequential t-test with a normal mixture over the standardised effect (Wang and Ramdas,
-Anytime-valid t-tests and confidence sequences for Gaussian means with unknown variance, 2023;
-Lai, Annals of Statistics 4, 1976). The price is an interval about 1.6 times as wide as
+therefore valid at all times at once: it holds the log ratios for which the test martingale of
+``sessions.martingale`` is below 1 / alpha. The price is an interval about 1.6 times as wide as
 one for a number of pairs that was fixed beforehand. For skewed log ratios the BCa bootstrap
 (Efron, JASA 82, 1987), stretched by the same factor, takes part: the interval reaches on each side
 as far as either of the two does.
+
+**Two builds of one configuration differ** for as long as they live, because they lie at other
+addresses. On an H100, of 40 comparisons of identical captured steps, the pairs alone put 38
+intervals beside 1, at a ratio of 1.0014. Where both arms were rebuilt several times, the mean log
+ratio of each *build* is a unit of a second martingale, and the interval reaches as far as either of
+the two does: the pairs' if builds do not differ, the builds' if they do. Pairs of one build share
+its offset, so that the first alone would be too narrow. Each is valid at every look, and so is what
+holds both. Where nothing was rebuilt the interval describes the two builds that ran.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -35,13 +37,18 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sessions import martingale
+from sessions.builds import LEAST_BUILDS as LEAST_BUILDS
+from sessions.builds import Builds, scatter
+from sessions.martingale import ALPHA as ALPHA
+from sessions.martingale import critical as critical
+from sessions.martingale import paths as paths
 from sessions.model import Judgement, PairedComparison
+from sessions.numbers import interval_text
 
-ALPHA = 0.05
 MIN_PAIRS = 8
 REGION = 0.01  # of practical equivalence: ratios from 1 / 1.01 to 1.01 are the same
 HALF_WIDTH = 0.005  # of the interval of the log ratio, at which measuring ends
-_MIXTURE = 1.0  # variance of the mixture over the effect, in those of a pair; narrow for 8 to 100
 _RESAMPLES = 1999
 _DRAWN = 1 << 20  # numbers of resamples that are held at once
 _EACH = 40  # pairs that are all looked at
@@ -54,13 +61,19 @@ class Pairs:
 
     ``logs`` are the log ratios of step time, second arm over first, ``cycle_logs`` those of clock
     cycles (NaN where a block's clock is not known), ``mean_logs`` those of the blocks' mean step
-    times (likewise; empty where none is); ``numbers`` are the pairs' own.
+    times (likewise; empty where none is); ``numbers`` are the pairs' own, ``builds`` the number of
+    the build that each ran in (empty: all in one).
     """
 
     numbers: NDArray
     logs: NDArray
     cycle_logs: NDArray
     mean_logs: NDArray = field(default_factory=lambda: np.empty(0))
+    builds: NDArray = field(default_factory=lambda: np.empty(0, int))
+
+    def builds_of(self, chosen: NDArray) -> NDArray:
+        """The builds of the ``chosen`` pairs."""
+        return self.builds[chosen] if len(self.builds) else np.zeros(int(chosen.sum()), int)
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,7 @@ class Interval:
     low: float
     high: float
     deviation: float  # standard deviation of one pair
+    builds: Builds | None = None  # where there are several, of several pairs each
 
     @property
     def half_width(self) -> float:
@@ -94,52 +108,51 @@ def pairs(comparison: PairedComparison) -> Pairs:
     clocks = comparison.clocks_mhz or [math.nan] * count
     voids = comparison.voids or [""] * count
     means = comparison.means_ms or [math.nan] * count
-    found: dict[int, dict[int, tuple[float, float, float]]] = {}
+    builds = comparison.builds or [0] * count
+    blocks: dict[int, dict[int, tuple[float, float, float]]] = {}
     for arm, number, median, clock, mean, void in zip(
         comparison.order, numbers, comparison.medians_ms, clocks, means, voids, strict=True
     ):
         if not void and median > 0 and math.isfinite(median):
-            found.setdefault(number, {})[arm] = (median, clock, mean)
-    whole = {number: arms for number, arms in found.items() if arms.keys() >= {0, 1}}
-    both = np.array([[arms[0], arms[1]] for arms in whole.values()]).reshape(-1, 2, 3)
+            blocks.setdefault(number, {})[arm] = (median, clock, mean)
+    complete = {number: arms for number, arms in blocks.items() if arms.keys() >= {0, 1}}
+    both = np.array([[arms[0], arms[1]] for arms in complete.values()]).reshape(-1, 2, 3)
     logs, clock_logs, mean_logs = np.log(both[:, 1] / both[:, 0]).T
-    return Pairs(np.array(list(whole), int), logs, logs + clock_logs, mean_logs)
+    build_of = dict(zip(numbers, builds, strict=True))
+    return Pairs(
+        np.array(list(complete), int),
+        logs,
+        logs + clock_logs,
+        mean_logs,
+        np.array([build_of[number] for number in complete], int),
+    )
 
 
-def critical(n: ArrayLike, alpha: float = ALPHA) -> NDArray:
-    """The |t| of ``n`` pairs at which the test martingale is 1 / alpha, infinite where it never is.
+def interval(
+    logs: ArrayLike, alpha: float = ALPHA, builds: NDArray | None = None, least: int = 1
+) -> Interval:
+    """Return the interval of the mean log ratio that holds at all times at once.
 
-    For one pair, and for some two to five where alpha is small, no t is large enough.
-    """
-    count = np.asarray(n, np.float64)
-    with np.errstate(all="ignore"):
-        grown = (np.sqrt(1 + count * _MIXTURE) / alpha) ** (2 / count)
-        left = 1 - grown / (1 + count * _MIXTURE)
-        square = np.where(left > 0, (count - 1) * (grown - 1) / left, np.inf)
-    return np.where(count > 1, np.sqrt(square), np.inf)
-
-
-def paths(logs: ArrayLike, alpha: float = ALPHA) -> tuple[NDArray, NDArray]:
-    """Mean and half-width of the t interval after each pair; logs and both are (..., n).
-
-    This is ``interval`` without the bootstrap, for every look at once. Infinite half-width where
-    there is no interval.
+    t and BCa together. ``builds``: the number of the build of each log ratio; their scatter takes
+    part where there are several. There is no interval before there are ``least`` builds.
     """
     series = np.asarray(logs, np.float64)
-    n = np.arange(1, series.shape[-1] + 1)
-    mean = np.cumsum(series, axis=-1) / n
-    # Deviations from the first value, because the mean may be far from 0 against the scatter.
-    shifted = series - series[..., :1]
-    total, squares = np.cumsum(shifted, axis=-1), np.cumsum(shifted**2, axis=-1)
-    with np.errstate(all="ignore"):
-        error = np.sqrt(np.maximum(squares - total**2 / n, 0) / (n - 1) / n)
-        half = np.where(n > 1, critical(n, alpha) * error, np.inf)
-    return mean, np.where(np.isnan(half), np.inf, half)
+    pairs_only = _interval(series, alpha)
+    if builds is None:
+        return pairs_only
+    between = scatter(series, builds)
+    if between is None or (between.n == 1 and least == 1):
+        return pairs_only
+    low = high = math.nan
+    if between.n >= least:
+        half = between.half_width(alpha)
+        wide = math.isfinite(half)  # two builds of a comparison that did not plan for several
+        low = min(pairs_only.low, between.mean - half) if wide else pairs_only.low
+        high = max(pairs_only.high, between.mean + half) if wide else pairs_only.high
+    return dataclasses.replace(pairs_only, low=low, high=high, builds=between)
 
 
-def interval(logs: ArrayLike, alpha: float = ALPHA) -> Interval:
-    """The interval of the mean log ratio that holds at all times at once, t and BCa together."""
-    series = np.asarray(logs, np.float64)
+def _interval(series: NDArray, alpha: float) -> Interval:
     n = len(series)
     if n < 2:
         mean = float(series[0]) if n else math.nan
@@ -150,7 +163,7 @@ def interval(logs: ArrayLike, alpha: float = ALPHA) -> Interval:
     if not math.isfinite(half):
         return Interval(n, mean, math.nan, math.nan, deviation)
     low, high = mean - half, mean + half
-    if n >= MIN_PAIRS and np.ptp(series) > 0:
+    if n >= MIN_PAIRS and deviation > 0:
         below, above, fixed = _fixed(series, alpha)
         low = min(low, mean - (mean - below) * half / fixed)
         high = max(high, mean + (above - mean) * half / fixed)
@@ -164,29 +177,24 @@ def fixed_interval(logs: ArrayLike, alpha: float = ALPHA) -> Interval:
     """
     series = np.asarray(logs, np.float64)
     n = len(series)
-    if n < MIN_PAIRS or np.ptp(series) == 0:
+    mean, deviation = float(series.mean()), float(series.std(ddof=1)) if n > 1 else 0.0
+    if n < MIN_PAIRS or not deviation > 0:
         return interval(series, alpha)
-    mean, deviation = float(series.mean()), float(series.std(ddof=1))
     below, above, half = _fixed(series, alpha)
     return Interval(n, mean, min(below, mean - half), max(above, mean + half), deviation)
 
 
-def p_value(found: Interval, margin: float) -> float:
-    """Whether the log ratio lies within ``+-margin``: 1 / E_n at its nearer end, at most 1.
+def p_value(time: Interval, margin: float) -> float:
+    """Return the p value of "the log ratio lies within ``+-margin``", valid under any stopping.
 
-    It keeps its error rate under whatever stopping, as the interval does.
+    Where builds scatter, the larger of the pairs' and the builds', as the interval holds both.
     """
-    distance = abs(found.mean) - margin
-    if found.n < 2 or not distance > 0:
-        return 1.0
-    if not found.deviation > 0:
-        return 0.0
-    n, ratio = found.n, found.deviation / distance
-    grown = 1 + n * _MIXTURE
-    # By 1 / x, x = t^2 / v: no difference of logarithms, which rounding can turn at large x.
-    inverse = ratio * ratio * (n - 1) / n
-    log_e = n / 2 * math.log1p(n * _MIXTURE / (1 + grown * inverse)) - math.log(grown) / 2
-    return min(1.0, math.exp(-log_e))
+    p = martingale.p_value(time.n, abs(time.mean) - margin, time.deviation)
+    between = time.builds
+    if between is None or not math.isfinite(between.half_width()):
+        return p
+    distance = math.copysign(between.mean, between.mean * time.mean) - margin
+    return max(p, martingale.p_value(between.n, distance, between.deviation, martingale.BUILDS))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -208,12 +216,14 @@ def judge(
     half_width: float = HALF_WIDTH,
     seconds: float = math.nan,
     alpha: float = ALPHA,
+    least_builds: int = 1,
 ) -> Judgement:
     """What the blocks so far show of the second arm against the first.
 
     ``region``: the ratio from 1 within which arms are the same in practice. ``floor``: what this
     machine showed between identical arms; nothing below it is claimed, so that the larger of the
     two counts. ``seconds`` is how long the pairs took, for the time that deciding would take.
+    ``least_builds``: how many builds of both arms there must be before anything is claimed.
     """
     return judge_pairs(
         pairs(comparison),
@@ -223,6 +233,7 @@ def judge(
         half_width=half_width,
         seconds=seconds,
         alpha=alpha,
+        least_builds=least_builds,
     )
 
 
@@ -235,21 +246,32 @@ def judge_pairs(
     half_width: float = HALF_WIDTH,
     seconds: float = math.nan,
     alpha: float = ALPHA,
+    least_builds: int = 1,
 ) -> Judgement:
     """As ``judge``, of pairs already made; ``voids`` says of each block why it does not count."""
-    time = interval(found.logs, alpha)
+    every = np.ones(len(found.logs), bool)
+    time = interval(found.logs, alpha, found.builds_of(every), least_builds)
+    builds = len(set(found.builds.tolist())) if time.builds is None else time.builds.n
     margin = math.log1p(max(region, floor))
     verdict, reasons = decide(time, margin)
     more_s = None
     if verdict == "UNDECIDED":
         more_s = seconds_to_tell(time, math.copysign(margin, time.mean), seconds)
-    mean_logs = found.mean_logs[np.isfinite(found.mean_logs)]
-    whole = interval(mean_logs, alpha) if len(mean_logs) >= MIN_PAIRS else None
+        if time.n >= MIN_PAIRS and builds < least_builds:
+            reasons = [f"{builds} of at least {least_builds} builds were measured"]
+            if more_s is not None:
+                more_s = max(more_s, (least_builds - builds) * seconds / builds)
+    timed = np.isfinite(found.mean_logs)
+    whole = None
+    if timed.sum() >= MIN_PAIRS:
+        whole = interval(found.mean_logs[timed], alpha, found.builds_of(timed), least_builds)
     if whole is not None and (refuted := _refuted(verdict, time, whole, margin)):
         reasons.append(refuted)
         verdict, more_s = "UNDECIDED", None  # more of the same would only confirm it
     known = np.isfinite(found.cycle_logs)
-    cycles = interval(found.cycle_logs[known], alpha) if known.any() else None
+    cycles = None
+    if known.any():
+        cycles = interval(found.cycle_logs[known], alpha, found.builds_of(known), least_builds)
     count = f"the clock was known for {known.sum()} of {known.size} pairs"
     if verdict in ("FASTER", "SLOWER") and cycles is not None and known.sum() >= MIN_PAIRS:
         if not known.all():
@@ -258,7 +280,7 @@ def judge_pairs(
         if not agrees:
             reasons.append(
                 f"by time it is {verdict}, but in clock cycles the ratio is "
-                f"{_ratio_text(cycles)}: the arms ran at different clocks"
+                f"{_ratio_text(cycles, margin)}: the arms ran at different clocks"
             )
             verdict = "UNDECIDED"
             if cycles.mean * time.mean > 0:  # else more of the same would only confirm it
@@ -283,7 +305,21 @@ def judge_pairs(
         p=p_value(time, margin),
         settled=time.n >= MIN_PAIRS and time.half_width <= half_width,
         more_s=more_s,
+        builds=max(1, builds),
         reasons=reasons,
+    )
+
+
+def invalidated(judgement: Judgement, why: str) -> Judgement:
+    """Return the judgement without a verdict, because a measured time cannot be true."""
+    return msgspec.structs.replace(
+        judgement,
+        verdict="UNDECIDED",
+        p=1.0,
+        settled=False,
+        more_s=None,
+        invalid=why,
+        reasons=[why, *judgement.reasons],
     )
 
 
@@ -337,18 +373,23 @@ def is_look(n: int) -> bool:
     return look > before
 
 
+def reading(time: Interval, margin: float) -> str:
+    """Return the verdict by where the interval of a log ratio lies against ``+-margin``."""
+    if time.high < -margin:
+        return "FASTER"
+    if time.low > margin:
+        return "SLOWER"
+    return "SAME" if -margin <= time.low and time.high <= margin else "UNDECIDED"
+
+
 def decide(time: Interval, margin: float) -> tuple[str, list[str]]:
-    """The verdict by where the interval lies against ``+-margin``, and why it is no clear one."""
-    percent = 100 * math.expm1(margin)
+    """Return the verdict of enough pairs by their interval, and why it is no clear one."""
     if time.n < MIN_PAIRS:
         return "UNDECIDED", [f"{time.n} of at least {MIN_PAIRS} pairs were measured"]
-    if time.high < -margin:
-        return "FASTER", []
-    if time.low > margin:
-        return "SLOWER", []
-    if -margin <= time.low and time.high <= margin:
-        return "SAME", []
-    return "UNDECIDED", [f"the interval reaches over the edge of ±{percent:.2g} %"]
+    verdict = reading(time, margin)
+    percent = 100 * math.expm1(margin)
+    undecided = [f"the interval reaches over the edge of ±{percent:.2g} %"]
+    return verdict, undecided if verdict == "UNDECIDED" else []
 
 
 def _refuted(verdict: str, time: Interval, whole: Interval, margin: float) -> str:
@@ -367,7 +408,7 @@ def _refuted(verdict: str, time: Interval, whole: Interval, margin: float) -> st
     refuted = {"FASTER": whole.low > -margin, "SLOWER": whole.high < margin, "SAME": outside}
     if not refuted[verdict]:
         return ""
-    return f"by the median step {said}, but {of_all_steps(_ratio_text(whole))}"
+    return f"by the median step {said}, but {of_all_steps(_ratio_text(whole, margin))}"
 
 
 def of_all_steps(ratio: str) -> str:
@@ -393,7 +434,8 @@ def _fixed(series: NDArray, alpha: float) -> tuple[float, float, float]:
             for first in range(0, _RESAMPLES, rows)
         ]
     )
-    skewness = float(np.sum(apart**3) / np.sum(apart**2) ** 1.5) / 6
+    standard = apart / apart.std()  # first, for the squares of small numbers may be 0
+    skewness = float(np.sum(standard**3) / n**1.5) / 6
     tie = 1e-9 * np.ptp(apart)  # of a resample with the mean, whichever way its sum is rounded
     bias = stats.norm.ppf((np.mean(means < -tie) + np.mean(means <= tie)) / 2)
     reach = bias + stats.norm.ppf([alpha / 2, 1 - alpha / 2])
@@ -411,8 +453,9 @@ def _about_voids(blocks: Sequence[str]) -> list[str]:
     return [f"{share} blocks were void and not counted: {reason}"]
 
 
-def _ratio_text(found: Interval) -> str:
-    return f"{math.exp(found.mean):.4f} [{math.exp(found.low):.4f}, {math.exp(found.high):.4f}]"
+def _ratio_text(found: Interval, margin: float) -> str:
+    ratio, low, high = (math.exp(end) for end in (found.mean, found.low, found.high))
+    return interval_text(ratio, low, high, math.expm1(margin))
 
 
 def _ratios(found: Interval | None) -> list[float | None] | None:
@@ -421,6 +464,12 @@ def _ratios(found: Interval | None) -> list[float | None] | None:
 
 def _exp(value: float) -> float | None:
     return math.exp(value) if math.isfinite(value) else None
+
+
+def region_of(comparison: PairedComparison) -> float:
+    """Return the ratio from 1 within which the arms count as the same: region or floor."""
+    facts = comparison.facts
+    return float(max(facts.get("region", REGION), facts.get("floor", 0.0)))
 
 
 def wrong_arms(comparison: PairedComparison) -> list[tuple[str, str]]:

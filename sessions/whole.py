@@ -1,58 +1,133 @@
-"""Files that are written whole or not at all: under a temporary name, then renamed into place.
+"""Files that are replaced in one step: written under a temporary name, then renamed into place.
 
-A crash or a full disk at any moment leaves the old content or the new one, and nothing beside it.
+A crash or a full disk at any moment leaves the old content or the new one. A process that is killed
+leaves its temporary file, which the next save of the same file removes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import glob
+import hashlib
 import os
 import secrets
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-_STALE_S = 3600.0  # a temporary file this old belongs to a save that was killed
+_LONGEST_NAME = 255  # bytes; the limit of common file systems
+_PUBLIC_MODE, _PRIVATE_MODE = 0o666, 0o600  # before the umask
+_LOCKED_BY_S = 10.0  # an empty file this young may belong to a save that is about to lock it
+_WRITE_BITS = 0o222
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+_unfinished: set[Path] = set()  # temporary files of this process
 
 
-def write(path: Path, content: bytes | memoryview) -> None:
-    """Put ``content`` at ``path`` in one step, through a symbolic link and with the file's mode.
+def write(path: Path, content: bytes | memoryview, *, private: bool = False) -> None:
+    """Put ``content`` at ``path`` in one step; arguments and errors are those of ``replacing``."""
+    with replacing(path, private=private) as temporary, temporary.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
 
-    What is there and is no regular file (a pipe, a terminal) is written to as it is. Raises
-    ``OSError``, ``ValueError`` (a NUL in the path) or ``RuntimeError`` (a loop of links).
+
+@contextlib.contextmanager
+def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
+    """Make a temporary file and yield its path; rename it to ``path`` when the block ends.
+
+    A symbolic link keeps its target, and a file its mode. A new file can be read by whom the umask
+    allows, a ``private`` one by its user alone. Raises ``OSError`` (also for what is no regular
+    file, or is read-only), ``ValueError`` (a NUL in the path), ``RuntimeError`` (a loop of links).
     """
     target = path.resolve()
-    if target.exists() and not target.is_file():
-        with target.open("wb") as stream:
-            stream.write(content)
-        return
-    _remove_stale(target)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    mode = _mode_to_keep(target)
+    remove_leftovers(target)
+    temporary = target.with_name(f"{_prefix(target)}{secrets.token_hex(4)}.partial")
+    _unfinished.add(temporary)
     try:
-        with temporary.open("xb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if target.exists():
-            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
-        temporary.replace(target)
-    except BaseException:
+        with _locked(temporary, _PRIVATE_MODE if private else _PUBLIC_MODE):
+            yield temporary
+            if mode is not None:
+                temporary.chmod(mode)
+            temporary.replace(target)
+    finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise
+        _unfinished.discard(temporary)
     _sync_folder(target.parent)
 
 
+def check_target(path: Path) -> None:
+    """Raise ``OSError`` if ``path`` exists and cannot be replaced by a file."""
+    _mode_to_keep(path.resolve())
+
+
+def discard_unfinished() -> None:
+    """Remove the temporary files of this process, which is about to end."""
+    for temporary in tuple(_unfinished):
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
 def reason(error: Exception) -> str:
-    """Why a file could not be written, in a few words."""
+    """Return why a file could not be written, in a few words."""
     return getattr(error, "strerror", None) or str(error)
 
 
-def _remove_stale(target: Path) -> None:
-    for leftover in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
-        with contextlib.suppress(OSError):
-            if time.time() - leftover.stat().st_mtime > _STALE_S:
+def _mode_to_keep(target: Path) -> int | None:
+    """Return the permissions of the file to replace, if any; raises ``OSError`` as ``replacing``.
+
+    A pipe without a reader would block for ever, and a device is no file to open again.
+    """
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "no regular file")
+        raise OSError(errno.EINVAL, f"it is {kind}")
+    # The mode as well: the superuser may write to anything.
+    if not mode & _WRITE_BITS or not os.access(target, os.W_OK):
+        raise OSError(errno.EACCES, "the file is read-only")
+    return stat.S_IMODE(mode)
+
+
+def _prefix(target: Path) -> str:
+    """Return how names of temporary files for ``target`` begin: its own name if that fits."""
+    own = f".{target.name}."
+    if len(os.fsencode(own)) + len("01234567.partial") <= _LONGEST_NAME:
+        return own
+    return f".{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:32]}."
+
+
+@contextlib.contextmanager
+def _locked(temporary: Path, mode: int) -> Iterator[None]:
+    """Make the file and hold its lock, which tells it from a leftover of a killed process."""
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with contextlib.suppress(OSError):  # some network drives have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(target: Path) -> None:
+    """Remove what killed saves of the file left; other processes may be saving it as well."""
+    for leftover in target.parent.glob(f"{glob.escape(_prefix(target))}*.partial"):
+        with contextlib.suppress(OSError), leftover.open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            status = leftover.stat()
+            if status.st_size or time.time() - status.st_mtime > _LOCKED_BY_S:
                 leftover.unlink()
 
 

@@ -10,12 +10,12 @@ import math
 from pathlib import Path
 
 from sessions.model import Ceilings
-from workbench import journal, kept
+from workbench import kept, state_folder
 
 
 def path() -> Path:
     """Where the ceilings are kept."""
-    return journal.folder() / "ceilings.json"
+    return state_folder.path() / "ceilings.json"
 
 
 def key(device: str, driver: str, torch: str) -> str:
@@ -37,7 +37,7 @@ def load(device: str, driver: str, torch: str) -> tuple[Ceilings | None, str]:
 
 def unstored(error: OSError) -> str:
     """Why ceilings could not be stored, and what to do."""
-    return journal.unwritten(path(), error)
+    return state_folder.unwritten(path(), error)
 
 
 def store(found: Ceilings) -> None:

@@ -18,8 +18,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from sessions import whole
 from sessions.errors import Lacking, SessionError
-from workbench import commands, remote
+from workbench import commands, crash_log, interrupts, remote
 from workbench.commands._command import (
     FAILED,
     INTERRUPTED,
@@ -30,6 +31,7 @@ from workbench.commands._command import (
     Mistaken,
     answer,
     answer_failure,
+    failure_as_json,
     say,
 )
 
@@ -37,9 +39,15 @@ DISTRIBUTION = "gpu-optimization-workbench"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; returns the exit code."""
+    """Run one command line; returns the exit code.
+
+    Exceptions that no code expects pass through: ``workbench.__main__`` reports them.
+    """
     _print_what_can_be_printed()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    interrupts.at_exit(whole.discard_unfinished)
+    if "--json" in arguments:
+        interrupts.set_last_words(failure_as_json("cancelled"))
     found = (module.name for module in pkgutil.iter_modules(commands.__path__))
     names = [name for name in found if not name.startswith("_")]
     if arguments == ["--version"]:
@@ -74,6 +82,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         _answer(parsed, "cancelled")
     _drop_what_is_unwritten()
     return code
+
+
+def report_defect(error: BaseException, log: Path | None) -> int:
+    """Report an exception that no code expected, and return the exit code.
+
+    ``log`` is the file that has its traceback.
+    """
+    arguments = sys.argv[1:]
+    name = arguments[0] if arguments and arguments[0].isalpha() else ""
+    sentence = (
+        f"an error inside the program ended it ({crash_log.describe(error)}). "
+        f"{crash_log.where(log)}"
+    )
+    say(f"{f'workbench {name}'.strip()}: {sentence}")
+    _answer(argparse.Namespace(json="--json" in arguments), "failed", sentence)
+    _drop_what_is_unwritten()
+    return FAILED
 
 
 def _is_file(word: str) -> bool:
@@ -144,7 +169,3 @@ def _parser(names: Sequence[str], line: Sequence[str] = ()) -> argparse.Argument
             sub.add_argument(remote.OPTION, metavar="COMMAND", help=remote.HELP)
         sub.set_defaults(command=command, parser=sub)
     return parser
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

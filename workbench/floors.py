@@ -20,11 +20,11 @@ import msgspec
 
 from sessions.model import Configuration, PairedComparison
 from sessions.verdict import MIN_PAIRS
-from workbench import journal, kept
-from workbench.protocol import Attribute, Catalogue, Compare, Validate
+from workbench import kept, state_folder
+from workbench.protocol import Attribute, Catalogue, Compare, Start, Validate
 
 PRECISION = "precision"  # the toggle that a kind names
-Judging = TypeVar("Judging", Compare, Attribute, Validate)
+Judging = TypeVar("Judging", Compare, Attribute, Validate, Start)
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 def path() -> Path:
     """Where the floors are kept."""
-    return journal.folder() / "calibration.json"
+    return state_folder.path() / "calibration.json"
 
 
 def load(catalogue: Catalogue) -> list[Calibration]:
@@ -99,6 +99,8 @@ def _compared(catalogue: Catalogue, command: Judging) -> list[Configuration]:
         return [command.base, command.other]
     if isinstance(command, Attribute):
         return [command.base, _with(command.base, command.toggles)]
+    if isinstance(command, Start):
+        return [command.configuration]
     off = {toggle.name: toggle.options[0].name for toggle in catalogue.toggles}
     return [command.configuration, _with(command.configuration, off)]
 
@@ -152,7 +154,7 @@ def store(calibration: Calibration) -> None:
 
 def unstored(error: OSError) -> str:
     """Why a floor could not be stored, and what to do."""
-    return journal.unwritten(path(), error)
+    return state_folder.unwritten(path(), error)
 
 
 def describe(calibration: Calibration) -> str:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from types import FrameType
+from typing import Protocol
 
 from sessions.model import Session
-from workbench import protocol
+from workbench import interrupts, protocol
 from workbench.client import NotStarted, Runner
 from workbench.journal import Journal
 from workbench.recorder import Recorder
 
 PATIENCE_S = 1.0  # from Ctrl+C to the end by force: what is steps so far has arrived by then
-# What asks this process to end, and how a person calls it.
-_ENDING = {signal.SIGINT: "Ctrl+C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 Watcher = Callable[[protocol.AnyMessage], None]
 Chooser = Callable[[protocol.Catalogue], protocol.Command]
 
@@ -97,20 +95,21 @@ def run_plan(plan: Plan, *, watch: Watcher = lambda _message: None) -> Outcome:
     A command that fails, or is cut off, does not end the plan; Ctrl+C does, and a runner that is
     lost where the plan does not go on with another.
     """
-    driver = _Driver(plan, watch)
-    return driver.drive()
+    interrupt = _Interrupt()
+    with interrupts.handled_by(interrupt.cancel, heed_ignored=True):
+        return _Driver(plan, watch, interrupt).drive()
 
 
 class _Driver:
     """Runs a plan: one runner, or several after one another."""
 
-    def __init__(self, plan: Plan, watch: Watcher) -> None:
+    def __init__(self, plan: Plan, watch: Watcher, interrupt: _Interrupt) -> None:
         self._plan = plan
         self._watch = watch
         self._journal = Journal()
         self._recorder = Recorder(Session())
         self._outcome = Outcome(self._recorder.session, self._journal.path)
-        self._interrupt = _Interrupt()
+        self._interrupt = interrupt
         self._begun = False
         self._last_s = 0.0
         self._at = "while the runner started"
@@ -119,15 +118,14 @@ class _Driver:
     def drive(self) -> Outcome:
         """Run the plan to its end."""
         try:
-            with hearing(self._interrupt.cancel):
-                goes_on = True
-                while goes_on and not self._interrupt.pressed:
-                    try:
-                        runner = Runner(self._journal)
-                    except NotStarted as error:
-                        self._outcome.failures.append(error.failure)
-                        break
-                    goes_on = self._drive(runner)
+            goes_on = True
+            while goes_on and not self._interrupt.pressed:
+                try:
+                    runner = Runner(self._journal)
+                except NotStarted as error:
+                    self._outcome.failures.append(error.failure)
+                    break
+                goes_on = self._drive(runner)
             if self._interrupt.pressed:
                 if self._outcome.reason == "died":
                     self._outcome.reason = "cancelled"  # it did not hear, and was ended by force
@@ -268,28 +266,6 @@ class _Once:
         return False
 
 
-@contextlib.contextmanager
-def hearing(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Let ``handler`` take Ctrl+C and what else asks this process to end, unless that is ignored.
-
-    ``nohup`` ignores the loss of a connection. Ctrl+C is heard all the same: shells have their jobs
-    in the background ignore it, which ``kill -INT`` is to end. Only the main thread hears of them.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in _ENDING}
-    ignored = {number for number in _ENDING if before[number] is signal.SIG_IGN}
-    heard = _ENDING.keys() - (ignored - {signal.SIGINT})
-    try:
-        for number in heard:
-            signal.signal(number, handler)
-        yield
-    finally:
-        for number in heard:
-            signal.signal(number, before[number])
-
-
 class _Interrupt:
     """Lets Ctrl+C cancel the run, and what else asks this process to end.
 
@@ -297,16 +273,18 @@ class _Interrupt:
     """
 
     def __init__(self) -> None:
-        self.pressed = False
-        self.by = ""
+        earlier = interrupts.noted()  # while a run before this one was saved, say
+        self.pressed = earlier is not None
+        self.by = interrupts.SIGNALS[earlier] if earlier else ""
         self.runner: Runner | None = None
         self.asked = False  # for anything: until then there is nothing to wait for
         self.patience_s: float | None = PATIENCE_S  # with a runner that is asked to end
 
-    def cancel(self, number: int, _frame: object) -> None:
+    def cancel(self, number: int, frame: FrameType | None) -> None:
         """Ask the runner to end the run; again: end the runner."""
         again, self.pressed = self.pressed, True
-        self.by = self.by or _ENDING[signal.Signals(number)]
+        interrupts.note(number, frame)
+        self.by = self.by or interrupts.SIGNALS[signal.Signals(number)]
         if self.runner is None:
             return
         end: Callable[[], None] = self.runner.abandon

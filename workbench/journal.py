@@ -10,29 +10,22 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
+import itertools
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from sessions.model import Event, Session
-from workbench import protocol
+import msgspec
+
+from sessions.model import Configuration, Event, Session
+from workbench import protocol, state_folder
 from workbench.recorder import Recorder
 
 KEPT = 20  # journals of unsaved sessions that are kept
-ELSEWHERE = "make room there, or set XDG_STATE_HOME to a folder that can be written"
-
-
-def folder() -> Path:
-    """Where journals live: ``$XDG_STATE_HOME/workbench``, or ``~/.local/state/workbench``.
-
-    Nobody can make a folder in ``/nonexistent``, the home of a user who has none.
-    """
-    try:
-        home = Path.home()
-    except RuntimeError:
-        home = Path("/nonexistent")
-    return Path(os.environ.get("XDG_STATE_HOME") or home / ".local" / "state") / "workbench"
+CHECK_S = 1.0  # between two checks that the file is still in its folder
+RECOVERED_LABEL = "Recovered: its first line was damaged"
 
 
 class Journal:
@@ -44,14 +37,15 @@ class Journal:
     def __init__(self, path: Path | None = None) -> None:
         self._file: io.FileIO | None = None
         self._untold: protocol.Failure | None = None
+        self._checked_s = time.monotonic()
         self.path = _new_path() if path is None else path
         try:
             if path is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                _forget_old(self.path.parent)
-            self._file = self.path.open("ab", buffering=0)
+                _forget_old(state_folder.prepare())
+            self._file = io.FileIO(self.path, "ab", opener=state_folder.opener)
+            state_folder.narrow(self.path)
         except OSError as error:
-            self._end(error)
+            self._end(f"cannot be written ({error.strerror})")
             return
         # Held until this process closes it or ends, however it ends: it tells a journal in use from
         # one that was left behind. Some network drives have no locks.
@@ -68,14 +62,27 @@ class Journal:
             while rest:  # a disk that is almost full takes a part
                 rest = rest[file.write(rest) :]
         except OSError as error:
-            self._end(error)
+            self._end(f"cannot be written ({error.strerror})")
+            return
+        if time.monotonic() - self._checked_s >= CHECK_S:
+            self._check_place(file)
+
+    def _check_place(self, file: io.FileIO) -> None:
+        """End the journal if its file or folder was removed: the system writes on all the same."""
+        self._checked_s = time.monotonic()
+        try:
+            is_there = os.path.samestat(self.path.stat(), os.fstat(file.fileno()))
+        except OSError:
+            is_there = False
+        if not is_there:
+            self._end("was removed or moved by another program")
 
     def complaint(self) -> protocol.Failure | None:
         """What a person is to be told of a journal that could not be written; once."""
         untold, self._untold = self._untold, None
         return untold
 
-    def _end(self, error: OSError) -> None:
+    def _end(self, why: str) -> None:
         """Write nothing more: lines after a gap would be replayed as if there were none."""
         file, self._file = self._file, None
         if file is not None:
@@ -83,9 +90,9 @@ class Journal:
                 file.close()
         self._untold = protocol.Failure(
             kind=protocol.JOURNAL,
-            sentence=f"The journal {self.path} cannot be written ({error.strerror}): what is "
-            "measured goes on, but a crash would lose what is not saved.",
-            fix=f"Save the session soon; {ELSEWHERE}, and start again.",
+            sentence=f"The journal {self.path} {why}: what is measured goes on, but a crash would "
+            "lose what is not saved.",
+            fix=f"Save the session soon; {state_folder.ELSEWHERE}, and start again.",
         )
 
     def write(self, message: protocol.Message) -> None:
@@ -102,11 +109,6 @@ class Journal:
             discard(self.path)
 
 
-def unwritten(path: Path, error: OSError) -> str:
-    """Why a file of the state folder could not be written, and what to do."""
-    return f"{path} cannot be written ({error.strerror}): {ELSEWHERE}"
-
-
 def discard(path: Path) -> None:
     """Remove a journal that nobody needs; one that cannot be removed, or never was, is left."""
     with contextlib.suppress(OSError):
@@ -114,13 +116,26 @@ def discard(path: Path) -> None:
 
 
 def replay(path: Path) -> Iterator[protocol.AnyMessage]:
-    """The journal's messages in order; lines that are none (a cut last one) are passed over."""
+    """Yield the journal's messages in order, and pass over what is none (a last line cut short).
+
+    Zeros that a power cut left, or a line end that was damaged, cost no message beside them.
+    """
     with path.open("rb") as lines:
         for line in lines:
-            try:
-                yield protocol.decode_message(line)
-            except protocol.WireError:
-                continue
+            for part in (line, *_messages_within(line)):
+                try:
+                    yield protocol.decode_message(part)
+                except protocol.WireError:
+                    continue
+                if part is line:
+                    break
+
+
+def _messages_within(line: bytes) -> Iterator[bytes]:
+    """Yield the parts of a damaged line that begin as a message does."""
+    starts = [match.start() for match in re.finditer(rb'\{"type":"', line)]
+    for start, stop in itertools.pairwise([*starts, len(line)]):
+        yield line[start : line.rfind(b"}", start, stop) + 1]
 
 
 def without_message(path: Path) -> str:
@@ -131,14 +146,14 @@ def without_message(path: Path) -> str:
 def recover(path: Path) -> Session:
     """Rebuild the session of a journal; raises ``OSError`` or ``ValueError`` with one sentence."""
     recorder = Recorder(Session(title=f"Recovered {path.stem}"))
-    lost, found = 0, False
+    lost, is_empty = 0, True
     for message in replay(path):
-        found = True
+        is_empty = False
         try:
             recorder.record(message)
         except protocol.WireError:
-            lost += 1
-    if not found:
+            lost += not _record_with_segment(recorder, message)
+    if is_empty:
         raise ValueError(without_message(path))
     if lost:
         text = f"{lost} of the journal's messages could not be read and were left out"
@@ -146,19 +161,54 @@ def recover(path: Path) -> Session:
     return recorder.session
 
 
+def _record_with_segment(recorder: Recorder, message: protocol.AnyMessage) -> bool:
+    """Record a message of a segment whose first line was damaged; return False if it fits nowhere.
+
+    The segment gets the configuration of the segment before it, or of what was ordered.
+    """
+    if getattr(message, "segment", None) != recorder.next_segment:
+        return False
+    started = protocol.SegmentStarted(
+        t_s=message.t_s,
+        index=recorder.next_segment,
+        configuration=_last_configuration(recorder.session),
+        label=RECOVERED_LABEL,
+    )
+    recorder.record(started)
+    try:
+        recorder.record(message)
+    except protocol.WireError:
+        return False
+    return True
+
+
+def _last_configuration(session: Session) -> Configuration:
+    if session.segments:
+        return session.segments[-1].configuration
+    for order in reversed(session.orders):
+        with contextlib.suppress(msgspec.ValidationError):
+            return msgspec.convert(order.command.get("configuration"), Configuration)
+    return Configuration(family="unknown", preset="unknown")
+
+
 def unfinished() -> list[Path]:
-    """Journals of sessions that were never saved, newest first; those in use are left out."""
-    return [path for path in reversed(_by_age(folder())) if not _in_use(path)]
+    """Return journals that were never saved, newest first, without those in use."""
+    return [path for path in reversed(_by_age(state_folder.path())) if not _in_use(path)]
+
+
+def has_segment(path: Path) -> bool:
+    """Return True if a run had begun by the journal's end; raises ``OSError``."""
+    return any(isinstance(message, protocol.SegmentStarted) for message in replay(path))
 
 
 def _new_path() -> Path:
     """A path that no other session has; the process number alone returns in every container."""
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    path = folder() / f"{stem}.journal"
+    path = state_folder.path() / f"{stem}.journal"
     number = 1
     while path.exists():
         number += 1
-        path = folder() / f"{stem}-{number}.journal"
+        path = state_folder.path() / f"{stem}-{number}.journal"
     return path
 
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from sessions import whole
+from workbench import state_folder
 
 Row = TypeVar("Row")
 
@@ -26,5 +27,5 @@ def read(path: Path, kind: type[Row]) -> tuple[dict[str, Row], str]:
 
 def write(path: Path, name: str, row: object, others: dict[str, Row]) -> None:
     """Write the file with ``row`` under ``name`` beside the others; raises ``OSError``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    whole.write(path, msgspec.json.format(msgspec.json.encode({**others, name: row})))
+    state_folder.prepare(path.parent)
+    whole.write(path, msgspec.json.format(msgspec.json.encode({**others, name: row})), private=True)

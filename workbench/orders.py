@@ -8,6 +8,9 @@ import msgspec
 
 from sessions.model import Configuration, Scalar
 
+# Of a run's time, for blocks of its baseline: what they get unless told otherwise, and at most.
+PAIRING_SHARE, MOST_PAIRING_SHARE = 0.05, 0.5
+
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of one arm of a paired comparison, run without a pause."""
@@ -18,6 +21,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     clock_mhz: float | None = None  # of the multiprocessors; None where not known
     void: str = ""  # why the block does not count; empty where it does
     mean_ms: float | None = None  # None where not known
+    build: int = 0  # of both arms, from 0 on
 
 
 class Command(msgspec.Struct, kw_only=True, tag_field="type"):
@@ -32,6 +36,10 @@ class Start(Command, tag="start"):
     which a command puts off. Facts tell of it as ``sessions.checked`` says.
     ``load_state``: a file of decode state to go on from; ``save_state``: where to leave one when
     the run ends between two steps. Empty: none. Both are for workloads that decode.
+    ``pairing_share``: the part of the time that short blocks of the baseline may take after a
+    toggle, so that the ratio against it is a paired one; 0: none. ``baseline``: a configuration
+    that ran before in this runner; None, or one of other work: the first of the run that is steady.
+    ``floor`` and ``floor_note`` of that ratio as in ``Compare``.
     """
 
     configuration: Configuration
@@ -40,6 +48,10 @@ class Start(Command, tag="start"):
     check: Literal["never", "last", "steady"] = "never"
     load_state: str = ""
     save_state: str = ""
+    pairing_share: float = 0.0
+    baseline: Configuration | None = None
+    floor: float = 0.0
+    floor_note: str = ""
 
 
 class Bench(Command, tag="bench"):
@@ -69,7 +81,8 @@ class Compare(Command, tag="compare"):
     ``budget_s``: seconds of alternating, without what building takes. ``region``, ``floor`` and
     ``half_width`` as in ``sessions.verdict.judge``. ``order`` within the pairs: "random" or "abba".
     ``before``: the blocks of an earlier comparison of the two, which took ``before_s``; it goes on.
-    ``predict``: say first what the roofline makes of the two.
+    ``predict``: say first what the roofline makes of the two. ``build_count``: how often both are
+    built, the budget divided among the builds; 0: several times if that is cheap, else once.
     """
 
     base: Configuration
@@ -84,6 +97,7 @@ class Compare(Command, tag="compare"):
     before_s: float = 0.0
     predict: bool = False
     floor_note: str = ""  # whose floor it is, where it is not that of what is compared
+    build_count: int = 0
 
 
 class Predict(Command, tag="predict"):
@@ -173,6 +187,12 @@ class Apply(Command, tag="apply"):
     """Change toggles of the run in progress; those left out stay as they are."""
 
     toggles: dict[str, str]
+
+
+class Baseline(Command, tag="baseline"):
+    """Pair the run in progress with this configuration from the next toggle on, as in ``Start``."""
+
+    configuration: Configuration
 
 
 class Check(Command, tag="check"):

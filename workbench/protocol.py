@@ -30,8 +30,11 @@ from workbench.offered import OptionInfo as OptionInfo
 from workbench.offered import ToggleInfo as ToggleInfo
 from workbench.offered import WorkloadInfo as WorkloadInfo
 from workbench.offered import ended
+from workbench.orders import MOST_PAIRING_SHARE as MOST_PAIRING_SHARE
+from workbench.orders import PAIRING_SHARE as PAIRING_SHARE
 from workbench.orders import Apply as Apply
 from workbench.orders import Attribute as Attribute
+from workbench.orders import Baseline as Baseline
 from workbench.orders import Bench as Bench
 from workbench.orders import Block as Block
 from workbench.orders import Cancel as Cancel
@@ -337,7 +340,17 @@ class Finished(Message, tag="finished"):
 
 
 AnyCommand = (
-    RunCommand | Predict | Apply | Check | Pause | Resume | Stop | Cancel | ClearTritonCache | Quit
+    RunCommand
+    | Predict
+    | Apply
+    | Baseline
+    | Check
+    | Pause
+    | Resume
+    | Stop
+    | Cancel
+    | ClearTritonCache
+    | Quit
 )
 AnyMessage = (
     Catalogue

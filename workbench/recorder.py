@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from sessions import work
+from sessions.background import BACKGROUND
 from sessions.ceilings import describe
 from sessions.columns import Columns
 from sessions.model import (
@@ -27,9 +29,11 @@ from sessions.model import (
     Session,
     Study,
 )
+from sessions.plain_text import clip
 from workbench import protocol, titles
 
 LONGEST_TEXT = 4000  # characters that a segment keeps of what it generated
+LONGEST_NAME, LONGEST_NOTE = 1_000, 1_000_000  # characters; session files hold no more
 
 
 class Recorder:
@@ -49,12 +53,18 @@ class Recorder:
         self._open: Segment | None = None  # the last that began, until its run ends
         self._described: dict[tuple[str, str], protocol.MetricInfo] = {}  # by family and name
         self._comparisons: dict[int, int] = {}  # the same, to places in the session
+        self._paired = False  # whether other segments' blocks are run beside the open one
         self._studies: dict[int, int] = {}
 
     @property
     def last_s(self) -> float:
         """The latest time so far, on the session's clock."""
         return self._last_s
+
+    @property
+    def next_segment(self) -> int:
+        """The number that the present runner gives its next segment."""
+        return max(self._segments, default=-1) + 1
 
     def record(self, message: protocol.AnyMessage) -> Segment | None:
         """Take one message; returns the segment that it changed, if any.
@@ -80,6 +90,8 @@ class Recorder:
             case protocol.PhaseChanged():
                 segment = self._segment(message.segment)
                 _check_phase(message.phase)
+                if self._is_beside(segment):
+                    return segment
                 now = message.t_s + self._offset_s
                 _close_phase(segment, now)
                 segment.phases.append(PhaseSpan(message.phase, now, now))
@@ -88,7 +100,7 @@ class Recorder:
                 segment = self._segment(message.segment)
                 columns = self._columns(message.columns, STEP_COLUMNS)
                 segment.steps.append(columns)  # type: ignore[attr-defined]
-                if len(columns["t_s"]):
+                if len(columns["t_s"]) and not self._is_beside(segment):
                     _close_phase(segment, float(columns["t_s"][-1]))
                 return segment
             case protocol.Metrics():
@@ -142,7 +154,8 @@ class Recorder:
             case protocol.Note():
                 self._event(message.t_s, message.kind, message.text)
             case protocol.Described():
-                session.title, session.notes = message.title, message.notes
+                session.title = clip(message.title, LONGEST_NAME)
+                session.notes = clip(message.notes, LONGEST_NOTE)
             case protocol.Failure():
                 kind = "warning" if message.kind == protocol.JOURNAL else "error"
                 self._event(message.t_s, kind, message.sentence)
@@ -190,7 +203,7 @@ class Recorder:
         segment = Segment(
             index=len(self.session.segments),
             configuration=message.configuration,
-            label=message.label,
+            label=clip(message.label, LONGEST_NAME),
             start_s=message.t_s + self._offset_s,
             ledger=dict(message.ledger),
         )
@@ -198,8 +211,13 @@ class Recorder:
         self._segments[message.index] = self._open = segment
         return segment
 
+    def _is_beside(self, segment: Segment) -> bool:
+        """Return True for a baseline that is over, of which blocks are run beside the open one."""
+        return self._paired and segment is not self._open
+
     def _end_segment(self, stop_s: float) -> None:
         """The last phase ends with its run: nothing builds or warms up until the next begins."""
+        self._paired = False
         if self._open is not None:
             _close_phase(self._open, stop_s)
             self._open = None
@@ -237,6 +255,7 @@ class Recorder:
 
     def _begin_comparison(self, message: protocol.ComparisonStarted) -> None:
         comparisons = self.session.comparisons
+        self._paired = bool(message.asked.get(BACKGROUND))
         segments = [self._segment(index).index for index in message.segments]
         started = PairedComparison(
             arms=message.arms,
@@ -246,7 +265,13 @@ class Recorder:
             low=math.nan,
             high=math.nan,
             verdict="UNDECIDED",
-            facts={**message.asked, "segments": segments, "history": [], **_foretold(message)},
+            facts={
+                **message.asked,
+                "segments": segments,
+                "history": [],
+                **work.facts_of([self.session.segments[place].configuration for place in segments]),
+                **_foretold(message),
+            },
         )
         started = _with_blocks(started, message.before)
         for place, earlier in enumerate(comparisons):
@@ -339,7 +364,8 @@ class Recorder:
         return found
 
     def _event(self, t_s: float, kind: str, text: str) -> None:
-        self.session.events.append(Event(t_s + self._offset_s, kind, text))
+        event = Event(t_s + self._offset_s, kind, clip(text, LONGEST_NOTE))
+        self.session.events.append(event)
 
 
 def _foretold(message: protocol.ComparisonStarted) -> dict[str, Any]:
@@ -405,6 +431,7 @@ def _with_blocks(comparison: PairedComparison, blocks: list[protocol.Block]) -> 
         clocks_mhz=comparison.clocks_mhz + clocks,
         voids=comparison.voids + [block.void for block in blocks],
         means_ms=comparison.means_ms + means,
+        builds=comparison.builds + [block.build for block in blocks],
     )
 
 

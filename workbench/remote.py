@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 OPTION, VARIABLE = "--runner", "WORKBENCH_RUNNER"
-HERE = (sys.executable, "-m", "workbench.runner")
+# ``-P``: a file in the working directory must not replace a module of ours or of Python's.
+HERE = (sys.executable, "-P", "-m", "workbench.runner")
 HELP = (
     'command that starts the runner, as "ssh HOST /path/to/python -m workbench.runner": the GPU of '
     "another host. What the runner reads and writes (own models, data, states, traces, tuned "

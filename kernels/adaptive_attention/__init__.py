@@ -3,31 +3,31 @@
     out = softmax(scale_h (q~ P_h) (k~ P_h)^T + causal mask) v
 
 P_h keeps the first rank_h columns of a head, q~ and k~ are q and k rounded to the head's precision.
-Both are tensors, one number per key head (and so for all query heads that share it), which a
-kernel reads and the host never does: they may change in a captured CUDA graph, and their values are
-not checked but brought into range. AdaAttn's adaptive kernel; groups and positions as in
+Both are tensors with one number per key head (and so for all query heads that share it). Kernels
+read them and the host never does: they may change in a captured CUDA graph, and their values are
+not checked but clamped. This is AdaAttn's adaptive kernel; groups and positions as in
 ``attention``.
 
-**Rank.** q and k are given in a basis whose first columns matter most, as multiplied by the V [D,
-D] that ``low_rank(k, D)`` gives for a head, which may be folded into what makes q and k. Leaving
-out columns then changes scores by at most d = scale max |q - q P| max |k - k P|, and each output by
-at most (e^(2 d) - 1) max |v|, where the ``scale`` stays the same for all ranks. Without one it is
-adjusted to the rank, 1 / sqrt(rank_h): the spread of scores of rank_h terms.
+**Rank.** q and k are given in a basis whose first columns matter most, such as after multiplication
+by the V [D, D] that ``low_rank(k, D)`` gives for a head, which may be folded into the projections.
+Leaving out columns then changes scores by at most d = scale max |q - q P| max |k - k P|, and each
+output by at most (e^(2 d) - 1) max |v|, if the ``scale`` stays the same for all ranks. Without a
+scale it follows the rank, 1 / sqrt(rank_h): the spread of scores of rank_h terms.
 
-**Precision**, in bits, concerns the product of queries with keys: of 32 it is the inputs'; of 16,
-FP16, where the inputs have more; of 8, FP8 E4M3, where ``allow_fp8`` says so, FP16 otherwise. A row
+**Precision**, in bits, concerns the product of queries with keys: 32 means the inputs' precision;
+16 means FP16, where the inputs have more; 8 means FP8 E4M3 if ``allow_fp8``, FP16 otherwise. A row
 of q or k is rounded to multiples of its own unit, a power of two that brings its largest element
 between 128 and 256, so that tokens do not depend on later ones. Half a step is at most 2^-4 of an
 element or 2^-10 units in FP8, 2^-11 or 2^-25 in FP16. Weights and values keep the inputs'
-precision, as in SageAttention (Zhang et al. 2024, arXiv 2410.02367), which has INT8 in place of
-FP8. Gradients are those of the rounded q and k and pass straight through the rounding (Bengio et
-al. 2013, arXiv 1308.3432); what lies past the rank gets zero.
+precision, as in SageAttention (Zhang et al. 2024, arXiv 2410.02367), which has INT8 instead of FP8.
+Gradients are those of the rounded q and k and pass straight through the rounding (Bengio et al.
+2013, arXiv 1308.3432); columns beyond the rank get zero.
 
 ``triton`` branches to tiles as wide as the rank needs (the padded head dimension, half or a quarter
-of it), forward and backward, and multiplies in the precision asked for, forward; the backward pass
+of it), forward and backward. Forward it multiplies in the requested precision; the backward pass
 multiplies the same rounded numbers in the inputs' dtype. ``torch`` gives the rounded and cut
-tensors to the operator attention: any of its backends, memory linear in the length, no work
-saved. ``manual`` is the definition, with the whole matrix of weights.
+tensors to the operator attention: any of its backends, memory linear in the length, no work saved.
+``manual`` is the definition, with the full matrix of weights.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from kernels.adaptive_attention._launch import TRITON
 from kernels.attention import attention
 from kernels.attention._masks import RECOMPUTED_ULPS
 from kernels.attention._masks import reference as plain_attention
-from kernels.attention._memory import fits_whole
+from kernels.attention.memory import why_chunks_do_not_pay
 
 
 def adaptive_attention(
@@ -78,16 +78,17 @@ def adaptive_attention(
     allow_fp8: bool = False,
     impl: str | None = None,
 ) -> Tensor:
-    """Attention of ``q_BHSD`` over ``k_BGTD`` and ``v_BGTD``; returns [B, H, S, D].
+    """Compute attention of ``q_BHSD`` over ``k_BGTD`` and ``v_BGTD``; returns [B, H, S, D].
 
     ``rank_G`` and ``precision_G`` are int32 or int64, [G], on the tensors' device: columns, 1 to D,
-    and bits, 8, 16 or 32; None is all of them. q, k and v get gradients. Under autocast they are
-    cast as torch casts those of its own attention. ``impl``: auto, triton, torch or manual.
-    Raises ``Mistake`` for what does not go together, ``Unavailable`` for what cannot run.
+    and bits, 8, 16 or 32; None means all of them. q, k and v get gradients. Under autocast they are
+    cast as torch casts the inputs of its own attention. ``impl``: auto, triton, torch or manual.
+    Raises ``Mistake`` if the arguments do not fit together, ``Unavailable`` if ``impl`` cannot run.
     """
     dtype = autocast_dtype(q_BHSD)
     if dtype is not None:
-        alike("adaptive_attention", "q k v", q_BHSD, k_BGTD, v_BGTD)  # which a cast would hide
+        # a cast would hide different dtypes
+        alike("adaptive_attention", "q k v", q_BHSD, k_BGTD, v_BGTD)
         q_BHSD, k_BGTD, v_BGTD = q_BHSD.to(dtype), k_BGTD.to(dtype), v_BGTD.to(dtype)
     q_BHSD, k_BGTD, v_BGTD = unit_stride(q_BHSD), unit_stride(k_BGTD), unit_stride(v_BGTD)
     return run(OP, impl, q_BHSD, k_BGTD, v_BGTD, rank_G, precision_G, causal, scale, allow_fp8)
@@ -145,7 +146,7 @@ def _check(
 def cut_and_rounded(
     x: Tensor, rank: Tensor | None, precision: Tensor | None, allow_fp8: bool
 ) -> Tensor:
-    """``x`` [B, G, ..., D] with zeros past the rank, at each head's precision."""
+    """Return ``x`` [B, G, ..., D] with zeros beyond the rank, at each head's precision."""
     shape = (-1,) + (1,) * (x.dim() - 2)
     if precision is not None and (allow_fp8 or x.element_size() > 2):
         bits = precision.view(shape)
@@ -153,7 +154,7 @@ def cut_and_rounded(
         chosen = torch.where(bits <= 16, chosen, x.detach())
         if allow_fp8:
             chosen = torch.where(bits <= 8, _rounded(x, torch.float8_e4m3fn), chosen)
-        # Zero in value, and the whole of the gradient.
+        # The first term is zero, but carries the complete gradient.
         x = (x - x.detach()) + chosen if needs_gradient(x) else chosen
     if rank is not None:
         x = x.masked_fill(torch.arange(x.shape[-1], device=x.device) >= rank.view(shape), 0)
@@ -161,12 +162,12 @@ def cut_and_rounded(
 
 
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Multiples in ``dtype`` of a power of two per row, which are exact in x's own dtype."""
+    """Round to multiples in ``dtype`` of a power of two per row, exact in x's own dtype."""
     top = vector_norm(x.detach(), math.inf, -1, keepdim=True).float()
     exponent = (top.view(torch.int32) & 0xFF << 23).clamp_min(16 << 23) - (7 << 23)
     unit = exponent.view(torch.float32)
     low = (x.detach() / unit).to(dtype)
-    if dtype != torch.float16:  # which FP32 multiplies as it is, and all of these products fit
+    if dtype != torch.float16:  # FP16 values multiply in FP32 as they are, and all products fit
         low = low.to(torch.float32)
     return (low * unit).to(x.dtype)
 
@@ -179,10 +180,10 @@ def prepared(
     scale: float | None,
     allow_fp8: bool,
 ) -> tuple[Tensor, Tensor, Tensor | float]:
-    """q and k as they are multiplied, cut and rounded, and their scale, [H, 1, 1] by the rank.
+    """Return the cut and rounded q and k, and their scale, [H, 1, 1] if it follows the rank.
 
-    For a cache: the keys of a token are the same whenever they are prepared, and ``attention``
-    with such queries and keys is ``adaptive_attention`` with those that were not.
+    For a cache: the keys of a token are the same whenever they are prepared, and ``attention`` with
+    prepared queries and keys equals ``adaptive_attention`` with unprepared ones.
     """
     heads, dim = q.shape[1], q.shape[3]
     groups = k.shape[1]
@@ -193,7 +194,7 @@ def prepared(
             factor = rank.to(accumulator(q.dtype)).rsqrt()
             factor = factor[:, None].expand(groups, heads // groups).reshape(heads, 1, 1)
     q_BGRSD = q.unflatten(1, (groups, heads // groups))
-    if q.shape[2] == k.shape[2] == 1:  # a token that is decoded: launches are what it costs
+    if q.shape[2] == k.shape[2] == 1:  # one decoded token: the cost is in the launches
         both = torch.cat([q_BGRSD, k[:, :, None]], 2)
         both = cut_and_rounded(both, rank, precision, allow_fp8)
         return both[:, :, :-1].flatten(1, 2), both[:, :, -1], factor
@@ -211,7 +212,7 @@ def reference(
     scale: float | None = None,
     allow_fp8: bool = False,
 ) -> Tensor:
-    """The definition: the whole matrix of weights."""
+    """Compute the definition, with the full matrix of weights."""
     q, k, factor = prepared(q_BHSD, k_BGTD, rank_G, precision_G, scale, allow_fp8)
     return plain_attention(q, k, v_BGTD, causal, None, factor)
 
@@ -226,7 +227,7 @@ def _attention(
     scale: float | None,
     allow_fp8: bool,
 ) -> Tensor:
-    """Cut and rounded, then attention as always."""
+    """Cut and round, then run ordinary attention."""
     q, k, factor = prepared(q, k, rank, precision, scale, allow_fp8)
     if isinstance(factor, Tensor):
         scale = q.shape[-1] ** -0.5
@@ -234,7 +235,7 @@ def _attention(
     backend = None
     if not q.is_cuda:
         # SDPA's FP32 kernel for the CPU loses up to three times what the definition loses.
-        backend = "manual" if fits_whole(q, k) else "chunked"
+        backend = "manual" if why_chunks_do_not_pay(q, k) else "chunked"
     return attention(q, k, v, causal=causal, scale=scale, backend=backend)
 
 
@@ -277,14 +278,16 @@ def _cost(
     batch, heads, length, dim = q_BHSD.shape
     groups, keys = k_BGTD.shape[1:3]
     pairs = length * (2 * keys - length + 1) // 2 if causal else length * keys
-    kept = groups * dim if rank_G is None else int(rank_G.clamp(1, dim).sum())
+    columns = groups * dim if rank_G is None else int(rank_G.clamp(1, dim).sum())
     products = 2 * batch * (heads // groups) * pairs  # FLOPs per pair and column of a head
-    queries_keys = batch * (heads // groups * length + keys) * kept * q_BHSD.element_size()
+    queries_keys = batch * (heads // groups * length + keys) * columns * q_BHSD.element_size()
     out, values = tensor_bytes(q_BHSD), tensor_bytes(v_BGTD)
     written = tensor_bytes(q_BHSD, k_BGTD, v_BGTD)
     return Cost(
-        Work(queries_keys + values + out, products * (kept + groups * dim)),
-        Work(queries_keys + values + 2 * out + written, products * (3 * kept + 2 * groups * dim)),
+        Work(queries_keys + values + out, products * (columns + groups * dim)),
+        Work(
+            queries_keys + values + 2 * out + written, products * (3 * columns + 2 * groups * dim)
+        ),
     )
 
 
@@ -320,7 +323,7 @@ def _case(
 
 
 def _sizes(random: Random) -> dict[str, Any]:
-    # From 2 tokens on: of one, which has a case, all gradients but v's are rounding errors alone.
+    # From 2 tokens on: with one, which has a case, all gradients but v's are only rounding errors.
     length, kv_heads, dim = random.randint(2, 40), random.randint(1, 3), 8 * random.randint(1, 9)
     some = range(kv_heads)
     return {

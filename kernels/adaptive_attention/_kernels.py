@@ -1,8 +1,8 @@
-"""Attention kernels whose heads differ in rank and precision, both read where the kernel runs.
+"""Attention kernels whose heads differ in rank and precision, both read by the kernel.
 
-Rows are packed as in ``kernels.attention._flash_kernels``, whose loops these are. A program reads
-its head's rank and branches once to the loop whose tiles of queries and keys are as wide as the
-rank needs: the padded head dimension shifted right by 0 ... WIDTHS - 1. ``_launch`` launches.
+Rows are packed as in ``kernels.attention._flash_kernels``, whose loops these kernels use. A program
+reads its head's rank and branches once to the loop whose tiles of queries and keys are as wide as
+the rank needs: the padded head dimension shifted right by 0 ... WIDTHS - 1. ``_launch`` launches.
 """
 
 from kernels._launch import launcher
@@ -14,7 +14,7 @@ from kernels.attention._flash_kernels import (
     key_range,
     row_range,
 )
-from kernels.attention._order import place_of_tile
+from kernels.attention._order import tile_coordinates
 
 
 @triton.jit
@@ -24,9 +24,9 @@ def adaptive_attention_narrow_kernel(
     HEADS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Rows of x in multiples of their own unit, a power of two, with few bits.
+    """Round rows of x to multiples of their own unit, a power of two, with few bits.
 
-    ``low`` [rows, D] holds the multiples and ``unit`` [rows] the units; ``near`` is the product
+    ``low`` [rows, D] holds the multiples and ``unit`` [rows] the units; ``near`` is their product
     where the head's precision is at most ``BITS``, elsewhere x.
     """
     o_n = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -43,8 +43,8 @@ def adaptive_attention_narrow_kernel(
     b_unit = ((b_e - 7) << 23).to(tl.float32, bitcast=True)
     b_y = b_x * ((261 - b_e) << 23).to(tl.float32, bitcast=True)[:, None]
     if BITS == 8:
-        # To E4M3's bits here, as adding a number of 2^20 times the size rounds: the interpreter's
-        # own conversion does not round to nearest. Below 2^-6 the steps are those of 2^-6.
+        # Round to E4M3 here, by adding a number of 2^20 times the size: the interpreter's own
+        # conversion does not round to nearest. Below 2^-6 the steps are those of 2^-6.
         b_ey = tl.maximum((b_y.to(tl.int32, bitcast=True) >> 23) & 255, 121)
         b_big = ((b_ey + 20) << 23).to(tl.float32, bitcast=True) * 1.5
         b_y = (b_y + b_big) - b_big
@@ -65,7 +65,7 @@ launch_narrow = launcher(adaptive_attention_narrow_kernel)
 
 @triton.jit
 def _rank(rank_ptr, i_g, D: tl.constexpr, RANKED: tl.constexpr):
-    """The head's rank, brought into 1 ... D."""
+    """Load the head's rank, clamped to 1 ... D."""
     rank = tl.cast(D, tl.int32)
     if RANKED:
         rank = tl.minimum(tl.maximum(tl.load(rank_ptr + i_g).to(tl.int32), 1), rank)
@@ -74,7 +74,7 @@ def _rank(rank_ptr, i_g, D: tl.constexpr, RANKED: tl.constexpr):
 
 @triton.jit
 def _scale(rank, SCALE: tl.constexpr):
-    """The scale given, or 1 / sqrt(rank) where that is 0."""
+    """Return the given scale, or 1 / sqrt(rank) if it is 0."""
     scale = tl.rsqrt(rank.to(tl.float32))
     if SCALE != 0.0:
         scale = scale * 0.0 + SCALE
@@ -88,7 +88,7 @@ def _attend_all(
     D: tl.constexpr, CAUSAL: tl.constexpr, UNITS: tl.constexpr, N: tl.constexpr,
     BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The whole softmax with queries and keys of at most BLOCK_C columns."""
+    """Run the complete softmax with queries and keys of at most BLOCK_C columns."""
     o_c = tl.arange(0, BLOCK_C)
     m_s = o_s < length
     p_q = q_ptr + o_h[:, None] * q_head + o_s.to(tl.int64)[:, None] * q_token + o_c[None, :]
@@ -114,7 +114,7 @@ def _attend_at(
     D: tl.constexpr, CAUSAL: tl.constexpr, BITS: tl.constexpr, N: tl.constexpr,
     BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``_attend_all`` at the head's precision."""
+    """Run ``_attend_all`` at the head's precision."""
     if BITS != 0:
         if bits <= BITS:
             b_acc, b_l, b_m = _attend_all(
@@ -151,8 +151,8 @@ def adaptive_attention_forward_kernel(
 ):  # fmt: skip
     n_blocks = tl.cdiv(length * R, M)
     n_groups = tl.num_programs(0) // n_blocks
-    i_bg, place = place_of_tile(tl.program_id(0), n_groups, n_blocks, TOGETHER)
-    i_m = n_blocks - 1 - place
+    i_bg, i_block = tile_coordinates(tl.program_id(0), n_groups, n_blocks, TOGETHER)
+    i_m = n_blocks - 1 - i_block
     i_b = (i_bg // GROUPS).to(tl.int64)
     i_g = (i_bg % GROUPS).to(tl.int64)
     shift = keys - length
@@ -190,7 +190,7 @@ def adaptive_attention_forward_kernel(
     m_s = o_s < length
     p_out = out_ptr + i_b * out_batch + (i_g * R + o_r)[:, None] * out_head
     p_out += o_s.to(tl.int64)[:, None] * out_token + o_d[None, :]
-    # Every row has seen a key; where there is no row, the sum is of weights without meaning.
+    # Every row has seen a key; beyond the last row, sums are of meaningless weights.
     tl.store(p_out, b_acc / b_l[:, None], mask=m_s[:, None] & (o_d < D)[None, :])
     if KEEP:
         p_lse = lse_ptr + ((i_b * GROUPS + i_g) * R + o_r) * length + o_s
@@ -250,10 +250,10 @@ def adaptive_attention_dkdv_kernel(
     CAUSAL: tl.constexpr, RANKED: tl.constexpr, WIDTHS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one block of keys and values; columns of dk past the rank are zeros."""
+    """Compute gradients of one block of keys and values; dk's columns beyond the rank are 0."""
     n_blocks = tl.cdiv(keys, N)
     n_groups = tl.num_programs(0) // n_blocks
-    i_bg, i_n = place_of_tile(tl.program_id(0), n_groups, n_blocks, TOGETHER)
+    i_bg, i_n = tile_coordinates(tl.program_id(0), n_groups, n_blocks, TOGETHER)
     i_b = (i_bg // GROUPS).to(tl.int64)
     i_g = (i_bg % GROUPS).to(tl.int64)
     rank = _rank(rank_ptr, i_g, D, RANKED)
@@ -333,11 +333,11 @@ def adaptive_attention_dq_kernel(
     CAUSAL: tl.constexpr, RANKED: tl.constexpr, WIDTHS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one block of rows; columns of dq past the rank are not written."""
+    """Compute gradients of one block of rows; dq's columns beyond the rank are not written."""
     n_blocks = tl.cdiv(length * R, M)
     n_groups = tl.num_programs(0) // n_blocks
-    i_bg, place = place_of_tile(tl.program_id(0), n_groups, n_blocks, TOGETHER)
-    i_m = n_blocks - 1 - place
+    i_bg, i_block = tile_coordinates(tl.program_id(0), n_groups, n_blocks, TOGETHER)
+    i_m = n_blocks - 1 - i_block
     i_b = (i_bg // GROUPS).to(tl.int64)
     i_g = (i_bg % GROUPS).to(tl.int64)
     rank = _rank(rank_ptr, i_g, D, RANKED)

@@ -55,7 +55,7 @@ def _lacks_fp8() -> str:
 
 
 def _smaller(tiles: list[Tile], device: int) -> list[Tile]:
-    """Attention's tiles, or smaller ones: branches take more shared memory than one loop."""
+    """Return attention's tiles, or smaller ones: branches need more shared memory than one loop."""
     if shared_bytes(device) >= LARGE_BYTES:
         return tiles
     return [(m, max(16, n // 2), warps, 1) for m, n, warps, _ in tiles]
@@ -81,7 +81,7 @@ _DQ = Tunable("adaptive_attention.dq", (adaptive_attention_dq_kernel,), _backwar
 def _narrowed(
     x: Tensor, bits: Tensor, threshold: int, block_d: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``x`` as rounded where the head asks for it, and its multiples and units; see the kernel."""
+    """Return ``x`` rounded where the head wants it, with multiples and units; see the kernel."""
     batch, heads, tokens, dim = x.shape
     near = torch.empty_like(x)
     dtype = torch.float8_e4m3fn if threshold == 8 else torch.float16
@@ -181,15 +181,15 @@ def _dq(
 def _options(
     q: Tensor, k: Tensor, rank: Tensor | None, causal: bool, scale: float, threshold: int
 ) -> dict[str, Any]:
-    """The constants of every direction."""
-    # FP8 units take products of at least 32 columns, others of 16.
+    """Return the constants of every direction."""
+    # FP8 units multiply at least 32 columns, others 16.
     least = 32 if threshold == 8 else 16
     block_d = max(least, power_of_two(q.shape[3]))
     widths = 1
     while rank is not None and widths < 3 and block_d >> widths >= least:
         widths += 1
-    found = constants(q, k, causal, scale, block_d)
-    return found | {"RANKED": rank is not None, "WIDTHS": widths}
+    options = constants(q, k, causal, scale, block_d)
+    return options | {"RANKED": rank is not None, "WIDTHS": widths}
 
 
 @replayed
@@ -204,7 +204,7 @@ def _rounded_forward(
     threshold: int,
     keep: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """The output, its ``lse`` with ``keep``, and q and k as they were rounded."""
+    """Return the output, its ``lse`` with ``keep``, and the rounded q and k."""
     options = _options(q, k, rank, causal, scale, threshold)
     q_low = q_unit = k_low = k_unit = None
     with on_device(q):
@@ -267,7 +267,7 @@ class _Adaptive(torch.autograd.Function):
 
 
 def _threshold(q: Tensor, allow_fp8: bool) -> int:
-    """Up to how many bits of precision heads are narrowed; 0 if the inputs are as narrow."""
+    """Return up to how many bits heads are narrowed; 0 if the inputs are as narrow."""
     if allow_fp8:
         return 8
     return 16 if q.element_size() > 2 else 0

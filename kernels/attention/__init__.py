@@ -3,20 +3,19 @@
     out = softmax(scale q k^T + mask) v
 
 Vaswani et al. 2017 (arXiv 1706.03762), equation 1; groups of query heads that share keys and values
-(GQA): Ainslie et al. 2023 (arXiv 2305.13245). Query i of S stands at position T - S + i of the T
-keys, or at ``kv_length`` - S + i. It sees the keys up to its position (``causal``), of these the
-last ``window`` with itself among them (without ``causal``, that many to either side), and none at
-or beyond ``kv_length``. A ``kv_length`` for every query places each of them by itself, at its
-``kv_length`` - 1. A query that sees no key gives zeros in manual, chunked and triton, and is
-undefined elsewhere.
+(GQA): Ainslie et al. 2023 (arXiv 2305.13245). Query i of S is at position T - S + i of the T keys,
+or at ``kv_length`` - S + i. It sees the keys up to its position (``causal``), of these the last
+``window`` including itself (without ``causal``, that many to either side), and none at or beyond
+``kv_length``. A ``kv_length`` for every query gives each its own position, ``kv_length`` - 1. A
+query that sees no key gives zeros in manual, chunked and triton, and is undefined elsewhere.
 
-Backends: ``manual`` (the definition: the whole matrix of weights), ``chunked`` (online softmax in
-plain torch: memory linear in the length), torch's ``sdpa_math``, ``sdpa_flash``,
-``sdpa_efficient``, ``sdpa_cudnn`` and ``flex``, ``sdpa`` for torch's own choice, and of optional
+Backends: ``manual`` (the definition, with the full matrix of weights), ``chunked`` (online softmax
+in plain torch: memory linear in the length), torch's ``sdpa_math``, ``sdpa_flash``,
+``sdpa_efficient``, ``sdpa_cudnn`` and ``flex``, ``sdpa`` for torch's own choice, and from optional
 packages ``flash2``, ``flash3``, ``flash4`` and ``xformers``; ``triton`` is our own, forward and
 backward. ``auto`` takes the first that fits of flash-attn 4 and 3, our own on Hopper where it was
-measured to be ahead of what follows, SDPA's cuDNN, flash-attn 2, SDPA's flash and memory-efficient
-kernels, our own elsewhere, chunked (for long sequences) and manual.
+measured to be faster than the following, SDPA's cuDNN, flash-attn 2, SDPA's flash and
+memory-efficient kernels, our own elsewhere, chunked (for long sequences) and manual.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from kernels._operator import (
 from kernels.attention import _flash, _flex, _hopper, _libraries, _sdpa
 from kernels.attention._chunked import chunked
 from kernels.attention._masks import RECOMPUTED_ULPS, reference, visible
-from kernels.attention._memory import fits_whole
+from kernels.attention.memory import why_chunks_do_not_pay
 
 
 def attention(
@@ -61,18 +60,18 @@ def attention(
     kv_length: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Attention of ``q_BHSD`` over ``k_BGTD`` and ``v_BGTD``; returns [B, H, S, D].
+    """Compute attention of ``q_BHSD`` over ``k_BGTD`` and ``v_BGTD``; returns [B, H, S, D].
 
     G divides H. ``window`` is a number of keys; ``scale`` is 1 / sqrt(D) if None. ``kv_length``, an
-    integer tensor on the device, [] or [B], says how many keys of a static KV cache are filled,
-    the S new ones included; it is never read by the host. [B, S]: how many keys each query sees,
-    for queries that were gathered from a sequence. Under autocast the inputs are cast as
-    torch casts those of its own attention. Raises ``Mistake`` for what does not go together and
+    integer tensor on the device, [] or [B], is the number of filled keys in a static KV cache,
+    including the S new ones; the host never reads it. [B, S]: how many keys each query sees, for
+    queries that were gathered from a sequence. Under autocast the inputs are cast as torch casts
+    those of its own attention. Raises ``Mistake`` if the arguments do not fit together and
     ``Unavailable`` for a backend that cannot run.
     """
     dtype = autocast_dtype(q_BHSD)
     if dtype is not None:
-        alike("attention", "q k v", q_BHSD, k_BGTD, v_BGTD)  # which a cast would hide
+        alike("attention", "q k v", q_BHSD, k_BGTD, v_BGTD)  # a cast would hide different dtypes
         q_BHSD, k_BGTD, v_BGTD = q_BHSD.to(dtype), k_BGTD.to(dtype), v_BGTD.to(dtype)
     q_BHSD, k_BGTD, v_BGTD = unit_stride(q_BHSD), unit_stride(k_BGTD), unit_stride(v_BGTD)
     return run(OP, backend, q_BHSD, k_BGTD, v_BGTD, causal, window, scale, kv_length)
@@ -128,7 +127,7 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
 
 
 def _short(q: Tensor, k: Tensor, *_: Any) -> str | None:
-    return fits_whole(q, k)
+    return why_chunks_do_not_pay(q, k)
 
 
 def _prefer(able: tuple[str, ...], *inputs: Any) -> tuple[str, str] | None:
@@ -234,7 +233,7 @@ def _sizes(random: Random) -> dict[str, Any]:
 
 
 def _last_queries(inputs: Inputs) -> Inputs:
-    """With the keys that they see."""
+    """Return the last queries with the keys that they see."""
     seen = inputs["window"] + 1
     k, v = (inputs[name][:, :, -seen:] for name in ("k_BGTD", "v_BGTD"))
     return inputs | {"q_BHSD": inputs["q_BHSD"][:, :, -2:], "k_BGTD": k, "v_BGTD": v}

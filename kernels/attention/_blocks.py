@@ -1,8 +1,8 @@
 """Blocks of tokens and of packed rows, as the loops of the attention kernels read them.
 
-``DESCRIBED``: by tensor descriptors, which a kernel makes where it begins, instead of by addresses
-of every element. On an H200 the registers that these would take let twice as many programs share a
-multiprocessor, one of which multiplies while another takes exponents.
+``DESCRIBED``: read them by tensor descriptors, which a kernel makes at its start, instead of by the
+addresses of every element. On an H200 the saved registers let twice as many programs share a
+multiprocessor, so that one multiplies while another computes exponents.
 """
 
 from kernels._triton import tl, triton
@@ -12,7 +12,7 @@ from kernels._triton import tl, triton
 def describe_tokens(
     ptr, end, token, D: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr
 ):  # fmt: skip
-    """Of the keys or values of one head; a tensor without tokens cannot be described."""
+    """Make a descriptor of one head's keys or values, which must have tokens."""
     return tl.make_tensor_descriptor(
         ptr, shape=[tl.maximum(end, 1), D], strides=[token, 1], block_shape=[N, BLOCK_D]
     )
@@ -23,7 +23,7 @@ def describe_rows(
     ptr, length, token, head,
     R: tl.constexpr, D: tl.constexpr, M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Of the packed rows of one group, whose R heads a block of M rows holds whole."""
+    """Make a descriptor of one group's packed rows; a block of M rows holds complete R heads."""
     return tl.make_tensor_descriptor(
         ptr, shape=[length, R, D], strides=[token, head, 1], block_shape=[M // R, R, BLOCK_D]
     )
@@ -31,7 +31,7 @@ def describe_rows(
 
 @triton.jit
 def token_block(at, token, start, o_c, columns, end, N: tl.constexpr, DESCRIBED: tl.constexpr):
-    """Keys or values from ``start`` on, [N, columns of ``o_c``]; zeros from ``end`` on."""
+    """Load keys or values from ``start`` on, [N, columns of ``o_c``]; zeros from ``end`` on."""
     if DESCRIBED:
         b = at.load([start, 0])
     else:
@@ -46,7 +46,7 @@ def row_block(
     at, head, token, start, o_c, columns, length,
     R: tl.constexpr, M: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Packed rows from ``start`` on, a multiple of M, [M, columns of ``o_c``]."""
+    """Load packed rows from ``start`` on, a multiple of M, [M, columns of ``o_c``]."""
     if DESCRIBED:
         b = at.load([start // R, 0, 0]).reshape([M, at.block_shape[2]])
     else:

@@ -1,7 +1,7 @@
-"""Attention in chunks with an online softmax: memory linear in the length, any length, any device.
+"""Attention in chunks with an online softmax: memory linear in the length, on any device.
 
 Milakov and Gimelshein 2018 (arXiv 1805.02867) for the running maximum; Rabe and Staats 2021 (arXiv
-2112.05682) for attention by it; the backward pass recomputes the weights from the saved logarithm
+2112.05682) for attention with it; the backward pass recomputes the weights from the saved logarithm
 of the normaliser, as FlashAttention (arXiv 2205.14135) does.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels._autograd import applied, once_differentiable
 from kernels._operator import accumulator, without_autocast
 from kernels.attention._masks import bounds, reference, visible
-from kernels.attention._memory import chunk_of
+from kernels.attention.memory import chunk_of
 
 
 class _Chunked(torch.autograd.Function):
@@ -101,7 +101,7 @@ def _scores(
     scale: float,
     kv_length: Tensor | None,
 ) -> Tensor:
-    """Scaled scores [B, G, R, rows, columns] in the wide dtype, -inf where nothing is seen."""
+    """Return scaled scores [B, G, R, rows, columns] in the wide dtype, -inf where masked."""
     piece = q[..., rows, :]
     stacked = piece.flatten(2, 3) @ k[:, :, columns].transpose(-1, -2)
     scores = stacked.to(accumulator(q.dtype)).view(*piece.shape[:-1], -1) * scale
@@ -159,7 +159,7 @@ def _backward_rows(
     scale: float,
     kv_length: Tensor | None,
 ) -> None:
-    """Add what these queries contribute to the three gradients."""
+    """Add the contribution of these queries to the three gradients."""
     q_rows = q[..., rows, :].flatten(2, 3)
     dout_rows = dout[..., rows, :].flatten(2, 3)
     for columns in _key_chunks(rows, q, k, causal, window, kv_length):
@@ -182,7 +182,7 @@ def chunked(
     scale: float | None,
     kv_length: Tensor | None,
 ) -> Tensor:
-    """Attention in chunks of queries and keys; see the module."""
+    """Compute attention in chunks of queries and keys; see the module."""
     if not (q.numel() and k.numel()):
         return reference(q, k, v, causal, window, scale, kv_length)
     scale = q.shape[-1] ** -0.5 if scale is None else scale

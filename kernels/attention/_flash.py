@@ -1,9 +1,9 @@
 """Our own attention in Triton: launches and the autograd function.
 
 The algorithm is FlashAttention-2's (Dao 2023, arXiv 2307.08691): an online softmax over blocks of
-keys, recomputed from the saved normalisers in the backward pass, there in two kernels, one over
-blocks of keys and one over blocks of queries, so that nothing is added atomically. Few rows (as in
-decoding) split their keys over programs and merge the shares (flash decoding).
+keys, recomputed from the saved normalisers in the backward pass. That pass has two kernels, one
+over blocks of keys and one over blocks of queries, so that nothing is added atomically. Few rows
+(as in decoding) split their keys over programs and merge the partial results (flash decoding).
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from kernels.attention._flash_kernels import (
 from kernels.attention._masks import RECOMPUTED_ULPS
 from kernels.attention._order import heads_together
 
-MANY_ROWS = 128  # or more: the forward kernel's tiles are not those of decoding
+MANY_ROWS = 128  # from here on, the forward kernel's tiles are not those of decoding
 MAX_DIM = 256
 MAX_DIM_FP32 = 128
 
 
 def tile(dim: int, wide: bool, large: bool, rows: int) -> tuple[int, int, int, int]:
-    """Rows, keys, warps and stages of the forward kernel, by measurements on an H200.
+    """Return rows, keys, warps and stages of the forward kernel, by measurements on an H200.
 
     For a head dimension, FP32 (``wide``) or not, and the memory; ``rows`` may be a size class's.
     """
@@ -68,34 +68,35 @@ def tile(dim: int, wide: bool, large: bool, rows: int) -> tuple[int, int, int, i
 
 
 def forward_tiles(device: int, dtype: torch.dtype, dim: int, rows: int, *_: Any) -> list[Tile]:
-    """Candidates of the forward kernel."""
+    """Return candidates of the forward kernel."""
     wide, large = dtype == torch.float32, shared_bytes(device) >= LARGE_BYTES
     first = m, n, warps, stages = tile(dim, wide, large, rows)
-    others = [
+    alternatives = [
         (m, n, warps, stages + 1),
         (m, n, 12 - warps, stages),
         (m, 128 if n <= 64 else 64, warps, stages),
     ]
     if rows > 64:
-        others += [(64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 8, 3), (64, 128, 4, 2)]
-    return _fitting([first, *others], dim, 2, dtype, shared_bytes(device))
+        alternatives += [(64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 8, 3), (64, 128, 4, 2)]
+    return _fitting([first, *alternatives], dim, 2, dtype, shared_bytes(device))
 
 
 def backward_tiles(device: int, dtype: torch.dtype, dim: int, *_: Any) -> list[Tile]:
-    """Candidates of the backward kernels: rows, keys, warps and stages."""
+    """Return candidates of the backward kernels: rows, keys, warps and stages."""
     large = shared_bytes(device) >= LARGE_BYTES
     first = m, n, warps, stages = _backward_tile(dim, dtype == torch.float32, large)
-    others = [(m, n, warps, stages + 1), (m, n, 12 - warps, stages), (m, n, warps, 1)]
-    others += [(64, 64, 4, 2), (64, 64, 8, 2), (64, 128, 8, 3)]
-    return _fitting([first, *others], dim, 2, dtype, shared_bytes(device))
+    alternatives = [(m, n, warps, stages + 1), (m, n, 12 - warps, stages), (m, n, warps, 1)]
+    alternatives += [(64, 64, 4, 2), (64, 64, 8, 2), (64, 128, 8, 3)]
+    return _fitting([first, *alternatives], dim, 2, dtype, shared_bytes(device))
 
 
 def _candidates(
-    without: Callable[..., list[Tile]], narrow: Tile, wide: Tile, *others: Tile
+    without: Callable[..., list[Tile]], narrow: Tile, wide: Tile, *more: Tile
 ) -> Callable[..., list[Tile]]:
-    """``without`` descriptors; with them first the tile for head dimensions to 64, or for more.
+    """Return ``without`` descriptors' candidates; with descriptors, one for the head dim is first.
 
-    Their programs are small: several share a multiprocessor. Measured on an H200.
+    ``narrow`` is the tile for head dimensions to 64, ``wide`` for more. Their programs are small:
+    several share a multiprocessor. Measured on an H200.
     """
 
     def candidates(
@@ -104,7 +105,7 @@ def _candidates(
     ) -> list[Tile]:  # fmt: skip
         tiles = without(device, dtype, dim, rows)
         if described:
-            tiles = [narrow if dim <= 64 else wide, *others, *tiles]
+            tiles = [narrow if dim <= 64 else wide, *more, *tiles]
         return list(dict.fromkeys(tiles))
 
     return candidates
@@ -113,10 +114,10 @@ def _candidates(
 def _fitting(
     tiles: Sequence[Tile], dim: int, operands: int, dtype: torch.dtype, shared: int
 ) -> list[Tile]:
-    """Of the candidates, the first, and those whose blocks of keys and values fit the memory."""
+    """Return the first candidate, and the others whose blocks of keys and values fit the memory."""
     width = max(16, power_of_two(dim)) * dtype.itemsize
-    first, *others = tiles
-    fits = [t for t in others if width * (t[0] + operands * t[1] * t[3]) <= shared and t[1] >= 16]
+    first, *rest = tiles
+    fits = [t for t in rest if width * (t[0] + operands * t[1] * t[3]) <= shared and t[1] >= 16]
     return list(dict.fromkeys([first, *fits]))
 
 
@@ -150,14 +151,14 @@ _DQ = Tunable(  # keys first
 )
 
 
-def key_of(q: Tensor, rows: int, *others: Any) -> Key:
-    """What attention's tiles depend on; few ``rows`` are those of decoding."""
+def key_of(q: Tensor, rows: int, *parts: Any) -> Key:
+    """Return the key of attention's tiles; few ``rows`` are those of decoding."""
     few = power_of_two(rows) if rows <= 64 else MANY_ROWS
-    return q.get_device(), q.dtype, q.shape[3], few, *others
+    return q.get_device(), q.dtype, q.shape[3], few, *parts
 
 
 def _described(rows: int, *tensors: Tensor) -> bool:
-    """Whether the kernels read these by descriptors: where that was measured to be faster."""
+    """Return True if the kernels read these by descriptors: where that was measured as faster."""
     first = tensors[0]
     if rows <= 64 or first.shape[3] > 128 or first.dtype.itemsize > 2:
         return False
@@ -165,7 +166,7 @@ def _described(rows: int, *tensors: Tensor) -> bool:
 
 
 def _splits(q: Tensor, k: Tensor, rows: int, m: int, n: int) -> int:
-    """Over how many programs the keys of one block of rows are split."""
+    """Return over how many programs the keys of one block of rows are split."""
     programs = q.shape[0] * k.shape[1] * cdiv(rows, m)
     if rows > 64:
         return 1
@@ -174,7 +175,7 @@ def _splits(q: Tensor, k: Tensor, rows: int, m: int, n: int) -> int:
 
 
 def _lengths(kv_length: Tensor | None) -> int:
-    """How many lengths there are: none, one, or one for each sample (2)."""
+    """Return how many lengths there are: none, one, or one for each sample (2)."""
     return 0 if kv_length is None else 1 if kv_length.numel() == 1 else 2
 
 
@@ -189,7 +190,7 @@ def _forward(
     kv_length: Tensor | None,
     keep: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """The output, and with ``keep`` each row's log of the sum of exponentials."""
+    """Return the output and, with ``keep``, each row's log of the sum of exponentials."""
     if _hopper.takes(q, k, v, causal, window, scale, kv_length):
         chosen = _hopper.FORWARD.tile(
             _hopper.key_of(q, causal, window),
@@ -240,7 +241,7 @@ def _block(dim: int) -> int:
 
 
 def constants(q: Tensor, k: Tensor, causal: bool, scale: float, block_d: int) -> dict[str, Any]:
-    """What the kernels of every direction take as constants; ``block_d`` pads the dimension."""
+    """Return the constants of the kernels of every direction; ``block_d`` pads the dimension."""
     groups = k.shape[1]
     return {
         "GROUPS": groups, "TOGETHER": heads_together(k), "R": q.shape[1] // groups,
@@ -250,7 +251,7 @@ def constants(q: Tensor, k: Tensor, causal: bool, scale: float, block_d: int) ->
 
 
 def delta_of(out: Tensor, dout: Tensor, lse: Tensor, block_d: int) -> Tensor:
-    """Each row's product of the output and its gradient, [B, H, S] as ``lse``."""
+    """Return each row's product of the output and its gradient, [B, H, S] as ``lse``."""
     delta = torch.empty_like(lse)
     _, heads, length, dim = out.shape
     launch_delta((cdiv(lse.numel(), 32),),
@@ -349,7 +350,7 @@ def attention_forward(
     kv_length: Tensor | None,
     keep: bool,
 ) -> tuple[Tensor, Tensor]:
-    """As ``_forward``, with empty normalisers for none, as operators of torch must return some."""
+    """Run ``_forward``; return empty normalisers for none, as torch operators return tensors."""
     out, lse = _forward(q, k, v, causal, window, scale, kv_length, keep)
     return out, _normalisers(q, keep) if lse is None else lse
 
@@ -358,9 +359,9 @@ def _normalisers(q: Tensor, keep: bool) -> Tensor:
     return q.new_empty(q.shape[:3] if keep else (0,), dtype=torch.float32)
 
 
-# What Dynamo takes into its graph as it is, and does not look inside: whether blocks can be read by
-# descriptors follows from addresses, and Gluon's kernels are not its to trace. By ``Library``, as
-# ``torch.library.custom_op`` would import Dynamo at the first call: seconds.
+# Torch operators that Dynamo puts into its graph without tracing them: whether blocks can be read
+# by descriptors depends on addresses, and Dynamo cannot trace Gluon's kernels. They are defined by
+# ``Library``, because ``torch.library.custom_op`` would import Dynamo at the first call: seconds.
 _LIBRARY = torch.library.Library("workbench", "FRAGMENT")
 for _schema, _operator, _fake in (
     (
@@ -428,7 +429,7 @@ def _call(
 
 
 def refuses(q: Tensor, k: Tensor, *_: Any) -> str | None:
-    """Why the kernels cannot take these queries and keys."""
+    """Return why the kernels cannot take these queries and keys; None if they can."""
     most = MAX_DIM_FP32 if q.dtype == torch.float32 else MAX_DIM
     if q.shape[-1] > most:
         return f"takes head dimensions up to {most} in {q.dtype}, not {q.shape[-1]}"

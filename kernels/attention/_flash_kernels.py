@@ -1,21 +1,21 @@
 """Our own attention kernels: forward, the merge of split keys, and the two backward kernels.
 
 The query heads that share a key head are packed: row m of the S x R rows of a group is query m // R
-of its head m % R, so keys and values are read once for all of them, also in decoding. Row m stands
+of its head m % R, so that keys and values are read once for all of them, also in decoding. Row m is
 at position ``shift + m // R``, shift = keys - S. Exponents are to base 2. ``_flash`` launches.
 """
 
 from kernels._launch import launcher
 from kernels._triton import tl, triton
 from kernels.attention._blocks import describe_rows, describe_tokens, row_block, token_block
-from kernels.attention._order import place_of_tile
+from kernels.attention._order import tile_coordinates
 
-FEWEST_ROWS = 32  # of a block, where gradients of keys and values are made
+FEWEST_ROWS = 32  # per block, for gradients of keys and values
 
 
 @triton.jit
 def _extent(kv_length_ptr, i_b, keys, LENGTHS: tl.constexpr):
-    """How many keys there are. ``LENGTHS`` 0: all, 1: a number in memory, 2: one per batch."""
+    """Return the number of keys. ``LENGTHS`` 0: all, 1: a number in memory, 2: one per batch."""
     end = tl.cast(keys, tl.int32)
     if LENGTHS == 1:
         end = tl.minimum(end, tl.load(kv_length_ptr).to(tl.int32))
@@ -26,7 +26,7 @@ def _extent(kv_length_ptr, i_b, keys, LENGTHS: tl.constexpr):
 
 @triton.jit
 def seen(o_p, o_k, end, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Which of the keys ``o_k`` [1, N] the positions ``o_p`` [M, 1] see."""
+    """Return a mask of the keys ``o_k`` [1, N] that the positions ``o_p`` [M, 1] see."""
     m = (o_k < end) & (o_p >= o_p)
     if CAUSAL:
         m = m & (o_k <= o_p)
@@ -45,11 +45,11 @@ def attend(
     UNITS: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
     POSITIVE: tl.constexpr = False, DESCRIBED: tl.constexpr = False,
 ):  # fmt: skip
-    """Go on with the online softmax over the keys from ``low`` to ``high``.
+    """Continue the online softmax over the keys from ``low`` to ``high``.
 
     ``o_c`` are the columns of queries and keys, of which ``columns`` count; ``o_d`` those of
-    values. ``UNITS``: a key is to be multiplied by its unit, and ``scale`` is one per row.
-    ``POSITIVE``: the scale is, so that it need not be applied to every score to find the largest.
+    values. ``UNITS``: a key must be multiplied by its unit, and ``scale`` is one per row.
+    ``POSITIVE``: the scale is positive, so that finding the largest score need not scale them all.
     """
     for start in range(low, high, N):
         o_k = start + tl.arange(0, N)
@@ -89,8 +89,10 @@ def key_range(
     first, last, end, window,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Keys seen by positions ``first`` to ``last``, in blocks: [low, full) need the mask, [full,
-    edge) are seen by all, [edge, high) need the mask again."""
+    """Return the range of keys that positions ``first`` to ``last`` see, in blocks.
+
+    [low, full) need the mask, [full, edge) are seen by all, [edge, high) need the mask again.
+    """
     low = first * 0
     high = end
     edge = (end // N) * N
@@ -127,8 +129,8 @@ def attention_forward_kernel(
     n_tiles = tl.num_programs(0) // splits
     n_groups = n_tiles // n_blocks
     i_split = tl.program_id(0) // n_tiles
-    i_bg, place = place_of_tile(tl.program_id(0) % n_tiles, n_groups, n_blocks, TOGETHER)
-    i_m = n_blocks - 1 - place
+    i_bg, i_block = tile_coordinates(tl.program_id(0) % n_tiles, n_groups, n_blocks, TOGETHER)
+    i_m = n_blocks - 1 - i_block
     i_b = (i_bg // GROUPS).to(tl.int64)
     i_g = (i_bg % GROUPS).to(tl.int64)
     end = _extent(kv_length_ptr, i_b, keys, LENGTHS)
@@ -180,8 +182,8 @@ def attention_forward_kernel(
     p_out = out_ptr + i_share * out_split + i_b * out_batch + o_h[:, None] * out_head
     tl.store(p_out + o_s.to(tl.int64)[:, None] * out_token + o_d[None, :], b_acc, mask=m_md)
     if KEEP:
-        # An infinite normaliser makes every weight of the backward pass zero; of a share of split
-        # keys, a normaliser of minus infinity is nothing to be merged.
+        # An infinite normaliser makes every weight of the backward pass zero; for a part of split
+        # keys, a normaliser of minus infinity means that there is nothing to merge.
         b_lse = tl.where(b_some, b_m + tl.log2(b_l), float("-inf") if SPLIT else float("inf"))
         n_rows = n_groups.to(tl.int64) * R * length
         p_lse = lse_ptr + i_share * n_rows + (i_b * GROUPS * R + o_h) * length + o_s
@@ -197,7 +199,7 @@ def attention_merge_kernel(
     out_batch, out_head, out_token,
     KEEP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Merge the shares of split keys; one row of one head per program."""
+    """Merge the partial results of split keys; one row of one head per program."""
     i_n = tl.program_id(0).to(tl.int64)
     o_x = tl.arange(0, SPLITS)
     o_d = tl.arange(0, BLOCK_D)
@@ -225,7 +227,7 @@ def attention_delta_kernel(
     out_batch, out_head, out_token, dout_batch, dout_head, dout_token,
     D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Row sums of ``out dout``, in the order of the normalisers."""
+    """Compute row sums of ``out dout``, in the order of the normalisers."""
     o_n = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     o_d = tl.arange(0, BLOCK_D)
     o_s, o_h, o_b = o_n % length, (o_n // length) % heads, o_n // (length * heads)
@@ -250,7 +252,7 @@ def add_to_dkdv(
     MASKED: tl.constexpr, M: tl.constexpr, PRECISION: tl.constexpr,
     DESCRIBED: tl.constexpr = False,
 ):  # fmt: skip
-    """Add what the rows from ``low`` to ``high`` give to the keys and values ``o_k``."""
+    """Add the contribution of the rows from ``low`` to ``high`` to the keys and values ``o_k``."""
     for start in range(low, high, M):
         o_m = start + tl.arange(0, M)
         o_s = o_m // R
@@ -277,8 +279,10 @@ def row_range(
     k_first, n_rows, shift, window,
     R: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Rows that see the ``N`` keys from ``k_first``, in blocks: [low, full) need the mask, [full,
-    edge) see them all, [edge, high) need it again."""
+    """Return the range of rows that see the ``N`` keys from ``k_first``, in blocks.
+
+    [low, full) need the mask, [full, edge) see all keys, [edge, high) need the mask again.
+    """
     k_last = k_first + N - 1
     low = k_first * 0
     full = low
@@ -308,10 +312,10 @@ def attention_dkdv_kernel(
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
     DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one block of keys and values, over all rows that see it."""
+    """Compute gradients of one block of keys and values, over all rows that see it."""
     n_blocks = tl.cdiv(keys, N)
     n_groups = tl.num_programs(0) // n_blocks
-    i_bg, i_n = place_of_tile(tl.program_id(0), n_groups, n_blocks, TOGETHER)
+    i_bg, i_n = tile_coordinates(tl.program_id(0), n_groups, n_blocks, TOGETHER)
     i_b = (i_bg // GROUPS).to(tl.int64)
     i_g = (i_bg % GROUPS).to(tl.int64)
     end = _extent(kv_length_ptr, i_b, keys, LENGTHS)
@@ -378,7 +382,7 @@ def add_to_dq(
     D: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
     N: tl.constexpr, PRECISION: tl.constexpr, DESCRIBED: tl.constexpr = False,
 ):  # fmt: skip
-    """Add what the keys from ``low`` to ``high`` give to the rows at ``o_p``."""
+    """Add the contribution of the keys from ``low`` to ``high`` to the rows at ``o_p``."""
     for start in range(low, high, N):
         o_k = start + tl.arange(0, N)
         b_k = token_block(k_at, k_token, start, o_c, columns, end, N, DESCRIBED)
@@ -408,8 +412,8 @@ def attention_dq_kernel(
 ):  # fmt: skip
     n_blocks = tl.cdiv(length * R, M)
     n_groups = tl.num_programs(0) // n_blocks
-    i_bg, place = place_of_tile(tl.program_id(0), n_groups, n_blocks, TOGETHER)
-    i_m = n_blocks - 1 - place
+    i_bg, i_block = tile_coordinates(tl.program_id(0), n_groups, n_blocks, TOGETHER)
+    i_m = n_blocks - 1 - i_block
     i_b = (i_bg // GROUPS).to(tl.int64)
     i_g = (i_bg % GROUPS).to(tl.int64)
     end = _extent(kv_length_ptr, i_b, keys, LENGTHS)

@@ -1,4 +1,4 @@
-"""torch's flex_attention: a kernel generated for the mask.
+"""Torch's flex_attention: a kernel generated for the mask.
 
 Its module imports Dynamo, which takes seconds: it is imported by the first call that needs it.
 """
@@ -26,7 +26,7 @@ from kernels.attention._masks import RECOMPUTED_ULPS
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-BLOCK = 128  # queries, and keys, of a block of the mask
+BLOCK = 128  # queries, and keys, per block of the mask
 
 
 def _call(
@@ -87,7 +87,7 @@ def _block_mask_once(
 
 @functools.lru_cache(maxsize=64)
 def _compiled(*_: Any) -> Callable[..., Tensor]:
-    """A compiled function for each of these keys: past 8 recompilations it would run unfused."""
+    """Return a compiled function for each of these keys: past 8 recompilations it runs unfused."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(own_code(flex_attention), dynamic=False)

@@ -1,4 +1,4 @@
-"""Which passes of our own attention take the kernels for Hopper, and their launches."""
+"""Launches of our attention kernels for Hopper, and the rules for when they are used."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from kernels.attention._order import heads_together
 
 DIMS = (64, 128)
 NARROW = 256  # windows up to here waste less in small blocks of keys
-BLOCK, STAGES = 64, 3  # of the backward kernels: rows or keys of a block, how many blocks are held
-ROWS = 32  # of a program that packs, or keys of one that adds
-# What a part of the gradients of a tile's keys costs, and adding parts at all, in the time of a
-# block of rows: these say of what was measured on an H200 which split was the fastest.
+BLOCK, STAGES = 64, 3  # of the backward kernels: rows or keys per block, buffered blocks
+ROWS = 32  # rows of a program that packs, or keys of one that adds
+# Cost of a part of the gradients of a tile's keys, and of adding parts at all, in the time of one
+# block of rows. With these numbers the model finds the split that was fastest on an H200.
 PART, ADDING = 0.09, 4
-SHORT = 2048  # queries up to which a head dimension of 64 is trained faster by these
-LEAST_FLOPS = 8e9  # of a forward pass; of smaller calls too few were measured
-# Tokens from which and up to which these are ahead of cuDNN, by head dimension and whether trained.
+SHORT = 2048  # up to so many queries, training with a head dimension of 64 is faster with these
+LEAST_FLOPS = 8e9  # per forward pass; too few smaller calls were measured
+# Fewest and most tokens for which these are faster than cuDNN, by head dimension and training.
 AHEAD: dict[tuple[int, bool], tuple[int, int | None]] = {
     (64, False): (4096, None),
     (64, True): (512, SHORT),
@@ -46,7 +46,7 @@ launch_dq = launcher(attention_hopper_dq_kernel)
 def tiles(
     device: int, dtype: torch.dtype, dim: int, causal: bool, narrow: bool, *_: Any
 ) -> list[Tile]:
-    """Candidates: keys of a block, and how many blocks are held, by measurements on an H200."""
+    """Return candidates: keys per block and buffered blocks, by measurements on an H200."""
     first = [(64, 4), (128, 2)] if narrow else [(128, 2), (64, 4)]
     return [*first, *([(128, 3)] if dim <= 64 else [])]
 
@@ -55,7 +55,7 @@ FORWARD = Tunable("attention.hopper", (attention_hopper_kernel,), tiles)
 
 
 def key_of(q: Tensor, causal: bool, window: int | None) -> Key:
-    """What the tile depends on."""
+    """Return the key of the tile."""
     return q.get_device(), q.dtype, q.shape[3], causal, window is not None and window <= NARROW
 
 
@@ -68,7 +68,7 @@ def takes(
     scale: float,
     kv_length: Tensor | None,
 ) -> bool:
-    """Whether the kernel can compute this, and is not slower than the one for every GPU."""
+    """Return True if the kernel can compute this and is not slower than the one for every GPU."""
     if (window is not None and not causal) or kv_length is not None:
         return False
     if q.dtype.itemsize != 2 or scale <= 0:
@@ -84,10 +84,10 @@ def takes(
 
 
 def takes_backward(q: Tensor, k: Tensor, causal: bool, window: int | None) -> bool:
-    """Whether the same holds of the backward pass, of what ``takes`` allows.
+    """Return True if the same holds for the backward pass; assumes that ``takes`` is True.
 
-    The kernels for every GPU are as fast with a head dimension of 64 and long sequences, where they
-    have descriptors and enough programs, and not a window of which each head has keys of its own.
+    The kernels for every GPU are as fast with a head dimension of 64 and long sequences, if they
+    have descriptors and enough programs, unless there is a window and each head has its own keys.
     """
     heads = q.shape[1] // k.shape[1]
     if q.shape[3] == 128 or FEWEST_ROWS % heads != 0 or (window is not None and heads == 1):
@@ -106,9 +106,11 @@ def ahead(
     scale: float | None,
     kv_length: Tensor | None,
 ) -> str | None:
-    """Why these kernels come before SDPA's, whose fastest is cuDNN's on Hopper: where both passes
-    together, or without gradients the forward pass, took less time on an H200 and on an H100. Small
-    calls wait for the host, which has less to do for cuDNN's backward pass.
+    """Return why these kernels come before SDPA's, whose fastest is cuDNN's on Hopper; else None.
+
+    They do where both passes together, or without gradients the forward pass, took less time on an
+    H200 and on an H100. Small calls wait for the host, which has less to do for cuDNN's backward
+    pass.
     """
     if torch.compiler.is_compiling() or not causal or window is not None:
         return None
@@ -129,16 +131,16 @@ def ahead(
 
 
 def _packed(q: Tensor, k: Tensor, split: int = 1) -> int:
-    """How many of the heads that a program goes over are packed to its rows: these must divide."""
+    """Return how many heads of a program's set are packed into its rows; they must divide HALF."""
     return math.gcd(q.shape[1] // k.shape[1] // split, HALF)
 
 
 def _split(q: Tensor, k: Tensor, causal: bool, window: int | None) -> int:
-    """Into how many sets the heads that share a head of keys are split: the fastest, by a model.
+    """Return into how many sets to split the heads that share a key head: the fastest by a model.
 
-    Multiprocessors take tiles in turns, as ``tile_of_turn`` says. Under a causal mask the first
-    keys are seen by all rows, the last by hardly any, but with a window all by as many. Parts must
-    be added.
+    Multiprocessors take tiles in turns, as ``tile_of_turn`` says. Under a causal mask all rows see
+    the first keys and hardly any see the last, but with a window all keys are seen by equally many.
+    Parts must be added.
     """
     batch, key_heads, keys, _ = k.shape
     heads = q.shape[1] // key_heads
@@ -154,7 +156,7 @@ def _split(q: Tensor, k: Tensor, causal: bool, window: int | None) -> int:
         longest = float(turns)
         if (
             causal and window is None
-        ):  # of the first multiprocessor, to which the last of an even number gives nothing
+        ):  # turns of the first multiprocessor; the last of an even number gives it nothing
             pairs = (turns - 1) // 2
             longest = 1 + 2 * pairs - 2 * pairs * (pairs + 1) * at_once / tiles
         return longest * blocks / split + (PART * tiles + ADDING if split > 1 else 0)
@@ -164,7 +166,7 @@ def _split(q: Tensor, k: Tensor, causal: bool, window: int | None) -> int:
 
 @functools.cache
 def _is_hopper(device: int) -> bool:
-    """Whether a GPU multiplies by groups of warps from shared memory; later ones do no more."""
+    """Return True if a GPU multiplies by warp groups from shared memory; later ones do not."""
     return GLUON and device >= 0 and hardware.of_gpu(device).capability[0] == 9
 
 
@@ -172,7 +174,7 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, scale: float, keep: bool,
     tile: Tile,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The output, and with ``keep`` each row's log of the sum of exponentials."""
+    """Return the output and, with ``keep``, each row's log of the sum of exponentials."""
     batch, heads, length, _ = q.shape
     keys, packed = k.shape[2], _packed(q, k)
     n, stages = tile
@@ -194,12 +196,12 @@ def backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
     window: int | None, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of queries, keys and values, on the present GPU."""
+    """Return gradients of queries, keys and values, on the current GPU."""
     batch, heads, length, dim = q.shape
     key_heads, keys = k.shape[1:3]
     split = _split(q, k, causal, window)
-    each = _packed(q, k, split)
-    packed, delta = pack(out, dout, lse, heads // each)
+    packed_heads = _packed(q, k, split)
+    packed, delta = pack(out, dout, lse, heads // packed_heads)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     constants = _constants(q, k, causal, window, scale, split)
     parts = dk, dv
@@ -214,7 +216,7 @@ def backward(
     )  # fmt: skip
     if split > 1:
         add_parts(parts[0], dk, dv)
-    programs = batch * (heads // each) * cdiv(length * each, 2 * HALF)
+    programs = batch * (heads // packed_heads) * cdiv(length * packed_heads, 2 * HALF)
     constants["SHARE"] *= split
     launch_dq((min(programs, sm_count(q.device.index)),),
         q, k, v, dout, packed, delta, dq, batch, length, keys, window or 0,
@@ -225,7 +227,7 @@ def backward(
 
 
 def pack(out: Tensor, dout: Tensor, lse: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Normalisers and row sums of ``out dout``, each [B G, rows], a multiple of 16 bytes apart."""
+    """Return normalisers and row sums of ``out dout``, each [B G, rows], 16-byte aligned."""
     batch, heads, length, dim = out.shape
     rows = length * (heads // groups)
     packed, delta = (lse.new_empty(batch * groups, 4 * cdiv(rows, 4)) for _ in range(2))
@@ -237,7 +239,7 @@ def pack(out: Tensor, dout: Tensor, lse: Tensor, groups: int) -> tuple[Tensor, T
 
 
 def add_parts(parts: Tensor, dk: Tensor, dv: Tensor) -> None:
-    """Sum the parts of the gradients of keys; those of values lie behind them."""
+    """Sum the parts of the gradients of keys; those of values are behind them."""
     batch, key_heads, keys, dim = dk.shape
     launch_add_parts((cdiv(keys, ROWS) * batch * key_heads, 2),
         parts, dk, dv, batch, keys, *head_strides(dk, dv),

@@ -1,8 +1,8 @@
-"""Attention's backward kernel for Hopper over keys, in Gluon: their gradients and their values'.
+"""Attention's backward kernel for Hopper over keys, in Gluon: gradients of keys and values.
 
-As everywhere here nothing is added atomically: this one goes over blocks of rows for 128 keys, that
-in ``_hopper_dq_kernels`` over blocks of keys for 128 rows. Normalisers and products ``out dout``
-come in the order of the packed rows of a group, so that they can be fetched as blocks are.
+As in all kernels here nothing is added atomically: this one goes over blocks of rows for 128 keys,
+that in ``_hopper_dq_kernels`` over blocks of keys for 128 rows. Normalisers and products ``out
+dout`` are in the order of the packed rows of a group, so that they can be fetched like blocks.
 """
 
 from kernels._triton import gl, gluon
@@ -18,7 +18,7 @@ from kernels.attention._hopper_kernels import (
     tma,
     turns,
 )
-from kernels.attention._order import place_of_hopper_tile
+from kernels.attention._order import hopper_tile_coordinates
 
 
 @gluon.jit
@@ -27,12 +27,14 @@ def _tile_of_keys(
     GROUPS: gl.constexpr, TOGETHER: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr,
     WINDOW: gl.constexpr, HALF: gl.constexpr, M: gl.constexpr,
 ):  # fmt: skip
-    """Its sample, group and first key, and the blocks of rows that see some of its keys: from the
-    first of these on they need a mask, from the second on none, from the third on one again, and
-    the fourth is the end."""
+    """Return a tile's sample, group and first key, and the range of row blocks that see its keys.
+
+    The last four results are bounds of blocks: they need a mask from the first on, none from the
+    second on, one again from the third on; the fourth is the end.
+    """
     n_blocks = gl.cdiv(keys, 2 * HALF)
-    i_bg, place = place_of_hopper_tile(tile, batch * GROUPS, n_blocks, TOGETHER)
-    first = place * (2 * HALF)  # the first keys are seen by most rows
+    i_bg, i_block = hopper_tile_coordinates(tile, batch * GROUPS, n_blocks, TOGETHER)
+    first = i_block * (2 * HALF)  # the first keys are seen by most rows
     end = gl.cdiv(length * R, M)
     low = first * 0
     full = low
@@ -41,7 +43,7 @@ def _tile_of_keys(
         s_first = first - (keys - length)
         s_last = s_first + 2 * HALF - 1
         low = gl.maximum(s_first, 0) * R // M
-        if WINDOW:  # keys that no row sees have one block all the same
+        if WINDOW:  # keys that no row sees still have one block
             end = gl.minimum(end, gl.cdiv(gl.maximum(s_last + window, 0) * R, M))
             end = gl.maximum(end, low + 1)
             edge = gl.minimum(end, gl.maximum(s_first + window, 0) * R // M)
@@ -52,9 +54,9 @@ def _tile_of_keys(
 
 @gluon.jit
 def _rows_of(i, low, full, edge, end, SHARE: gl.constexpr, WINDOW: gl.constexpr):
-    """Step ``i`` of a program's, which count from ``low``: of which group, and which of its blocks.
+    """Return the group and the block of a program's step ``i``; steps count from ``low``.
 
-    Of every group first those that see some of the keys only, then of every group the others.
+    The blocks that need a mask come first, for every group, then the others for every group.
     """
     if SHARE == 1 and not WINDOW:
         return 0, i
@@ -75,7 +77,7 @@ def _add_rows(
     R: gl.constexpr, LOG2: gl.constexpr, WINDOW: gl.constexpr, MASKED: gl.constexpr,
     FIRST: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Block ``count`` of the rows, from ``start`` on; the keys' gradient of the one before.
+    """Process block ``count`` of the rows, from ``start`` on; add the block before to dk.
 
     ``FIRST``: there is none before, ``more``: there is one after. Rows and keys beyond the last are
     zeros, which add nothing, and need no mask.
@@ -119,7 +121,7 @@ def _add_rows(
         mbarrier.arrive(empty.index(before), count=1)
     b_delta = delta_smem.index(stage).reshape([M]).load(columns)
     b_ds = b_p * (b_dp - b_delta[None, :])
-    # Here, for the reason that the forward kernel gives.
+    # Here, for the reason given in the forward kernel.
     mbarrier.wait(q_full.index(after), ((count + 1) // STAGES) & 1, pred=more)
     mbarrier.wait(do_full.index(after), ((count + 1) // STAGES) & 1, pred=more)
     b_dv, b_w = multiplied(0, deps=(b_dv, b_w))
@@ -134,7 +136,7 @@ def _compute_dkdv(
     SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, HALF: gl.constexpr,
     M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """What a group of warps does for gradients of keys and values."""
+    """Compute gradients of keys and values, in one group of warps."""
     D: gl.constexpr = k_all.shape[4]
     LOG2: gl.constexpr = SCALE * 1.4426950408889634
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
@@ -198,7 +200,7 @@ def _fetch_rows(
     R: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, HALF: gl.constexpr,
     M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """What the warp does that fetches, for gradients of keys and values."""
+    """Fetch blocks for the gradients of keys and values, in one warp."""
     q_full, do_full, empty = bars
     D: gl.constexpr = k_all.shape[4]
     BYTES: gl.constexpr = M * D * 2 + M * 4
@@ -235,7 +237,7 @@ def _fetch_rows(
 
 @gluon.jit
 def _describe_numbers(ptr, groups, rows, stride, M: gl.constexpr):
-    """``M`` numbers in FP32 of a matrix [groups, rows]."""
+    """Make a descriptor of ``M`` numbers in FP32 of a matrix [groups, rows]."""
     layout: gl.constexpr = gl.NVMMASharedLayout(0, 32, 2)
     return tma.make_tensor_descriptor(ptr, [groups, rows], [stride, 1], [1, M], layout)
 
@@ -250,10 +252,10 @@ def attention_hopper_dkdv_kernel(
     R: gl.constexpr, D: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr,
     WINDOW: gl.constexpr, HALF: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Gradients of keys and values; ``lse_ptr`` and ``delta_ptr`` are packed, ``stride`` apart.
+    """Compute dk and dv; ``lse_ptr`` and ``delta_ptr`` are packed, ``stride`` apart.
 
-    A program goes over a set of ``SHARE`` groups. ``SPLIT`` sets have the same keys and values, of
-    whose gradients each makes its part.
+    A program goes over a set of ``SHARE`` groups. ``SPLIT`` sets have the same keys and values;
+    each makes its part of their gradients.
     """
     H: gl.constexpr = GROUPS * R
     SETS: gl.constexpr = GROUPS // SHARE

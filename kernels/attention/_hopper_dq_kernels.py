@@ -1,6 +1,6 @@
 """Attention's backward kernel for Hopper over queries, in Gluon: their gradient.
 
-As ``_hopper_dkdv_kernels``, with queries and keys in each other's places.
+Like ``_hopper_dkdv_kernels``, with queries and keys exchanged.
 """
 
 from kernels._triton import gl, gluon
@@ -29,10 +29,10 @@ def _add_keys(
     LOG2: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, MASKED: gl.constexpr,
     FIRST: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Block ``count`` of the keys, from ``start`` on; the one before is added meanwhile.
+    """Process block ``count`` of the keys, from ``start`` on; meanwhile add the block before.
 
-    ``FIRST``: there is none before, ``more``: there is one after. There is one more buffer of
-    keys than of values.
+    ``FIRST``: there is none before, ``more``: there is one after. There is one more buffer of keys
+    than of values.
     """
     k_full, k_empty, v_full, v_empty = bars
     K_STAGES: gl.constexpr = STAGES + 1
@@ -60,7 +60,7 @@ def _add_keys(
     if MASKED:
         b_p = gl.where(seen(b_s, o_p, start, keys, window, CAUSAL, WINDOW), b_p, 0.0)
     b_ds = b_p * (b_dp - b_delta[:, None])
-    # Here, for the reason that the forward kernel gives.
+    # Here, for the reason given in the forward kernel.
     after = count + 1
     mbarrier.wait(k_full.index(after % K_STAGES), (after // K_STAGES) & 1, pred=more)
     if not FIRST:
@@ -77,7 +77,7 @@ def _compute_dq(
     CAUSAL: gl.constexpr, WINDOW: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """What a group of warps does for gradients of queries."""
+    """Compute gradients of queries, in one group of warps."""
     D: gl.constexpr = q_all.shape[4]
     LOG2: gl.constexpr = SCALE * 1.4426950408889634
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
@@ -132,7 +132,7 @@ def _fetch_keys(
     CAUSAL: gl.constexpr, WINDOW: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """What the warp does that fetches, for gradients of queries."""
+    """Fetch blocks for the gradients of queries, in one warp."""
     k_full, k_empty, v_full, v_empty = bars
     K_STAGES: gl.constexpr = STAGES + 1
     D: gl.constexpr = q_all.shape[4]
@@ -172,7 +172,7 @@ def attention_hopper_dq_kernel(
     D: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
     HALF: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Gradient of queries; ``lse_ptr`` and ``delta_ptr`` as for keys."""
+    """Compute the gradient of queries; ``lse_ptr`` and ``delta_ptr`` as for keys."""
     H: gl.constexpr = GROUPS * R
     KEY_HEADS: gl.constexpr = GROUPS // SHARE
     P: gl.constexpr = HALF // R

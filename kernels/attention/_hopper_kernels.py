@@ -1,19 +1,19 @@
-"""Attention's forward kernel for Hopper, in Gluon, where groups of warps differ in what they do.
+"""Attention's forward kernel for Hopper, in Gluon, with a separate task for each warp group.
 
 The schedule is FlashAttention-3's (Shah et al. 2024, arXiv 2407.08608). One warp fetches queries,
 keys and values by the tensor memory accelerator. Two groups of four warps have 64 packed rows each
-(as in ``_flash_kernels``): while they take the exponents of one block of scores, the weights of the
-block before are multiplied by their values. Programs stay, and go from tile to tile, those with
-most keys first.
+(as in ``_flash_kernels``): while they compute the exponents of one block of scores, the weights of
+the block before are multiplied by their values. Programs are persistent: they go from tile to tile,
+those with most keys first.
 
-A group is of ``R`` heads, a power of two, whose rows are packed; ``SHARE`` groups in succession
-have the same keys and values. Blocks of keys are read from the last to the first. ``count`` is how
-many a program has read: it says in which of the ``STAGES`` buffers a block is, and in which phase
-the barriers of that buffer.
+A group has ``R`` heads, a power of two, whose rows are packed; ``SHARE`` consecutive groups have
+the same keys and values. Blocks of keys are read from the last to the first. ``count`` is the
+number of blocks that a program has read: it decides which of the ``STAGES`` buffers a block is in,
+and the phase of that buffer's barriers.
 """
 
 from kernels._triton import gl, gluon, hopper
-from kernels.attention._order import place_of_hopper_tile
+from kernels.attention._order import hopper_tile_coordinates
 
 mbarrier, tma = hopper.mbarrier, hopper.tma
 fence, multiply, multiplied = (
@@ -23,14 +23,14 @@ fence, multiply, multiplied = (
 meet = getattr(gl, "barrier", None) or gl.thread_barrier
 load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_box = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
-HALF, WARPS = 64, 4  # the rows and the warps of each of the two groups
+HALF, WARPS = 64, 4  # rows and warps of each of the two groups
 
 
 @gluon.jit
 def tile_of_turn(i_t):
-    """The tile that a program has in its turn ``i_t``: forwards in one turn, backwards in the next.
+    """Return the tile of a program in its turn ``i_t``: forwards and backwards alternately.
 
-    So who had the longest tile of a turn has the shortest of the next.
+    So the program with the longest tile of a turn has the shortest of the next.
     """
     last = gl.num_programs(0) - 1
     i_p = gl.program_id(0)
@@ -39,9 +39,9 @@ def tile_of_turn(i_t):
 
 @gluon.jit
 def turns(n_tiles):
-    """How many turns a program has."""
-    whole = n_tiles // gl.num_programs(0)
-    return whole + (tile_of_turn(whole) < n_tiles).to(gl.int32)
+    """Return how many turns a program has."""
+    full = n_tiles // gl.num_programs(0)
+    return full + (tile_of_turn(full) < n_tiles).to(gl.int32)
 
 
 @gluon.jit
@@ -50,11 +50,14 @@ def tile_of_rows(
     GROUPS: gl.constexpr, TOGETHER: gl.constexpr, R: gl.constexpr, CAUSAL: gl.constexpr,
     WINDOW: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr,
 ):  # fmt: skip
-    """Its sample, group and first row, and its blocks of keys: from the first of these on they need
-    a mask, from the second on none, from the third on one again, and the fourth is the end."""
+    """Return a tile's sample, group and first row, and the range of key blocks that it sees.
+
+    The last four results are bounds of blocks: they need a mask from the first on, none from the
+    second on, one again from the third on; the fourth is the end.
+    """
     n_blocks = gl.cdiv(length * R, 2 * HALF)
-    i_bg, place = place_of_hopper_tile(tile, batch * GROUPS, n_blocks, TOGETHER)
-    first = (n_blocks - 1 - place) * (2 * HALF)
+    i_bg, i_block = hopper_tile_coordinates(tile, batch * GROUPS, n_blocks, TOGETHER)
+    first = (n_blocks - 1 - i_block) * (2 * HALF)
     low = first * 0
     full = low
     edge = keys
@@ -72,7 +75,7 @@ def tile_of_rows(
 
 @gluon.jit
 def part_of_keys(PART: gl.constexpr, low, full, edge, end):
-    """Of a tile's blocks of keys before ``end``, the last and the first of one part.
+    """Return the last and the first of a tile's blocks of keys before ``end``, of one part.
 
     Parts are read in turn: masked at the end, then free, then masked by the window.
     """
@@ -85,7 +88,7 @@ def part_of_keys(PART: gl.constexpr, low, full, edge, end):
 
 @gluon.jit
 def seen(b_s, o_p, start, keys, window, CAUSAL: gl.constexpr, WINDOW: gl.constexpr):
-    """Which keys of a block of scores, from ``start`` on, its rows at positions ``o_p`` see."""
+    """Return a mask of the keys from ``start`` on that the rows at positions ``o_p`` see."""
     o_k = start + gl.arange(0, b_s.shape[1], layout=gl.SliceLayout(0, b_s.type.layout))
     m_s = (o_k < keys)[None, :] & (o_p >= o_p)[:, None]
     if CAUSAL:
@@ -101,7 +104,7 @@ def _weigh(
     SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, MASKED: gl.constexpr,
     N: gl.constexpr,
 ):  # fmt: skip
-    """Weights of one block of scores, the factor for what was summed before, and the new sums."""
+    """Return weights of one block of scores, the factor for the sums before, and the new sums."""
     if MASKED:
         b_s = gl.where(seen(b_s, o_p, start, keys, window, CAUSAL, WINDOW), b_s, float("-inf"))
     b_top = gl.maximum(b_m, gl.max(b_s, axis=1) * SCALE)
@@ -148,9 +151,9 @@ def _step(
     SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, MASKED: gl.constexpr,
     N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Block ``count`` of the keys, from ``start`` on, and the values of the block before it.
+    """Process block ``count`` of the keys, from ``start`` on, and the values of the block before.
 
-    ``more``: there is one after.
+    ``more``: there is a block after.
     """
     k_full, k_empty, v_full, v_empty = bars
     b_s = _score(q_smem, k_smem, count, N, STAGES)
@@ -160,8 +163,8 @@ def _step(
     b_w, b_shrink, b_m, b_l = _weigh(
         b_s, b_m, b_l, o_p, start, keys, window, SCALE, CAUSAL, WINDOW, MASKED, N
     )
-    # The next keys are waited for here and not where they are used: the assembler would otherwise
-    # move the wait for the values above the exponents, and nothing would go on beside these.
+    # The wait for the next keys is here and not where they are used: the assembler would otherwise
+    # move the wait for the values above the exponents, and nothing would overlap with these.
     _await_keys(k_full, count + 1, more, STAGES)
     b_acc, b_p = multiplied(0, deps=(b_acc, b_p))
     mbarrier.arrive(v_empty.index((count - 1) % STAGES), count=1)
@@ -177,7 +180,7 @@ def _compute(
     CAUSAL: gl.constexpr, WINDOW: gl.constexpr, KEEP: gl.constexpr, HALF: gl.constexpr,
     N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """What the group of warps ``WHICH`` does."""
+    """Compute the rows of the group of warps ``WHICH``."""
     k_full, k_empty, v_full, v_empty = bars
     D: gl.constexpr = q_all.shape[4]
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
@@ -237,7 +240,7 @@ def _compute(
 
 @gluon.jit
 def store_block(b_x, desc, at, box):
-    """Write a block by way of shared memory, once what was written from there before is."""
+    """Write a block through shared memory, after the previous write from there is complete."""
     ROWS: gl.constexpr = b_x.shape[0]
     D: gl.constexpr = b_x.shape[1]
     tma.store_wait(0)
@@ -263,7 +266,7 @@ def _fetch_all(
     CAUSAL: gl.constexpr, WINDOW: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """What the warp does that fetches."""
+    """Fetch all blocks of the forward pass, in one warp."""
     k_full, k_empty, v_full, v_empty = bars
     D: gl.constexpr = q_all.shape[4]
     BYTES: gl.constexpr = N * D * 2  # of keys or of values
@@ -295,7 +298,7 @@ def describe(
     ptr, batch, rows, columns, in_batch, in_row, in_column,
     D: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
 ):  # fmt: skip
-    """Boxes [1, ROWS, COLUMNS, D] of a tensor [batch, rows, columns, D], by its strides."""
+    """Describe boxes [1, ROWS, COLUMNS, D] of a tensor [batch, rows, columns, D] by strides."""
     box: gl.constexpr = [1, ROWS, COLUMNS, D]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(box, ptr.dtype.element_ty)
     shape = [batch, rows, columns, D]
@@ -304,7 +307,7 @@ def describe(
 
 @gluon.jit
 def barriers(NUMBER: gl.constexpr, COUNT: gl.constexpr):
-    """``NUMBER`` barriers, each for so many arrivals."""
+    """Allocate ``NUMBER`` barriers, each for that many arrivals."""
     made = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(NUMBER):
         mbarrier.init(made.index(i), count=COUNT)
@@ -320,9 +323,9 @@ def attention_hopper_kernel(
     D: gl.constexpr, SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
     KEEP: gl.constexpr, HALF: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """As ``attention_forward_kernel``, of whole keys; a causal query sees one at least.
+    """Compute attention like ``attention_forward_kernel``, without split keys.
 
-    A ``WINDOW`` is of a causal one.
+    A causal query must see one key at least. A ``WINDOW`` needs a causal mask.
     """
     H: gl.constexpr = GROUPS * R
     KEY_HEADS: gl.constexpr = GROUPS // SHARE

@@ -1,6 +1,6 @@
-"""What comes before and after attention's backward kernels for Hopper, in Triton.
+"""Triton kernels that run before and after attention's backward kernels for Hopper.
 
-Before: normalisers and row sums in the order in which those read rows. After: sums of gradients
+Before: put normalisers and row sums in the order in which those read rows. After: sum gradients
 that several programs made, always in the same order.
 """
 
@@ -14,7 +14,7 @@ def attention_pack_rows_kernel(
     out_batch, out_head, out_token, dout_batch, dout_head, dout_token,
     GROUPS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Row sums of ``out dout``, and the normalisers, both in the order of the packed rows."""
+    """Compute row sums of ``out dout``, and copy normalisers, in the order of the packed rows."""
     n_blocks = tl.cdiv(stride, ROWS)
     i_bg = (tl.program_id(0) // n_blocks).to(tl.int64)
     i_b, i_g = i_bg // GROUPS, i_bg % GROUPS
@@ -37,7 +37,7 @@ def attention_add_parts_kernel(
     dk_batch, dk_head, dk_token, dv_batch, dv_head, dv_token,
     KEY_HEADS: tl.constexpr, SPLIT: tl.constexpr, D: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of keys and values from their parts [2, batch, KEY_HEADS, SPLIT, keys, D]."""
+    """Sum gradients of keys and values from parts [2, batch, KEY_HEADS, SPLIT, keys, D]."""
     n_blocks = tl.cdiv(keys, N)
     i_bg = (tl.program_id(0) // n_blocks).to(tl.int64)
     i_b, i_g = i_bg // KEY_HEADS, i_bg % KEY_HEADS

@@ -1,4 +1,4 @@
-"""Attention of optional libraries, imported when first asked for: flash-attn 2, 3, 4, xformers.
+"""Attention of optional libraries, imported when first used: flash-attn 2, 3, 4, xformers.
 
 FlashAttention 2, 3: github.com/Dao-AILab/flash-attention; 4: the package flash-attn-4, pure Python
 on CuTe. Their tensors are [batch, sequence, heads, dim] and their causal mask ends bottom right.
@@ -25,7 +25,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class _Library:
-    """What must be installed and on what it runs."""
+    """Requirements of a library: packages, GPU, and inputs."""
 
     title: str
     distributions: tuple[str, ...]
@@ -33,7 +33,7 @@ class _Library:
     capability: tuple[int, int]
     max_dim: int
     compiles: bool
-    cached: bool = False  # whether it can also decode against a static KV cache
+    cached: bool = False  # True if it can also decode against a static KV cache
     trained_dims: tuple[int, ...] = ()  # the only head dimensions with right gradients, if not all
 
     def missing(self, device_type: str) -> str | None:
@@ -117,7 +117,7 @@ def _swap(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _flash(library: _Library, everything: Any) -> Implementation:
-    """A flash-attn of one version; ``everything`` is what it calls a window without an edge."""
+    """Wrap one version of flash-attn; ``everything`` is its value for an unlimited window side."""
 
     def call(
         q: Tensor,
@@ -203,7 +203,7 @@ _XFORMERS = _Library("xformers", ("xformers",), "xformers.ops", (7, 0), 256, Fal
 
 
 def _xformers_avoid(*_: Any) -> str:
-    return "is taken only by name: what it runs inside is one of the others"
+    return "is used only by name: internally it runs one of the other backends"
 
 
 BACKENDS: dict[str, Implementation] = {

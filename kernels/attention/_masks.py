@@ -1,4 +1,4 @@
-"""Which keys a query sees, and the reference that defines attention by it."""
+"""Mask of the keys that a query sees, and the reference that defines attention with it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from torch import Tensor
 
 from kernels._operator import accumulator
 
-# A backend that never holds the weights makes them again as exp(score - l), l the logarithm of a
-# row's sum. Score, l and difference are each rounded, so a weight is off by about |l| units in the
-# last place of FP32, the same way along its row; l is log T and a little: 5 to 8 in the tests.
+# A backend that never holds the weights recomputes them as exp(score - l), where l is the logarithm
+# of a row's sum. Score, l and difference are each rounded, so a weight is off by about |l| units in
+# the last place of FP32, in the same direction along its row. l is slightly more than log T: 5 to 8
+# in the tests.
 RECOMPUTED_ULPS = {"cuda": 8.0}
 
 
@@ -23,9 +24,9 @@ def visible(
     rows: slice = slice(None),
     columns: slice = slice(None),
 ) -> Tensor:
-    """Boolean mask, [S, T], or [B or 1, 1, S, T] with a ``kv_length``: True where a key is seen.
+    """Return a boolean mask, [S, T], or [B or 1, 1, S, T] with ``kv_length``: True where seen.
 
-    ``rows`` and ``columns`` make that part of it alone.
+    ``rows`` and ``columns`` select a part of it.
     """
     end: int | Tensor = keys
     key = torch.arange(keys, device=device)[columns]
@@ -48,7 +49,7 @@ def visible(
 def bounds(
     first: int, last: int, length: int, keys: int, causal: bool, window: int | None
 ) -> tuple[int, int]:
-    """The range of keys that queries ``first`` to ``last`` - 1 see at most, without kv_length."""
+    """Return the range of keys that queries ``first`` to ``last`` - 1 see, without kv_length."""
     low, high = 0, keys
     if causal:
         high = min(keys, keys - length + last)
@@ -60,12 +61,12 @@ def bounds(
 
 
 def trivial(q: Tensor, causal: bool, window: int | None, kv_length: Tensor | None) -> bool:
-    """Whether every query sees every key."""
+    """Return True if every query sees every key."""
     return window is None and kv_length is None and (not causal or q.shape[2] == 1)
 
 
 def square(q: Tensor, k: Tensor, window: int | None, kv_length: Tensor | None) -> bool:
-    """Whether the mask is none or the plain causal one: as many queries as keys, nothing else."""
+    """Return True if there is no mask or the plain causal one: as many queries as keys."""
     return window is None and kv_length is None and q.shape[2] == k.shape[2]
 
 
@@ -78,7 +79,7 @@ def reference(
     scale: float | Tensor | None = None,
     kv_length: Tensor | None = None,
 ) -> Tensor:
-    """The definition; the query heads of a group are stacked, so keys and values are not copied.
+    """Compute the definition; a group's query heads are stacked, so keys are not copied.
 
     ``scale`` may also be a tensor that broadcasts to the scores, [B, H, S, T].
     """

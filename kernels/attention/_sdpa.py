@@ -1,4 +1,4 @@
-"""torch's scaled_dot_product_attention, one backend of it at a time."""
+"""Torch's scaled_dot_product_attention, one backend of it at a time."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _switching = threading.RLock()
 
 @contextlib.contextmanager
 def _only(backend: SDPBackend) -> Iterator[None]:
-    """What ``sdpa_kernel(backend)`` does, in 3 instead of 20 us on the host.
+    """Do what ``sdpa_kernel(backend)`` does, in 3 instead of 20 us on the host.
 
-    The switches are the whole process's, so that one thread at a time uses them: two would each
-    put back what the other had set.
+    The switches belong to the process, so only one thread at a time may use them: two would each
+    restore what the other had set.
     """
     with _switching:
         before = [enabled() for enabled, _ in _SWITCHES.values()]
         try:
-            for each, (_, enable) in _SWITCHES.items():
-                enable(each == backend)
+            for candidate, (_, enable) in _SWITCHES.items():
+                enable(candidate == backend)
             yield
         finally:
             for (_, enable), was in zip(_SWITCHES.values(), before, strict=True):
@@ -57,7 +57,7 @@ def _only(backend: SDPBackend) -> Iterator[None]:
 def _masking(
     q: Tensor, k: Tensor, causal: bool, window: int | None, kv_length: Tensor | None
 ) -> tuple[bool, Tensor | None]:
-    """SDPA's ``is_causal`` (whose mask starts top left) and ``attn_mask``."""
+    """Return SDPA's ``is_causal`` (whose mask starts top left) and ``attn_mask``."""
     if trivial(q, causal, window, kv_length):
         return False, None
     if square(q, k, window, kv_length):
@@ -66,7 +66,7 @@ def _masking(
 
 
 def _call(backend: SDPBackend | None) -> Callable[..., Tensor]:
-    """SDPA on that backend alone; None leaves the choice to torch, among those it may use."""
+    """Make SDPA on that backend alone; None leaves the choice among allowed ones to torch."""
 
     def call(
         q: Tensor,
@@ -78,11 +78,11 @@ def _call(backend: SDPBackend | None) -> Callable[..., Tensor]:
         kv_length: Tensor | None,
     ) -> Tensor:
         is_causal, mask = _masking(q, k, causal, window, kv_length)
-        # torch's own choice may be cuDNN, which gives no tensor at all for an empty one.
+        # torch's own choice may be cuDNN, which returns no tensor at all for an empty one.
         used = SDPBackend.MATH if backend is None and _empty(q, k) else backend
         grouped = q.shape[1] != k.shape[1]
         if grouped and backend == SDPBackend.EFFICIENT_ATTENTION:
-            # This backend knows no groups: it is the one that must copy keys and values.
+            # This backend has no grouped heads: it alone must copy keys and values.
             repeats = q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
             grouped = False
@@ -114,7 +114,7 @@ def _flash_refuses(
     kv_length: Tensor | None,
 ) -> str | None:
     if not q.is_cuda:
-        if any(x.stride(-1) != 1 for x in (q, k, v)):  # as one of a single element may be
+        if any(x.stride(-1) != 1 for x in (q, k, v)):  # a dimension of size one may have any stride
             return "SDPA's flash backend takes heads whose elements are adjacent"
         return _empty(q, k)
     if q.dtype not in _HALF:
@@ -130,10 +130,10 @@ def _flash_refuses(
 
 @traced_as_constant
 def _flash_untrained(device_type: str) -> str:
-    """Why the GPU has no backward pass for head dimensions from 193 to 224; empty if it has.
+    """Return why the GPU has no backward pass for head dimensions 193 to 224; empty if it has.
 
-    By check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120 in PyTorch's
-    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; wider ones lack it with dropout alone.
+    See check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120 in PyTorch's
+    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. Wider ones lack it only with dropout.
     """
     capability = hardware.of(device_type).capability
     if not ((8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)):
@@ -153,7 +153,7 @@ def _efficient_refuses(
 ) -> str | None:
     if q.dtype == torch.float64:
         return "SDPA's memory-efficient backend takes no float64"
-    if torch.compiler.is_compiling():  # torch is not asked
+    if torch.compiler.is_compiling():  # torch cannot be queried
         multiple = _efficient_multiple(q.device.type, q.dtype in _HALF)
         if q.shape[-1] % multiple:
             return (
@@ -165,7 +165,7 @@ def _efficient_refuses(
 
 @traced_as_constant
 def _efficient_multiple(device_type: str, half: bool) -> int:
-    """By minimum_gemm_alignment in PyTorch's sdp_utils.cpp: 16 bytes where matrix units work."""
+    """Return minimum_gemm_alignment of PyTorch's sdp_utils.cpp: 16 bytes with matrix units."""
     major, _ = hardware.of(device_type).capability
     if half:
         return 8 if major >= 7 else 1
@@ -193,7 +193,7 @@ def _cudnn_refuses(
         return f"SDPA's cuDNN backend takes head dimensions 8, 16, ... 128, not {q.shape[-1]}"
     if not (trivial(q, causal, window, kv_length) or square(q, k, window, kv_length)):
         return "SDPA's cuDNN backend is not used with a mask, which these lengths or options need"
-    if torch.compiler.is_compiling():  # torch is not asked
+    if torch.compiler.is_compiling():  # torch cannot be queried
         if k.shape[2] == 1:
             return "SDPA's cuDNN backend takes more than one key"
         if torch.are_deterministic_algorithms_enabled():
@@ -214,7 +214,7 @@ def _ask(
     window: int | None,
     kv_length: Tensor | None,
 ) -> str | None:
-    """torch's own verdict, which also knows strides and what its build holds."""
+    """Return torch's own verdict, which also depends on strides and on its build."""
     empty = _empty(q, k)
     if empty or torch.compiler.is_compiling():
         return empty
@@ -236,7 +236,7 @@ def _ask(
 
 
 def _by_name_alone(*_: Any) -> str:
-    return "SDPA's own choice is made for who asks for it by name"
+    return "SDPA's own choice is used only by name"
 
 
 BACKENDS = {
@@ -258,7 +258,7 @@ BACKENDS = {
         _efficient_avoid,
         stated_ulps=RECOMPUTED_ULPS,
     ),
-    # The root of the scale goes into q and into k: two roundings where the reference has one.
+    # The root of the scale is applied to q and to k: two roundings where the reference has one.
     "sdpa_math": Implementation(_call(SDPBackend.MATH), stated_ulps={"cuda": 1.0}),
     "sdpa": Implementation(
         _call(None), avoid=_by_name_alone, stated_ulps={"cpu": 20.0, **RECOMPUTED_ULPS}

@@ -2,19 +2,19 @@
 
     y_t = act(bias + sum over k < W of weight_k xs_(t - W + 1 + k)),    act: identity or SiLU
 
-per channel, where xs is the sequence behind its initial state (zeros if there is none): Dao and Gu,
+per channel, where xs is the sequence after its initial state (zeros if there is none): Dao and Gu,
 "Transformers are SSMs", 2024 (arXiv 2405.21060), section 7.1; the layer of Gu and Dao, "Mamba",
-2023 (arXiv 2312.00752), section 3.4. The state holds the last W values of xs, oldest first: all
-that a later call needs (which is one less) and what the published models keep. A sequence taken in
-pieces, each with the state that the piece before it left, gives the results of the whole.
+2023 (arXiv 2312.00752), section 3.4. The state holds the last W values of xs, oldest first. A later
+call needs one less; published models keep W. Processing a sequence in pieces, each with the final
+state of the piece before, gives the results of the complete sequence.
 
 With p the sum above and u = dy act'(p), the gradients are
 
     dx_t = sum over k of weight_k u_(t + W - 1 - k),    dbias = sum of u_t,
     dweight_k = sum over t of u_t xs_(t - W + 1 + k).
 
-A program walks along a stretch of the sequence with the last three rows in registers: what it needs
-is read once, and p is computed anew in the backward pass. Arithmetic is in FP32.
+A program walks along a stretch of the sequence with the last three rows in registers. It reads its
+inputs once, and recomputes p in the backward pass. Arithmetic is in FP32.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from kernels.causal_conv1d._kernels import (
 
 ACTIVATIONS = (None, "silu")
 WIDTHS = (2, 3, 4)
-STRETCH = 128  # rows of the sequence that one program walks along at most
+STRETCH = 128  # rows of the sequence per program, at most
 
 
 def causal_conv1d(
@@ -81,8 +81,8 @@ def causal_conv1d(
 
     ``bias_D`` and ``initial_state_BDW`` may be None for zeros; all may have other floating dtypes
     than x. ``activation``: None or "silu". Returns y [B, L, D] and the final state [B, D, W], both
-    of x's dtype; the inputs are left as they were. For decoding, L is 1. ``impl``: auto, torch or
-    triton. Raises ``Mistake`` for what does not go together.
+    of x's dtype; the inputs are not modified. For decoding, L is 1. ``impl``: auto, torch or
+    triton. Raises ``Mistake`` if the arguments do not fit together.
     """
     return run(OP, impl, x_BLD, weight_DW, bias_D, initial_state_BDW, activation)
 
@@ -123,7 +123,7 @@ def reference(
     initial_state_BDW: Tensor | None = None,
     activation: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The definition."""
+    """Compute the definition."""
     (batch, length, dim), width = x_BLD.shape, weight_DW.shape[1]
     wide = accumulator(x_BLD.dtype)
     if initial_state_BDW is None:
@@ -141,10 +141,10 @@ def reference(
 
 
 def _tiles(stages: int, device: int, dtype: torch.dtype, stretch: int, *_: Any) -> list[Tile]:
-    """Rows of a program, bytes of a row that each of its threads takes, its warps and stages.
+    """Return rows per program, bytes of a row per thread, warps and stages of each tile.
 
-    The first measured on an H200: one warp is done soonest with its loads, and each stage but the
-    first fetches four rows ahead.
+    The first measured on an H200: one warp finishes its loads soonest, and each stage but the first
+    fetches four rows ahead.
     """
     tiles = [
         (stretch, 8, 1, stages),
@@ -163,9 +163,10 @@ _BACKWARD = Tunable("causal_conv1d.backward", (causal_conv1d_backward_kernel,), 
 
 
 def _key(x: Tensor, width: int, silu: bool, longest: int) -> Key:
-    """Of the sizes, only the stretch that they ask for.
+    """Return the key of the tile; of the sizes it holds only the stretch.
 
-    A long one reads fewer rows twice; it is cut until every multiprocessor has eight programs.
+    A long stretch reads fewer rows twice; it is shortened until every multiprocessor has eight
+    programs.
     """
     batch, length, dim = x.shape
     columns = cdiv(dim, 32 * 8 // x.element_size())
@@ -176,7 +177,7 @@ def _key(x: Tensor, width: int, silu: bool, longest: int) -> Key:
 
 
 def _grid(x: Tensor, tile: Tile) -> tuple[int, int, int, int, tuple[int, int, int]]:
-    """Rows, channels, warps and stages of a program, and the grid."""
+    """Return rows, channels, warps and stages per program, and the grid."""
     stretch, thread_bytes, warps, stages = tile
     block = 32 * warps * thread_bytes // x.element_size()
     batch, length, dim = x.shape
@@ -188,7 +189,7 @@ def _grid(x: Tensor, tile: Tile) -> tuple[int, int, int, int, tuple[int, int, in
 def _constants(
     weight: Tensor, bias: Tensor | None, state: Tensor | None, silu: bool
 ) -> dict[str, Any]:
-    """What the kernels of both directions take as constants, the tile's apart."""
+    """Return the constants of the kernels of both directions, except those of the tile."""
     return {
         "W": weight.shape[1],
         "SILU": silu,
@@ -244,7 +245,7 @@ def _backward(
     state: Tensor | None,
     silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """The gradients of x, weight, bias and state."""
+    """Return the gradients of x, weight, bias and state."""
     (batch, length, dim), width = x.shape, weight.shape[1]
     dx = blank(x)
     dstate = None

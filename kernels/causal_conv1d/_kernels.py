@@ -1,8 +1,8 @@
-"""The Triton kernels of the causal convolution: one walk along a stretch of rows each way.
+"""Triton kernels of the causal convolution: one walk along a stretch of rows in each direction.
 
-Masks of a row under a condition are comparisons of channels with either all channels or none. Four
-rows are taken at a time and loaded before any is stored, because the compiler cannot move a load
-above a store, and the next ones are fetched meanwhile (``STAGES``); the three rows before them stay
+Masks of a row under a condition compare the channels with either all channels or none. Four rows
+are processed at a time and loaded before any is stored, because the compiler cannot move a load
+above a store. The next rows are prefetched meanwhile (``STAGES``); the three rows before them stay
 in registers.
 """
 
@@ -15,7 +15,7 @@ from kernels._triton import tl, triton
 
 @triton.jit
 def _weights(weight_ptr, stride, o_d, m_d, W: tl.constexpr):
-    """The weights of the row itself and of the three before it; those past the width are 0."""
+    """Load the weights of the current row and of the three before it; 0 beyond the width."""
     p_w = weight_ptr + o_d * stride + W - 1
     b_w0 = tl.load(p_w, mask=m_d, other=0.0).to(tl.float32)
     b_w1 = tl.load(p_w - 1, mask=m_d, other=0.0).to(tl.float32)
@@ -30,7 +30,7 @@ def _weights(weight_ptr, stride, o_d, m_d, W: tl.constexpr):
 
 @triton.jit
 def _row(x_ptr, state_ptr, t, length, x_row, o_d, dim, W: tl.constexpr, HAS_STATE: tl.constexpr):
-    """Row ``t`` of the sequence behind its state; 0 before both and after the end."""
+    """Load row ``t`` of the sequence after its state; 0 before both and after the end."""
     b_x = tl.load(
         x_ptr + t * x_row + o_d, mask=o_d < tl.where((t >= 0) & (t < length), dim, 0), other=0.0
     )
@@ -111,7 +111,7 @@ launch_forward = launcher(causal_conv1d_forward_kernel)
 
 @triton.jit
 def _slope(dy_ptr, b_p, t, length, dy_row, o_d, dim, SILU: tl.constexpr):
-    """The gradient of the sum ``b_p`` of row ``t``; 0 outside of the sequence."""
+    """Return the gradient of the sum ``b_p`` of row ``t``; 0 outside of the sequence."""
     m = o_d < tl.where((t >= 0) & (t < length), dim, 0)
     b_u = tl.load(dy_ptr + t * dy_row + o_d, mask=m, other=0.0).to(tl.float32)
     if SILU:
@@ -137,7 +137,7 @@ def _store_slope(
     HAS_STATE: tl.constexpr,
     HAS_DFINAL: tl.constexpr,
 ):
-    """The gradient of row ``t``, if it is from ``begin`` to ``end`` or one of the state's."""
+    """Store the gradient of row ``t``, if it is from ``begin`` to ``end`` or one of the state's."""
     if HAS_DFINAL:
         w = t - length + W
         if w >= 0:
@@ -145,7 +145,7 @@ def _store_slope(
             b_dx += tl.load(dfinal_ptr + o_d * W + w, mask=m_final, other=0.0).to(tl.float32)
     tl.store(dx_ptr + t * dx_row + o_d, b_dx, mask=o_d < tl.where((t >= begin) & (t < end), dim, 0))
     if HAS_STATE:
-        before = t < 0  # the first stretch alone has such rows
+        before = t < 0  # only the first stretch has such rows
         if before:
             m = o_d < tl.where(t > -W, dim, 0)
             tl.store(dstate_ptr + o_d * W + W + t, b_dx, mask=m)
@@ -178,7 +178,7 @@ def causal_conv1d_backward_kernel(
     STAGES: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Rows of the stretch and, of the partial sums, W of dweight and one of dbias."""
+    """Compute rows of the stretch, and partial sums: W of dweight and one of dbias."""
     i_b = tl.program_id(2).to(tl.int64)
     begin = tl.program_id(1).to(tl.int64) * STRETCH
     end = tl.minimum(begin + STRETCH, length)
@@ -207,7 +207,7 @@ def causal_conv1d_backward_kernel(
     b_dw2 = tl.zeros([BLOCK_D], dtype=tl.float32)
     b_dw3 = tl.zeros([BLOCK_D], dtype=tl.float32)
     b_dbias = tl.zeros([BLOCK_D], dtype=tl.float32)
-    # dx of a row needs the slopes of three rows after it: the walk goes on four rows past the end.
+    # dx of a row needs the gradients of three rows after it: the walk ends four rows past the end.
     for step in tl.range(0, STRETCH + 4, 4, num_stages=STAGES):
         t = begin + step
         b_a = _row(x_ptr, state_ptr, t, length, x_row, o_d, dim, W, False)
@@ -260,7 +260,7 @@ def causal_conv1d_backward_kernel(
         tl.store(p_partial - 3, b_dw3, mask=m_d)
     tl.store(partial_ptr + (i_p * (W + 1) + W) * dim + o_d, b_dbias, mask=m_d)
     if HAS_STATE:
-        # The oldest value of the state is seen by no row.
+        # No row sees the oldest value of the state.
         tl.store(
             dstate_ptr + o_d * W,
             tl.zeros([BLOCK_D], tl.float32),

@@ -59,7 +59,7 @@ from kernels.gated_rms_norm._kernels import (
     launch_forward,
 )
 
-MAX_GROUP = 16384  # the group of one row, of three tensors, is held in the registers of one program
+MAX_GROUP = 16384  # a program holds the group of one row, of three tensors, in registers
 
 
 def gated_rms_norm(
@@ -76,7 +76,7 @@ def gated_rms_norm(
     ``x`` and ``z`` [..., D] of one floating dtype and any strides; ``weight`` [D], which may have
     another dtype, or None for ones; ``group_size`` divides D, None for one group of all channels.
     Returns a tensor of x's shape and dtype. ``impl``: auto, torch or triton. Raises ``Mistake`` if
-    the shapes, dtypes, devices or groups do not go together.
+    the shapes, dtypes, devices or groups do not fit together.
     """
     return run(OP, impl, x, z, weight, group_size, eps)
 
@@ -107,7 +107,7 @@ def reference(
     group_size: int | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """The definition."""
+    """Compute the definition."""
     wide = accumulator(x.dtype)
     h = x.to(wide) * torch.nn.functional.silu(z.to(wide))
     group = group_size or x.shape[-1]
@@ -119,25 +119,25 @@ def reference(
 
 
 def pieces(group: int) -> tuple[int, int]:
-    """How many blocks of which power of two make a group: three at most, and a single one of less
-    than 256 channels.
+    """Return number and size of the blocks that make a group: at most three powers of two.
 
-    Smaller blocks would leave fewer lanes idle, but be read in less than 16 bytes a thread, which
-    takes longer (1.2 times for 5,120 channels in five blocks).
+    A group of less than 256 channels has one block. Smaller blocks would leave fewer lanes idle,
+    but threads would read less than 16 bytes each, which takes longer (1.2 times for 5,120 channels
+    in five blocks).
     """
     block = min(power_of_two(group), max(256, power_of_two(cdiv(group, 3))))
     return cdiv(group, block), block
 
 
 def _tile(group: int, elements: int) -> tuple[int, int]:
-    """Rows at a time for tiles of about that many elements, and a warp for 256 of a block."""
+    """Return rows at a time for tiles of about so many elements, and a warp per 256 of a block."""
     count, block = pieces(group)
     rows = max(1, min(16, power_of_two(elements // (count * block) + 1) // 2))
     return rows, max(1, min(32, rows * block // 256))
 
 
 def _forward_tiles(device: int, group: int, *_: Any) -> list[Tile]:
-    """Rows at a time and warps; the first measured on an H200."""
+    """Return rows at a time and warps of each tile; the first measured on an H200."""
     rows, warps = _tile(group, 2048)
     warps = max(4, warps)
     tiles = [(rows, warps), (rows, max(1, warps // 2)), (rows, min(32, 2 * warps))]
@@ -146,10 +146,10 @@ def _forward_tiles(device: int, group: int, *_: Any) -> list[Tile]:
 
 
 def _backward_tiles(device: int, group: int, n_groups: int, x: torch.dtype, *_: Any) -> list[Tile]:
-    """Rows at a time, warps, warps of a multiprocessor and pipeline stages.
+    """Return rows at a time, warps, warps per multiprocessor and pipeline stages of each tile.
 
     The first measured on an H200, where three stages, which hold two steps' rows in shared memory,
-    and few warps with many elements are worth half of the time.
+    and few warps with many elements save half of the time.
     """
     rows, warps = _tile(group, 1024)
     count, block = pieces(group)
@@ -174,7 +174,7 @@ _BACKWARD = Tunable("gated_rms_norm.backward", (gated_rms_norm_backward_kernel,)
 def _forward(
     x: Tensor, z: Tensor, weight: Tensor | None, group: int, eps: float, keep: bool = True
 ) -> tuple[Tensor, Tensor | None]:
-    """y, and r [rows, groups] in FP32, if it is to be kept for a backward pass."""
+    """Return y and, if a backward pass needs it, r [rows, groups] in FP32."""
     y, r = blank(x), None
     n_groups = x.shape[-1] // max(group, 1)
     n_rows = x.numel() // max(x.shape[-1], 1)

@@ -1,6 +1,6 @@
-"""The kernels of the gated norm, forward and backward.
+"""Triton kernels of the gated norm, forward and backward.
 
-A group is taken in equal pieces: of one block of the next power of two, up to half of the lanes
+A group is split into equal pieces: in one block of the next power of two, up to half of the lanes
 would have no channel. Tuples hold a block for each piece, all in registers.
 """
 
@@ -91,7 +91,7 @@ def gated_rms_norm_backward_kernel(
     BLOCK_E: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    # Each program walks over rows of one group with the stride of the grid and keeps its share of
+    # Each program walks over rows of one group with the stride of the grid and keeps its partial
     # dweight in registers, so that it is written once per program and not once per row.
     i_p = tl.program_id(0)
     i_g = tl.program_id(1).to(tl.int64)

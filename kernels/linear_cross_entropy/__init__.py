@@ -3,13 +3,13 @@
     logits = x weight^T,    loss = mean or sum over tokens of (logsumexp(logits) - logits[target])
 
 The idea of Wijmans et al., "Cut Your Losses", 2024 (arXiv 2411.09009) and of Liger-Kernel (Hsu et
-al. 2024, arXiv 2410.10989, section 3.2), which this follows: tokens are taken in chunks; a chunk's
-logits become, in place, their own gradient softmax(logits) - onehot(target), of which
+al. 2024, arXiv 2410.10989, section 3.2), which this follows: tokens are processed in chunks; a
+chunk's logits become, in place, their own gradient softmax(logits) - onehot(target). From it
 
     dx = dlogits weight,    dweight = sum over chunks of dlogits^T x
 
-follow while they are at hand, in the forward pass. The backward pass scales what is there.
-The softmax is in FP32, the products in the inputs' dtype. ``chunked`` is the same in plain torch.
+are computed in the forward pass, while it is available. The backward pass only scales them. The
+softmax is in FP32, the products in the inputs' dtype. ``chunked`` is the same in plain torch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from kernels._operator import (
 from kernels._triton import missing, no_fp64, on_device
 from kernels.linear_cross_entropy._kernels import rows_by_triton, total_by_triton
 
-CHUNK_BYTES = 512 << 20  # of logits at a time: few enough to save memory, enough for a fast product
+CHUNK_BYTES = 512 << 20  # logits per chunk: few enough to save memory, enough for a fast product
 REDUCTIONS = ("mean", "sum")
 
 
@@ -56,13 +56,13 @@ def linear_cross_entropy(
     reduction: str = "mean",
     impl: str | None = None,
 ) -> Tensor:
-    """The loss, an FP32 scalar.
+    """Compute the loss, an FP32 scalar.
 
     ``x`` [..., D] and ``weight_VD`` of one dtype, ``target`` [...] int64 with values in [0, V) or
-    ``ignore_index``, whose tokens count nothing. ``reduction``: "mean" over the tokens that count
+    ``ignore_index``, whose tokens do not count. ``reduction``: "mean" over the tokens that count
     (NaN if there are none, as in torch) or "sum". Under autocast the product is in its dtype.
-    ``impl``: auto, triton, chunked or torch. Raises ``Mistake`` for what does not go together; a
-    target out of range is not checked, since that would wait for the GPU.
+    ``impl``: auto, triton, chunked or torch. Raises ``Mistake`` if the arguments do not fit
+    together; a target out of range is not checked, since that would wait for the GPU.
     """
     dtype = autocast_dtype(x)
     if dtype is not None:
@@ -106,7 +106,7 @@ def reference(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
-    """The definition, with all logits."""
+    """Compute the definition, with all logits."""
     logits = (x @ weight_VD.T).to(accumulator(x.dtype))
     return torch.nn.functional.cross_entropy(
         logits.reshape(-1, weight_VD.shape[0]),
@@ -136,7 +136,7 @@ def _total_torch(
     if not mean:
         return loss, None
     share = 1 / (target_N != ignore_index).sum(dtype=losses_N.dtype)
-    # Of no tokens the mean is NaN and the gradients are zeros, as in torch.
+    # Without tokens the mean is NaN and the gradients are zeros, as in torch.
     return loss * share, share.nan_to_num(posinf=0.0) if keep else None
 
 
@@ -270,7 +270,7 @@ OP = Operator(
     inputs=_inputs,
     cost=_cost,
     sizes=_sizes,
-    # The loss is one number of all tokens: only the last two count.
+    # The loss is one number for all tokens: only the last two count.
     huge=(
         Huge(
             {

@@ -1,4 +1,4 @@
-"""What of the loss runs in kernels: a chunk's losses and gradients by token, and their sum.
+"""Triton kernels of the loss: a chunk's losses and gradients by token, and their sum.
 
 Shapes: N tokens, V words.
 """
@@ -26,7 +26,7 @@ def linear_cross_entropy_row_kernel(
     GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One token: its loss and, in place of its logits, their gradient for a loss of 1."""
+    """Process one token: store its loss, and replace its logits by their gradient for loss 1."""
     i_n = tl.program_id(0).to(tl.int64)
     target = tl.load(target_ptr + i_n)
     logits_ptr += i_n * stride
@@ -44,7 +44,7 @@ def linear_cross_entropy_row_kernel(
     hit = tl.load(logits_ptr + tl.where(counts, target, 0)).to(tl.float32)
     tl.store(loss_ptr + i_n, tl.where(counts, lse - hit, 0.0))
     if GRADIENT:
-        # The target's logit has been read by all before any logit is overwritten.
+        # All threads have read the target's logit before any logit is overwritten.
         tl.debug_barrier()
         for start in tl.static_range(0, V, BLOCK):
             m = start + o_v < V
@@ -58,7 +58,7 @@ _launch_row = launcher(linear_cross_entropy_row_kernel)
 
 
 def _row_tiles(device: int, n_words: int, *_: Any) -> list[Tile]:
-    """Words of a step, and warps."""
+    """Return words per step and warps of each tile."""
     most = power_of_two(n_words)
     block = min(65536, most)
     tiles: list[Tile] = [(block, max(4, min(32, block // 2048)))]
@@ -76,7 +76,7 @@ _ROWS = Tunable(
 def rows_by_triton(
     logits: Tensor, target_N: Tensor, losses_N: Tensor, ignore_index: int, gradient: bool
 ) -> None:
-    """Losses of logits [N, V] into ``losses_N``; with ``gradient`` theirs in the logits' place."""
+    """Write losses of logits [N, V] to ``losses_N``; ``gradient``: replace logits by theirs."""
     n_words = logits.shape[1]
     key = (logits.get_device(), n_words, logits.dtype, gradient)
     block, warps = _ROWS.tile(
@@ -108,8 +108,10 @@ def linear_cross_entropy_total_kernel(
     KEEP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: the sum of all losses, or with ``MEAN`` their mean; ``KEEP``: also each token's
-    share in it."""
+    """Sum all losses in one program, or take their mean with ``MEAN``.
+
+    ``KEEP``: also store each token's weight in it.
+    """
     o_n = tl.arange(0, BLOCK)
     b_sum = tl.zeros([BLOCK], dtype=tl.float32)
     b_count = tl.zeros([BLOCK], dtype=tl.int32)
@@ -123,7 +125,7 @@ def linear_cross_entropy_total_kernel(
     if MEAN:
         share = 1.0 / tl.sum(b_count, axis=0).to(tl.float32)
         if KEEP:
-            # Of no tokens the mean is NaN and the gradients are zeros, as in torch.
+            # Without tokens the mean is NaN and the gradients are zeros, as in torch.
             tl.store(share_ptr, tl.where(share < float("inf"), share, 0.0))
         loss *= share
     tl.store(loss_ptr, loss)
@@ -135,7 +137,7 @@ _launch_total = launcher(linear_cross_entropy_total_kernel)
 def total_by_triton(
     losses_N: Tensor, target_N: Tensor, ignore_index: int, mean: bool, keep: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The sum of losses, or their mean, and each token's share in it, if it is to be kept."""
+    """Return the sum or mean of losses and, with ``keep``, each token's weight in it."""
     loss = torch.empty((), dtype=losses_N.dtype, device=losses_N.device)
     share = torch.empty_like(loss) if mean and keep else None
     n_rows = losses_N.shape[0]

@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from kernels._autograd import applied, needs_gradient
 from kernels._dispatch import run
@@ -48,7 +47,23 @@ from kernels._operator import (
 from kernels._triton import missing, no_fp64
 from kernels._workspace import Workspace
 from kernels.moe_experts._autograd import Experts
+from kernels.moe_experts._plain import (
+    ONE_KERNEL,
+    block_rows,
+    by_grouped_products,
+    by_loop,
+    by_padded_blocks,
+    halves,
+    missing_grouped,
+    refuses_grouped,
+    refuses_loop,
+    refuses_padded,
+    refuses_workspace,
+    standard,
+)
 from kernels.swiglu import reference as swiglu
+
+__all__ = ["MAX_EXPERTS", "ONE_KERNEL", "OP", "block_rows", "moe_experts", "reference"]
 
 MAX_EXPERTS = 512  # the sort holds one column per expert in the registers of one program
 
@@ -70,9 +85,10 @@ def moe_experts(
     that choice; ``weight`` [..., K], the routing weights, of any floating dtype. ``gate_EFD``,
     ``up_EFD`` and ``down_EDF`` are laid out as ``torch.nn.Linear`` has them; with ``up_EFD`` None
     the first is [E, 2 F, D], the gates above the ups. All floating tensors get gradients. Under
-    autocast x and the experts are in its dtype. ``impl``: auto, torch or triton. With a
+    autocast x and the experts are in its dtype. ``impl``: auto, triton, torch (the best plain way
+    for these inputs), or one of these by name: grouped, padded, loop, dense (``_plain``). With a
     ``workspace`` the result and all that is computed on the way lie there, until the next call with
-    it: for inference, and not in PyTorch on a GPU. Raises ``Mistake`` if shapes, dtypes or devices
+    it: for inference, by triton or loop. Raises ``Mistake`` if shapes, dtypes or devices
     do not go together, or gradients would need what a workspace holds.
     """
     if workspace is not None and needs_gradient(x, weight, gate_EFD, up_EFD, down_EDF):
@@ -154,7 +170,7 @@ def reference(
 ) -> Tensor:
     """The definition: every token through every expert, times the weight, which is mostly zero."""
     wide = accumulator(x.dtype)
-    gate_EFD, up_EFD = _halves(gate_EFD, up_EFD)
+    gate_EFD, up_EFD = halves(gate_EFD, up_EFD)
     experts = torch.arange(down_EDF.shape[0], device=x.device)
     x_ND = x.reshape(-1, x.shape[-1])
     chosen = index.reshape(-1, index.shape[-1])[..., None] == experts
@@ -166,88 +182,11 @@ def reference(
     return y.to(x.dtype).view(x.shape)
 
 
-def _by_expert(
-    x: Tensor,
-    index: Tensor,
-    weight: Tensor,
-    gate_EFD: Tensor,
-    up_EFD: Tensor | None,
-    down_EDF: Tensor,
-    workspace: Workspace | None = None,
-) -> Tensor:
-    """The same, each expert with its own tokens only: the host has to know which those are."""
-    wide = accumulator(x.dtype)
-    gate_EFD, up_EFD = _halves(gate_EFD, up_EFD)
-    x_ND = x.reshape(-1, x.shape[-1])
-    index_NK, weight_NK = (t.reshape(-1, t.shape[-1]) for t in (index, weight))
-    y = torch.zeros(x_ND.shape, dtype=wide, device=x.device)
-    for e in range(down_EDF.shape[0]):
-        token, choice = (index_NK == e).nonzero(as_tuple=True)
-        rows = x_ND[token]
-        out = swiglu(rows @ gate_EFD[e].T, rows @ up_EFD[e].T) @ down_EDF[e].T
-        y = y.index_add(0, token, weight_NK[token, choice, None].to(wide) * out.to(wide))
-    return y.to(x.dtype).view(x.shape)
-
-
-def _halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
-    if up is not None:
-        return gate, up
-    return gate.chunk(2, 1)
-
-
-def _in_workspace(
-    x: Tensor,
-    index: Tensor,
-    weight: Tensor,
-    gate_EFD: Tensor,
-    up_EFD: Tensor | None,
-    down_EDF: Tensor,
-    workspace: Workspace,
-) -> Tensor:
-    """By expert, too, with the choices (rows R) sorted; the host has to know where experts end."""
-    wide, (n_experts, dim, width) = accumulator(x.dtype), down_EDF.shape
-    gate_EFD, up_EFD = _halves(gate_EFD, up_EFD)
-    x_ND, choices = x.reshape(-1, dim), index.reshape(-1)
-    n_rows = len(choices)
-
-    def take(role: str, *shape: int, dtype: torch.dtype = x.dtype) -> Tensor:
-        return workspace.take(role, shape, dtype, x.device)
-
-    expert_R, token_R = (take(role, n_rows, dtype=torch.int64) for role in ("expert", "token"))
-    torch.sort(choices, stable=True, out=(expert_R, token_R))
-    weight_R = take("weight", n_rows, dtype=weight.dtype)
-    torch.index_select(weight.reshape(-1), 0, token_R, out=weight_R)
-    token_R.div_(index.shape[-1], rounding_mode="floor")
-    x_RD = torch.index_select(x_ND, 0, token_R, out=take("permuted", n_rows, dim))
-    gate_RF, up_RF, hidden_RF = (take(role, n_rows, width) for role in ("gate", "up", "hidden"))
-    # Choices of no expert stand before the first's, or behind the last's.
-    ends = torch.searchsorted(expert_R, torch.arange(n_experts + 1, device=x.device)).tolist()
-    mine = slice(ends[0], ends[-1])
-    spans = [slice(*ends[e : e + 2]) for e in range(n_experts)]
-    for e, rows in enumerate(spans):
-        torch.mm(x_RD[rows], gate_EFD[e].T, out=gate_RF[rows])
-        torch.mm(x_RD[rows], up_EFD[e].T, out=up_RF[rows])
-    wide_RF = gate_RF if wide == x.dtype else take("gate wide", n_rows, width, dtype=wide)
-    wide_RF[mine].copy_(gate_RF[mine])
-    functional.silu(wide_RF[mine], inplace=True).mul_(up_RF[mine])
-    hidden_RF[mine].copy_(wide_RF[mine])
-    out_RD = take("rows", n_rows, dim)
-    for e, rows in enumerate(spans):
-        torch.mm(hidden_RF[rows], down_EDF[e].T, out=out_RD[rows])
-    wide_RD = take("rows wide", n_rows, dim, dtype=wide)
-    wide_RD[mine].copy_(out_RD[mine]).mul_(weight_R[mine, None])
-    y_ND = take("out wide", len(x_ND), dim, dtype=wide).zero_()
-    y_ND.index_add_(0, token_R[mine], wide_RD[mine])
-    y_ND = y_ND if wide == x.dtype else take("out", len(x_ND), dim).copy_(y_ND)
-    return y_ND.view(x.shape)
-
-
-def _torch(x: Tensor, *rest: Any) -> Tensor:
-    *given, workspace = (*rest, None)[:6]
-    # On a GPU the loop would wait for it, and no graph can hold tensors of unknown size.
-    if x.device.type == "cpu" and not torch.compiler.is_compiling():
-        return _by_expert(x, *given) if workspace is None else _in_workspace(x, *rest)
-    return reference(x, *given)
+def _torch(*inputs: Any) -> Tensor:
+    """Compute by the way that is standard for these inputs."""
+    name, _ = standard(*inputs)
+    made: Tensor = OP.implementations[name].call(*inputs)
+    return made
 
 
 def _triton(
@@ -356,6 +295,10 @@ OP = Operator(
     implementations={
         "triton": Implementation(_triton, missing, _refuses, replayed=True),
         "torch": Implementation(_torch),
+        "grouped": Implementation(by_grouped_products, missing_grouped, refuses_grouped),
+        "padded": Implementation(by_padded_blocks, refuses=refuses_padded),
+        "loop": Implementation(by_loop, refuses=refuses_loop),
+        "dense": Implementation(reference, refuses=refuses_workspace),
     },
     inputs=_inputs,
     cost=_cost,
@@ -376,7 +319,8 @@ OP = Operator(
         ),
     ),
     gradients=("x", "weight", "gate_EFD", "up_EFD", "down_EDF"),
-    large_reference=_by_expert,
+    large_reference=by_loop,
+    standard=standard,
     cases=(
         Case("63x20x36 E5 k2", {"rows": 63, "dim": 20, "width": 36, "experts": 5, "k": 2}),
         Case("1x1x1 E1 k1", {"rows": 1, "dim": 1, "width": 1, "experts": 1, "k": 1}),

@@ -1,4 +1,4 @@
-"""The router of a mixture of experts: which k experts each token goes to, and with what weights.
+"""Router of a mixture of experts: chooses k experts for each token, with their weights.
 
     logits = x weight^T + noise,    p = softmax(logits)
     index = the k highest logits, highest first
@@ -6,16 +6,16 @@
 
 Shazeer et al., "Outrageously Large Neural Networks", 2017 (arXiv 1701.06538), section 2.1, with the
 softmax before the choice as in Fedus et al., "Switch Transformers", 2021 (arXiv 2101.03961), whose
-balancing loss (equations 4 to 6) is formed of the statistics returned: E sum over e of
-counts_e / (tokens k) mean_e. Of equal logits the expert of lower number is chosen. With s_j =
-p[index_j] and T = sum of s_j,
+balancing loss (equations 4 to 6) is computed from the returned statistics: E sum over e of counts_e
+/ (tokens k) mean_e. Of equal logits the expert of lower number is chosen. With s_j = p[index_j] and
+T = sum of s_j,
 
     ds_j = dw_j, or (dw_j - sum over i of dw_i w_i) / T if renormalised
     dp = ds at index, plus dmean / tokens,    dlogits = p (dp - sum over e of dp_e p_e)
     dx = dlogits weight,    dweight = dlogits^T x,    dnoise = dlogits.
 
-The noise, if there is any, is the caller's: Shazeer et al. (equation 4) add a normal number times
-softplus(x weight_noise^T) in training, which learns through dnoise how loud it should be.
+The caller supplies the noise, if any: Shazeer et al. (equation 4) add a normal number times
+softplus(x weight_noise^T) in training, which learns its amplitude through dnoise.
 
 Logits, softmax and results are in FP32 whatever the inputs are, under autocast too.
 """
@@ -65,7 +65,7 @@ from kernels.moe_gating._kernels import (
     moe_gating_forward_kernel,
 )
 
-MAX_EXPERTS = 512  # the logits of some tokens are held in the registers of one program
+MAX_EXPERTS = 512  # a program holds the logits of some tokens in registers
 
 
 def moe_gating(
@@ -77,14 +77,14 @@ def moe_gating(
     noise: Tensor | None = None,
     impl: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns weights [..., K], experts [..., K] int64, and of each expert, [E], two statistics.
+    """Return weights [..., K], experts [..., K] int64, and two statistics of each expert, [E].
 
     These are the number of tokens that chose it, int64, and the mean over tokens of its
     probability. Weights and means are FP32 and differentiable. ``x`` [..., H] and ``weight_EH``,
     which may have another dtype, get gradients. ``k`` is from 1 to E; ``renormalise``: a token's
     weights sum to 1. ``noise`` [..., E], of any floating dtype, is added to the logits before the
     choice and gets a gradient too. ``impl``: auto, torch or triton. Raises ``Mistake`` if shapes,
-    dtypes, devices or k do not go together.
+    dtypes, devices or k do not fit together.
     """
     return run(OP, impl, x, weight_EH, k, renormalise, noise)
 
@@ -108,7 +108,7 @@ def _check(x: Tensor, weight: Tensor, k: int, renormalise: bool, noise: Tensor |
 def reference(
     x: Tensor, weight_EH: Tensor, k: int, renormalise: bool = True, noise: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The definition."""
+    """Compute the definition."""
     wide = accumulator(x.dtype)
     n_experts, dim = weight_EH.shape
     with without_autocast(x):
@@ -128,9 +128,9 @@ def reference(
 def _forward_tiles(
     device: int, block: int, rows: int, x: torch.dtype, weight: torch.dtype, *_: Any
 ) -> list[Tile]:
-    """Tokens of a program, columns of a step, warps and stages.
+    """Return tokens per program, columns per step, warps and stages of each tile.
 
-    The steps stay as they are: other sums could choose other experts where two are nearly equal.
+    Columns per step stay fixed: other sums could choose other experts where two are nearly equal.
     """
     block_h = 64 if x.itemsize == 2 and x == weight else 32
     block_h = block_h if block <= 256 else block_h // 2
@@ -145,7 +145,7 @@ def _forward_tiles(
 
 
 def _backward_tiles(device: int, block: int, *_: Any) -> list[Tile]:
-    """Tokens of a program and warps."""
+    """Return tokens per program and warps of each tile."""
     rows = max(1, 2048 // block)
     return [(rows, 4), (rows, 2), (rows, 8), (2 * rows, 4), (2 * rows, 8), (max(1, rows // 2), 4)]
 
@@ -158,7 +158,7 @@ _BACKWARD = Tunable("moe_gating.backward", (moe_gating_backward_kernel,), _backw
 def _forward(
     x: Tensor, weight_EH: Tensor, k: int, renormalise: bool, noise: Tensor | None, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Weights, experts, the two statistics, and with ``keep`` all probabilities."""
+    """Return weights, experts, the two statistics and, with ``keep``, all probabilities."""
     matrix = unit_stride(weight_EH)
     n_experts, dim = matrix.shape
     n_rows = x.numel() // dim
@@ -285,7 +285,8 @@ class _Gate(torch.autograd.Function):
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x if x.dtype == dtype else x.to(dtype)  # which takes a microsecond to find that out
+    # ``to`` takes a microsecond even if the dtype is the same
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def _triton(
@@ -314,7 +315,7 @@ def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> 
     noise = None
     if case.sizes.get("noisy"):
         noise = random_tensor(rows, experts, device=device, dtype=torch.float32, seed=seed + 2)
-    # Tokens whose choice rounding could turn are drawn again.
+    # Tokens whose choice could depend on rounding are drawn again.
     close = torch.arange(rows, device=device)
     for attempt in range(1, 100):
         logits = x[close].double() @ weight.double().T
@@ -348,7 +349,8 @@ def _cost(
 
 
 def _sizes(random: Random) -> dict[str, Any]:
-    # Of two experts the means err alike, and what is left of them is one number's luck.
+    # With two experts the errors of the means are alike, and their difference is one number's
+    # chance.
     experts = random.choice((1, random.randint(4, 40), random.randint(4, 40)))
     return {
         "rows": random.randint(1, 70),

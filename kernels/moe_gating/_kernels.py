@@ -1,4 +1,4 @@
-"""The kernels of the router: choice, statistics, and the gradient of the logits."""
+"""Triton kernels of the router: choice, statistics, and the gradient of the logits."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def moe_gating_forward_kernel(
     NOISY: tl.constexpr, KEEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Some tokens: their weights and experts, and their share [2, programs, E] of the statistics.
+    """Choose weights and experts of some tokens; store partial statistics [2, programs, E].
 
-    In FP32, which holds how many tokens of one program chose an expert exactly.
+    The statistics are in FP32, which holds the number of a program's tokens exactly.
     """
     i_p = tl.program_id(0).to(tl.int64)
     o_n = i_p * ROWS + tl.arange(0, ROWS)
@@ -61,7 +61,7 @@ def moe_gating_forward_kernel(
     b_index = tl.zeros([ROWS, BLOCK_K], dtype=tl.int32)
     for j in range(K):
         b_high, b_at = tl.max(b_left, axis=1, return_indices=True)
-        b_at = tl.minimum(b_at, E - 1)  # also where nothing compares, as with NaN
+        b_at = tl.minimum(b_at, E - 1)  # also where no comparison is True, as with NaN
         b_weight = tl.where(o_k[None, :] == j, tl.exp(b_high - b_top)[:, None], b_weight)
         b_index = tl.where(o_k[None, :] == j, b_at[:, None], b_index)
         b_left = tl.where(o_e[None, :] == b_at[:, None], float("-inf"), b_left)

@@ -56,7 +56,7 @@ from kernels.rms_norm._kernels import (
     rms_norm_forward_kernel,
 )
 
-MAX_DIM = 65536  # one row is held in the registers of one program
+MAX_DIM = 65536  # a program holds one row in registers
 
 
 def rms_norm(
@@ -66,7 +66,7 @@ def rms_norm(
 
     ``x`` [..., D] of any floating dtype and strides; ``weight`` [D], which may have another dtype,
     or None for ones. Returns a tensor of x's shape and dtype. ``impl``: auto, torch or triton.
-    Raises ``Mistake`` if the shapes, dtypes or devices do not go together.
+    Raises ``Mistake`` if the shapes, dtypes or devices do not fit together.
     """
     return run(OP, impl, x, weight, eps)
 
@@ -83,7 +83,7 @@ def _check(x: Tensor, weight: Tensor | None, eps: float) -> None:
 
 
 def reference(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
-    """The definition."""
+    """Compute the definition."""
     wide = x.to(accumulator(x.dtype))
     y = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     if weight is not None:
@@ -98,7 +98,7 @@ def _torch(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 
 def _forward_tiles(device: int, dim: int, *_: Any) -> list[Tile]:
-    """Rows per program and warps; the first measured on an H200."""
+    """Return rows per program and warps of each tile; the first measured on an H200."""
     block = power_of_two(dim)
     rows = max(1, min(16, 2048 // block))
     warps = max(4, min(32, rows * block // 1024))
@@ -110,10 +110,10 @@ def _forward_tiles(device: int, dim: int, *_: Any) -> list[Tile]:
 def _backward_tiles(
     device: int, dim: int, x: torch.dtype, dy: torch.dtype, dsum: torch.dtype | None, *_: Any
 ) -> list[Tile]:
-    """Rows per step, warps, programs per multiprocessor and pipeline stages.
+    """Return rows per step, warps, programs per multiprocessor and pipeline stages of each tile.
 
-    Three stages hold two steps' rows in shared memory: measured on an H200 that is worth a third of
-    the time. What does not fit has fewer rows, then fewer stages.
+    Three stages hold two steps' rows in shared memory: measured on an H200 that saves a third of
+    the time. If that does not fit, there are fewer rows, then fewer stages.
     """
     block, shared = power_of_two(dim), shared_bytes(device)
     row_bytes = block * sum(dtype.itemsize for dtype in (x, dy, dsum) if dtype is not None)
@@ -135,8 +135,8 @@ def _backward_tiles(
         (half, warps, per_sm, stages + 1),
         (rows, warps, 2 * per_sm, max(1, stages - 1)),
     ]
-    first, *others = tiles
-    return [first, *(t for t in others if t[0] * (t[3] - 1) * row_bytes <= shared)]
+    first, *rest = tiles
+    return [first, *(t for t in rest if t[0] * (t[3] - 1) * row_bytes <= shared)]
 
 
 _FORWARD = Tunable("rms_norm.forward", (rms_norm_forward_kernel,), _forward_tiles)
@@ -147,8 +147,9 @@ _BACKWARD = Tunable("rms_norm.backward", (rms_norm_backward_kernel,), _backward_
 def forward(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, keep: bool = True
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """By Triton: y of x's dtype, the sum ``x + residual`` of residual's, and r [rows] in FP32, if
-    it is to be kept for a backward pass.
+    """Return, by Triton, y in x's dtype, the sum ``x + residual`` in residual's, and r [rows].
+
+    r is in FP32, and None unless it must be kept for a backward pass.
     """
     y = blank(x)
     rest = r = None
@@ -193,7 +194,7 @@ def forward(
 def backward(
     dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, r: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """By Triton: the gradients of x, to which ``dsum`` is added if given, and of weight."""
+    """Return, by Triton, the gradients of x, plus ``dsum`` if given, and of weight."""
     dx = blank(x)
     if not x.numel():
         return dx, None if weight is None else torch.zeros_like(weight)
@@ -257,7 +258,7 @@ def _triton(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 
 def refuses(x: Tensor, *_: Any) -> str | None:
-    """Why the kernels cannot take such rows."""
+    """Return why the kernels cannot take such rows; None if they can."""
     if x.shape[-1] > MAX_DIM:
         return f"holds rows of at most {MAX_DIM} elements, not {x.shape[-1]}"
     return no_fp64(x)
@@ -280,7 +281,7 @@ def _cost(x: Tensor, weight: Tensor | None, eps: float) -> Cost:
 
 
 def _sizes(random: Random) -> dict[str, Any]:
-    # With one column and a small eps the gradient is a difference of equal terms, all of it noise.
+    # With one column and a small eps the gradient is a difference of equal terms: noise.
     return {"rows": random.randint(0, 40), "dim": random.randint(1, 600), "eps": 0.01}
 
 

@@ -1,4 +1,4 @@
-"""The kernels of RMS normalisation, forward and backward, with and without a residual."""
+"""Triton kernels of RMS normalisation, forward and backward, with and without a residual."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def rms_norm_backward_kernel(
     BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    # Each program walks over rows with the stride of the grid and keeps its share of dweight in
+    # Each program walks over rows with the stride of the grid and keeps its partial dweight in
     # registers, so that it is written once per program and not once per row.
     i_p = tl.program_id(0)
     o_d = tl.arange(0, BLOCK_D)

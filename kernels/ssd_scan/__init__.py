@@ -12,8 +12,8 @@ algorithm of section 6: with a_t the running sum of dt A in a chunk,
     h' = exp(a_last) h + sum over s of exp(a_last - a_s) dt_s x_s B_s^T
 
 from the state h before the chunk to h' after it. Heads of one group share B and C. The backward
-pass is the same walk from the end; see ``_kernels``. Matrix products take x's dtype and add up in
-FP32; steps, decays and states are in FP32, and running sums in FP64.
+pass is the same walk from the end; see ``_kernels``. Matrix products take x's dtype and accumulate
+in FP32; steps, decays and states are in FP32, and running sums in FP64.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from kernels._operator import (
 )
 from kernels._triton import MAX_GRID, has_large_memory, missing, no_fp64
 from kernels.ssd_scan._launch import CHUNK, Scan, chunks, tile
-from kernels.ssd_scan._launch import Held as Held
-from kernels.ssd_scan._launch import held_bytes as held_bytes
+from kernels.ssd_scan._launch import ScanMemory as ScanMemory
+from kernels.ssd_scan._launch import scan_memory as scan_memory
 
 MAX_STATE = 16384  # elements of one head's state, which a program holds; half with little memory
 
@@ -66,15 +66,15 @@ def ssd_scan(
 ) -> tuple[Tensor, Tensor]:
     """Scan the sequence ``x_BLHP`` of L steps: y [B, L, H, P] and the final state [B, H, P, N].
 
-    ``B_BLGN`` and ``C_BLGN`` have x's dtype and G groups, which divide the heads: head i is of
+    ``B_BLGN`` and ``C_BLGN`` have x's dtype and G groups, which divide the heads: head i is in
     group i // (H / G). ``dt_BLH`` is in units of the discretisation's step, before bias and
-    softplus; ``dt_softplus=False`` takes it as it is. ``D_H``, ``dt_bias_H`` and
+    softplus; ``dt_softplus=False`` skips the softplus. ``D_H``, ``dt_bias_H`` and
     ``initial_state_BHPN`` may be None for zeros; they, dt and A may have other floating dtypes. y
-    has x's dtype, under autocast too, and the final state is in FP32. A sequence taken in pieces,
-    each with the final state of the one before, gives the results of the whole. ``chunk``, a power
-    of two, is how many steps are taken as one product, whose scores are chunk x chunk; None leaves
-    it to the implementation, and what is computed does not depend on it. ``impl``: auto, torch or
-    triton. Raises ``Mistake`` for what does not go together.
+    has x's dtype, under autocast too, and the final state is in FP32. Processing a sequence in
+    pieces, each with the final state of the piece before, gives the results of the complete
+    sequence. ``chunk``, a power of two, is how many steps form one product, whose scores are chunk
+    x chunk; None leaves it to the implementation, and results do not depend on it. ``impl``: auto,
+    torch or triton. Raises ``Mistake`` if the arguments do not fit together.
     """
     return run(
         OP,
@@ -121,9 +121,9 @@ def validate(
     dt_bias: Tensor | None,
     state: Tensor | None,
 ) -> None:
-    """Raise ``Mistake`` unless the inputs go together; ``dims``: of x, 4 or, without L, 3."""
+    """Raise ``Mistake`` unless the inputs fit together; ``dims``: of x, 4 or, without L, 3."""
     alike(op, "x dt A B C D dt_bias state", x, dt, a, b, c, d, dt_bias, state)
-    # Slices of a tuple take a fifth of what those of a torch.Size do.
+    # Slicing a tuple takes a fifth of the time of slicing a torch.Size.
     shape, of_b = tuple(x.shape), tuple(b.shape)
     if len(shape) != dims or dt.shape != shape[:-1]:
         raise Mistake(
@@ -158,7 +158,7 @@ def _layout(dims: int, *last: str) -> str:
 
 
 def step_sizes(dt: Tensor, dt_bias: Tensor | None, dt_softplus: bool, wide: torch.dtype) -> Tensor:
-    """dt with its bias, through softplus."""
+    """Return dt with its bias, through softplus."""
     dt = dt.to(wide)
     if dt_bias is not None:
         dt = dt + dt_bias.to(wide)
@@ -177,9 +177,9 @@ def reference(
     dt_softplus: bool = True,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The chunked algorithm, chunk by chunk; heads are [G, R], with R heads in a group.
+    """Run the chunked algorithm, chunk by chunk; heads are [G, R], with R heads in a group.
 
-    That it gives what one step after the other gives is tested.
+    A test shows that it equals one step after the other.
     """
     (batch, length, heads, dim), (groups, n_states) = x_BLHP.shape, B_BLGN.shape[2:]
     narrow, wide = x_BLHP.dtype, accumulator(x_BLHP.dtype)
@@ -253,7 +253,7 @@ def _too_large(
 def random_inputs(
     case: Case, device: torch.device, dtype: torch.dtype, seed: int, middle: tuple[int, ...]
 ) -> Inputs:
-    """Inputs of a case as a model has them: steps of 0.001 to 0.1, decays -A of 1 to 16."""
+    """Draw inputs of a case as in a model: steps of 0.001 to 0.1, decays -A of 1 to 16."""
     size = case.sizes
     batch, heads, dim, groups, states = (
         size[n] for n in ("batch", "heads", "dim", "groups", "states")
@@ -283,8 +283,8 @@ def random_inputs(
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
-    found = random_inputs(case, device, dtype, seed, (case.sizes["length"],))
-    named = dict(zip(NAMES, found.values(), strict=True))
+    drawn = random_inputs(case, device, dtype, seed, (case.sizes["length"],))
+    named = dict(zip(NAMES, drawn.values(), strict=True))
     sizes = case.sizes
     return named | {"dt_softplus": sizes.get("softplus", True), "chunk": sizes.get("chunk")}
 
@@ -317,7 +317,7 @@ def _cost(
     read = tensor_bytes(x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, D_H, dt_bias_H, initial_state_BHPN)
     x_bytes = tensor_bytes(x_BLHP)
     state_bytes = 4 * batch * heads * dim * n_states
-    # One step after the other would need three products of the state's size, six going back.
+    # One step after the other would need three products of the state's size, and six backward.
     flops = 6 * batch * length * heads * dim * n_states
     return Cost(
         Work(read + x_bytes + state_bytes, flops),
@@ -326,8 +326,9 @@ def _cost(
 
 
 def _sizes(random: Random) -> dict[str, Any]:
-    # dA and d dt_bias have one number a head, each a sum that may happen to cancel. Many heads that
-    # decay alike, and A and dt_bias of x's dtype: so the scale of the error allowed is not chance.
+    # dA and d dt_bias have one number per head, each a sum that may happen to cancel. There are
+    # many heads with the same decay, and A and dt_bias have x's dtype, so that the scale of the
+    # allowed error does not depend on chance.
     groups = random.choice((1, 2, 4))
     return {
         "batch": 1,

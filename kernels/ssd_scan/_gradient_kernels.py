@@ -1,7 +1,7 @@
-"""The Triton kernels of the scan's backward pass that take all chunks at once.
+"""Triton kernels of the scan's backward pass that process all chunks at once.
 
-``ssd_scan_outputs_gradient_kernel`` and ``ssd_scan_states_gradient_kernel`` add up what the heads
-of a group share, dB and dC: dC through the outputs and the state before a chunk, dB through the
+``ssd_scan_outputs_gradient_kernel`` and ``ssd_scan_states_gradient_kernel`` sum dB and dC, which
+the heads of a group share: dC through the outputs and the state before a chunk, dB through the
 outputs and the state after it. ``ssd_scan_head_gradients_kernel`` computes the rest. One kernel for
 all would need more registers than there are.
 """
@@ -47,10 +47,11 @@ def ssd_scan_outputs_gradient_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Of one chunk and ``HEADS`` heads: dC, and dB through the outputs [B, L, H / HEADS, N].
+    """Compute dC, and dB through the outputs, of a chunk and ``HEADS`` heads.
 
-    ``starts`` is the state before each chunk [B, chunks, H, P, N]. With u[t, s] the gradient of
-    C_t . B_s, summed over heads, dC = u B + ... and dB = u^T C: one product each for all heads.
+    Both are [B, L, H / HEADS, N]. ``starts`` is the state before each chunk [B, chunks, H, P, N].
+    With u[t, s] the gradient of C_t . B_s, summed over heads, dC = u B + ... and dB = u^T C: one
+    product each for all heads.
     """
     i_c = tl.program_id(0).to(tl.int64)
     i_r = tl.program_id(1).to(tl.int64)
@@ -120,7 +121,7 @@ def ssd_scan_states_gradient_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Adds to dB of one chunk and ``HEADS`` heads what comes through the state after the chunk.
+    """Add to dB of one chunk and ``HEADS`` heads the part through the state after the chunk.
 
     ``ends`` is the gradient of that state [B, chunks, H, P, N].
     """
@@ -203,9 +204,10 @@ def ssd_scan_head_gradients_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """dx, ddt, and partial sums [B, chunks, 3, H] of dA, dD and d dt_bias of one chunk and head.
+    """Compute dx, ddt, and partial sums of dA, dD and d dt_bias, of one chunk and head.
 
-    From the state before the chunk and the gradient of that after it, both [B, chunks, H, P, N].
+    The partial sums are [B, chunks, 3, H]. Reads the state before the chunk and the gradient of the
+    state after it, both [B, chunks, H, P, N].
     """
     i_c = tl.program_id(0).to(tl.int64)
     i_h = tl.program_id(1).to(tl.int64)
@@ -257,10 +259,10 @@ def ssd_scan_head_gradients_kernel(
     o_row = (i_b * length + o_t) * n_heads + i_h
     tl.store(dx_ptr + o_row[:, None] * P + o_p[None, :], b_dx, mask=m_x)
 
-    # The gradient of dt_k A: all that came in before k and left at k or later. With the state
-    # before and after the chunk that is, beyond what passes through all of it and what leaves of
-    # the state before it, a running sum of what came in less what left. The same numbers are added
-    # and taken away, so that in FP64 nothing is lost.
+    # The gradient of dt_k A: all that entered before k and left at k or later. Given the state
+    # before and after the chunk, this is a running sum of what entered minus what left, beyond what
+    # passes through the complete chunk and what leaves from the state before it. The same numbers
+    # are added and subtracted, so that nothing is lost in FP64.
     a = tl.load(a_ptr + i_h).to(tl.float64)
     b_pair = dot(b_dy, tl.trans(b_x), PRECISE) * b_m
     b_wide = (b_pair * b_dt[None, :]).to(tl.float64)

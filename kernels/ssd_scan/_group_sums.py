@@ -1,4 +1,4 @@
-"""The gradients of B and C, summed over what the heads of a group, or parts of them, have left."""
+"""Gradients of B and C, summed over the heads of a group or over parts of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def ssd_scan_group_sums_kernel(
     db_ptr, dc_ptr, b_out_ptr, c_out_ptr, n_rows,
     N: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Rows [rows, PARTS, N] to [rows, N]: of db, or of dc in the second half of the programs."""
+    """Sum rows [rows, PARTS, N] to [rows, N]: db, or dc in the second half of the programs."""
     if tl.program_id(1) > 0:
         db_ptr, b_out_ptr = dc_ptr, c_out_ptr
     o_r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -32,9 +32,9 @@ _launch_group_sums = launcher(ssd_scan_group_sums_kernel)
 
 
 def over_heads(db: Tensor, dc: Tensor, groups: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The sums of both [..., H, N], contiguous, over the heads of each group: [..., G, N].
+    """Sum both [..., H, N], contiguous, over the heads of each group: [..., G, N].
 
-    Accumulated in FP32; returned as they are where there is nothing to add.
+    Accumulated in FP32; returned unchanged if there is nothing to add.
     """
     *rest, heads, n_states = db.shape
     if heads == groups:

@@ -1,16 +1,16 @@
-"""The Triton kernels of the scan.
+"""Triton kernels of the scan.
 
 ``ssd_scan_steps_kernel`` prepares step sizes and decays. ``ssd_scan_kernel`` walks along the chunks
 of a segment of the sequence for one head with the state [P, N] in registers. With few heads and
 samples the sequence is cut into several segments, so that every multiprocessor has work:
-``ssd_scan_walk_kernel`` finds what each segment adds to the state, ``ssd_scan_join_kernel`` what
-each begins with. Backward, two walks keep the state at the start of every chunk and its gradient at
-the end; then ``_gradient_kernels`` take all chunks at once.
+``ssd_scan_walk_kernel`` computes what each segment adds to the state, ``ssd_scan_join_kernel`` the
+initial state of each. Backward, two walks save the state at the start of every chunk and its
+gradient at the end; then ``_gradient_kernels`` process all chunks at once.
 
-Running sums of dt A are in FP64, of which there are few, and enter the decays of a chunk, of which
-there are many, as two FP32 numbers: their differences are then as exact as FP32 can hold, while
-those of FP32 sums would lose what the sums have grown to. With FP32 inputs (``PRECISE``) all that
-dA and ddt are summed from is in FP64: these sums cancel.
+Running sums of dt A, which are few, are in FP64. They enter the decays of a chunk, which are many,
+as two FP32 numbers. Their differences are then as exact as FP32 can hold; differences of FP32 sums
+would lose the precision of the sums' size. With FP32 inputs (``PRECISE``) all terms of dA and ddt
+are in FP64: these sums cancel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kernels._triton import tl, triton
 
 @triton.jit
 def soft_step(raw):
-    """softplus of a step size or a block of them, exact to FP32 where 1 + exp would lose digits."""
+    """Apply softplus to step sizes, exact to FP32 where 1 + exp would lose digits."""
     wide = tl.minimum(raw, 20.0).to(tl.float64)
     soft = tl.log(1.0 + tl.exp(wide)).to(tl.float32)
     soft = tl.where(raw < -16.0, tl.exp(wide).to(tl.float32), soft)
@@ -45,7 +45,7 @@ def ssd_scan_steps_kernel(
     Q: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """Step sizes [B, H, chunks Q], 0 past the end, and their running sums times A in a chunk."""
+    """Compute step sizes [B, H, chunks Q], 0 past the end, and running sums of A times them."""
     i_c = tl.program_id(0).to(tl.int64)
     i_b = tl.program_id(2).to(tl.int64)
     o_t = i_c * Q + tl.arange(0, Q)
@@ -71,7 +71,7 @@ launch_steps = launcher(ssd_scan_steps_kernel)
 
 @triton.jit
 def decays(b_sum, o_q, PRECISE: tl.constexpr):
-    """[t, s]: what is left at time t of what came in at time s, 0 for t < s."""
+    """Return [t, s]: the fraction left at time t of what entered at time s, 0 for t < s."""
     if PRECISE:
         b_fall = b_sum[:, None] - b_sum[None, :]
     else:
@@ -122,11 +122,11 @@ def ssd_scan_walk_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The state along a segment, from ``first`` [B, S, H, P, N] to ``last``, of v = x and w = B.
+    """Walk the state along a segment, from ``first`` [B, S, H, P, N] to ``last``; v = x, w = B.
 
-    ``BACKWARD``: the gradient of the state, from the end to the begin, of v = dy and w = C.
-    ``KEEP``: as it is on entering each chunk [B, chunks, H, P, N]; ``TOTAL``: also the sum of dt A
-    of the segment [B, S, H].
+    ``BACKWARD``: the gradient of the state, from the end to the begin, with v = dy and w = C.
+    ``KEEP``: store the state on entering each chunk [B, chunks, H, P, N]; ``TOTAL``: also the sum
+    of dt A of the segment [B, S, H].
     """
     i_h = tl.program_id(0).to(tl.int64)
     i_s = tl.program_id(1).to(tl.int64)
@@ -213,7 +213,7 @@ def ssd_scan_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """From the state at a segment's begin [B, S, H, P, N]: y, and the state at its end."""
+    """Compute y, and the state at a segment's end, from the state at its begin [B, S, H, P, N]."""
     i_h = tl.program_id(0).to(tl.int64)
     i_s = tl.program_id(1).to(tl.int64)
     i_b = tl.program_id(2).to(tl.int64)
@@ -282,9 +282,10 @@ def ssd_scan_join_kernel(
     BACKWARD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """What each segment adds to the state, in place to what it begins with; last: the final state.
+    """Turn each segment's addition to the state, in place, into its initial state.
 
-    ``BACKWARD``: the segments follow one another from the last to the first.
+    ``last`` gets the final state. ``BACKWARD``: the segments follow one another from the last to
+    the first.
     """
     i_h = tl.program_id(1).to(tl.int64)
     i_b = tl.program_id(2).to(tl.int64)

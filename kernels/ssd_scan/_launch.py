@@ -39,14 +39,14 @@ from kernels.ssd_scan._kernels import (
     ssd_scan_walk_kernel,
 )
 
-CHUNK = 64  # unless another is asked for; results do not depend on it
+CHUNK = 64  # default; results do not depend on it
 
 
 class _Cut(NamedTuple):
-    """How one scan is cut, and what its kernels take as constants.
+    """Division of one scan into segments and chunks, and the constants of its kernels.
 
-    A segment has ``per_segment`` chunks of ``chunk`` steps; of all ``n_chunks`` the last ones may
-    lie past the end. In the backward pass one program adds up dB and dC of ``together`` heads.
+    A segment has ``per_segment`` chunks of ``chunk`` steps; the last of all ``n_chunks`` may lie
+    past the end. In the backward pass one program sums dB and dC of ``together`` heads.
     """
 
     chunk: int
@@ -58,8 +58,8 @@ class _Cut(NamedTuple):
 
 
 def chunks(dim: int, n_states: int, dtype: torch.dtype) -> tuple[int, int]:
-    """The least and the largest chunk of the kernels."""
-    # Products of FP32 are not for the matrix units: large ones take more registers than there are.
+    """Return the least and the largest chunk of the kernels."""
+    # Matrix units do not multiply FP32: large products need more registers than there are.
     large = dtype == torch.float32 and dim * n_states > 1024
     return _least(dtype.itemsize), 16 if large else CHUNK
 
@@ -73,14 +73,17 @@ def _cut(
     groups: int,
     n_states: int,
     dtype: torch.dtype,
-    asked: int | None,
+    requested: int | None,
     multiprocessors: int,
 ) -> _Cut:
-    """One segment if the heads occupy all multiprocessors; ``asked``: steps of a chunk."""
+    """Divide a scan; one segment if the heads occupy all multiprocessors.
+
+    ``requested``: steps per chunk; None for the default.
+    """
     least, most = chunks(dim, n_states, dtype)
-    chunk = max(least, min(asked or most, power_of_two(length)))
+    chunk = max(least, min(requested or most, power_of_two(length)))
     n_chunks = cdiv(length, chunk)
-    # Cutting costs a walk more. Eight programs a multiprocessor, measured, then make up for it.
+    # A cut costs one more walk. By measurement, eight programs per multiprocessor compensate it.
     idle = batch * heads < multiprocessors
     wanted = cdiv(8 * multiprocessors, batch * heads) if idle else 1
     per_segment = cdiv(n_chunks, min(wanted, n_chunks))
@@ -101,7 +104,7 @@ def _cut(
 
 
 def _heads_together(heads: int, groups: int, programs: int, multiprocessors: int) -> int:
-    """Heads whose dB and dC one program adds up: as many as leave enough programs."""
+    """Return how many heads' dB and dC one program sums: as many as leave enough programs."""
     together = 1
     while (heads // groups) % (2 * together) == 0 and together < 16:
         if programs // (2 * together) < 8 * multiprocessors and not INTERPRETED:
@@ -110,50 +113,50 @@ def _heads_together(heads: int, groups: int, programs: int, multiprocessors: int
     return together
 
 
-class Held(NamedTuple):
-    """Bytes that one scan holds beside its inputs and y."""
+class ScanMemory(NamedTuple):
+    """Bytes that one scan holds besides its inputs and y."""
 
-    kept: int  # for its backward pass: the states that segments begin with
-    # In it, at most: the states at all chunks and their gradients, and the gradients of B and C
-    # before their sum over heads.
+    saved: int  # for its backward pass: the initial states of segments
+    # Peak in the backward pass: the states at all chunks and their gradients, and the gradients of
+    # B and C before their sum over heads.
     backward: int
-    forward: int  # at most: the states that segments begin with, the final ones, steps and decays
-    final: int  # of these, what it gives
+    forward: int  # peak: the initial states of segments, the final ones, steps and decays
+    final: int  # of these, the returned bytes
 
 
-def held_bytes(
+def scan_memory(
     batch: int, length: int, heads: int, dim: int, groups: int, n_states: int, dtype: torch.dtype
-) -> Held:
-    """What one scan holds; how it is cut depends on the GPU."""
+) -> ScanMemory:
+    """Return the bytes that one scan holds; its division depends on the GPU."""
     cut = _cut(batch, length, heads, dim, groups, n_states, dtype, None, sm_count(None))
     state, parts = batch * heads * dim * n_states, heads // cut.together
-    kept = 4 * state * cut.n_segments if cut.n_segments > 1 else 0
+    saved = 4 * state * cut.n_segments if cut.n_segments > 1 else 0
     numbers = 2 * state * cut.n_chunks + 2 * batch * length * parts * n_states
     decays = (4 + 8) * batch * heads * cut.n_chunks * cut.chunk
     final = 4 * state
-    return Held(kept, numbers * dtype.itemsize, kept + final + decays, final)
+    return ScanMemory(saved, numbers * dtype.itemsize, saved + final + decays, final)
 
 
 def _least(element_size: int) -> int:
-    """The least size of a tile.
+    """Return the least size of a tile.
 
-    Triton 3.6 makes wrong products of 16-bit tiles narrower than 64 on Hopper, or reads out of
+    Triton 3.6 computes wrong products of 16-bit tiles narrower than 64 on Hopper, or reads out of
     bounds (seen with 64 x 16 and 64 x 32; triton-lang/triton#11366).
     """
     return 16 if element_size == 4 or INTERPRETED else 64
 
 
 def tile(dim: int, n_states: int, element_size: int) -> tuple[int, int]:
-    """The tile that holds one head's state."""
+    """Return the tile that holds one head's state."""
     least = _least(element_size)
     return max(least, power_of_two(dim)), max(least, power_of_two(n_states))
 
 
 def _tiles(device: int, dtype: torch.dtype, dim: int, n_states: int, *_: Any) -> list[Tile]:
-    """Warps and stages.
+    """Return warps and stages of each tile.
 
     On an H200 with P = 64 and N = 128, 8 warps make every kernel 1.1 to 1.9 times slower. But with
-    larger tiles, or before Hopper, where operands stand in registers, 4 of them spill.
+    larger tiles, or before Hopper, where operands are in registers, 4 of them spill.
     """
     block_p, block_n = tile(dim, n_states, dtype.itemsize)
     state_bytes = block_p * block_n * dtype.itemsize
@@ -178,7 +181,7 @@ _HEAD_GRADIENTS = Tunable(
 
 @dataclass
 class _Scan:
-    """One scan's inputs with the strides that the kernels expect, its cutting and its decays.
+    """One scan: inputs with the strides that the kernels expect, division and decays.
 
     Its launches are for the current GPU, which must be that of the inputs.
     """
@@ -208,7 +211,7 @@ class _Scan:
         softplus: bool,
         chunk: int | None,
     ) -> _Scan:
-        """Copies an input only if it must, and prepares the decays."""
+        """Prepare a scan: compute the decays, and copy an input only if needed."""
         batch, length, heads, dim = x.shape
         a = a.contiguous()
         bias = None if bias is None else bias.contiguous()
@@ -229,22 +232,22 @@ class _Scan:
         x, b, c = unit_stride(x), unit_stride(b), unit_stride(c)
         return cls(x, dt, a, b, c, d, bias, softplus, cut, step, sums)
 
-    def key(self, *others: Any) -> Key:
-        """What the kernels' tiles depend on."""
+    def key(self, *parts: Any) -> Key:
+        """Return the key of the kernels' tiles."""
         x = self.x
-        return x.get_device(), x.dtype, x.shape[3], self.b.shape[3], self.cut.chunk, *others
+        return x.get_device(), x.dtype, x.shape[3], self.b.shape[3], self.cut.chunk, *parts
 
     def new(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """An uninitialised tensor beside x."""
+        """Allocate an uninitialised tensor on x's device."""
         return torch.empty(*shape, dtype=dtype, device=self.x.device)
 
     def new_states(self, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Room for ``count`` states of each sample: [B, count, H, P, N]."""
+        """Allocate ``count`` states of each sample: [B, count, H, P, N]."""
         batch, _, heads, dim = self.x.shape
         return self.new(batch, count, heads, dim, self.b.shape[3], dtype=dtype)
 
     def new_state(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Room for one state of each sample: [B, H, P, N]."""
+        """Allocate one state of each sample: [B, H, P, N]."""
         batch, _, heads, dim = self.x.shape
         return self.new(batch, heads, dim, self.b.shape[3], dtype=dtype)
 
@@ -269,20 +272,23 @@ class _Scan:
         w: Tensor,
         first: Tensor | None,
         backward: bool,
-        kept: Tensor | None = None,
+        saved: Tensor | None = None,
         last: Tensor | None = None,
         total: Tensor | None = None,
     ) -> None:
-        """The states along all segments, of x and B, or backward their gradients, of dy and C."""
+        """Compute the states along all segments, of x and B, or backward their gradients.
+
+        Backward, v is dy and w is C.
+        """
         cut, (batch, length, heads, _) = self.cut, self.x.shape
-        key = self.key(backward, kept is not None)
-        warps, stages = _WALK.tile(key, self.walk, v, w, first, backward, kept, last, total)
+        key = self.key(backward, saved is not None)
+        warps, stages = _WALK.tile(key, self.walk, v, w, first, backward, saved, last, total)
         launch_walk((heads, cut.n_segments, batch),
-            v, w, self.step, self.sums, first, kept, last, total,
+            v, w, self.step, self.sums, first, saved, last, total,
             length, cut.per_segment, heads // w.shape[2],
             *v.stride()[:3],
             *w.stride()[:3],
-            HAS_FIRST=first is not None, KEEP=kept is not None, LAST=last is not None,
+            HAS_FIRST=first is not None, KEEP=saved is not None, LAST=last is not None,
             TOTAL=total is not None, BACKWARD=backward,
             num_warps=warps, num_stages=stages, **cut.constants,
         )  # fmt: skip
@@ -290,7 +296,7 @@ class _Scan:
     def begins(
         self, v: Tensor, w: Tensor, first: Tensor | None, last: Tensor, *, backward: bool
     ) -> Tensor:
-        """What each segment begins with, from ``first`` on; fills ``last``, where the last ends."""
+        """Return the initial state of each segment, from ``first`` on; fill ``last`` at the end."""
         (batch, _, heads, dim), n_segments = self.x.shape, self.cut.n_segments
         states = self.new_states(n_segments)
         total = self.new(batch, n_segments, heads, dtype=torch.float64)
@@ -308,7 +314,7 @@ class _Scan:
 def _outputs_gradient(
     scan: _Scan, dy: Tensor, starts: Tensor, db: Tensor, dc: Tensor, together: int
 ) -> None:
-    """Through the outputs of a chunk: dC, and that part of dB."""
+    """Compute dC, and dB's part through the outputs of a chunk."""
     warps, stages = _OUTPUTS_GRADIENT.tile(
         scan.key(together), _outputs_gradient, scan, dy, starts, db, dc, together
     )
@@ -326,7 +332,7 @@ def _outputs_gradient(
 
 
 def _states_gradient(scan: _Scan, ends: Tensor, db: Tensor, together: int) -> None:
-    """Through the state at the end of a chunk: what that adds to dB."""
+    """Add to dB its part through the state at the end of a chunk."""
     warps, stages = _STATES_GRADIENT.tile(
         scan.key(together), _states_gradient, scan, ends, db, together
     )
@@ -349,7 +355,7 @@ def _head_gradients(
     ddt: Tensor,
     partial: Tensor,
 ) -> None:
-    """What each head has for itself: dx, ddt, and a chunk's share of dA, dD and the bias's."""
+    """Compute the gradients that heads do not share: dx, ddt, and partial dA, dD and dbias."""
     warps, stages = _HEAD_GRADIENTS.tile(
         scan.key(), _head_gradients, scan, dy, dt, starts, ends, dx, ddt, partial
     )
@@ -382,7 +388,7 @@ def _forward(
     softplus: bool,
     chunk: int | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """y, the final state, and the states that segments begin with."""
+    """Return y, the final state, and the initial states of segments."""
     with on_device(x):
         scan = _Scan.of(x, dt, a, b, c, d, bias, softplus, chunk)
         y = blank(x)
@@ -412,25 +418,25 @@ def _backward(
     chunk: int | None,
     initial: torch.dtype | None,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the inputs; ``initial``: the initial state's dtype, if there is one."""
+    """Return the gradients of the inputs; ``initial``: the initial state's dtype, or None."""
     (batch, length, heads, _), (groups, n_states) = x.shape, b.shape[2:]
     with on_device(x):
         scan = _Scan.of(x, dt, a, b, c, d, bias, softplus, chunk)
         n_chunks, cut = scan.cut.n_chunks, scan.cut
         dy = torch.zeros_like(x) if dy is None else unit_stride(dy)
         dfinal = None if dfinal is None else dfinal.contiguous()
-        # In the products that take these, they are rounded to x's dtype in any case.
+        # The products that use these round them to x's dtype in any case.
         starts, ends = scan.new_states(n_chunks, x.dtype), scan.new_states(n_chunks, x.dtype)
-        scan.walk(scan.x, scan.b, begin, backward=False, kept=starts)
+        scan.walk(scan.x, scan.b, begin, backward=False, saved=starts)
         dinitial = None
         if initial is not None or cut.n_segments > 1:
             dinitial = scan.new_state(initial or torch.float32)
         if cut.n_segments == 1:
-            scan.walk(dy, scan.c, dfinal, backward=True, kept=ends, last=dinitial)
+            scan.walk(dy, scan.c, dfinal, backward=True, saved=ends, last=dinitial)
         else:
             assert dinitial is not None
             dend = scan.begins(dy, scan.c, dfinal, dinitial, backward=True)
-            scan.walk(dy, scan.c, dend, backward=True, kept=ends)
+            scan.walk(dy, scan.c, dend, backward=True, saved=ends)
         dx, ddt, da = blank(x), blank(dt), blank(a)
         dd = None if d is None else blank(d)
         dbias = None if bias is None else blank(bias)
@@ -447,7 +453,7 @@ def _backward(
 
 
 class Scan(torch.autograd.Function):
-    """y and the final state of x, dt, A, B, C, D, dt_bias and the initial state."""
+    """Autograd function: y and the final state of x, dt, A, B, C, D, dt_bias and initial state."""
 
     @staticmethod
     def forward(

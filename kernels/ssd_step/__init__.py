@@ -3,18 +3,19 @@
     dt = softplus(dt + dt_bias),    h' = exp(dt A) h + dt x B^T,    y = h' C + D x
 
 for each head with its state h [P, N]: Dao and Gu, "Transformers are SSMs", 2024 (arXiv 2405.21060),
-equation 2. The new state is returned, and the old one is left as it was. With f = exp(dt A) and
-G = dh' + dy C^T, the whole gradient of the new state, the gradients are
+equation 2. The new state is returned, and the old one is not modified. With f = exp(dt A) and G =
+dh' + dy C^T, the complete gradient of the new state, the gradients are
 
     dh = f G,    dx = dt G B + D dy,    dB = sum of dt G^T x,    dC = sum of h'^T dy
     dD = dy . x,    dA = dt f <G, h>,    ddt = (x . G B + A f <G, h>) softplus'(dt + dt_bias)
 
 with the sums of dB and dC over the heads of a group, and those of dA, dD and dt_bias, whose terms
 are ddt, over samples.
-h' is computed anew from h, which is all that is kept: steps in a row can be trained through, at the
-cost of a state for each. The state is read and written once, backward read twice and written once,
-and nothing else is large, so that memory bounds it. Arithmetic is in FP32, and in FP64 where ddt,
-dA and dD are summed up.
+
+The backward pass recomputes h' from h, the only saved tensor: consecutive steps can be trained
+through, at the cost of one state each. The state is read and written once, backward read twice and
+written once, and nothing else is large, so that memory bounds it. Arithmetic is in FP32, and in
+FP64 for the sums of ddt, dA and dD.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from kernels.ssd_step._kernels import (
     ssd_step_kernel,
 )
 
-TILE = 2048  # elements of the state that one program takes
+TILE = 2048  # elements of the state per program
 
 
 def ssd_step(
@@ -70,11 +71,11 @@ def ssd_step(
     dt_softplus: bool = True,
     impl: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One step: y [B, H, P] of x's dtype, and the new state [B, H, P, N] of the old one's.
+    """Compute one step: y [B, H, P] in x's dtype, and the new state [B, H, P, N] in the old one's.
 
     The inputs are those of ``ssd_scan`` without L; all but ``dt_softplus`` get gradients, also
-    through the new state. ``impl``: auto, torch or triton. Raises ``Mistake`` for what does not go
-    together.
+    through the new state. ``impl``: auto, torch or triton. Raises ``Mistake`` if the arguments do
+    not fit together.
     """
     return run(OP, impl, x_BHP, dt_BH, A_H, B_BGN, C_BGN, state_BHPN, D_H, dt_bias_H, dt_softplus)
 
@@ -104,7 +105,7 @@ def reference(
     dt_bias_H: Tensor | None = None,
     dt_softplus: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """The definition."""
+    """Compute the definition."""
     wide = accumulator(x_BHP.dtype)
     per_group = x_BHP.shape[1] // B_BGN.shape[1]
     x = x_BHP.to(wide)
@@ -119,7 +120,7 @@ def reference(
 
 
 def _tiles(device: int, dim: int, n_states: int, *_: Any) -> list[Tile]:
-    """Rows of the state of a program, and warps."""
+    """Return rows of the state per program and warps of each tile."""
     most, block = power_of_two(dim), power_of_two(n_states)
     rows = max(1, min(most, TILE // block))
     half, twice = max(1, rows // 2), min(most, 2 * rows)
@@ -145,7 +146,7 @@ def _laid_out(
     d: Tensor | None,
     bias: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    """As the kernels read them, copied only if they must be."""
+    """Return the inputs as the kernels read them, copied only if needed."""
     return (
         unit_stride(x),
         dt,
@@ -159,7 +160,7 @@ def _laid_out(
 
 
 def _strides(read: tuple[Tensor | None, ...]) -> tuple[int, ...]:
-    """Of samples, and of heads or groups: x, dt, B and C."""
+    """Return the strides of samples, and of heads or groups: x, dt, B and C."""
     x, dt, _, b, c, *_ = read
     assert x is not None and dt is not None and b is not None and c is not None
     return *x.stride()[:2], *dt.stride()[:2], *b.stride()[:2], *c.stride()[:2]
@@ -218,7 +219,7 @@ def _backward(
     softplus: bool,
     need_state: bool,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the inputs, dstate only if it is needed."""
+    """Return the gradients of the inputs, dstate only if it is needed."""
     (batch, heads, dim), (groups, n_states) = x.shape, b.shape[1:]
     dx, ddt = blank(x), blank(dt)
     shared = torch.float32 if groups < heads else b.dtype
@@ -315,15 +316,15 @@ _ORDER = {
 
 
 def _inputs(case: Case, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
-    found = random_inputs(case, device, dtype, seed, ())
+    drawn = random_inputs(case, device, dtype, seed, ())
     softplus = case.sizes.get("softplus", True)
-    return {name: found[key] for name, key in _ORDER.items()} | {"dt_softplus": softplus}
+    return {name: drawn[key] for name, key in _ORDER.items()} | {"dt_softplus": softplus}
 
 
-def _cost(x_BHP: Tensor, state_BHPN: Tensor, **others: Any) -> Cost:
-    small = tensor_bytes(*[t for t in others.values() if isinstance(t, Tensor)])
+def _cost(x_BHP: Tensor, state_BHPN: Tensor, **rest: Any) -> Cost:
+    small = tensor_bytes(*[t for t in rest.values() if isinstance(t, Tensor)])
     x, state, n = tensor_bytes(x_BHP), tensor_bytes(state_BHPN), state_BHPN.numel()
-    # Of a number of the state: G, its products with h, B and x, h' and its product with dy, and dh.
+    # Per number of the state: G, its products with h, B and x, h' and its product with dy, and dh.
     return Cost(Work(2 * x + small + 2 * state, 5 * n), Work(3 * (x + state) + 2 * small, 14 * n))
 
 

@@ -1,8 +1,8 @@
-"""The Triton kernels of one step of the scan.
+"""Triton kernels of one step of the scan.
 
-Forward, a program takes some rows of one head's state; backward, all of them one block after the
-other, because what a head has one of (ddt) or one row of (dB, dC) is a sum over them. Sums that may
-cancel, those of ddt, dA and dD, are in FP64.
+Forward, a program processes some rows of one head's state. Backward, it processes all of them block
+by block, because the head's ddt and its rows of dB and dC are sums over them. Sums that may cancel,
+those of ddt, dA and dD, are in FP64.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kernels.ssd_scan._kernels import soft_step
 
 @triton.jit
 def _raw_step(dt_ptr, bias_ptr, i_b, i_h, dt_batch, dt_head, HAS_BIAS: tl.constexpr):
-    """The step size of a head with its bias, before softplus."""
+    """Load the step size of a head with its bias, before softplus."""
     raw = tl.load(dt_ptr + i_b * dt_batch + i_h * dt_head).to(tl.float32)
     if HAS_BIAS:
         raw += tl.load(bias_ptr + i_h).to(tl.float32)
@@ -50,7 +50,7 @@ def ssd_step_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """y and the new state, of ``BLOCK_P`` rows of one head's state."""
+    """Compute y and the new state, of ``BLOCK_P`` rows of one head's state."""
     i_h = tl.program_id(1).to(tl.int64)
     i_b = tl.program_id(2).to(tl.int64)
     i_g = i_h // heads_per_group
@@ -119,8 +119,11 @@ def ssd_step_backward_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Of one head of one sample: dx, ddt, the state's gradient if ``DSTATE``, and shares of the
-    sums over heads (dB, dC [B, H, N]) and over samples ([B, 3, H] of dA, dD, d dt_bias)."""
+    """Compute the gradients of one head of one sample.
+
+    These are dx, ddt, the state's gradient if ``DSTATE``, and partial sums over heads (dB, dC [B,
+    H, N]) and over samples ([B, 3, H] of dA, dD, d dt_bias).
+    """
     i_h = tl.program_id(0).to(tl.int64)
     i_b = tl.program_id(1).to(tl.int64)
     n_heads = tl.num_programs(0)
@@ -151,7 +154,7 @@ def ssd_step_backward_kernel(
         o_state = i_head * (P * N) + o_p[:, None] * N + o_n[None, :]
         m = m_p[:, None] & m_n[None, :]
         b_state = tl.load(state_ptr + o_state, mask=m, other=0.0).to(tl.float32)
-        # The whole gradient of the new state: through y, and what is handed back for it.
+        # The complete gradient of the new state: through y, and its own incoming gradient.
         b_g = b_dy.to(tl.float64)[:, None] * b_c.to(tl.float64)[None, :]
         if HAS_DNEW:
             b_g += tl.load(dnew_ptr + o_state, mask=m, other=0.0).to(tl.float64)

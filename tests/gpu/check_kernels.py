@@ -43,11 +43,11 @@ from kernels import (  # noqa: E402
     _replay,
     hardware,
 )
-from kernels._bench import Row, bench  # noqa: E402
 from kernels._check import Exact, as_tuple, end_of_huge, poisoned, stretched  # noqa: E402
-from kernels._host_cost import host_costs  # noqa: E402
 from kernels._operator import Huge  # noqa: E402
-from kernels._timing import ceilings  # noqa: E402
+from kernels.measure.bench import Row, bench  # noqa: E402
+from kernels.measure.host_cost import host_costs  # noqa: E402
+from kernels.measure.timing import ceilings  # noqa: E402
 
 DEVICE = torch.device("cuda", 0)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -340,7 +340,7 @@ def _replayed(op: Operator, case: Case) -> list[str]:
                 alone = call(*inputs.values())
         outputs = as_tuple(op.comparable(alone) if op.comparable else alone)
         compared = exact.judge(found)
-        compared += [exact.compare_one(f"output {i}", y) for i, y in enumerate(outputs)]
+        compared += [exact.compare_result(f"output {i}", y) for i, y in enumerate(outputs)]
         problems += [f"{impl}: {comparison}" for comparison in compared if not comparison.right]
     return problems
 

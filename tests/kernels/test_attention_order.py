@@ -1,4 +1,4 @@
-"""The order in which attention's tiles are taken: each once, some heads at a time."""
+"""Order of attention's tiles: each is processed once, some heads at a time."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not _triton.INSTALLED, reason="Triton is not ins
 @given(groups=st.integers(1, 40), blocks=st.integers(1, 9), together=st.integers(1, 50))
 def test_every_tile_of_every_group_is_taken_once(groups, blocks, together):
     tiles = range(groups * blocks)
-    places = [_order.place_of_tile.fn(tile, groups, blocks, together) for tile in tiles]
+    places = [_order.tile_coordinates.fn(tile, groups, blocks, together) for tile in tiles]
     assert sorted(places) == [(group, block) for group in range(groups) for block in range(blocks)]
 
 
@@ -23,7 +23,7 @@ def test_groups_are_taken_some_at_a_time_and_of_these_the_first_tiles_first(
     groups, blocks, together
 ):
     tiles = range(groups * blocks)
-    places = [_order.place_of_tile.fn(tile, groups, blocks, together) for tile in tiles]
+    places = [_order.tile_coordinates.fn(tile, groups, blocks, together) for tile in tiles]
     rank = [(group // together, block) for group, block in places]
     assert rank == sorted(rank)
 

@@ -1,4 +1,4 @@
-"""Input that cannot be right raises one sentence with the values, before anything is launched."""
+"""Invalid input raises one sentence with the values, before anything is launched."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ def t(*shape, dtype=torch.float32, device="cpu"):
 
 
 def ssd(**other):
-    """Inputs of a scan that go together but for those named."""
+    """Return inputs of a scan that fit together, except for the given ones."""
     inputs = {
         "x": t(2, 5, 8, 4),
         "dt": t(2, 5, 8),
@@ -90,7 +90,7 @@ MISTAKES = {
             t(3, 8), t(5, 8), t(3, dtype=torch.int64), reduction="none"
         )
     ),
-    "fourier_mix: cutoff must be a share from 0 to 1, but is 4": (
+    "fourier_mix: cutoff must be a fraction from 0 to 1, but is 4": (
         lambda: kernels.fourier_mix(t(2, 5, 8), cutoff=4)
     ),
     "fourier_mix: over must be one of ('sequence', 'features', 'both'), not 'time'": (

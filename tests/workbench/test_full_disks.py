@@ -13,7 +13,7 @@ import wire_samples
 from test_headless import choose, script
 
 import kernels._tuned_files as tuned_files
-from workbench import ceilings, floors, journal, kept, protocol
+from workbench import ceilings, floors, journal, kept, protocol, state_folder
 from workbench.headless import run
 from workbench.journal import Journal
 
@@ -128,7 +128,7 @@ def test_a_floor_and_ceilings_that_cannot_be_stored_say_where_and_what_to_do(mon
         kept.write(floors.path(), "name", [1.0], {})
     for told in (floors.unstored(caught.value), ceilings.unstored(caught.value)):
         assert told.startswith("/dev/null/workbench/") and "cannot be written (Not a dir" in told
-        assert told.endswith(journal.ELSEWHERE)
+        assert told.endswith(state_folder.ELSEWHERE)
     assert kept.read(floors.path(), list)[0] == {}
 
 
@@ -149,6 +149,6 @@ def test_a_user_without_a_home_can_run_and_save_and_is_told_of_the_journal(monke
     monkeypatch.setattr(Path, "home", nobody)
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert journal.folder() == Path("/nonexistent/.local/state/workbench")
+    assert state_folder.path() == Path("/nonexistent/.local/state/workbench")
     assert tuned_files.folder() == Path("/nonexistent/.cache/workbench/tiles")
     assert journal.unfinished() == []

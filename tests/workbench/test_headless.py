@@ -14,7 +14,7 @@ import wire_samples
 from interrupts import press_ctrl_c
 from runner_driver import LIGHT
 
-from workbench import headless, journal, protocol
+from workbench import headless, journal, protocol, state_folder
 from workbench.client import Runner
 from workbench.headless import run
 
@@ -89,7 +89,7 @@ def test_a_choice_that_is_refused_ends_runner_and_journal(monkeypatch):
     script(monkeypatch, wire_samples.catalogue())
     with pytest.raises(LookupError):
         run(refuse)
-    assert not list(journal.folder().iterdir())
+    assert not list(state_folder.path().iterdir())
 
 
 @pytest.mark.parametrize("presses", [1, 3])

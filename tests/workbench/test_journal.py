@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sessions.model import Session
-from workbench import journal, protocol
+from workbench import journal, protocol, state_folder
 from workbench.journal import Journal, recover, replay, unfinished
 from workbench.recorder import Recorder
 
@@ -154,8 +154,8 @@ def test_a_journal_is_unfinished_once_its_process_is_gone_and_not_before():
 
 def test_a_journal_left_behind_by_a_process_of_the_same_number_is_offered():
     """In a container every window may be process 7."""
-    journal.folder().mkdir(parents=True)
-    left = write(journal.folder() / f"20260101-120000-{os.getpid()}.journal", WHOLE)
+    state_folder.path().mkdir(parents=True)
+    left = write(state_folder.path() / f"20260101-120000-{os.getpid()}.journal", WHOLE)
     own = Journal()
     assert unfinished() == [left]
     own.close(keep=False)
@@ -169,9 +169,9 @@ def test_journals_of_one_second_are_files_of_their_own():
 
 
 def test_the_oldest_journals_are_forgotten_and_the_newest_kept():
-    journal.folder().mkdir(parents=True)
+    state_folder.path().mkdir(parents=True)
     for age in range(journal.KEPT + 5):
-        left = write(journal.folder() / f"old-{age:02}.journal", WHOLE)
+        left = write(state_folder.path() / f"old-{age:02}.journal", WHOLE)
         os.utime(left, (1e9 - age, 1e9 - age))
     Journal().close(keep=False)
     assert [path.stem for path in unfinished()] == [f"old-{age:02}" for age in range(journal.KEPT)]

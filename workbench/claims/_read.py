@@ -65,8 +65,8 @@ def arms_right() -> Read:
         if not studies or len(studies) < len(found.studies):
             raise Unmeasured("the attribution did not begin")
         shares = [_arms_right(one) for one in studies]
-        right, count = sum(right for right, *_ in shares), sum(count for _, count, _ in shares)
-        return Reading(right / count, note="; ".join(filter(None, (bad for *_, bad in shares))))
+        right, count = sum(share[0] for share in shares), sum(share[1] for share in shares)
+        return Reading(right / count, note="; ".join(filter(None, (bad for _, _, bad in shares))))
 
     return read
 

@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from sessions import seal, whole
 from sessions.errors import SessionError
-from workbench import remote
+from sessions.plain_text import json_escaped, plain
+from workbench import interrupts, remote
 from workbench.titles import Titles
 
 if TYPE_CHECKING:
     from sessions.model import Session
     from workbench.ui.plots import Run
 
-DONE, FAILED, MISTAKEN, UNDECIDED, INTERRUPTED = 0, 1, 2, 3, 130
+DONE, FAILED, MISTAKEN, UNDECIDED, INTERRUPTED = 0, 1, 2, 3, interrupts.INTERRUPTED
 MISTAKE = "mistake"  # the reason that programs are told where nothing of what was asked could begin
 
 
@@ -136,7 +137,11 @@ def check_output(path: Path, suffixes: Collection[str] = ()) -> None:
     if path.is_dir():
         raise Mistaken(f"{path} is a folder; name a file in it")
     folder = path.resolve().parent  # a file is written beside it, then renamed
-    if (path.is_file() or not path.exists()) and not os.access(folder, os.W_OK):
+    try:
+        whole.check_target(path)
+    except (OSError, RuntimeError) as error:
+        raise Mistaken(f"{path}: {whole.reason(error)}; choose another place") from None
+    if not os.access(folder, os.W_OK):
         raise Mistaken(f"{path}: nothing can be written in {folder}; choose another place")
 
 
@@ -175,7 +180,7 @@ def say(text: str) -> None:
     """A line for the person, beside the result; where nobody hears it the command goes on."""
     if sys.stderr is not None:  # None: it was closed before Python began
         with contextlib.suppress(OSError):
-            sys.stderr.write(f"{text}\n")
+            sys.stderr.write(f"{plain(text)}\n")
 
 
 def answer(text: str) -> None:
@@ -184,10 +189,12 @@ def answer(text: str) -> None:
     Whoever closed the pipe has read enough, which changes neither what is left to do nor the exit
     code: ``workbench validate ... | grep -q PASS`` must not make a failure a success.
     """
+    interrupts.set_last_words("")
     try:
         if sys.stdout is None:  # it was closed before Python began
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+        shown = plain(text)  # no terminal obeys what a file says
+        sys.stdout.write(shown if shown.endswith("\n") else f"{shown}\n")
         sys.stdout.flush()  # here, where it can still be told that it did not arrive
     except BrokenPipeError:
         return
@@ -198,13 +205,23 @@ def answer(text: str) -> None:
 
 def answer_failure(reason: str, sentence: str = "") -> None:
     """As JSON, how a command ended that has no result: its ``reason``, and the failure if any."""
+    answer(failure_as_json(reason, sentence))
+
+
+def failure_as_json(reason: str, sentence: str = "") -> str:
+    """Return the JSON text of ``answer_failure``."""
     failures = [{"kind": reason, "sentence": sentence}] if sentence else []
-    answer_json({"reason": reason, "failures": failures})
+    return _as_json({"reason": reason, "failures": failures})
 
 
 def answer_json(result: Any) -> None:
-    """The result as JSON, for programs; what JSON has no number for (NaN) becomes null."""
-    answer(json.dumps(_finite(result), indent=2, ensure_ascii=False))
+    """Print the result as JSON, for programs."""
+    answer(_as_json(result))
+
+
+def _as_json(result: Any) -> str:
+    """Return JSON text, in which null stands for what JSON has no number for (NaN)."""
+    return f"{json_escaped(json.dumps(_finite(result), indent=2, ensure_ascii=False))}\n"
 
 
 def _finite(value: Any) -> Any:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from sessions import hdf5
 from sessions.errors import SessionError
 from sessions.model import Session
-from workbench import headless, journal, protocol
+from workbench import interrupts, journal, protocol
 from workbench.client import NotStarted, Runner
 from workbench.commands._command import DONE, FAILED, INTERRUPTED, Failed, Mistaken, say
 from workbench.headless import Outcome
@@ -57,9 +57,9 @@ class Bar:
         self._first_s: float | None = None
         console = Console(stderr=True)
         self._progress = Progress(
-            TextColumn("{task.description:<28}"),
+            TextColumn("{task.description:<28}", markup=False),
             BarColumn(),
-            TextColumn("{task.fields[shown]}"),
+            TextColumn("{task.fields[shown]}", markup=False),
             TimeElapsedColumn(),
             console=console,
             transient=True,
@@ -120,7 +120,7 @@ def settle(outcome: Outcome, output: Path | None) -> str | None:
     all, ``Failed`` for a file that could not be written. Another Ctrl+C, of a person who was in a
     hurry to end the run, does not keep what it measured from being saved.
     """
-    with headless.hearing(lambda *_: None):
+    with interrupts.handled_by(interrupts.note, heed_ignored=True):
         return _settle(outcome, output)
 
 

@@ -11,14 +11,13 @@ from sessions import prediction
 from sessions.expectation import at_most
 from sessions.model import PairedComparison, Session
 from sessions.side_by_side import judgement_of
-from sessions.verdict import wrong_arms
+from sessions.verdict import LEAST_BUILDS, region_of, wrong_arms
 from sessions.verdict_words import (
     budget_of,
     headline,
     memory_words,
     numerics_lines,
     ratio_line,
-    region_of,
     remarks,
 )
 from workbench import floors, headless, protocol
@@ -43,6 +42,7 @@ from workbench.commands.run import (
 from workbench.headless import Outcome
 
 BUDGET_S = 20.0
+AUTO = "auto"
 EXPECTATIONS = {
     "faster": ("FASTER",),
     "slower": ("SLOWER",),
@@ -64,11 +64,31 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     region_argument(parser)
     parser.add_argument("--order", choices=("random", "abba"), default="random")
     parser.add_argument(
+        "--builds",
+        type=_build_count,
+        default=0,
+        metavar="N",
+        help="build both N times and include how far builds differ in the interval; 1: build once; "
+        "auto, the default: several times if building is cheap for the budget",
+    )
+    parser.add_argument(
         "--expect",
         choices=EXPECTATIONS,
         help="exit with 1 if the verdict is another, with 3 if it is UNDECIDED",
     )
     result_arguments(parser)
+
+
+def _build_count(text: str) -> int:
+    """Read a number of builds; raises ``ArgumentTypeError``."""
+    if text == AUTO:
+        return 0
+    if not text.isdecimal() or int(text) in (0, 2):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected {AUTO}, 1 or at least {LEAST_BUILDS} (two builds do not show how "
+            "far builds differ)"
+        )
+    return int(text)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -82,6 +102,7 @@ def _run(arguments: argparse.Namespace) -> int:
             budget_s=arguments.budget,
             region=arguments.region / 100,
             order=arguments.order,
+            build_count=arguments.builds,
             seed=arguments.seed,
             predict=True,
         )
@@ -172,7 +193,7 @@ def _code(arguments: argparse.Namespace, outcome: Outcome) -> int:
         shown = bool(at_most(judgement_of(comparison), 1 + region, region).holds)
     if not shown:
         say(f"expected {' or '.join(wanted)}, and the verdict is {comparison.verdict}")
-    if wrong_arms(comparison):
+    if wrong_arms(comparison) or comparison.facts.get("invalid"):
         return FAILED
     if shown:
         return DONE

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sessions import whole
+from workbench import interrupts
 from workbench.commands._command import (
     DONE,
     FAILED,
@@ -59,10 +61,14 @@ def _run(arguments: argparse.Namespace) -> int:
     from workbench.ui import app
     from workbench.ui.demo import Demo
     from workbench.ui.interrupts import Interrupts
+    from workbench.ui.uncaught import UncaughtErrors
 
     application = QApplication(["workbench"])
     display.hush_offscreen()
-    with tempfile.TemporaryDirectory() as folder:  # the demo leaves a person's settings alone
+    with (
+        interrupts.handled_by(interrupts.note),
+        tempfile.TemporaryDirectory() as folder,  # the demo leaves a person's settings alone
+    ):
         arguments_of_window = app.parse(["--settings", str(Path(folder) / "demo.ini")])
         window = app.build(application, arguments_of_window)
         demo = Demo(window.state, arguments.out, say, window.settled)
@@ -71,12 +77,14 @@ def _run(arguments: argparse.Namespace) -> int:
             demo.ended.connect(lambda: _tell(demo, arguments.out))
         if trouble or arguments.close:
             demo.ended.connect(window.close)
-        interrupts = Interrupts(window)
-        interrupts.pressed.connect(demo.interrupt)
+        errors = UncaughtErrors(window.state, window.desk.panels)
+        watch = Interrupts(window)
+        watch.pressed.connect(demo.interrupt)
         window.show()
         demo.start()
         application.exec()
-        interrupts.end()
+        watch.end()
+        errors.end()
     if arguments.json:
         answer_json(_as_data(demo))
     return _CODES[_reason(demo)]
@@ -95,7 +103,8 @@ def _take_picture(demo: Demo, window: MainWindow, folder: Path) -> None:
     """Keep the window as it is at the end."""
     if demo.outcome.paths:
         picture = folder / "window.png"
-        window.grab().save(str(picture))
+        with whole.replacing(picture) as temporary:
+            window.grab().save(str(temporary), "PNG")
         demo.outcome.paths.append(picture)
 
 

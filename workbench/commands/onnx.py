@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from sessions import whole
+from workbench import interrupts
 from workbench.commands._command import (
     DONE,
     FAILED,
@@ -75,19 +81,34 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _export(request: dict[str, Any]) -> dict[str, Any]:
     """What the exporting process answers; raises ``Failed`` with its last words if it dies."""
-    done = subprocess.run(
-        [sys.executable, "-m", PROGRAM, json.dumps(request)],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    done = _run_program(request)
     try:
         found: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         words = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise Failed(f"the export ended with exit code {done.returncode}: {words[0]}") from None
     return found
+
+
+def _run_program(request: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Run the exporting process to its end; it and its unfinished file go with this process."""
+    command = [sys.executable, "-P", "-m", PROGRAM, json.dumps(request)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, errors="replace") as child:
+        interrupts.at_exit(functools.partial(_discard, child.pid, Path(request["path"])))
+        try:
+            output, log = child.communicate()
+        except BaseException:
+            child.kill()
+            raise
+    return subprocess.CompletedProcess(command, child.returncode, output, log)
+
+
+def _discard(pid: int, output: Path) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)  # its unfinished file is locked as long as it lives
+    whole.remove_leftovers(output)
 
 
 def _text(found: dict[str, Any]) -> str:

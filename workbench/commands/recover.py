@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from sessions import hdf5
-from workbench import journal
+from workbench import journal, state_folder
 from workbench.commands._command import (
     DONE,
     Command,
@@ -34,10 +36,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     path = arguments.journal
     if path is None:
-        left = journal.unfinished()
-        if not left:
-            raise Mistaken(f"there is no journal of an unsaved session in {journal.folder()}")
-        path = left[0]
+        path = next(_with_measurements(), None)
+        if path is None:
+            raise Mistaken(f"there is no journal of an unsaved session in {state_folder.path()}")
     output = arguments.output or Path(f"{path.stem}.h5")
     check_session(output)
     try:
@@ -58,6 +59,14 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         answer(f"recovered {segments} segment(s), {steps} steps: {output}")
     return DONE
+
+
+def _with_measurements() -> Iterator[Path]:
+    """Yield the unsaved journals in which a run began, newest first."""
+    for path in journal.unfinished():
+        with contextlib.suppress(OSError):
+            if journal.has_segment(path):
+                yield path
 
 
 COMMAND = Command(name="recover", help=__doc__, arguments=_arguments, run=_run)

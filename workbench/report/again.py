@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sessions.errors import SessionError
 from sessions.reproduce import repeatable, session_commands
-from workbench.report._section import Heading, Parts, Script, Section
+from workbench.report._section import WARNING, Heading, Parts, Script, Section, Words
 from workbench.ui.plots import Run
 
 
 def parts(runs: Sequence[Run]) -> Parts:
-    """One script a session; what they write has names that no other's has."""
+    """Make one script a session, or the sentence why it has none.
+
+    What the scripts write has names that no other session's script uses.
+    """
     for number, run in enumerate(runs, 1):
         if len(runs) > 1:
             yield Heading(run.title)
-        yield Script(session_commands(run.session, f"again-{number}" if len(runs) > 1 else "again"))
+        try:
+            script = session_commands(run.session, f"again-{number}" if len(runs) > 1 else "again")
+        except SessionError as refusal:
+            yield Words([str(refusal)], WARNING)
+        else:
+            yield Script(script)
 
 
 SECTION = Section(

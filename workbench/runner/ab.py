@@ -1,23 +1,21 @@
 """A run that compares two configurations: two warm arms, alternating block by block.
 
 The verdict so far is sent after each pair, so that whoever stops, or kills, keeps what was
-measured.
+measured. Where building is cheap, both arms are built again several times on the way.
 """
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable
 
-import torch
-
 from sessions import verdict
-from sessions.model import Configuration, Judgement, PairedComparison, Prediction, Scalar
+from sessions.model import Configuration, Judgement, Prediction, Scalar
 from workbench import protocol
+from workbench.runner import blocks, rebuilding
 from workbench.runner.alternation import Alternation
-from workbench.runner.arm import label
+from workbench.runner.arm import title
 from workbench.runner.blocks import Contender, TimedBlock
 from workbench.runner.cures import slower_when_compiled
 from workbench.runner.failures import Mistake
@@ -25,7 +23,6 @@ from workbench.runner.resolve import LONGEST_S, demand
 from workbench.runner.rig import Rig
 
 ORDERS = ("random", "abba")
-MOST_LETTERS = 24  # of a value in the name of an arm: a path, a checksum
 HOPELESS_PAIRS = 8  # so many pairs given up in a row, and none ever whole, end the comparison
 
 
@@ -64,6 +61,8 @@ class CompareRun:
         self._began_ns = 0
         self._judgement: Judgement | None = None
         self._prediction: Prediction | None = None
+        self._plan = rebuilding.Plan()
+        self._build = max((block.build for block in self._blocks), default=0)
 
     @property
     def steps(self) -> int:
@@ -83,7 +82,8 @@ class CompareRun:
     @property
     def interval(self) -> verdict.Interval:
         """The interval of the log ratio, as the judgement has it."""
-        return verdict.interval(verdict.pairs(_comparison(self._blocks)).logs)
+        pairs = verdict.pairs(blocks.comparison_of(self._blocks))
+        return verdict.interval(pairs.logs, builds=pairs.builds, least=self._plan.least)
 
     @property
     def seconds(self) -> float:
@@ -115,6 +115,11 @@ class CompareRun:
             raise Mistake(f"budget_s = {command.budget_s:g} is outside of 0 to {LONGEST_S:g}")
         if command.order not in ORDERS:
             raise Mistake(f"order: unknown {command.order!r}; expected one of {ORDERS}")
+        if command.build_count < 0 or command.build_count == 2:
+            raise Mistake(
+                f"build_count = {command.build_count}: expected 1 (build once), at least "
+                f"{verdict.LEAST_BUILDS} (two do not show how far builds differ), or 0 (automatic)"
+            )
         for name in ("region", "floor", "half_width"):
             if not 0 <= (value := getattr(command, name)) < 1:
                 raise Mistake(f"{name} = {value:g} is outside of 0 to 1")
@@ -126,6 +131,9 @@ class CompareRun:
             for number, situation in enumerate(situations)
         ]
         rig.arms.keep_only(*situations)
+        warm = all(rig.arms.has(c.situation, c.copy) for c in self._alternation.contenders)
+        if self._blocks and not warm:  # those of before ran in a build that is no more
+            self._build += 1
 
     def _predict(self) -> None:
         """Before anything is built: what is measured must not be known to the prediction."""
@@ -152,6 +160,7 @@ class CompareRun:
                     "order": command.order,
                     "seed": command.seed,
                     "identical": contenders[1].copy == 1,
+                    "build_count": command.build_count,
                     **self._alternation.rebuilding(),
                 },
                 before=command.before,
@@ -178,14 +187,20 @@ class CompareRun:
         first = 1 + max((block.pair for block in self._blocks), default=-1)
         whole = given_up = 0
         verdict.load()
+        self._plan_builds()
         rig.state("running", "Alternating A and B")
         self._began, self._began_ns = self._alternation.now(), time.perf_counter_ns()
+        build_since, in_build = self._began, 0
         for pair in range(first, first + 1_000_000):
+            if in_build >= rebuilding.PAIRS and self._should_rebuild(build_since):
+                self._rebuild()
+                build_since, in_build = self._alternation.now(), 0
             turned = (
                 bool(self._random.getrandbits(1)) if command.order == "random" else pair % 2 == 1
             )
             if self._pair(pair, turned):
                 whole += 1
+                in_build += 1
             else:
                 given_up += 1
             spent_s = self._alternation.now() - self._began
@@ -197,6 +212,42 @@ class CompareRun:
             if enough or spent_s >= command.budget_s or (given_up >= HOPELESS_PAIRS and not whole):
                 return
 
+    def _plan_builds(self) -> None:
+        """Decide how often both arms are built, and report why only once, if so."""
+        alternation, command = self._alternation, self._command
+        if not alternation.alone and rebuilding.is_worth_a_trial(
+            alternation.contenders, command.build_count, command.budget_s
+        ):
+            # The first build also filled caches, and the warm-up waited for the clock. A second
+            # one shows what building again takes.
+            self._rig.state("building", "Building A and B again")
+            alternation.rebuild(self._random)
+        if alternation.alone:
+            self._plan = rebuilding.Plan()  # each pair has a build of its own
+        else:
+            before = len({block.build for block in command.before})
+            self._plan = rebuilding.plan_for(
+                alternation.contenders, command.build_count, command.budget_s, before
+            )
+        facts: dict[str, Scalar] = {"one_build": self._plan.why}
+        self._rig.wire.send(protocol.ComparisonFacts(comparison=self._index, facts=facts))
+
+    def _should_rebuild(self, since: float) -> bool:
+        """Return True if the present build was measured long enough, and another one can be."""
+        now, alternation = self._alternation.now(), self._alternation
+        slice_s = self._plan.seconds(now - self._began)
+        if alternation.alone or now - since < slice_s:
+            return False
+        rebuild_s = sum(map(rebuilding.rebuild_seconds, alternation.contenders))
+        ends = self._began + self._command.budget_s
+        return now + rebuild_s + slice_s / 2 < ends
+
+    def _rebuild(self) -> None:
+        self._rig.state("building", "Building A and B again")
+        self._alternation.rebuild(self._random)
+        self._build += 1
+        self._rig.state("running", "Alternating A and B")
+
     def _pair(self, pair: int, turned: bool) -> bool:
         """Run both blocks of a pair, each again while it is void; whether both came to count."""
         contenders = self._alternation.contenders
@@ -206,14 +257,8 @@ class CompareRun:
 
     def _block(self, contender: Contender, pair: int) -> bool:
         def keep(done: TimedBlock) -> None:
-            block = protocol.Block(
-                arm=contender.number,
-                pair=pair,
-                median_ms=done.median_ms,
-                clock_mhz=done.clock_mhz,
-                void=done.void,
-                mean_ms=done.mean_ms,
-            )
+            build = pair if self._alternation.alone else self._build
+            block = blocks.message_of(done, contender.number, pair, build)
             self._blocks.append(block)
             self._rig.wire.send(protocol.BlockDone(comparison=self._index, block=block))
 
@@ -222,12 +267,15 @@ class CompareRun:
     def _judge(self, final: bool = False) -> None:
         command, seconds = self._command, self.seconds
         self._judgement = verdict.judge(
-            _comparison(self._blocks),
+            blocks.comparison_of(self._blocks),
             region=command.region,
             floor=command.floor,
             half_width=command.half_width,
             seconds=seconds,
+            least_builds=self._plan.least,
         )
+        if why := blocks.impossible_arm(self._alternation.contenders, self._blocks):
+            self._judgement = verdict.invalidated(self._judgement, why)
         if final and (others := self._others()):
             facts: dict[str, Scalar] = {"others": others}
             self._rig.wire.send(protocol.ComparisonFacts(comparison=self._index, facts=facts))
@@ -253,33 +301,3 @@ class CompareRun:
         self._rig.wire.send(
             protocol.Progress(task="alternating", fraction=min(1.0, fraction), text=text)
         )
-
-
-def _comparison(found: list[protocol.Block]) -> PairedComparison:
-    return PairedComparison(
-        arms=[],
-        order=[block.arm for block in found],
-        medians_ms=[block.median_ms for block in found],
-        ratio=math.nan,
-        low=math.nan,
-        high=math.nan,
-        verdict="UNDECIDED",
-        pairs=[block.pair for block in found],
-        clocks_mhz=[math.nan if block.clock_mhz is None else block.clock_mhz for block in found],
-        voids=[block.void for block in found],
-        means_ms=[math.nan if block.mean_ms is None else block.mean_ms for block in found],
-    )
-
-
-def title(configuration: Configuration, beside: Configuration, device: torch.device) -> str:
-    """What an arm is called: its toggles, after whatever else it does not share with the other."""
-    switched = label(configuration, device)
-    if configuration.family != beside.family:
-        return f"{configuration.family} {configuration.preset}: {switched}"
-    flat, shared = configuration.flat(), beside.flat().items()
-    apart = [
-        f"{name.rpartition('.')[2].replace('_', ' ')} {str(value)[:MOST_LETTERS]}"
-        for name, value in flat.items()
-        if not name.startswith("toggles.") and (name, value) not in shared
-    ]
-    return f"{', '.join(apart)}: {switched}" if apart else switched

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 import time
 from collections.abc import Callable
 
 from sessions import checked
+from sessions.ceilings import limit_ms
 from sessions.model import Numerics, Phase, Scalar
 from workbench import protocol
-from workbench.runner import blocks, cures, numerics
+from workbench.runner import blocks, cures, numerics, rebuilding
 from workbench.runner.arm import Arm, label
 from workbench.runner.blame import failed_options
 from workbench.runner.blocks import Contender, TimedBlock
@@ -151,9 +153,9 @@ class Alternation:
 
         Only the former gives up after a while.
         """
-        rig = self._rig
+        rig, began = self._rig, self.now()
         rig.phases.restart()
-        until = self.now() + WARM_UP_S
+        until = began + WARM_UP_S
         steady = False
         contender.step_ms = math.nan
         adapting = _steps_to_settle(contender)
@@ -167,6 +169,7 @@ class Alternation:
                 self.steps += done.steps
                 contender.step_ms = max(done.median_ms, 1e-3)
                 steady = rig.phases.phase is Phase.STEADY
+        contender.warm_up_s = self.now() - began
 
     def block(self, contender: Contender, keep: Callable[[TimedBlock], None]) -> bool:
         """Run a block, again while it is void; whether one came to count. ``keep`` gets all."""
@@ -233,7 +236,24 @@ class Alternation:
         if isinstance(command, protocol.Apply):
             self._rig.wire.send(explain(Mistake(self._busy)))
         # A prediction would be late: what it is of may be measured already.
-        return isinstance(command, protocol.Apply | protocol.Predict | protocol.Pause)
+        passed_over = protocol.Apply | protocol.Predict | protocol.Pause | protocol.Baseline
+        return isinstance(command, passed_over)
+
+    def rebuild(self, chance: random.Random) -> None:
+        """Build all arms again, in random order and at other addresses, and warm them up."""
+        order = list(self.contenders)
+        chance.shuffle(order)
+        rebuilding.release(self._rig, order)
+        taken = []
+        for contender in order:
+            taken.append(rebuilding.take_memory(self._rig.device, chance))
+            self.take_commands()
+            self.build(contender)
+            if self.alone:
+                return
+        del taken  # it is no arm's memory
+        for contender in order:
+            self.warm_up(contender)
 
     def forget(self) -> None:
         """Free every arm and all weights, so that the next arm has the memory to itself."""
@@ -265,7 +285,10 @@ class Alternation:
         self._rig.check_cancelled()
         contender.arm = arm
         contender.build_s = time.perf_counter() - began
+        if not reused:
+            arm.made_s = contender.build_s
         facts = rig.facts_of(arm, contender.segment)
+        contender.least_ms = limit_ms(facts)
         rig.wire.send(protocol.Facts(segment=contender.segment, ledger=facts))
         return arm
 

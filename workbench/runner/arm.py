@@ -18,7 +18,7 @@ import torch
 
 import kernels
 from models import Model
-from models._checkpointing import kept_operators, reset_kept_operators
+from models.checkpointing import kept_operators, reset_kept_operators
 from sessions.model import Configuration, Evidence, Numerics, Scalar
 from workbench.runner import own, switches
 from workbench.runner.attention_facts import attention_facts
@@ -36,11 +36,13 @@ from workbench.runner.ranks.divided import Divided
 from workbench.runner.rounds import Rounds
 from workbench.runner.toggles import Situation, Toggle, all_toggles, unknown
 from workbench.runner.training import Trainer, Weights
+from workbench.runner.undisturbed import Remembered, probed
 from workbench.runner.weights import Parameters, Quantized, Use, WeightSets, structure_key
 from workbench.runner.workloads import Compute, Step
 from workbench.runner.workloads._decoder import Decoder
 
 KEPT_ARMS = 24
+MOST_LETTERS = 24  # of a value in the name of an arm: a path, a checksum
 FREE_SHARE = 0.3  # of a GPU's memory, for the next arm
 
 
@@ -78,7 +80,9 @@ class Arm:
     kept_operators: dict[str, int] = field(default_factory=dict)  # by a checkpoint's policy
     compiles: Compiles = field(default_factory=Compiles)
     evidence: list[Evidence] | None = None
+    made_s: float = 0.0  # seconds from its build to the end of its first step; 0: not made yet
     counted: dict[str, Scalar] = field(default_factory=dict)  # facts that the first step showed
+    remembered: Remembered | None = None  # by a person's model; while its numbers are checked
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -119,6 +123,8 @@ class Arm:
         """
         if self.divided is not None and self.divided.whole is not None:
             return self.divided.whole
+        if isinstance(self.weights, Weights) and self.divided is None:
+            return self.weights.parameters  # and not the model's: it might hold others by mistake
         if not self.quantization:
             return self.model.weights()
         return self.sets.for_a_while(self.situation, self.weights_dtype)
@@ -322,7 +328,8 @@ class Arms:
             for flag in build.flags:
                 stack.enter_context(flag())
             stack.enter_context(kernels.using(**build.kernel_choices))
-            found = probe(model, batches.few, cast)
+            with probed(model, situation.device):
+                found = probe(model, batches.few, cast)
             made = assemble(build, model, held, batches, divided)
         bench, compute = made.bench, made.compute
         named = held.parameters if divided is None else divided.whole or held.parameters
@@ -374,6 +381,20 @@ def label(configuration: Configuration, device: torch.device) -> str:
         if (option := configuration.toggles[toggle.name]) != toggle.default_option(device)
     ]
     return ", ".join(parts) or "defaults"
+
+
+def title(configuration: Configuration, beside: Configuration, device: torch.device) -> str:
+    """What an arm is called: its toggles, after whatever else it does not share with the other."""
+    switched = label(configuration, device)
+    if configuration.family != beside.family:
+        return f"{configuration.family} {configuration.preset}: {switched}"
+    flat, shared = configuration.flat(), beside.flat().items()
+    apart = [
+        f"{name.rpartition('.')[2].replace('_', ' ')} {str(value)[:MOST_LETTERS]}"
+        for name, value in flat.items()
+        if not name.startswith("toggles.") and (name, value) not in shared
+    ]
+    return f"{', '.join(apart)}: {switched}" if apart else switched
 
 
 def _arm_key(situation: Situation, copy: int) -> bytes:

@@ -27,7 +27,7 @@ def attention_facts(arm: Arm) -> dict[str, Scalar]:
     return {
         "attention_calls": sum(by.values()),
         "attention_kernels": ", ".join(f"{name} {calls}" for name, calls in by.items()),
-        "attention_reason": "" if reason == kernels.ASKED else reason,
+        "attention_reason": "" if reason == kernels.REQUESTED else reason,
         "attention_flash_ratio": round(ratio, 4),
         "attention_fallbacks": fallbacks,
     }

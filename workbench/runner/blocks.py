@@ -14,8 +14,10 @@ from statistics import fmean, median
 from typing import Any
 
 from sessions.attribution import WHOLE_STEP
-from sessions.model import Phase
+from sessions.ceilings import impossible
+from sessions.model import PairedComparison, Phase
 from sessions.statistics import MIN_BLOCK_MS, MIN_BLOCK_STEPS
+from workbench import protocol
 from workbench.runner.arm import Arm
 from workbench.runner.backward_pass import Pace, backward_pass
 from workbench.runner.clocks import moved
@@ -45,10 +47,12 @@ class Contender:
     segment: int = -1
     arm: Arm | None = None
     build_s: float = 0.0
+    warm_up_s: float = 0.0
     step_ms: float = math.nan
     steps: int = MIN_BLOCK_STEPS  # of a block
     timed: str = WHOLE_STEP  # what of a step a block times
     diverged: bool = False  # its loss was not finite in some block
+    least_ms: float = math.nan  # that a step can take on this device
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,47 @@ class TimedBlock:
     steps: int
     mean_ms: float
     diverged: bool = False  # the loss of its last step is not finite
+
+
+def message_of(done: TimedBlock, arm: int, pair: int, build: int = 0) -> protocol.Block:
+    """Return what a comparison keeps of a block."""
+    return protocol.Block(
+        arm=arm,
+        pair=pair,
+        median_ms=done.median_ms,
+        clock_mhz=done.clock_mhz,
+        void=done.void,
+        mean_ms=done.mean_ms,
+        build=build,
+    )
+
+
+def comparison_of(blocks: list[protocol.Block]) -> PairedComparison:
+    """Return the comparison that consists of these blocks, not judged."""
+    return PairedComparison(
+        arms=[],
+        order=[block.arm for block in blocks],
+        medians_ms=[block.median_ms for block in blocks],
+        ratio=math.nan,
+        low=math.nan,
+        high=math.nan,
+        verdict="UNDECIDED",
+        pairs=[block.pair for block in blocks],
+        clocks_mhz=[math.nan if block.clock_mhz is None else block.clock_mhz for block in blocks],
+        voids=[block.void for block in blocks],
+        means_ms=[math.nan if block.mean_ms is None else block.mean_ms for block in blocks],
+        builds=[block.build for block in blocks],
+    )
+
+
+def impossible_arm(contenders: list[Contender], blocks: list[protocol.Block]) -> str:
+    """Say which arm is faster than the device can run it, as a clause; empty where none is."""
+    for contender in contenders:
+        timed = [b.median_ms for b in blocks if b.arm == contender.number and not b.void]
+        device_type = contender.situation.device.type
+        if timed and (why := impossible(median(timed), contender.least_ms, device_type)):
+            return f"{contender.name}: {why}"
+    return ""
 
 
 def block_steps(
@@ -89,8 +134,7 @@ def run_block(rig: Rig, contender: Contender, number: int) -> TimedBlock | None:
     rig.follow(arm)
     with arm.entered():
         pace = _pace(arm, contender.timed)
-        _run(rig, pace, SETTLING_STEPS)
-        rig.send_steps(_marked(rig.clock.drain(wait=True), Phase.WARM_UP))
+        settle(rig, pace)
         mark = rig.clocks.mark()
         events, reserved = rig.phases.events, rig.memory.sample().reserved
         start_ns = time.perf_counter_ns()
@@ -116,11 +160,17 @@ def run_block(rig: Rig, contender: Contender, number: int) -> TimedBlock | None:
     if contender.timed != WHOLE_STEP:
         phase = Phase.WARM_UP  # parts of steps are none of the segment's steady steps
     rig.send_steps(_marked(laps, phase), block=number)
-    times = [lap.wall_ms if lap.gpu_ms is None else lap.gpu_ms for lap in laps]
+    times = [lap.step_ms for lap in laps]
     if clock_mhz is None:
         clock_mhz = rig.sm_clock_mhz(start_ns, stop_ns)
     diverged = arm.trainer is not None and not math.isfinite(float(output))
     return TimedBlock(median(times), clock_mhz, void, len(laps), fmean(times), diverged)
+
+
+def settle(rig: Rig, pace: Pace) -> None:
+    """Run the few steps of an arm that are not timed, because caches hold what another one left."""
+    _run(rig, pace, SETTLING_STEPS)
+    rig.send_steps(_marked(rig.clock.drain(wait=True), Phase.WARM_UP))
 
 
 def throttled(samples: list[Sample]) -> str:

@@ -17,7 +17,7 @@ from workbench.runner.data import Batches
 from workbench.runner.phases import PhaseTracker
 from workbench.runner.ranks.divided import Divided
 from workbench.runner.toggles import Situation, Stage, all_toggles
-from workbench.runner.training import Weights
+from workbench.runner.training import Trainer, Weights
 from workbench.runner.weights import Quantized
 from workbench.runner.workloads import Bench, Compute, Step
 
@@ -97,27 +97,12 @@ def assemble(
 
     ``batches`` are those of this rank, where the step is divided.
     """
-    situation, workload = build.situation, build.situation.workload
-    configuration = situation.configuration
-    trainer = None
+    workload, trainer = build.situation.workload, None
     if workload.trains:
         assert isinstance(weights, Weights), "codes cannot be trained"
         trainer = weights.trainer(build.optimizer, scales_loss=build.scales_loss)
-    vocabulary = getattr(situation.config, "vocabulary", 0)
-    bench = Bench(
-        model,
-        batches,
-        configuration.settings,
-        trainer,
-        configuration.seed,
-        vocabulary,
-        compiled=situation.option("compile") != "off",
-    )
-    with _region(build):  # a KV cache is made in the dtype that will compute
-        whole = workload.compute(bench)
-    compute = autocast(build)(whole if divided is None else divided.part(whole, model))
-    for wrap_compute in build.compute_wrappers:
-        compute = wrap_compute(compute)
+    bench = make_bench(build, model, batches, trainer)
+    compute = make_compute(build, bench, divided)
     if divided is None or trainer is None:
         step = workload.step(bench, compute)
     else:
@@ -128,6 +113,33 @@ def assemble(
     if divided is not None:
         step = divided.together(step, batches)
     return Assembled(bench, compute, step)
+
+
+def make_bench(
+    build: Build, model: Model, batches: Batches, trainer: Trainer | None = None
+) -> Bench:
+    """Return what the build's workload works with; without a trainer nothing is updated."""
+    situation = build.situation
+    configuration = situation.configuration
+    return Bench(
+        model,
+        batches,
+        configuration.settings,
+        trainer,
+        configuration.seed,
+        getattr(situation.config, "vocabulary", 0),
+        compiled=situation.option("compile") != "off",
+    )
+
+
+def make_compute(build: Build, bench: Bench, divided: Divided | None = None) -> Compute:
+    """Return what a step computes, under autocast and with the build's wrappers around it."""
+    with _region(build):  # a KV cache is made in the dtype that will compute
+        compute = build.situation.workload.compute(bench)
+    compute = autocast(build)(compute if divided is None else divided.part(compute, bench.model))
+    for wrap in build.compute_wrappers:
+        compute = wrap(compute)
+    return compute
 
 
 def autocast(build: Build) -> Callable[[Compute], Compute]:

@@ -123,7 +123,7 @@ class Engine:
         except Cancelled:
             reason = "cancelled"
         # A model may raise anything, also what is meant to end its process: we stay.
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001
             reason, failure = "failed", explain(error)
         if failure is not None:
             asked = getattr(run, "configuration", getattr(command, "configuration", None))

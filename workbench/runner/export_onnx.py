@@ -21,6 +21,7 @@ import torch
 
 import kernels
 from models import FAMILIES, ConfigurationError, Family, Model
+from sessions import whole
 from sessions.model import Scalar
 from workbench.runner.data import SYNTHETIC, Tensors, make_batches
 from workbench.runner.failures import Mistake
@@ -88,7 +89,7 @@ def export(request: Request) -> Answer:
         device=CPU,
         dtype=torch.float32,
     )
-    with torch.no_grad(), kernels.using(all="torch"):
+    with torch.no_grad(), kernels.using(all="torch", moe_experts="dense"):
         _settle(model, batches.inputs)
         file = Path(request.path)
         # ONNX takes no spectra apart, as a causal filter needs: it is exported as its matrix.
@@ -130,7 +131,6 @@ def _write(model: Model, inputs: Tensors, path: Path) -> int:
 
     from workbench.runner._onnx_operators import TRANSLATIONS
 
-    part = path.with_name(f"{path.name}.part{os.getpid()}")
     try:
         program = torch.onnx.export(
             model,
@@ -140,14 +140,12 @@ def _write(model: Model, inputs: Tensors, path: Path) -> int:
             custom_translation_table=TRANSLATIONS,
         )
         assert program is not None
-        program.save(part)
-        part.replace(path)
+        with whole.replacing(path) as temporary:
+            program.save(temporary)
     except OnnxExporterError as error:
         raise Mistake(f"{type(model).__name__} cannot be exported: {_why(error)}") from error
     except OSError as error:
         raise Mistake(f"{path} cannot be written: {error.strerror}") from None
-    finally:
-        part.unlink(missing_ok=True)
     return int(program.model.opset_imports[""])
 
 

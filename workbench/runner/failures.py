@@ -12,7 +12,7 @@ import torch
 
 import kernels
 import models
-from models._cuda_graph import CaptureError
+from models.cuda_graph import CaptureError
 from sessions.sizes import size_text
 from workbench.protocol import Failure
 from workbench.runner import triton_cache

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
+import os
 import traceback
+import uuid
 from typing import TYPE_CHECKING
 
-from workbench import protocol
+from workbench import descendants, protocol
 from workbench.runner.profiling import provenance
 from workbench.runner.wire import Wire
 
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Serve commands until Quit; the exit code is 0 unless the GPU's context was lost."""
+    descendants.adopt_orphans()
+    atexit.register(descendants.kill_descendants)  # first, and so called last
+    os.environ.setdefault(descendants.VARIABLE, uuid.uuid4().hex)
     wire = Wire.take_standard_streams()
     wire.listen()  # before what takes long: a window that goes meanwhile takes us along
     provenance.ask()

@@ -19,6 +19,8 @@ from workbench.runner.compiles import eager
 
 if TYPE_CHECKING:
     from workbench.runner.arm import Arm
+    from workbench.runner.data import Batches
+    from workbench.runner.workloads import Compute, Workload
 
 _CONVOLUTIONS = frozenset(
     (
@@ -47,20 +49,23 @@ def call(arm: Arm, *, backward: bool = False) -> None:
 
     ``backward``: and in training its gradients, which are not kept.
     """
-    workload, batch = arm.situation.workload, arm.batches.inputs
+    workload = arm.situation.workload
     with eager(), torch.set_grad_enabled(workload.trains):
+        out = computed(arm.compute, workload, arm.batches)
         if workload.decodes:
-            (tokens,) = batch
-            position = torch.full((), tokens.shape[1], dtype=torch.int64, device=tokens.device)
-            arm.compute(tokens[:, -1:].clone(), position)
             arm.restart()  # the cache was left one token further than the steps were
-        elif workload.trains:
-            loss = arm.compute(*batch, *arm.batches.targets)
-            if backward:
-                learned = [p for p in arm.model.parameters() if p.requires_grad]
-                torch.autograd.grad(loss, learned, allow_unused=True)
-        else:
-            arm.compute(*batch)
+        if workload.trains and backward:
+            learned = [p for p in arm.model.parameters() if p.requires_grad]
+            torch.autograd.grad(out, learned, allow_unused=True)
+
+
+def computed(compute: Compute, workload: Workload, batches: Batches) -> Tensor:
+    """Return what a workload's computation gives for the current batch: the loss, or outputs."""
+    if workload.decodes:
+        (tokens,) = batches.inputs
+        position = torch.full((), tokens.shape[1], dtype=torch.int64, device=tokens.device)
+        return compute(tokens[:, -1:].clone(), position)
+    return compute(*batches.inputs, *(batches.targets if workload.trains else ()))
 
 
 class AttentionChoices(TorchFunctionMode):

@@ -11,12 +11,15 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
+from sessions.ceilings import FASTEST
 from sessions.comparison import OTHERS, OWN_PEAK
 from sessions.model import Ceilings, Phase, Scalar
 from workbench import protocol
+from workbench.runner import timing
 from workbench.runner.arm import Arm, Arms
 from workbench.runner.ceilings import Roof, matrix_dtype
 from workbench.runner.clocks import ClockMeter
@@ -30,6 +33,9 @@ from workbench.runner.telemetry import Sample, Sampler, Telemetry, make_sampler
 from workbench.runner.timing import GpuClock, HostClock, Lap, make_clock
 from workbench.runner.watchdog import Watchdog
 from workbench.runner.wire import Wire
+
+if TYPE_CHECKING:
+    from workbench.runner.pairing import SteadySegment
 
 SAMPLES = 1200  # of telemetry that are kept: a minute
 RECENT_NS = 200_000_000
@@ -45,6 +51,8 @@ class Rig:
     segments: int = 0  # that were begun
     segment: int = -1  # that steps and phases belong to now
     comparisons: int = 0
+    paired_blocks: int = 0  # that ran in the background of runs
+    steady: dict[bytes, SteadySegment] = field(default_factory=dict)  # the last by configuration
     studies: int = 0
     samples: deque[tuple[int, Sample]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     clock: HostClock | GpuClock = field(init=False)
@@ -159,6 +167,12 @@ class Rig:
         memory = self.memory.sample()
         if not math.isnan(memory.reserved):
             self.phases.memory_reserved(memory.reserved)
+        if names := timing.take_replaced():
+            self.note(
+                "warning",
+                f"the model's file replaced {', '.join(names)}: step times do not use it, and it "
+                "was put back",
+            )
         if not laps:
             return
         columns: dict[str, list[float | None]] = {
@@ -243,4 +257,6 @@ def _roof_facts(known: Ceilings, dtype: str, devices: int) -> dict[str, Scalar]:
     }
     if dtype in known.flops_per_s:
         facts["matrix_flops_per_s"] = devices * known.flops_per_s[dtype]
+    if not known.disturbed:  # else the device may reach more
+        facts[FASTEST] = devices * max(known.flops_per_s.values())
     return facts

@@ -6,11 +6,12 @@ another prompt. That is no step's time: it is done between two steps, and measur
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 
 import torch
+
+from workbench.runner import timing
 
 Begin = Callable[[int, bool], None]  # the round's number, and whether it follows another
 KEPT = 1000  # of what beginnings took, until somebody asks
@@ -57,9 +58,9 @@ class Rounds:
 
     def spent_ms(self) -> list[float]:
         """How long each beginning took of those that ended since the last call; never waits."""
-        while self._pending and self._pending[0][1].query():
+        while self._pending and timing.has_passed(self._pending[0][1]):
             start, stop = self._pending.popleft()
-            self._spent_ms.append(start.elapsed_time(stop))
+            self._spent_ms.append(timing.elapsed_ms(start, stop))
         spent = list(self._spent_ms)
         self._spent_ms.clear()
         return spent
@@ -67,12 +68,12 @@ class Rounds:
     def _measure(self, following: bool) -> None:
         self._left = self.length
         if self._on_gpu:
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
+            start, stop = (timing.Event(enable_timing=True) for _ in range(2))
+            timing.record(start)
             self._begin(self.number, following)
-            stop.record()
+            timing.record(stop)
             self._pending.append((start, stop))
         else:
-            began_ns = time.perf_counter_ns()
+            began_ns = timing.now_ns()
             self._begin(self.number, following)
-            self._spent_ms.append((time.perf_counter_ns() - began_ns) * 1e-6)
+            self._spent_ms.append((timing.now_ns() - began_ns) * 1e-6)

@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import statistics
 import time
 
 import msgspec
 import torch
 
+from sessions.ceilings import INVALID, impossible, limit_ms
 from sessions.model import Configuration, Evidence, Phase, Scalar
 from workbench import protocol
-from workbench.runner import cures, infinities
+from workbench.runner import blocks, cures, infinities
 from workbench.runner.arm import Arm, label
 from workbench.runner.blame import failed_options
 from workbench.runner.cures import cure
@@ -31,6 +33,7 @@ from workbench.runner.failures import (
 from workbench.runner.finite import FiniteWatch
 from workbench.runner.memory import free_memory
 from workbench.runner.metrics import MetricReader
+from workbench.runner.pairing import Pairing
 from workbench.runner.resolve import check_limits, demand
 from workbench.runner.rig import Rig
 from workbench.runner.segment_check import STEADY_STEPS, SegmentCheck
@@ -68,7 +71,9 @@ class Run:
         self._steady = 0
         self._saved: SavedRound | None = None  # to go on from, until it is done
         self._shown = False  # whether the segment's evidence was sent
+        self._least_ms = math.nan  # that a step of the segment can take; NaN too once it was said
         self._numbers = SegmentCheck(rig, start.check)
+        self._pairing = Pairing(rig, start)
         self.configuration = start.configuration  # that was asked for last
         self.steps = 0
 
@@ -152,6 +157,8 @@ class Run:
         self._text = TextReader(wire, index, arm)
         self._shown = False
         self._numbers.begin(situation)
+        self._pairing.begin(situation, index)
+        self._least_ms = limit_ms(rig.facts_of(arm, index))
         rig.state("running")
 
     def _enter(
@@ -160,7 +167,7 @@ class Run:
         """Build an arm and take its first step; what failed if it can be tried ``again`` with more
         memory.
         """
-        rig = self._rig
+        rig, began = self._rig, time.perf_counter()
         try:
             with rig.phases.during(Phase.BUILD):
                 arm = rig.arms.get(situation, rig.phases)
@@ -173,6 +180,7 @@ class Run:
             rig.phases.restart()
             if not reused:
                 self._first_step(arm)
+                arm.made_s = time.perf_counter() - began
             if self._saved is not None:
                 self._saved.restore(arm)
                 self._rig.note("info", self._saved.told)
@@ -221,6 +229,7 @@ class Run:
         if self._arm is None:
             return
         self._flush(wait=True)
+        self._pairing.end()
         self._show_evidence()
         if self._arm.trainer is not None and self._output is not None:
             loss = float(self._output)
@@ -260,6 +269,22 @@ class Run:
         self._rig.watchdog.begin(self._rig.phases.phase)
         self._rig.state("running")
 
+    def _pair(self, arm: Arm) -> None:
+        """Run a block of the baseline and one of the segment between two steps."""
+        rig = self._rig
+        self._flush(wait=True)
+        if arm.trainer is None:
+            self._output = None  # whose memory the baseline may need
+        segment = rig.segment
+        self._entered.close()
+        self.steps += self._pairing.run(arm)
+        self._entered.enter_context(arm.entered())
+        rig.segment = segment
+        rig.follow(arm)
+        if rig.phases.phase is not Phase.STEADY:
+            rig.phases.restart()
+        blocks.settle(rig, (arm.ready, arm.step))
+
     def _read_state(self, situation: Situation) -> SavedRound | None:
         """What to go on from, if anything; raises ``Mistake`` before anything is built."""
         if self._start.load_state or self._start.save_state:
@@ -273,7 +298,7 @@ class Run:
         rig, arm = self._rig, self._arm
         assert arm is not None
         wire, phases, watchdog, numbers = rig.wire, rig.phases, rig.watchdog, self._numbers
-        step, ready = arm.step, arm.ready
+        step, ready, pairing = arm.step, arm.ready, self._pairing
         lap = rig.clock.lap
         limit = self._start.steps if self._start.steps is not None else float("inf")
         now_ns = flushed_ns = 0
@@ -295,6 +320,8 @@ class Run:
                     break
                 if arm.rounds is None and numbers.due(arm, self._steady):
                     self._check_numbers(arm)
+                elif pairing.due():
+                    self._pair(arm)
                 rig.clock.begin()
         else:
             if self.steps < limit:
@@ -307,6 +334,7 @@ class Run:
         assert arm is not None
         laps = rig.clock.drain(wait=wait)
         rig.send_steps(laps)
+        self._pairing.see(laps)
         if self._metrics is not None:
             self._metrics.poll()
         output, finite = self._output, self._finite
@@ -314,9 +342,19 @@ class Run:
             self._not_finite()
         if self._text is not None:
             self._text.poll()
-        self._steady += sum(lap.phase == Phase.STEADY for lap in laps)
+        steady = [lap for lap in laps if lap.phase == Phase.STEADY]
+        self._steady += len(steady)
+        if steady and not math.isnan(self._least_ms):
+            self._tell_impossible(statistics.median(lap.step_ms for lap in steady))
         if self._steady >= STEADY_STEPS:
             self._show_evidence()
+
+    def _tell_impossible(self, step_ms: float) -> None:
+        """Report, once a segment, that its steps are faster than the device can run them."""
+        if why := impossible(step_ms, self._least_ms, self._rig.device.type):
+            self._least_ms = math.nan
+            self._facts(**{INVALID: why})
+            self._rig.note("warning", f"the step times are INVALID: {why}")
 
     def _show_evidence(self) -> None:
         """Send, once a segment, what shows whether its options took effect."""
@@ -360,6 +398,8 @@ class Run:
                     pass
                 case protocol.Predict():
                     self._predict(command)
+                case protocol.Baseline():
+                    self._pairing.choose(command)
                 case _:
                     self._end(command)
         self._apply(toggles)
@@ -367,6 +407,7 @@ class Run:
     def _pause(self) -> None:
         rig = self._rig
         self._flush(wait=True)
+        self._pairing.end()
         with rig.unwatched():
             rig.state("paused")
             while not isinstance(command := rig.wire.next(), protocol.Resume):
@@ -380,6 +421,8 @@ class Run:
                         pass
                     case protocol.Predict():
                         rig.answer(command)
+                    case protocol.Baseline():
+                        self._pairing.choose(command)
                     case _:
                         self._end(command)
         rig.state("running")

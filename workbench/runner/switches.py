@@ -12,6 +12,8 @@ import torch
 from torch.backends import cuda, cudnn, mkldnn
 from torch.utils import _device
 
+from workbench.runner import timing
+
 _Switch = tuple[Callable[[], Any], Callable[[Any], object]]  # what it is, and setting it
 
 # Of torch's own choice among its attention backends, by toggle.
@@ -61,6 +63,7 @@ def put_back() -> Iterator[None]:
     try:
         yield
     finally:
+        timing.restore_clocks()
         for (get, put), value in zip(_ALL, before, strict=True):
             if _differs(get, value):
                 put(value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -18,15 +19,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from kernels import Cost, Operator, Work, hardware
-from kernels._dispatch import watched
-from kernels._eight_bit import UNITS
+from kernels import Cost, Operator, Work, hardware, watched
+from kernels.measure.eight_bit import UNITS
 from workbench.runner.profiling import kinds
 
 # Implementations that are made of several torch operators, each of which is counted.
-PLAIN = frozenset({"torch", "manual", "chunked", "sdpa_math", "subspace", "dequantize"})
+PLAIN = frozenset({
+    "torch", "manual", "chunked", "sdpa_math", "subspace", "dequantize", "grouped", "padded",
+    "loop", "dense",
+})  # fmt: skip
 # Matrix units that compute in another dtype than their tensors show, by implementation.
 _UNITS = {unit.implementation: name for name, unit in UNITS.items()}
 _GATHERS = frozenset({"embedding", "index_select", "gather", "index", "take", "_unsafe_index"})
@@ -37,6 +40,17 @@ _SCATTERS = frozenset({
 _FREE = frozenset({"_unsafe_view", "_reshape_alias", "empty", "empty_like", "new_empty", "detach"})
 # Operators whose reference asks the device for numbers: what they return looks like this.
 _OUTPUTS: dict[str, Callable[..., Any]] = {"moe_experts": lambda x, *_: torch.empty_like(x)}
+
+
+def _grouped_flops(a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:
+    """FLOPs of torch's grouped product, whose groups share the rows or the columns of 2D sides."""
+    (*left, m, k), (*right, _k, n) = a_shape, b_shape
+    groups = math.prod(left) if left and right else 1
+    return int(2 * groups * m * n * k)
+
+
+if torch.ops.aten._grouped_mm not in flop_registry:  # torch has no formula for it
+    register_flop_formula(torch.ops.aten._grouped_mm)(_grouped_flops)
 
 
 class NotCounted(Exception):  # noqa: N818 - a finding, and no error
@@ -161,7 +175,7 @@ class Tally:
         if self._paused or function.namespace != "aten":
             return
         name = function._schema.name.removeprefix("aten::")
-        if name in _FREE or name.startswith("new_empty") or _is_view(function):
+        if name in _FREE or name.startswith("new_empty") or is_view(function):
             return
         tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
         outputs = [one for one in tree_flatten(out)[0] if isinstance(one, Tensor)]
@@ -246,7 +260,8 @@ def _needs_gradient(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _is_view(function: Any) -> bool:
+def is_view(function: Any) -> bool:
+    """Return True if all that an operator returns are views, so that it computes nothing."""
     returned = [one.alias_info for one in function._schema.returns]
     return bool(returned) and all(one is not None and not one.is_write for one in returned)
 

@@ -14,9 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import BinaryIO, NoReturn
 
-import psutil
-
-from workbench import protocol
+from workbench import descendants, protocol
 
 PIPE_BYTES = 1 << 20  # so that a link that falters for a second does not hold up a step
 LEAVE_S = 5.0  # at most, after the end of input
@@ -32,9 +30,7 @@ def leave() -> NoReturn:
     faulthandler.dump_traceback_later(LEAVE_S, exit=True, file=2)
     sys.setswitchinterval(1e-5)
     try:
-        for child in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                child.kill()
+        descendants.kill_descendants()
     finally:
         os._exit(0)
 

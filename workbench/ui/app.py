@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench import journal, remote
+from workbench import interrupts, journal, remote
 from workbench.ui import display
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Open the window and return the process's exit code: 0, 1 failed, 2 a mistaken argument."""
+    """Open the window and return the exit code: 0, 1 failed, 2 mistaken, 130 interrupted."""
     arguments = parse(argv)
     with remote.asked(arguments.runner):
         return _open(arguments)
@@ -33,17 +33,21 @@ def _open(arguments: argparse.Namespace) -> int:
     from PySide6.QtWidgets import QApplication
 
     from workbench.ui.interrupts import Interrupts
+    from workbench.ui.uncaught import UncaughtErrors
 
     application = QApplication(["workbench"])
     display.hush_offscreen()
-    window = build(application, arguments)
-    interrupts = Interrupts(window)
-    if not arguments.replay:
-        offer_recovery(window)
-    window.show()
-    code = application.exec()
-    interrupts.end()
-    return code
+    with interrupts.handled_by(interrupts.note):  # there is a runner and a journal to close
+        window = build(application, arguments)
+        errors = UncaughtErrors(window.state, window.desk.panels)
+        watch = Interrupts(window)
+        if not arguments.replay:
+            offer_recovery(window)
+        window.show()
+        code: int = application.exec()
+        watch.end()
+        errors.end()
+        return code if interrupts.noted() is None else interrupts.INTERRUPTED
 
 
 def build(application, arguments: argparse.Namespace) -> MainWindow:  # type: ignore[no-untyped-def]

@@ -74,7 +74,7 @@ def recoverable() -> list[Path]:
     found = []
     for path in journal.unfinished():
         with contextlib.suppress(OSError):
-            if _has_segment(path):
+            if journal.has_segment(path):
                 found.append(path)
             else:
                 journal.discard(path)
@@ -125,8 +125,3 @@ def compared_already(title: str) -> protocol.Failure:
     """What to tell of a session that is compared with itself."""
     sentence = f"The session {title!r} is among those that are compared already."
     return protocol.Failure(kind="mistake", sentence=sentence, fix="Choose another one.")
-
-
-def _has_segment(path: Path) -> bool:
-    messages = journal.replay(path)
-    return any(isinstance(message, protocol.SegmentStarted) for message in messages)

@@ -1,8 +1,11 @@
-"""Icons by purpose, from one family (Phosphor, which qtawesome bundles), in the theme's colours."""
+"""Icons by purpose, drawn in the theme's colours from one icon font.
+
+``icon_font`` holds the regular weight of Phosphor 1.3 (phosphoricons.com, MIT licence), three of
+its filled glyphs, and the code point of each glyph by Phosphor's name.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from functools import cache, lru_cache
 from pathlib import Path
@@ -20,6 +23,7 @@ from PySide6.QtGui import (
 
 from workbench.ui.theme import Theme
 
+FONT_FOLDER = Path(__file__).parent / "icon_font"
 NAMES = {
     "about": "info",
     "absent": "minus-circle",
@@ -120,24 +124,16 @@ class GlyphEngine(QIconEngine):
         return GlyphEngine(self._glyph, self._colour, self._disabled)
 
 
-def _fonts() -> Path:
-    # Its module would import every Qt binding's names and six more fonts, a tenth of a second
-    # before the first window.
-    spec = importlib.util.find_spec("qtawesome")
-    assert spec is not None and spec.submodule_search_locations
-    return Path(spec.submodule_search_locations[0]) / "fonts"
-
-
 @cache
 def _glyphs() -> dict[str, str]:
-    table = next(_fonts().glob("phosphor-charmap-*.json"))
-    return {name: chr(int(code, 16)) for name, code in json.loads(table.read_bytes()).items()}
+    codepoints = json.loads((FONT_FOLDER / "codepoints.json").read_bytes())
+    return {name: chr(int(codepoint, 16)) for name, codepoint in codepoints.items()}
 
 
 @cache
 def _family() -> str:
-    file = next(path for path in _fonts().glob("phosphor-*.ttf"))
-    return QFontDatabase.applicationFontFamilies(QFontDatabase.addApplicationFont(str(file)))[0]
+    font = QFontDatabase.addApplicationFont(str(FONT_FOLDER / "phosphor.ttf"))
+    return QFontDatabase.applicationFontFamilies(font)[0]
 
 
 def mixed(over: str, under: str, share: float) -> str:

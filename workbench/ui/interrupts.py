@@ -1,19 +1,22 @@
-"""Ctrl+C in the terminal that a window was started from closes it and ends Qt's loop."""
+"""Ctrl+C, SIGTERM and SIGHUP close the window and end Qt's loop."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 
-from PySide6.QtCore import QObject, QSocketNotifier, Signal
+from PySide6.QtCore import QObject, QSocketNotifier, QTimer, Signal
 from PySide6.QtWidgets import QApplication, QWidget
+
+from workbench import interrupts
 
 
 class Interrupts(QObject):
-    """Closes ``window`` on Ctrl+C, ``pressed`` first; until ``end``.
+    """Closes ``window`` when a signal arrives, ``pressed`` first; until ``end``.
 
-    Without it Python raises in whichever slot runs next, where Qt prints the traceback and goes on,
-    or hears of the signal only once some slot runs.
+    Qt's loop runs no Python by itself, so that a handler in Python alone would be called only when
+    some slot runs.
     """
 
     pressed = Signal()
@@ -21,28 +24,32 @@ class Interrupts(QObject):
     def __init__(self, window: QWidget) -> None:
         super().__init__()
         self._window = window
-        self._heard, self._told = socket.socketpair()
-        for end in (self._heard, self._told):
+        self._receiver, self._sender = socket.socketpair()
+        for end in (self._receiver, self._sender):
             end.setblocking(False)
         self._notifier = QSocketNotifier(
-            self._heard.fileno(), QSocketNotifier.Type.Read, parent=self
+            self._receiver.fileno(), QSocketNotifier.Type.Read, parent=self
         )
-        self._notifier.activated.connect(self._hear)
-        self._before = signal.getsignal(signal.SIGINT)
-        if self._before is not signal.SIG_IGN:  # whoever started it wants no interruption
-            signal.signal(signal.SIGINT, lambda *_: None)
-        self._descriptor = signal.set_wakeup_fd(self._told.fileno(), warn_on_full_buffer=False)
+        self._notifier.activated.connect(self._receive)
+        self._descriptor = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+        self._handling = contextlib.ExitStack()
+        self._handling.enter_context(interrupts.handled_by(interrupts.note))
+        if interrupts.noted() is not None:  # while the window was made
+            QTimer.singleShot(0, self, self._close)
 
     def end(self) -> None:
-        """Let Ctrl+C do again what it did before."""
+        """Let the signals do again what they did before."""
         self._notifier.setEnabled(False)
         signal.set_wakeup_fd(self._descriptor)
-        signal.signal(signal.SIGINT, self._before)
-        self._heard.close()
-        self._told.close()
+        self._handling.close()
+        self._receiver.close()
+        self._sender.close()
 
-    def _hear(self) -> None:
-        if signal.SIGINT in self._heard.recv(64):
-            self.pressed.emit()
-            self._window.close()
-            QApplication.exit()  # a window that was never exposed is no last one to be closed
+    def _receive(self) -> None:
+        if interrupts.SIGNALS.keys() & set(self._receiver.recv(64)):
+            self._close()
+
+    def _close(self) -> None:
+        self.pressed.emit()
+        self._window.close()
+        QApplication.exit()  # a window that was never exposed is no last one to be closed

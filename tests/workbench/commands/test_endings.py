@@ -235,7 +235,7 @@ def interrupted(*_, **__):
 def test_an_export_to_onnx_answers_however_it_ends(
     act, code, reason, monkeypatch, tmp_path, capsys
 ):
-    monkeypatch.setattr(onnx.subprocess, "run", act)
+    monkeypatch.setattr(onnx, "_run_program", act)
     assert main(["onnx", "hydra", "-o", str(tmp_path / "a.onnx"), "--json"]) == code
     told = json.loads(capsys.readouterr().out)
     assert told["reason"] == reason

@@ -190,12 +190,12 @@ def exporter(monkeypatch):
     def answering(found=None, code=0, stderr=""):
         asked = []
 
-        def ran(line, **_):
-            asked.append(json.loads(line[-1]))
+        def run_program(request):
+            asked.append(request)
             told = "" if found is None else json.dumps(found)
-            return subprocess.CompletedProcess(line, code, told, stderr)
+            return subprocess.CompletedProcess([], code, told, stderr)
 
-        monkeypatch.setattr(command.subprocess, "run", ran)
+        monkeypatch.setattr(command, "_run_program", run_program)
         return asked
 
     return answering

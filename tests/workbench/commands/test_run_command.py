@@ -13,7 +13,7 @@ from interrupts import press_ctrl_c
 from sessions import hdf5
 from sessions.columns import row_count
 from sessions.comparison import compare_segments
-from workbench import journal, protocol
+from workbench import protocol, state_folder
 from workbench.cli import main
 from workbench.commands.run import summary
 from workbench.journal import Journal
@@ -90,7 +90,7 @@ def test_a_wrong_name_or_value_is_answered_with_what_is_allowed(sentence, ran, s
     assert printed.out == ""
     assert printed.err.startswith(f"workbench run: {sentence}")
     assert not any(isinstance(command, protocol.Start) for command in told)
-    assert not list(journal.folder().iterdir())
+    assert not list(state_folder.path().iterdir())
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_a_recovered_journal_is_the_session_of_the_run(ran, tmp_path, monkeypatc
     )
     wire_samples.assert_same(hdf5.load(f"{kept.path.stem}.h5"), hdf5.load(ran.path))
     assert main(["recover"]) == 2  # there is no other
-    assert f"no journal of an unsaved session in {journal.folder()}" in capsys.readouterr().err
+    assert f"no journal of an unsaved session in {state_folder.path()}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

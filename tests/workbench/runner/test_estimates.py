@@ -29,7 +29,7 @@ def activations(family, *, sequence=64, **toggles):
 def test_a_compiled_step_without_triton_is_not_estimated_as_one_with_it(family, own):
     by_triton = activations(family, triton="on")
     compiled = activations(family, compile="default")
-    assert compiled > 2 * by_triton
+    assert compiled > 1.3 * by_triton
     assert compiled != activations(family)
     assert activations(family, triton="on", compile="default") == by_triton
     # The operator's own switch wins, as it does where the step is built.

@@ -17,7 +17,7 @@ from torch.backends import cudnn
 import kernels
 from sessions.model import Configuration
 from workbench import protocol
-from workbench.runner import numerics, own
+from workbench.runner import beside, numerics
 from workbench.runner.arm import Arms
 from workbench.runner.failures import Mistake
 from workbench.runner.own import FAMILY
@@ -144,7 +144,7 @@ def test_the_bundled_packages_are_no_part_of_a_file_beside_them(tmp_path):
     path.write_text("import kernels, models, workbench.runner, torch")
     (tmp_path / "kernels").symlink_to(root / "kernels")
     (tmp_path / "models").symlink_to(root / "models")
-    assert own.beside(path) == []
+    assert beside.files_beside(path, Path.read_bytes) == []
 
 
 def test_configurations_share_no_state_of_what_is_imported_from_beside(helped):

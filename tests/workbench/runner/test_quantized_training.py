@@ -9,7 +9,7 @@ from torch import nn
 
 import kernels
 from kernels.quantized_matmul import dequantize_weight
-from models._fake_quantized import (
+from models.fake_quantized import (
     SCHEME,
     FakeQuantizedLinear,
     fake_quantize,

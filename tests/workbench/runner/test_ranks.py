@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import signal
 import subprocess
@@ -241,6 +242,23 @@ def test_a_peer_prepares_an_arm_once_as_rank_0_does(monkeypatch):
         os.close(kept_open)
         peer._listener.join()
     assert happened == ["entered", "prepared", "entered"]
+
+
+@needs_cores
+def test_no_other_host_can_connect_to_ranks(monkeypatch):
+    for name in group._LOOPBACK:
+        monkeypatch.setenv(name, "eth0")
+    group.close()
+    processes = [psutil.Process(), *map(psutil.Process, group.of(2, CPU).pids)]
+    listening = [
+        socket.laddr.ip
+        for process in processes
+        for socket in process.net_connections("inet")
+        if socket.status == psutil.CONN_LISTEN
+    ]
+    assert listening and {ipaddress.ip_address(ip).is_loopback for ip in listening} == {True}
+    assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == "lo"
+    group.close()
 
 
 @needs_cores

@@ -12,7 +12,7 @@ from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QInputDialog, QPushButton
 
 from sessions import hdf5
-from workbench import journal, protocol
+from workbench import journal, protocol, state_folder
 from workbench.ui import files
 from workbench.ui.app import offer_recovery
 
@@ -167,11 +167,11 @@ def test_renaming_the_live_session_s_own_file_renames_the_live_session(qtbot, re
 
 
 def test_a_journal_without_an_end_is_offered_and_recovered(qtbot, ready, monkeypatch):
-    left = journal.folder() / "20260101-000000-999999999.journal"
+    left = state_folder.path() / "20260101-000000-999999999.journal"
     with left.open("wb") as file:
         for message in wire():
             file.write(protocol.encode(message))
-    empty = journal.folder() / "20260101-000001-999999998.journal"
+    empty = state_folder.path() / "20260101-000001-999999998.journal"
     empty.write_bytes(protocol.encode(protocol.State(state="idle")))
     offer_recovery(ready)
     qtbot.waitUntil(lambda: bool(ready.failures.banners))
@@ -187,7 +187,7 @@ def test_a_journal_without_an_end_is_offered_and_recovered(qtbot, ready, monkeyp
 
 
 def test_a_recovered_session_that_was_saved_is_not_offered_again(qtbot, ready, tmp_path):
-    left = journal.folder() / "20260101-000000-999999999.journal"
+    left = state_folder.path() / "20260101-000000-999999999.journal"
     elsewhere = tmp_path / "sent.journal"
     for path in (left, elsewhere):
         path.write_bytes(b"".join(map(protocol.encode, wire())))
@@ -209,7 +209,7 @@ def press(banner, text):
 
 @pytest.mark.parametrize("answer", ["Delete", "Keep"])
 def test_discarding_a_journal_asks_before_it_is_gone(qtbot, ready, answer):
-    left = journal.folder() / "20260101-000000-999999999.journal"
+    left = state_folder.path() / "20260101-000000-999999999.journal"
     left.write_bytes(b"".join(map(protocol.encode, wire())))
     offer_recovery(ready)
     qtbot.waitUntil(lambda: bool(ready.failures.banners))

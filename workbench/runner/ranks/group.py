@@ -7,6 +7,7 @@ import contextlib
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -27,7 +28,7 @@ HOST = "127.0.0.1"
 START_S = 120.0  # for a peer to import torch and be ready to join
 JOIN_S = 60.0  # for ranks that are all ready to meet
 TIMEOUT = timedelta(minutes=10)  # of a sum: ranks may compile before it
-_COMMAND = (sys.executable, "-m", "workbench.runner.ranks.peer")
+_COMMAND = (sys.executable, "-P", "-m", "workbench.runner.ranks.peer")
 _POLL_S = 0.05
 _LAST_WORDS_S = 10.0  # for a peer to end that is hung up on
 _LAUNCHING = threading.Lock()
@@ -154,8 +155,8 @@ class Group:
         self._hung_up = self._closed = False
         self._lock = threading.Lock()
         for name in _LOOPBACK:
-            os.environ.setdefault(name, "lo")  # all ranks are on this host
-        store = dist.TCPStore(HOST, 0, size, is_master=True, wait_for_workers=False)
+            os.environ[name] = "lo"  # all ranks are on this host, and no other one may connect
+        store = _listen_on_loopback(size)
         self._peers = [_Peer(number, self, store.port) for number in range(1, size)]
         try:
             self._await_all()
@@ -299,6 +300,20 @@ def close() -> None:
     if _group is not None:
         _group.close()
         _group = None
+
+
+def _listen_on_loopback(size: int) -> dist.Store:
+    """Return the store at which the ranks meet; by itself it would listen on all interfaces."""
+    listener = socket.create_server((HOST, 0))
+    port = listener.getsockname()[1]
+    return dist.TCPStore(
+        HOST,
+        port,
+        size,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
 
 
 def _abort() -> None:

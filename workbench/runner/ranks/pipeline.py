@@ -1,7 +1,7 @@
 """Pipeline parallelism: an arm whose blocks are stages on several ranks, one after another.
 
-What a stage is stands in ``models._stages``, the order of its turns in ``schedule``, and how stages
-come from rank 0's weights and go back to them in ``stages``.
+``models.pipeline_stages`` defines a stage, ``schedule`` the order of its turns, and ``stages`` how
+stages come from rank 0's weights and go back to them.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 import kernels
 from models import LanguageModel
-from models._stages import StageOutput
+from models.pipeline_stages import StageOutput
 from workbench.runner.ranks.group import launching
 from workbench.runner.ranks.layers import LayersDivided
 from workbench.runner.ranks.measures import Measures
-from workbench.runner.ranks.region import sum_over_ranks, told
+from workbench.runner.ranks.region import all_gather_bytes, sum_over_ranks, told
 from workbench.runner.ranks.schedule import Link, Schedule, Turns
 
 if TYPE_CHECKING:
@@ -225,13 +226,15 @@ class PipelineDivided(LayersDivided):
 
     def _tell_usage(self, arm: Arm) -> None:
         """Rank 0's arm knows of the kernels that the other stages called: the loss, say."""
-        every: list[Usage | None] = [None] * self.ranks
-        dist.all_gather_object(every, self._usage)  # peers may know this arm longer than rank 0
-        if self.rank or self._knows_usage:
+        payloads = all_gather_bytes(msgspec.json.encode(self._usage), self._device)
+        if self.rank or self._knows_usage:  # peers may know this arm longer than rank 0
             return
         self._knows_usage = True
-        for found in filter(None, every):
-            usage, reasons = found
+        for payload in payloads:
+            decoded = msgspec.json.decode(payload, type=Usage | None)
+            if decoded is None:
+                continue
+            usage, reasons = decoded
             for operator, by in usage.items():
                 here = arm.usage.setdefault(operator, {})
                 for name, calls in by.items():

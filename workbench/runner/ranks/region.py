@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from models._division import Region
+from models.tensor_parallel_plan import Region
 from workbench.runner.ranks.group import rank
 
 SUM, GATHER, SCATTERED, SENT = "sum", "gather", "scattered sum", "broadcast"
@@ -93,6 +93,23 @@ def told(kind: str, whole: Tensor) -> None:
     """Count what was told outside of the operators here; nothing where ranks do not meet."""
     if _traffic is not None:
         _traffic.add(kind, whole)
+
+
+def all_gather_bytes(payload: bytes, device: torch.device) -> list[bytes]:
+    """Return the payload of every rank, in the order of the ranks.
+
+    The bytes travel as a tensor: ``all_gather_object`` would unpickle what another process sends.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    sizes = torch.zeros(ranks, dtype=torch.int64, device=device)
+    sizes[rank] = len(payload)
+    dist.all_reduce(sizes)
+    padded = torch.zeros(int(sizes.max()), dtype=torch.uint8, device=device)
+    padded[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    gathered = [torch.empty_like(padded) for _ in range(ranks)]
+    dist.all_gather(gathered, padded)
+    rows = zip(gathered, sizes.tolist(), strict=True)
+    return [bytes(row[:size].cpu().numpy()) for row, size in rows]
 
 
 def sum_over_ranks(x: Tensor) -> Tensor:

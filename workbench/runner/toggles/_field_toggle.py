@@ -1,8 +1,8 @@
 """The toggles that change a field of the model's configuration: another structure is built.
 
 Each structure has weights of its own, drawn from the same seed; going back goes on with those that
-were there. What proves such an option is what the built model contains, set against a model of the
-same configuration that has the field the other way.
+were there. What proves such an option is that a model of the same configuration and weights, with
+the field the other way, computes other outputs or by other work (``effects``).
 """
 
 from __future__ import annotations
@@ -12,14 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
 import models
 from models import ConfigurationError, Model
-from models._attention import RotaryCache
-from models._division import WHOLE, divide
-from models._quantized import QuantizedLinear
+from models.attention import RotaryCache
+from models.quantized_linear import QuantizedLinear
 from sessions.model import Scalar
 from workbench.protocol import Blocked
 from workbench.runner.toggles._toggle import (
@@ -27,8 +23,10 @@ from workbench.runner.toggles._toggle import (
     Situation,
     Stage,
     Toggle,
+    as_default,
     effective,
     no_effect,
+    unknown,
 )
 from workbench.runner.toggles.pipeline_parallel import pipeline_ranks_of
 from workbench.runner.toggles.tensor_parallel import tensor_ranks_of
@@ -37,6 +35,8 @@ if TYPE_CHECKING:
     from workbench.runner.arm import Arm
     from workbench.runner.build import Build
 
+Needs = Callable[[Any, Situation], Blocked | None]
+Facts = Callable[[Any, "Arm"], str]
 FOLLOW = "follow"
 SWITCH: Mapping[str, tuple[str, Scalar]] = {"on": ("On", True), "off": ("Off", False)}
 
@@ -45,7 +45,7 @@ def _always(value: Any, situation: Situation) -> Blocked | None:
     return None
 
 
-def _never(value: Any, arm: Arm) -> str:
+def _nothing_to_add(value: Any, arm: Arm) -> str:
     return ""
 
 
@@ -57,16 +57,16 @@ def field_toggle(
     *,
     name: str = "",
     group: str = "Model",
-    held: str = "",
-    needs: Callable[[Any, Situation], Blocked | None] = _always,
-    idle: Callable[[Any, Arm], str] = _never,
+    needs: Needs = _always,
+    idle: Facts = _nothing_to_add,
+    facts: Facts = _nothing_to_add,
 ) -> Toggle:
     """The toggle of one field; ``values`` are title and value by option, besides "follow".
 
-    ``name`` is the toggle's, and ``held`` the name under which modules hold the value, where these
-    are not the field's. ``needs(value, situation)`` says why a value cannot have an effect, or must
-    not, in a situation that has the field; ``idle(value, arm)`` why it had none in an arm that has
-    stepped, or nothing.
+    ``name`` is the toggle's, if that is not the field's. ``needs(value, situation)`` says why a
+    value cannot have an effect, or must not, in a situation that has the field; ``idle(value,
+    arm)`` why it had none in an arm that has stepped, or nothing; ``facts(value, arm)`` what was
+    measured of its effect there, beside the comparison that every field has.
     """
 
     def configure(option: str, config: Any) -> dict[str, Scalar]:
@@ -85,26 +85,7 @@ def field_toggle(
         return needs(values[option][1], situation)
 
     def evidence(option: str, arm: Arm) -> Finding:
-        situation, wanted = arm.situation, values[option][1]
-        if why := idle(wanted, arm):
-            return no_effect(why)
-        said = getattr(situation.base, field)
-        other = said if said != wanted else next(v for _, v in values.values() if v != wanted)
-        note = "" if said != wanted else " (as the model's fields say already)"
-        try:
-            without = situation.family.build(
-                dataclasses.replace(situation.config, **{field: other})
-            )
-        except ConfigurationError as error:
-            if said == wanted:
-                return effective(f"the model has {field} = {said}, which its other fields need")
-            return Finding("unknown", f"there is no model of {field} = {other} beside it: {error}")
-        if (ranks := tensor_ranks_of(situation)) > 1:
-            divide(without, ranks, WHOLE)
-        differs = _differences(_built(arm), without, field, held or field)
-        if not differs:
-            return no_effect(f"the model is built as with {field} = {other}{note}")
-        return effective(f"against {field} = {other}: {'; '.join(differs)}{note}")
+        return _judged(field, values, values[option][1], arm, (needs, idle, facts))
 
     return Toggle(
         name=name or field,
@@ -120,13 +101,52 @@ def field_toggle(
     )
 
 
-def _built(arm: Arm) -> Model:
-    """The arm's model; of one whose ranks have stages the structure of the whole."""
+def _judged(
+    field: str,
+    values: Mapping[str, tuple[str, Scalar]],
+    wanted: Any,
+    arm: Arm,
+    by: tuple[Needs, Facts, Facts],
+) -> Finding:
+    """Compare the arm with one whose field has another value, and say what that changes."""
+    from workbench.runner import effects  # which builds with all toggles
+
+    needs, idle, facts = by
     situation = arm.situation
-    if pipeline_ranks_of(situation) == 1:
+    built, said = getattr(situation.config, field), getattr(situation.base, field)
+    if blocked := needs(wanted, situation):
+        return no_effect(blocked.reason)
+    if built != wanted:
+        return no_effect(f"the model is built with {field} = {built}")
+    if why := idle(wanted, arm):
+        return no_effect(why)
+    other = said if said != wanted else next(v for _, v in values.values() if v != wanted)
+    note = "" if said != wanted else "the model's fields say so already; "
+    off = dataclasses.replace(
+        situation, config=dataclasses.replace(situation.config, **{field: other})
+    )
+    try:
+        without = situation.family.build(off.config)
+    except ConfigurationError as error:
+        if said == wanted:
+            return as_default(f"the model has {field} = {said}, which its other fields need")
+        return unknown(f"there is no model of {field} = {other} to compare with: {error}")
+    found = effects.compare(arm, off)
+    if found.identical:
+        return no_effect(f"{note}output and work are bit-identical to {field} = {other}")
+    differences = [] if found.error is not None else _differences(_built(arm), without)
+    parts = [part for part in (*differences, found.text(), facts(wanted, arm)) if part]
+    text = f"{note}against {field} = {other}: {'; '.join(parts)}"
+    return as_default(text) if note else effective(text)
+
+
+def _built(arm: Arm) -> Model:
+    """The arm's model; of one that ranks divide the structure of all parts together."""
+    situation = arm.situation
+    if pipeline_ranks_of(situation) == tensor_ranks_of(situation) == 1:
         return arm.model
-    whole: Model = situation.family.build(situation.config)
-    return whole
+    model: Model = situation.family.build(situation.config)
+    return model
 
 
 def _nothing(option: str, build: Build) -> None:
@@ -159,25 +179,17 @@ def _refused(sentence: str, fields: Mapping[str, Scalar], situation: Situation) 
     return Blocked(sentence, "Change the model's fields, or leave this as they say.")
 
 
-def _differences(model: Model, without: Model, field: str, attribute: str) -> list[str]:
-    """How a built model differs from one without the option, in words; empty if in nothing."""
-    found = []
-    mine, others = _modules(model), _modules(without)
-    for kind in dict.fromkeys([*mine, *others]):
-        if mine[kind] != others[kind]:
-            found.append(f"{mine[kind]} {kind} and not {others[kind]}")
+def _differences(model: Model, without: Model) -> list[str]:
+    """Say in which modules and parameters two models differ."""
+    differences = []
+    own, others = _modules(model), _modules(without)
+    for kind in dict.fromkeys([*own, *others]):
+        if own[kind] != others[kind]:
+            differences.append(f"{own[kind]} {kind} and not {others[kind]}")
     counts = [_parameters(each) for each in (model, without)]
     if counts[0] != counts[1]:
-        found.append(f"{counts[0]:,} parameters and not {counts[1]:,}")
-    settings = [Counter(_settings(each, attribute)) for each in (model, without)]
-    if settings[0] != settings[1]:
-        held = ", ".join(f"{count} with {value}" for value, count in settings[0].items())
-        found.append(f"modules that hold {field}: {held or 'none'}")
-    shapes = [_buffers(each) for each in (model, without)]
-    if not found and shapes[0] != shapes[1]:
-        changed = {name for name, _ in shapes[0].items() ^ shapes[1].items()}
-        found.append(f"{len(changed)} buffers differ ({min(changed)})")
-    return found
+        differences.append(f"{counts[0]:,} parameters and not {counts[1]:,}")
+    return differences
 
 
 # Other toggles decide on these: whether layers share a table, and by what a linear multiplies.
@@ -194,26 +206,3 @@ def _parameters(model: Model) -> int:
     """How many numbers a model has learned, those that codes stand for among them."""
     codes = [m.codes_NK for m in model.modules() if isinstance(m, QuantizedLinear)]
     return sum(each.numel() for each in (*model.parameters(), *codes))
-
-
-def _buffers(model: Model) -> dict[str, tuple[int, ...]]:
-    return {
-        f"{prefix}.{name}": tuple(buffer.shape)
-        for prefix, module in model.named_modules()
-        if not isinstance(module, _OTHERS)
-        for name, buffer in module.named_buffers(recurse=False)
-    }
-
-
-def _settings(model: Model, attribute: str) -> list[str]:
-    """What each module that has an attribute of that name, or rules that have it, holds there."""
-    found = []
-    for module in model.modules():
-        held = getattr(module, attribute, None)
-        if held is None:
-            held = getattr(getattr(module, "rules", None), attribute, None)
-        if isinstance(held, bool | int | float | str):
-            found.append(str(held))
-        elif held is not None and not isinstance(held, nn.Module | torch.Tensor):
-            found.append(type(held).__name__)
-    return found

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import kernels
-from kernels import ASKED
+from kernels import REQUESTED, STANDARD, Operator, resolve_choice, watched
 from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
 from workbench.runner.toggles._toggle import (
@@ -14,6 +15,7 @@ from workbench.runner.toggles._toggle import (
     Situation,
     Stage,
     Toggle,
+    as_default,
     effective,
     no_effect,
 )
@@ -29,25 +31,47 @@ TITLES = {
     "matmul": "Matrix products",
     "subspace": "Subspace iteration",
     "chunked": "PyTorch, in chunks",
+    "grouped": "Grouped product of torch",
+    "padded": "Padded blocks",
+    "loop": "Loop over experts",
+    "dense": "Every expert (dense)",
 }
 
 
-def kernel_toggle(operator: str, title: str, help: str) -> Toggle:
-    """The switch of one operator: follow the switch for all, or decide alone."""
+def _always(option: str, situation: Situation) -> Blocked | None:
+    return None
+
+
+def kernel_toggle(
+    operator: str,
+    title: str,
+    help: str,
+    needs: Callable[[str, Situation], Blocked | None] = _always,
+) -> Toggle:
+    """Return the switch of one operator: follow the switch for all, or decide alone.
+
+    ``needs(option, situation)`` says why an implementation that can run here cannot in a situation.
+    """
     options = implementations(operator)
     follows = "triton" in options
+    name = f"triton_{operator}" if follows else f"kernel_{operator}"
 
     def blocked(option: str, situation: Situation) -> Blocked | None:
-        return not_called(operator, situation) or unavailable(operator, option, situation)
+        return (
+            not_called(operator, situation)
+            or unavailable(operator, option, situation)
+            or needs(option, situation)
+        )
 
     def apply(option: str, build: Build) -> None:
         build.choose_kernel(operator, option)
 
     def evidence(option: str, arm: Arm) -> Finding:
-        return usage_finding(operator, option, arm)
+        finding = usage_finding(operator, option, arm)
+        return against_off(finding, operator, arm, name, "follow")
 
     return Toggle(
-        name=f"triton_{operator}" if follows else f"kernel_{operator}",
+        name=name,
         title=title,
         help=help,
         group="Kernels",
@@ -82,15 +106,55 @@ def unavailable(operator: str, implementation: str, situation: Situation) -> Blo
 
 
 def usage_finding(operator: str, implementation: str, arm: Arm) -> Finding:
-    """Whether the operator's calls of this arm went to the implementation that was asked for."""
+    """Say whether the arm's calls of an operator went to the implementation that was requested."""
     calls = arm.usage.get(operator, {})
     total = sum(calls.values())
     if total == 0:
         return no_effect(f"this model never calls {operator}")
     wanted = calls.get(implementation, 0)
     shown = ", ".join(f"{name} {count}" for name, count in calls.items())
-    if wanted == total:
+    _, reason = arm.reasons.get(operator, ("", REQUESTED))
+    if implementation == "torch" and reason.startswith(STANDARD):  # it stands for one of several
+        wanted = total - calls.get("triton", 0)
+        text = f"{operator}: all {total} recorded calls ran in PyTorch ({shown}; {reason})"
+    else:
         text = f"{operator}: all {total} recorded calls ran {implementation}"
-        _, reason = arm.reasons.get(operator, ("", ASKED))
-        return effective(text) if reason == ASKED else no_effect(f"{text}, by automatic choice")
-    return no_effect(f"{operator}: calls went to {shown}")
+    if wanted != total:
+        return no_effect(f"{operator}: calls went to {shown}")
+    if reason != REQUESTED and not reason.startswith(STANDARD):
+        return no_effect(f"{text}, by automatic choice")
+    return effective(text)
+
+
+def against_off(finding: Finding, operator: str, arm: Arm, toggle: str, off: str) -> Finding:
+    """Correct a finding of effect where the same runs with the toggle's first option ``off``."""
+    if finding.status != "effective":
+        return finding
+    from workbench.runner import effects  # which builds with all toggles
+
+    situation = effects.without(arm, toggle, off)
+    chosen = effects.kernel_choices(situation).get(operator, "auto")
+    if chosen == arm.kernel_choices.get(operator):
+        return as_default(f"{finding.text}, as they do without this option")
+    if chosen in ("auto", "torch") and _stands_for_the_same(chosen, operator, arm):
+        return no_effect(
+            f"{finding.text}, as {TITLES.get(chosen, 'automatic choice')} does here: output and "
+            "work are bit-identical to the option off"
+        )
+    return finding
+
+
+def _stands_for_the_same(choice: str, operator: str, arm: Arm) -> bool:
+    """Return True if a choice stands for what the arm's calls of an operator ran."""
+    from workbench.runner import marked  # which needs what an arm is made of
+
+    same: list[bool] = []
+
+    def watch(op: Operator, name: str, args: tuple[Any, ...]) -> Any:
+        if op.name == operator:
+            same.append(resolve_choice(op, choice, args) == name)
+        return op.implementations[name].call(*args)
+
+    with watched(watch):
+        marked.call(arm)
+    return bool(same) and all(same)

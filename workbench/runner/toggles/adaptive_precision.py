@@ -5,6 +5,39 @@ On an H200, AdaAttn small, forward, 4 x 2,048 tokens in BF16: attention by the b
 precision on top. Inputs of 16 bits stay as they are, unless FP8 is allowed.
 """
 
-from workbench.runner.toggles._field_toggle import field_toggle
+from __future__ import annotations
 
-TOGGLE = field_toggle("adaptive_precision", "Adaptive precision", __doc__)
+from typing import TYPE_CHECKING, Any
+
+from workbench.runner.compiles import counted
+from workbench.runner.toggles._adapting import bits, calls
+from workbench.runner.toggles._field_toggle import field_toggle
+from workbench.runner.toggles._imagined import computing
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm
+
+
+def _idle(value: Any, arm: Arm) -> str:
+    """Why no head's number format changed, if none did."""
+    if not value:
+        return ""
+    dtype = computing(arm.situation)
+    if not arm.situation.config.rules.rounds(dtype):
+        return (
+            f"no head's number format changed: inputs of {str(dtype)[6:]} stay as they are unless "
+            "the model allows FP8"
+        )
+    if set(bits(arm)) == {32}:
+        return f"every head keeps the 32 bits of its inputs after {calls(arm)}: none was rounded"
+    return ""
+
+
+def _facts(value: Any, arm: Arm) -> str:
+    if not value:
+        return ""
+    shown = (f"{counted(heads, 'head')} in {width} bits" for width, heads in bits(arm).items())
+    return f"queries and keys: {', '.join(shown)}"
+
+
+TOGGLE = field_toggle("adaptive_precision", "Adaptive precision", __doc__, idle=_idle, facts=_facts)

@@ -5,6 +5,30 @@ most, 1.8 % of AdaAttn base's forward pass at 1,024 tokens and 14 % at 16,384. S
 sequences, with the kernel that leaves columns out.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from workbench.runner.toggles._adapting import calls, head_dim, ranks, ranks_text
 from workbench.runner.toggles._field_toggle import field_toggle
 
-TOGGLE = field_toggle("adaptive_rank", "Adaptive rank", __doc__)
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm
+
+
+def _idle(value: Any, arm: Arm) -> str:
+    """Why no head computes with fewer columns, if none does."""
+    full = head_dim(arm)
+    if not value or min(ranks(arm)) < full:
+        return ""
+    return (
+        f"every head keeps full rank {full} of {full} after {calls(arm)}: no rank was reduced, and "
+        "a step pays for the analysis alone"
+    )
+
+
+def _facts(value: Any, arm: Arm) -> str:
+    return ranks_text(value, arm) if value else ""
+
+
+TOGGLE = field_toggle("adaptive_rank", "Adaptive rank", __doc__, idle=_idle, facts=_facts)

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import kernels
 from workbench.protocol import Blocked
 from workbench.runner import marked
-from workbench.runner.toggles._kernel_toggle import usage_finding
+from workbench.runner.toggles._kernel_toggle import against_off, usage_finding
 from workbench.runner.toggles._toggle import (
     Finding,
     Situation,
@@ -104,7 +104,9 @@ def _apply(option: str, build: Build) -> None:
 def _evidence(option: str, arm: Arm) -> Finding:
     if option == "auto":
         return _chosen(arm)
-    found = usage_finding("attention", option, arm)
+    found = against_off(
+        usage_finding("attention", option, arm), "attention", arm, "attention", "auto"
+    )
     return _torchs_choice(found, arm) if option == "sdpa" else found
 
 
@@ -120,7 +122,7 @@ def _chosen(arm: Arm) -> Finding:
     text += f", {fallbacks} of {calls} calls fell back to the whole matrix of weights"
     if why := str(facts["attention_reason"]):
         text += f"; {why}" if why.startswith(kernels.PREFERRED) else f"; passed over: {why}"
-    elif arm.reasons.get("attention", ("", ""))[1] == kernels.ASKED:
+    elif arm.reasons.get("attention", ("", ""))[1] == kernels.REQUESTED:
         text += "; the model names these itself, as AdaAttn does on CPUs, where SDPA is less exact"
     return no_effect(text) if fallbacks else effective(text)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from sessions.sizes import size_text
 from workbench.protocol import Blocked
 from workbench.runner.compiles import counted
 from workbench.runner.toggles._called import not_called
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 _DEAR = ("attention", "adaptive_attention", "moe_experts", "ssd_scan")  # operators of ours
 # Their implementations that are made of torch's products and SDPA kernels, which a policy sees.
 _OF_TORCH = frozenset(("torch", "manual", "chunked", "sdpa", "sdpa_math")) | frozenset(
-    ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn")
+    ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "grouped", "padded", "loop", "dense")
 )
 _OF_ATTENTION = _OF_TORCH | {"triton"}  # whose passes are operators, too
 
@@ -74,20 +75,37 @@ def _evidence(option: str, arm: Arm) -> Finding:
     if not blocks:
         return no_effect("no block is checkpointed")
     text = f"{counted(blocks, 'block')} of {arm.situation.config.n_layers} recompute in backward"
+    kept, plain = _kept(arm)
+    if not plain:
+        return no_effect(f"{text}, but autograd keeps nothing: no parameter learns")
+    if kept >= plain:
+        return no_effect(
+            f"{text}, but of a short call autograd keeps {size_text(kept)} with it and "
+            f"{size_text(plain)} without"
+        )
+    text += f"; of a short call autograd keeps {size_text(kept)} in place of {size_text(plain)}"
     if option != "operators":
         return effective(text)
     if not arm.kept_operators:
         return no_effect(f"{text}, and no operator's output was kept: they recompute everything")
     # A compiler traces a block more than once, so that only the names mean something there.
     compiled = arm.situation.option("compile") != "off"
-    kept = ", ".join(
+    names = ", ".join(
         name if compiled else f"{count} of {name}" for name, count in arm.kept_operators.items()
     )
-    text += f" all but the outputs of operators that are kept: {kept}"
+    text += f"; of operators the outputs are kept: {names}"
     again = ", ".join(_not_seen(arm.usage))
     return effective(
         f"{text}; computed again too, being no operators of torch: {again}" if again else text
     )
+
+
+def _kept(arm: Arm) -> tuple[int, int]:
+    """Bytes that autograd keeps of a short call, as the arm is and without checkpointing."""
+    from workbench.runner import effects  # which builds with all toggles
+
+    off = effects.without(arm, TOGGLE.name, TOGGLE.off)
+    return effects.kept_bytes(arm, arm.situation), effects.kept_bytes(arm, off)
 
 
 def _not_seen(usage: Mapping[str, Mapping[str, int]]) -> list[str]:

@@ -10,4 +10,4 @@ from workbench.runner.toggles._field_toggle import field_toggle
 
 _STEPS = {str(n): (f"{n} step" + "s" * (n > 1), n) for n in (1, 2, 4, 8)}
 
-TOGGLE = field_toggle("diffusion_steps", "Graph diffusion", __doc__, _STEPS, held="steps")
+TOGGLE = field_toggle("diffusion_steps", "Graph diffusion", __doc__, _STEPS)

@@ -6,7 +6,7 @@ AMP, or where ``torch.compile`` plans memory. Conflicts with *Reuse buffers*. Co
 """
 
 from workbench.runner.toggles._field_toggle import field_toggle
-from workbench.runner.toggles._residual import needs_inference, nothing_placed
+from workbench.runner.toggles._residual import needs_inference, nothing_placed, placed_text
 
 TOGGLE = field_toggle(
     "in_place",
@@ -15,4 +15,5 @@ TOGGLE = field_toggle(
     group="Memory",
     needs=needs_inference,
     idle=nothing_placed,
+    facts=placed_text,
 )

@@ -9,11 +9,17 @@ AdaAttn base's forward pass at 1,024 tokens and 21 % at 16,384.
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
+from models.adaattn import PATIENCE
 from workbench.protocol import Blocked
+from workbench.runner.toggles._adapting import calls, head_dim, ranks, ranks_text
 from workbench.runner.toggles._field_toggle import field_toggle
 from workbench.runner.toggles._toggle import Situation
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm
 
 
 def _needs(value: Any, situation: Situation) -> Blocked | None:
@@ -24,6 +30,31 @@ def _needs(value: Any, situation: Situation) -> Blocked | None:
         "Let it adapt.",
         {"adaptive_rank": "on"},
     )
+
+
+def _idle(value: Any, arm: Arm) -> str:
+    """Why the heads have the ranks that the model's own least rank would give them, if so."""
+    full, said = head_dim(arm), arm.situation.base.rank_ratio
+    used = ranks(arm)
+    if value < said and min(used) >= said * full:
+        return (
+            f"no head has a rank below {round(said * full)} of {full} after {calls(arm)}, which "
+            f"the model's own least rank allows too: {ranks_text(value, arm)}"
+        )
+    return _none_would_be_narrower(value, arm) if value > said else ""
+
+
+def _none_would_be_narrower(value: Any, arm: Arm) -> str:
+    """Why a higher least rank keeps no column, if no head would give one up without it."""
+    from workbench.runner import effects  # which builds with all toggles
+
+    situation = arm.situation
+    config = dataclasses.replace(situation.config, rank_ratio=situation.base.rank_ratio)
+    model = effects.settled(arm, dataclasses.replace(situation, config=config), PATIENCE + 2)
+    least = int(model.adapted()["rank_LH"].min())
+    if least < value * head_dim(arm):
+        return ""
+    return f"no head would compute with fewer than {least} columns without it"
 
 
 TOGGLE = field_toggle(
@@ -37,4 +68,6 @@ TOGGLE = field_toggle(
     },
     name="low_rank",
     needs=_needs,
+    idle=_idle,
+    facts=ranks_text,
 )

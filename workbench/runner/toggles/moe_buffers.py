@@ -15,6 +15,7 @@ import kernels
 from models import Model
 from workbench.protocol import Blocked
 from workbench.runner.toggles._called import not_called
+from workbench.runner.toggles._kernel_toggle import TITLES
 from workbench.runner.toggles._residual import needs_inference
 from workbench.runner.toggles._toggle import (
     Finding,
@@ -30,18 +31,23 @@ if TYPE_CHECKING:
     from workbench.runner.build import Build
 
 
+_IN_WORKSPACE = ("triton", "loop")  # implementations that take a workspace
+
+
 def _blocked(option: str, situation: Situation) -> Blocked | None:
     if why := not_called("moe_experts", situation) or needs_inference(True, situation):
         return why
     own = situation.option("triton_moe_experts")
-    chosen = situation.option("triton") == "on" if own == "follow" else own == "triton"
-    if not situation.on_gpu or chosen:
+    if own == "follow":
+        own = "triton" if situation.option("triton") == "on" else "torch"
+    if own in _IN_WORKSPACE or (own == "torch" and not situation.on_gpu):
         return None
-    return Blocked(
-        "PyTorch takes every token through every expert on a GPU, in memory of its own",
-        "Let Triton compute the experts.",
-        {"triton_moe_experts": "triton"},
-    )
+    if situation.on_gpu:
+        fix, option = "Let Triton compute the experts.", "triton"
+    else:
+        fix, option = "Let the loop over experts compute them.", "loop"
+    way = f"{TITLES.get(own, own)}: experts are computed in memory that each call allocates"
+    return Blocked(way, fix, {"triton_moe_experts": option})
 
 
 def _apply(option: str, build: Build) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from models._fake_quantized import FakeQuantizedLinear, fake_quantize, fake_quantized
+from models.fake_quantized import FakeQuantizedLinear, fake_quantize, fake_quantized
 from workbench.protocol import Blocked
 from workbench.runner.toggles._toggle import (
     NEEDS_TRAINING,

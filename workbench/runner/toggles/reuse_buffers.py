@@ -6,14 +6,14 @@ queue mostly hides, and a lower peak. Conflicts with *In-place additions*. Count
 """
 
 from workbench.runner.toggles._field_toggle import field_toggle
-from workbench.runner.toggles._residual import needs_inference, nothing_placed
+from workbench.runner.toggles._residual import needs_inference, nothing_placed, placed_text
 
 TOGGLE = field_toggle(
     "reuse_buffers",
     "Reuse buffers",
     __doc__,
     group="Memory",
-    held="buffer",
     needs=needs_inference,
     idle=nothing_placed,
+    facts=placed_text,
 )

@@ -1,0 +1,240 @@
+"""Kernels of other libraries for the same operators, for comparison only; each is optional.
+
+A peer takes an operator's inputs by position, like an implementation. It returns NotImplemented for
+inputs that it does not support.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Peer = Callable[..., Any]
+
+
+def _liger_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Any:
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+    return LigerRMSNormFunction.apply(x, weight, eps, 0.0, "llama", False)
+
+
+def _fla_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Any:
+    from fla.modules.layernorm import rms_norm
+
+    return rms_norm(x, weight, None, eps=eps)
+
+
+def _quack_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Any:
+    from quack import rmsnorm
+
+    return rmsnorm(x, weight, eps=eps)
+
+
+def _liger_swiglu(gate: Tensor, up: Tensor | None) -> Any:
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+    return NotImplemented if up is None else LigerSiLUMulFunction.apply(gate, up)
+
+
+def _fla_swiglu(gate: Tensor, up: Tensor | None) -> Any:
+    from fla.modules.activations import swiglu
+
+    return NotImplemented if up is None else swiglu(gate, up)
+
+
+def _liger_rope(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, offset: int | Tensor
+) -> Any:
+    from liger_kernel.ops.rope import LigerRopeFunction
+
+    if interleaved or isinstance(offset, Tensor):
+        return NotImplemented
+    length = q.shape[2]
+    full = (torch.cat((t[:length], t[:length]), -1)[None] for t in (cos, sin))
+    return LigerRopeFunction.apply(q, k, *full)
+
+
+def _by_length(
+    rotate: Callable[..., Tensor],
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    offset: int | Tensor,
+) -> Any:
+    """Rotate queries and keys as [B, S, H, D], one after the other."""
+    if isinstance(offset, Tensor) or offset or 2 * cos.shape[1] != q.shape[3]:
+        return NotImplemented
+    return tuple(
+        rotate(x.transpose(1, 2), cos, sin, interleaved=interleaved).transpose(1, 2) for x in (q, k)
+    )
+
+
+def _fla_rope(*inputs: Any) -> Any:
+    from fla.modules.rotary import rotary_embedding
+
+    return _by_length(rotary_embedding, *inputs)
+
+
+def _quack_rope(*inputs: Any) -> Any:
+    from quack.rotary import apply_rotary_emb
+
+    return _by_length(apply_rotary_emb, *inputs)
+
+
+class _WideProduct(torch.autograd.Function):
+    """Product x weight^T of 16-bit values in FP32, which torch does not differentiate."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.mm(x, weight.T, out_dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        dout = dout.to(x.dtype)
+        return dout @ weight, dout.T @ x
+
+
+def _quack_moe_gating(
+    x: Tensor, weight: Tensor, k: int, renormalise: bool, noise: Tensor | None
+) -> Any:
+    """Run its top-k with a softmax over it; compute product and statistics with torch."""
+    from quack.topk import topk
+
+    if not renormalise or noise is not None or x.dim() != 2 or x.dtype == torch.float32:
+        return NotImplemented
+    # rounding the logits to 16 bits would choose other experts
+    logits = _WideProduct.apply(x, weight)
+    weights, experts = topk(logits, k, softmax=True)
+    chosen = experts.long()
+    counts = torch.zeros(len(weight), dtype=torch.int64, device=x.device)
+    counts = counts.scatter_add(0, chosen.flatten(), torch.ones_like(chosen).flatten())
+    return weights, chosen, counts, logits.softmax(-1).mean(0)
+
+
+def _liger_linear_cross_entropy(
+    x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str
+) -> Any:
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+
+    outputs = LigerFusedLinearCrossEntropyFunction.apply(
+        x.flatten(0, -2), weight, target.flatten(), None, None, ignore_index, 0.0, 0.0, reduction
+    )
+    return outputs[0].float()
+
+
+def _fla_linear_cross_entropy(
+    x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str
+) -> Any:
+    from fla.modules.fused_linear_cross_entropy.ops import fused_linear_cross_entropy_loss
+
+    return fused_linear_cross_entropy_loss(
+        x.flatten(0, -2), target.flatten(), weight, ignore_index=ignore_index, reduction=reduction
+    ).float()
+
+
+def _quack_linear_cross_entropy(
+    x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, reduction: str
+) -> Any:
+    from quack.linear_cross_entropy import chunked_linear_cross_entropy
+
+    return chunked_linear_cross_entropy(
+        x.flatten(0, -2), weight, target.flatten(), ignore_index=ignore_index, reduction=reduction
+    ).float()
+
+
+def _fla_causal_conv1d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, activation: str | None
+) -> Any:
+    from fla.modules.convolution import causal_conv1d
+
+    return causal_conv1d(
+        x, weight, bias, initial_state=state, output_final_state=True, activation=activation
+    )
+
+
+def _mamba_gated_rms_norm(
+    x: Tensor, z: Tensor, weight: Tensor | None, group_size: int | None, eps: float
+) -> Any:
+    from mamba_ssm.ops.triton.layernorm_gated import rmsnorm_fn
+
+    if weight is None:
+        return NotImplemented
+    return rmsnorm_fn(x, weight, None, z=z, eps=eps, group_size=group_size, norm_before_gate=False)
+
+
+def _mamba_ssd_scan(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None,
+    dt_bias: Tensor | None,
+    state: Tensor | None,
+    dt_softplus: bool,
+    chunk: int | None,
+) -> Any:
+    from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+
+    return mamba_chunk_scan_combined(
+        x, dt, a, b, c, chunk or 256, D=d, dt_bias=dt_bias, initial_states=state,
+        dt_softplus=dt_softplus, return_final_states=True,
+    )  # fmt: skip
+
+
+def _grouped_mm(
+    x: Tensor, index: Tensor, weight: Tensor, gate: Tensor, up: Tensor | None, down: Tensor
+) -> Any:
+    """Run torch's own grouped product between a sort and a sum; no choice is dropped."""
+    if up is not None or x.dtype != torch.bfloat16 or x.dim() != 2:
+        return NotImplemented
+    order = index.flatten().argsort(stable=True)
+    token = order // index.shape[1]
+    counts = (index.flatten()[:, None] == torch.arange(len(down), device=x.device)).sum(0)
+    ends = counts.cumsum(0).to(torch.int32)
+    g, u = torch._grouped_mm(x[token], gate.transpose(1, 2), offs=ends).chunk(2, -1)
+    hidden = torch.nn.functional.silu(g) * u
+    rows = torch._grouped_mm(hidden, down.transpose(1, 2), offs=ends)
+    rows = rows * weight.flatten()[order, None].to(rows.dtype)
+    return torch.zeros_like(x).index_add(0, token, rows)
+
+
+PEERS: dict[str, dict[str, Peer]] = {
+    "rms_norm": {"liger": _liger_rms_norm, "fla": _fla_rms_norm, "quack": _quack_rms_norm},
+    "swiglu": {"liger": _liger_swiglu, "fla": _fla_swiglu},
+    "rope": {"liger": _liger_rope, "fla": _fla_rope, "quack": _quack_rope},
+    "moe_gating": {"quack": _quack_moe_gating},
+    "linear_cross_entropy": {
+        "liger": _liger_linear_cross_entropy,
+        "fla": _fla_linear_cross_entropy,
+        "quack": _quack_linear_cross_entropy,
+    },
+    "causal_conv1d": {"fla": _fla_causal_conv1d},
+    "gated_rms_norm": {"mamba": _mamba_gated_rms_norm},
+    "ssd_scan": {"mamba": _mamba_ssd_scan},
+    "moe_experts": {"grouped_mm": _grouped_mm},
+}
+PACKAGES = {
+    "grouped_mm": "torch",
+    "liger": "liger_kernel",
+    "fla": "fla",
+    "quack": "quack",
+    "mamba": "mamba_ssm",
+}
+
+
+def peers(op_name: str) -> dict[str, Peer]:
+    """Return the peers of an operator whose packages are installed."""
+    return {
+        name: peer
+        for name, peer in PEERS.get(op_name, {}).items()
+        if importlib.util.find_spec(PACKAGES[name]) is not None
+    }

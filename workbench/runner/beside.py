@@ -1,0 +1,209 @@
+"""Modules that lie beside a person's model file: which it imports, and importing them.
+
+A package beside the file may have the name of a bundled one (``models``, ``kernels`` ...). The
+person's code then gets the person's package and ours gets ours: every import statement of that
+code looks into a package of its own, ``own_beside_N``, whose path is the file's folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import functools
+import importlib
+import importlib.util
+import itertools
+import sys
+import types
+from collections.abc import Callable, Iterator
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from typing import Any
+
+from workbench import BUNDLED, ROOT
+
+Read = Callable[[Path], bytes]
+# By folder that is on Python's path for a model: that and what lies beside it.
+_loaded: dict[str, set[str]] = {}
+_numbers = itertools.count()
+
+
+def files_beside(path: Path, read: Read) -> list[Path]:
+    """Return the files beside ``path`` that it imports, directly or through each other.
+
+    Of a package all files count. None of them is run.
+    """
+    files: set[Path] = set()
+    waiting = [path]
+    while waiting:
+        for name in _imported(read(waiting.pop())):
+            new = _files_of(name, path.parent) - files - {path}
+            if new and not _is_elsewhere(name, path.parent):
+                waiting += new
+                files |= new
+    return sorted(files)
+
+
+def is_shadowed(name: str, folder: Path) -> bool:
+    """Return True if ``name`` is a bundled package, and another of that name lies in ``folder``."""
+    if name not in BUNDLED:
+        return False
+    ours = Path(ROOT, name)
+    return any(not each.resolve().is_relative_to(ours) for each in _files_of(name, folder))
+
+
+@contextlib.contextmanager
+def importing(path: Path, module: types.ModuleType, read: Read) -> Iterator[None]:
+    """Let ``module``, made of the file at ``path``, import what lies beside it, as it is now.
+
+    No state of another configuration's modules, nor of a model in another folder, is left.
+    """
+    folder, files = str(path.parent), set(map(str, files_beside(path, read)))
+    stale = files.union(*_loaded.values())
+    for key, other in list(sys.modules.items()):
+        if getattr(other, "__file__", None) in stale:
+            del sys.modules[key]
+    for before in _loaded.keys() - {folder}:
+        del _loaded[before]
+        with contextlib.suppress(ValueError):  # the model may have
+            sys.path.remove(before)
+    if folder in _loaded or folder not in sys.path:
+        _loaded[folder] = files
+    if folder not in sys.path:
+        sys.path.append(folder)
+    sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, _Finder)]
+    shadowed = frozenset(name for name in BUNDLED if is_shadowed(name, path.parent))
+    if not shadowed:
+        yield
+        return
+    finder = _Finder(path.parent, shadowed, frozenset(files))
+    sys.meta_path.insert(0, finder)
+    module.__dict__["__builtins__"] = finder.builtins
+    before_import = importlib.import_module
+    importlib.import_module = finder.import_module
+    try:
+        yield
+    finally:
+        importlib.import_module = before_import
+
+
+class _Finder(MetaPathFinder):
+    """Finder of one folder's modules, in which bundled names mean that folder's."""
+
+    def __init__(self, folder: Path, shadowed: frozenset[str], files: frozenset[str]) -> None:
+        self._shadowed = shadowed
+        self._names = {
+            Path(each).relative_to(folder).parts[0].removesuffix(".py") for each in files
+        }
+        self._package = f"own_beside_{next(_numbers)}"
+        package = types.ModuleType(self._package)
+        package.__path__ = [str(folder)]
+        sys.modules[self._package] = package
+        self._folder = folder
+        self.builtins = {**vars(builtins), "__import__": self._import}
+
+    def find_spec(self, name: str, path: Any = None, target: object = None) -> ModuleSpec | None:
+        """Return the spec of a module beside the file; its imports are those of the folder too."""
+        first = name.partition(".")[0]
+        if first != self._package and (first in self._shadowed or first not in self._names):
+            return None
+        spec = PathFinder.find_spec(name, [str(self._folder)] if path is None else path)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = _Loader(name, spec.loader.path, self.builtins)
+        return spec
+
+    def import_module(self, name: str, package: str | None = None) -> types.ModuleType:
+        """Import as ``importlib.import_module``; the person's code gets what lies in the folder."""
+        if sys._getframe(1).f_globals.get("__builtins__") is self.builtins and self._is_own(name):
+            name = f"{self._package}.{name}"
+        return importlib._bootstrap._gcd_import(  # type: ignore[attr-defined, no-any-return]
+            importlib.util.resolve_name(name, package)
+        )
+
+    def _import(
+        self,
+        name: str,
+        globals: Any = None,
+        locals: Any = None,
+        fromlist: Any = (),
+        level: int = 0,
+    ) -> Any:
+        if level or not self._is_own(name):
+            return builtins.__import__(name, globals, locals, fromlist, level)
+        found = builtins.__import__(f"{self._package}.{name}", globals, locals, fromlist, 0)
+        return found if fromlist else getattr(found, name.partition(".")[0])
+
+    def _is_own(self, name: str) -> bool:
+        return name.partition(".")[0] in self._shadowed
+
+
+class _Loader(SourceFileLoader):
+    """Loader of a module whose import statements look into the folder first."""
+
+    def __init__(self, name: str, path: str, names: dict[str, Any]) -> None:
+        super().__init__(name, path)
+        self._names = names
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Run the module."""
+        module.__dict__["__builtins__"] = self._names
+        super().exec_module(module)
+
+
+def _files_of(name: str, folder: Path) -> set[Path]:
+    """Return the files in ``folder`` that a module or a package of that name is made of.
+
+    As Python does it: a package before a module, and a folder without ``__init__.py`` last.
+    """
+    module, package = folder / f"{name}.py", folder / name
+    if (package / "__init__.py").is_file():
+        return set(package.rglob("*.py"))
+    if module.is_file():
+        return {module}
+    return set(package.rglob("*.py")) if name in BUNDLED and package.is_dir() else set()
+
+
+@functools.lru_cache(maxsize=512)
+def _imported(content: bytes) -> frozenset[str]:
+    """Return the modules and packages that a file of this content names in its imports."""
+    nodes = syntax_nodes(content)
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    absolute = [node for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    names += [node.module for node in absolute if node.module]
+    return frozenset(name.partition(".")[0] for name in names)
+
+
+def too_deeply_nested(path: Path, read: Read) -> Path | None:
+    """Return the first of a file and those that it imports which Python's parser gives up on."""
+    for each in [path, *files_beside(path, read)]:
+        try:
+            compile(read(each), each, "exec")
+        except (RecursionError, MemoryError):
+            return each
+        except (SyntaxError, ValueError):
+            continue
+    return None
+
+
+def syntax_nodes(content: bytes) -> list[ast.AST]:
+    """Return the nodes of the file's syntax tree; none if Python cannot read it, as a run tells."""
+    try:
+        return list(ast.walk(ast.parse(content)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+
+
+def _is_elsewhere(name: str, folder: Path) -> bool:
+    """Return True if Python finds a module of that name before it looks into the folder."""
+    if name in BUNDLED:
+        return not is_shadowed(name, folder)
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return True
+    origin = None if spec is None else spec.origin
+    if any(origin in files for other, files in _loaded.items() if other != str(folder)):
+        return False  # of a model that was loaded before, which ends with that
+    return spec is not None and not (origin and Path(origin).is_relative_to(folder))

@@ -1,0 +1,45 @@
+"""What the toggles share whose heads adapt as they run: the ranks and bits that are in use."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from workbench.runner.compiles import counted
+
+if TYPE_CHECKING:
+    from workbench.runner.arm import Arm
+
+
+def ranks(arm: Arm) -> Counter[int]:
+    """Return how many heads compute with how many columns, the narrowest first."""
+    return _levels(arm.model.adapted()["rank_LH"])
+
+
+def bits(arm: Arm) -> Counter[int]:
+    """Return how many heads compute with queries and keys of how many bits."""
+    return _levels(arm.model.adapted()["bits_LH"])
+
+
+def head_dim(arm: Arm) -> int:
+    """Return the width of a head, which is its full rank."""
+    return int(arm.model.adapted()["basis_LHDD"].shape[-1])
+
+
+def calls(arm: Arm) -> str:
+    """Say how many calls the model has adapted in."""
+    return counted(int(arm.model.adapted()["step"]), "call")
+
+
+def ranks_text(value: Any, arm: Arm) -> str:
+    """Say which ranks are in use."""
+    used, full = ranks(arm), head_dim(arm)
+    narrow = sum(heads for rank, heads in used.items() if rank < full)
+    each = ", ".join(f"{counted(heads, 'head')} of rank {rank}" for rank, heads in used.items())
+    return f"{narrow} of {used.total()} heads compute with fewer than {full} columns: {each}"
+
+
+def _levels(levels: Tensor) -> Counter[int]:
+    return Counter(sorted(levels.flatten().tolist()))
