@@ -194,9 +194,7 @@ def _said(study: Study, row: Mapping[str, Any]) -> str:
         return "not measured"
     ratio, low, high = (float(row[name]) for name in ("ratio", "low", "high"))
     said = claim_words(_verdict_of(study, row), ratio, low, high, _region(study))
-    if _unit(study) == STEP_TIME:
-        return said
-    return f"{said.replace(STEP_TIME, _unit(study))}, {timed_words(study)}"
+    return said.replace(STEP_TIME, _unit(study))
 
 
 def _unit(study: Study) -> str:
