@@ -11,7 +11,9 @@ copy, standard error the reason for a refusal.
 from __future__ import annotations
 
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,7 +27,9 @@ from sessions._write import image
 from sessions.errors import SessionError
 from sessions.plain_text import one_line
 
-TIMEOUT_S = 10.0  # and a second more for every 10 MB
+TIMEOUT_S = 10.0  # of processor time, and a second more for every 10 MB
+_PATIENCE = 3.0  # times as long by the clock: other processes may keep the processors busy
+_CPU_SIGNAL = getattr(signal, "SIGXCPU", 0)
 _MEMORY_BYTES, _MEMORY_PER_BYTE = 4 << 30, 20
 _REFUSED = 4  # exit code
 _LONGEST_REASON = 300  # characters
@@ -42,7 +46,7 @@ def checked_copy(source: Source, sealed: bool = False) -> Source:
     ``sealed``: its checksum fits, or does not matter.
     """
     package = Path(__file__).resolve().parent
-    limit_s = TIMEOUT_S + source.size / 10e6
+    limit_s = _limit_s(source.size)
     with source.stream() as stream, tempfile.TemporaryFile() as copy:
         stream.seek(0)
         try:
@@ -52,7 +56,7 @@ def checked_copy(source: Source, sealed: bool = False) -> Source:
                 stdin=stream,
                 stdout=copy,
                 stderr=subprocess.PIPE,
-                timeout=limit_s,
+                timeout=_PATIENCE * limit_s,
                 env={
                     **os.environ,
                     "OPENBLAS_NUM_THREADS": "1",
@@ -61,9 +65,9 @@ def checked_copy(source: Source, sealed: bool = False) -> Source:
                 },
             )
         except subprocess.TimeoutExpired:
-            raise SessionError(
-                f"it is damaged: reading it did not end within {limit_s:.0f} s"
-            ) from None
+            raise _endless(limit_s) from None
+        if child.returncode == -_CPU_SIGNAL:
+            raise _endless(limit_s)
         if child.returncode < 0:
             raise SessionError(
                 f"it is damaged: the HDF5 library crashed on it (signal {-child.returncode})"
@@ -102,16 +106,26 @@ def refusal(source: Source, sealed: bool, output: int) -> str:
     return ""
 
 
+def _endless(limit_s: float) -> SessionError:
+    return SessionError(f"it is damaged: reading it did not end within {limit_s:.0f} s")
+
+
 def _damaged(error: BaseException | None) -> str:
     return f"it is damaged ({one_line(str(error) or type(error).__name__, _LONGEST_REASON)})"
 
 
-def _limit_memory(size: int) -> None:
+def _limit_s(size: int) -> float:
+    return TIMEOUT_S + size / 10e6
+
+
+def _limit_resources(size: int) -> None:
     try:
         import resource
     except ImportError:  # Windows has no such limit; the time-out still holds there
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    seconds = math.ceil(_limit_s(size))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     allowed = _MEMORY_BYTES + _MEMORY_PER_BYTE * size
     allowed = allowed if hard == resource.RLIM_INFINITY else min(hard, allowed)
@@ -129,7 +143,7 @@ def _forbid_other_files() -> None:
 
 def _main() -> int:
     source = Source(Path("it"), os.dup(sys.stdin.fileno()))
-    _limit_memory(source.size)
+    _limit_resources(source.size)
     why = refusal(source, "--sealed" in sys.argv, sys.stdout.fileno())
     if why:
         sys.stderr.write(f"\n{json.dumps(why)}\n")

@@ -36,7 +36,7 @@ sessions     sessions                                          | numpy scipy h5p
 .preferences                                                   | msgspec
 .titles      .protocol sessions                                |
 .recorder    sessions .protocol .titles                        | numpy msgspec
-.state_folder                                                  |
+.state_folder sessions                                         |
 .crash_log   .state_folder                                     |
 .interrupts                                                    |
 .flood                                                         |

@@ -6,6 +6,8 @@ import os
 import stat
 from pathlib import Path
 
+from sessions import account_key
+
 ELSEWHERE = "make room there, or set XDG_STATE_HOME to a folder that can be written"
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 _OF_OTHERS = 0o077
@@ -16,11 +18,7 @@ def path() -> Path:
 
     A user without a home gets a path in which no folder can be made.
     """
-    try:
-        home = Path.home()
-    except RuntimeError:
-        home = Path("/nonexistent")
-    return Path(os.environ.get("XDG_STATE_HOME") or home / ".local" / "state") / "workbench"
+    return account_key.folder()
 
 
 def prepare(folder: Path | None = None) -> Path:

@@ -158,7 +158,7 @@ def forked_copy(source: Source, sealed: bool = False) -> Source:
     if not (child := os.fork()):
         os.close(reader)
         with contextlib.suppress(BaseException):
-            _check._limit_memory(source.size)
+            _check._limit_resources(source.size)
             why = _check.refusal(
                 Source(Path("it"), os.dup(source.descriptor)), sealed, copy.fileno()
             )

@@ -81,7 +81,9 @@ def show(qtbot, window: MainWindow, path: Path) -> None:
     """Open a file and bring every panel to the front once."""
     before = window.state.session
     window.open_path(path)
-    qtbot.waitUntil(lambda: window.state.session is not before, timeout=60_000)
+    state = window.state
+    qtbot.waitUntil(lambda: state.session is not before or bool(state.failures), timeout=60_000)
+    assert not state.failures, state.failures
     for dock in window.desk.docks.values():
         dock.raise_()
         dock.widget().repaint()
