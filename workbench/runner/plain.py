@@ -20,6 +20,7 @@ from models.model import Promise
 from models.quantized_linear import quantize_linears
 from workbench.runner import draws, own, ties
 from workbench.runner.arm import Arm
+from workbench.runner.carried import NotCarried
 from workbench.runner.ceilings import fp32_products
 from workbench.runner.compiles import eager
 from workbench.runner.data import Tensors
@@ -83,7 +84,7 @@ class Plain:
                     # An operator may compute in FP32 whatever it is given: say what came out.
                     return outputs, str(outputs.values.dtype).removeprefix("torch.")
                 except Exception as error:  # a model of one's own may know FP32 alone
-                    if is_fatal(error):
+                    if is_fatal(error) or isinstance(error, NotCarried):
                         raise
             return self._given(self.model(torch.float32)), "float32"
 
@@ -142,7 +143,10 @@ class Plain:
             put_back = kept_state(model, arm)
             carried = {name: tensor.clone() for name, tensor in model.carried().items()}
             before = draws.states(model, self.situation.device)
+            hooks = count_hooks(model)
             values = wrap(model)(*inputs)
+            if count_hooks(model) != hooks:
+                raise NotCarried("its calls register hooks")
             carries = not all(torch.equal(carried[n], x) for n, x in model.carried().items())
             loss = None
             values = map_tensors(values, torch.clone)
@@ -182,6 +186,16 @@ def plain_kernels() -> Iterator[None]:
     plain = {name: "torch" for name, op in kernels.OPS.items() if "torch" in op.implementations}
     with kernels.using(**plain):
         yield
+
+
+def count_hooks(model: Model) -> int:
+    """Return how many hooks the model's modules have."""
+    return sum(
+        len(held)
+        for module in model.modules()
+        for name, held in vars(module).items()
+        if name.endswith("_hooks") and isinstance(held, dict)
+    )
 
 
 def take_choices(model: Model, other: Model) -> None:

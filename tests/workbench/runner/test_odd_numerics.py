@@ -61,6 +61,7 @@ def trace(arm: Arm) -> dict[str, object]:
         "gradients": [parameter.grad for parameter in model.parameters()],
         "learned": [parameter.requires_grad for parameter in model.parameters()],
         "random": (torch.get_rng_state(), random.getstate(), np.random.get_state()),
+        "random of the GPU": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         "switches": [get() for get, _ in switches._ALL],
         "advances": arm.batches.advances,
     }
@@ -183,8 +184,14 @@ def test_what_rounding_and_steps_have_done_to_a_buffer_is_not_told_apart(tmp_pat
 
 
 STATE = {
-    "attribute": ("self.m = None", "self.m = x.mean(0).detach() if self.m is None else self.m; x = x - self.m"),
-    "dict": ("self.m = {}", "self.m['m'] = x.mean().detach() + self.m.get('m', 0) / 2; x = x - self.m['m']"),
+    "attribute": (
+        "self.m = None",
+        "self.m = x.mean(0).detach() if self.m is None else self.m; x = x - self.m",
+    ),
+    "dict": (
+        "self.m = {}",
+        "self.m['m'] = x.mean().detach() + self.m.get('m', 0) / 2; x = x - self.m['m']",
+    ),
     "list": ("self.m = []", "self.m.append(x.mean().detach()); x = x - sum(self.m) / len(self.m)"),
     "deque": (
         "self.m = collections.deque(maxlen=2)",
@@ -209,7 +216,7 @@ STATE = {
     "iterator": ("self.i = itertools.count(1)", "x = x * next(self.i)"),
     "hook": (
         "pass",
-        "self.a.register_forward_hook(lambda m, i, o: o * 0.9); torch.set_default_dtype(torch.float64)",
+        "self.a.register_forward_hook(lambda m, i, o: o * 0.9); torch.set_num_threads(1)",
     ),
     "switches": ("pass", "torch.use_deterministic_algorithms(True); torch.set_grad_enabled(True)"),
 }  # fmt: skip
@@ -234,7 +241,9 @@ INPUTS = {
     "named tuple": ("Named(torch.randn(batch, 16), 3)", "d", "x = d.x * d.y"),
     "spread": ("Named(torch.randn(batch, 16), torch.ones(()))", "x, scale", "x = x * scale"),
     "none": ("(torch.randn(batch, 16), None, 2)", "x, mask, n", "x = x * n"),
-    "nested": ("([torch.randn(batch, 16)], {'n': [torch.ones(())]})", "a, b", "x = a[0] * b['n'][0]"),
+    "nested": (
+        "([torch.randn(batch, 16)], {'n': [torch.ones(())]})", "a, b", "x = a[0] * b['n'][0]",
+    ),
     "time first": ("torch.randn(7, batch, 16)", "x", "pass"),
     "lengths": ("torch.randn(batch, int(torch.randint(2, 9, ())), 16)", "x", "pass"),
     "sparse": ("torch.eye(batch, 16).to_sparse()", "s", "x = s.to_dense()"),
@@ -317,3 +326,101 @@ def test_whatever_a_model_holds_it_is_never_wrong_and_a_fault_in_it_never_right(
     assert check(arm).ok is not False
     getattr(arm.model.module, layer).register_forward_hook(scaled)
     assert check(arm).ok is not True
+
+
+# Faults in bundled families: every precision and workload that can be right
+
+
+def family_arm(workload: str, precision: str, steps: int = 0) -> Arm:
+    more = {"new_tokens": 4} if workload == "decode" else {}
+    configuration = Configuration(
+        family="hydra", preset="tiny", workload=workload, toggles={"precision": precision},
+        model={"dim": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "max_sequence": 256},
+        settings={"batch": 2, "sequence": 16, **more},
+    )  # fmt: skip
+    arm = Arms().get(resolve(configuration, CPU), PhaseTracker(lambda phase: None))
+    with arm.entered():
+        for _ in range(steps):
+            arm.ready()
+            arm.step()
+    return arm
+
+
+def own_arm(workload: str, precision: str, steps: int = 0) -> Arm:
+    return build(f"{ODD}:position_table", workload, 8, steps, precision=precision)
+
+
+def two_percent(arm: Arm) -> None:
+    layers = [m for m in arm.model.modules() if isinstance(m, torch.nn.Linear)]
+    layers[0].register_forward_hook(scaled)
+
+
+def transposed(arm: Arm) -> None:
+    layers = [m for m in arm.model.modules() if isinstance(m, torch.nn.Linear)]
+    layer = next(each for each in layers if each.weight.shape[0] == each.weight.shape[1])
+    layer.forward = lambda x: torch.nn.functional.linear(x, layer.weight.mT, layer.bias)
+
+
+def zeros(arm: Arm) -> None:
+    arm.model.register_forward_hook(lambda module, inputs, output: output * 0)
+
+
+def flipped(arm: Arm) -> None:
+    arm.model.register_forward_hook(lambda module, inputs, output: -output)
+
+
+def off_by_one(arm: Arm) -> None:
+    module, compute = arm.model, arm.compute
+    if arm.situation.workload.decodes:
+        arm.compute = lambda tokens, position: compute(tokens, position + 1)
+    else:
+        table = next(m for m in module.modules() if isinstance(m, torch.nn.Embedding))
+        table.register_forward_pre_hook(lambda m, inputs: (inputs[0].roll(1, -1),))
+
+
+def no_update(arm: Arm) -> None:
+    arm.trainer.optimizer.step = lambda *_: None
+
+
+def half_of_an_update(arm: Arm) -> None:
+    step = arm.trainer.optimizer.step
+    parameters = [p for group in arm.trainer.optimizer.param_groups for p in group["params"]]
+
+    def half(*_):
+        before = [p.detach().clone() for p in parameters]
+        step()
+        with torch.no_grad():
+            for p, old in zip(parameters, before, strict=True):
+                p.view(-1)[::2].copy_(old.view(-1)[::2])
+
+    arm.trainer.optimizer.step = half
+
+
+ALWAYS = (two_percent, transposed, zeros, flipped, off_by_one)
+FAULTS = [
+    *((make, w, f) for make in (family_arm, own_arm) for w in ("forward", "train") for f in ALWAYS),
+    *((family_arm, workload, f) for workload in ("prefill", "decode") for f in ALWAYS),
+    *((make, "train", f) for make in (family_arm, own_arm) for f in (no_update, half_of_an_update)),
+]
+
+
+SLOWLY = [pytest.param(p, marks=pytest.mark.slow) if p != "bf16" else p for p in PRECISIONS]
+
+
+@pytest.mark.parametrize("precision", SLOWLY)
+@pytest.mark.parametrize(("make", "workload", "plant"), FAULTS)
+def test_a_planted_fault_is_never_right(make, workload, plant, precision):
+    arm = make(workload, precision, 2 if workload == "train" else 0)
+    plant(arm)
+    found = numerics.check(arm, arm.situation)
+    assert found.ok is False, found.text
+
+
+@pytest.mark.parametrize("precision", SLOWLY)
+@pytest.mark.parametrize(
+    ("make", "workload"), list(dict.fromkeys((make, workload) for make, workload, _ in FAULTS))
+)
+def test_without_a_fault_all_is_right(make, workload, precision):
+    arm = make(workload, precision, 2 if workload == "train" else 0)
+    found = numerics.check(arm, arm.situation)
+    assert found.ok, found.text
