@@ -143,7 +143,14 @@ SESSIONS = {
 }
 
 
-@pytest.mark.parametrize("name", SESSIONS)
+def quick(names, *chosen: str) -> list:
+    """Each name as a case; those that are not chosen are slow."""
+    return [
+        name if name in chosen else pytest.param(name, marks=pytest.mark.slow) for name in names
+    ]
+
+
+@pytest.mark.parametrize("name", quick(SESSIONS, "devices", "segments"))
 def test_a_session_of_any_size_is_shown_without_a_freeze(name, window):
     session = SESSIONS[name]()
     show(window.state, synthetic.gpu_session(4, 400, 0))
@@ -163,7 +170,7 @@ def messages() -> dict[str, list[protocol.AnyMessage]]:
     }
 
 
-@pytest.mark.parametrize("name", messages())
+@pytest.mark.parametrize("name", quick(messages(), "failure", "failures"))
 def test_whatever_a_runner_sends_is_shown_without_a_freeze(name, window, monkeypatch):
     state = window.state
     waiting = iter(messages()[name])
