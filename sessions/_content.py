@@ -270,15 +270,15 @@ def _table(
     table: Mapping[str, NDArray], ranges: Mapping[str, Range], where: str
 ) -> dict[str, NDArray]:
     """Return the columns in memory, text cleaned and numbers within their ranges."""
-    found = {}
+    columns = {}
     for name in table:
         column = table[name]
         if column.dtype.kind == "O":
-            found[name] = _texts(column, f"{name} in {where}")
+            columns[name] = _texts(column, f"{name} in {where}")
         else:
             _check(column, ranges.get(name, _AMOUNT if ranges else _NUMBER), f"{name} in {where}")
-            found[name] = column
-    return found
+            columns[name] = column
+    return columns
 
 
 def _check(values: NDArray, allowed: Range, where: str) -> None:

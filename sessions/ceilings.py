@@ -10,9 +10,9 @@ from typing import Any
 from sessions.model import Ceilings, Segment
 from sessions.numbers import number
 from sessions.verdict_words import duration
+from sessions.work import INVALID as INVALID
 
 UTILIZATION = "MFU"  # of the *measured* matrix rate
-INVALID = "invalid"  # the fact of a segment whose steps cannot take as little as was measured
 FASTEST = "fastest_flops_per_s"  # the fact of a segment: its devices' highest rate of any dtype
 # Of the time at the measured ceilings, what no honest step can go below. A step may reach more than
 # the largest product that was timed (an H100's data sheet has 1.43 times that), and may compute a

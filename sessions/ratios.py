@@ -193,6 +193,8 @@ def _unpaired(base: Measurement, other: Measurement) -> SegmentRatio:
 
 def _with_work(ratio: SegmentRatio, base: Measurement, other: Measurement) -> SegmentRatio:
     """Return the ratio without a verdict where the two do different work."""
+    if why := base.segment.ledger.get(work.INVALID) or other.segment.ledger.get(work.INVALID):
+        return SegmentRatio(ratio.ratio, verdict=work.INVALID, note=str(why))
     difference, _ = work.difference(base.configuration, other.configuration)
     if not difference or not math.isfinite(ratio.ratio):
         return ratio
@@ -213,7 +215,9 @@ def _paired(
     for session in sessions:
         for comparison in side_by_side(session.comparisons):
             arms = work.arms_of(session, comparison)
-            if len(arms) == 2 and math.isfinite(comparison.low) and math.isfinite(comparison.high):
+            ends = (comparison.ratio, comparison.low, comparison.high)
+            known = all(map(math.isfinite, ends)) and not comparison.facts.get(work.INVALID)
+            if len(arms) == 2 and known:
                 found.append((session, arms, comparison))
     return found
 

@@ -12,7 +12,7 @@ from sessions.model import Judgement, PairedComparison, Segment
 from sessions.numbers import STEP_TIME, interval_text, number, ratio_words
 from sessions.sizes import size_text
 from sessions.verdict import are_right, region_of, unchecked_arms, wrong_arms
-from sessions.work import DIFFERENCE, DIFFERING
+from sessions.work import DIFFERENCE, DIFFERING, INVALID
 
 SMALL_P = 0.001
 _MEASURES = (
@@ -24,7 +24,9 @@ _SAYS = {"FASTER": "B is FASTER than A", "SLOWER": "B is SLOWER than A"}
 
 
 def verdict_word(comparison: PairedComparison) -> str:
-    """Return the verdict, or "different models" where the ratio is no speed-up."""
+    """Return the verdict, or "different models" or "invalid" where the ratio is no speed-up."""
+    if comparison.facts.get(INVALID):
+        return INVALID
     return str(comparison.facts.get(DIFFERENCE) or comparison.verdict)
 
 
@@ -34,7 +36,7 @@ def headline(comparison: PairedComparison) -> str:
     said = _SAYS.get(comparison.verdict, comparison.verdict)
     if comparison.verdict == "SAME":
         said = f"B is the SAME as A within ±{100 * region_of(comparison):.2g} %"
-    if comparison.facts.get("invalid"):
+    if comparison.facts.get(INVALID):
         said = "INVALID: an arm is faster than this device can run it"
     elif kind := comparison.facts.get(DIFFERENCE):
         fields = ", ".join(comparison.facts.get(DIFFERING, []))
@@ -91,9 +93,9 @@ def claim_words(verdict: str, ratio: float, low: float, high: float, region: flo
 
 
 def _ratio_of(comparison: PairedComparison) -> str:
-    """The ratio in words; of different models the number alone, which claims no speed-up."""
+    """Say the ratio; where it is no speed-up, the number alone."""
     ends = comparison.ratio, comparison.low, comparison.high
-    if comparison.facts.get(DIFFERENCE):
+    if comparison.facts.get(DIFFERENCE) or comparison.facts.get(INVALID):
         return interval_text(*ends, region_of(comparison), f" {STEP_TIME}")
     return ratio_words(*ends, region_of(comparison))
 

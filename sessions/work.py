@@ -13,6 +13,7 @@ import msgspec
 
 from sessions.model import Configuration, PairedComparison, Session
 
+INVALID = "invalid"  # the fact of a segment whose steps cannot take as little as was measured
 DIFFERENT_MODELS, OTHER_WORK = "different models", "other work"
 # Facts of a paired comparison whose ratio is no speed-up: which of the two, and by which fields.
 DIFFERENCE, DIFFERING = "difference", "differing"

@@ -21,15 +21,15 @@ VAGUE_OPENERS = frozenset("What Whether How Why Of As That Those By Where".split
 # Uses of such identifiers, and docstrings that begin with such a word. A file counts for the
 # longest path below that contains it.
 BUDGETS = {
-    "kernels": (8, 14),
-    "models": (34, 13),
-    "sessions": (852, 98),
-    "workbench": (744, 99),
-    "workbench/runner": (1711, 288),
-    "workbench/ui": (955, 179),
-    "tests": (4850, 139),
-    "tests/kernels": (5, 2),
-    "tests/models": (3, 1),
+    "kernels": (7, 12),
+    "models": (27, 9),
+    "sessions": (929, 100),
+    "workbench": (751, 99),
+    "workbench/runner": (1499, 267),
+    "workbench/ui": (945, 176),
+    "tests": (4998, 142),
+    "tests/kernels": (0, 0),
+    "tests/models": (0, 0),
 }
 
 # Changes that lower a count at the same time need not all edit its line.

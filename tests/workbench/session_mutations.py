@@ -63,9 +63,9 @@ def mutate(file: h5py.File, rng: random.Random, count: int) -> list[str]:
 
 def things(file: h5py.File, kind: type) -> list[str]:
     """Return the names of all groups or datasets."""
-    found: list[str] = []
-    file.visititems(lambda name, thing: found.append(name) if isinstance(thing, kind) else None)
-    return found
+    names: list[str] = []
+    file.visititems(lambda name, thing: names.append(name) if isinstance(thing, kind) else None)
+    return names
 
 
 def _dataset(file: h5py.File, rng: random.Random) -> str:
@@ -302,7 +302,7 @@ CHANGES: list[Callable[[h5py.File, random.Random], str]] = [
 
 def damage(content: bytearray, rng: random.Random) -> str:
     """Change bytes of the HDF5 part; headers of objects get checksums that fit again."""
-    headers = [place for place in _found(content, b"OHDR") if content[place + 4] == 2]
+    headers = [place for place in _places_of(content, b"OHDR") if content[place + 4] == 2]
     if headers and rng.random() < 0.7:
         start = rng.choice(headers)
         flags = content[start + 5]
@@ -320,7 +320,7 @@ def damage(content: bytearray, rng: random.Random) -> str:
     return "bytes"
 
 
-def _found(content: bytearray, signature: bytes) -> list[int]:
+def _places_of(content: bytearray, signature: bytes) -> list[int]:
     places, start = [], content.find(signature)
     while start >= 0:
         places.append(start)

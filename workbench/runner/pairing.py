@@ -23,6 +23,7 @@ from sessions.background import BACKGROUND
 from sessions.ceilings import limit_ms
 from sessions.model import Configuration, Numerics, Phase, Scalar
 from sessions.statistics import MIN_BLOCK_MS, MIN_BLOCK_STEPS
+from sessions.work import difference
 from workbench import protocol
 from workbench.runner import blocks
 from workbench.runner.arm import Arm, title
@@ -149,10 +150,9 @@ class Pairing:
         """Begin a comparison with the baseline, if there is another one that is still built."""
         rig, base, now = self._rig, self._baseline, self._now
         assert base is not None and now is not None
-        if base.situation.configuration == now.situation.configuration:
-            return False
-        if base.situation.config != now.situation.config or arm.divided is not None:
-            return False  # another model, or ranks of their own
+        a, b = base.situation.configuration, now.situation.configuration
+        if a == b or difference(a, b)[0] or arm.divided is not None:
+            return False  # itself, another model, or ranks that would have to follow
         if not rig.arms.has(base.situation):
             rig.note("info", "no background pairing: the baseline is no longer in memory")
             return False
@@ -160,7 +160,6 @@ class Pairing:
             verdict.load()
         first = rig.arms.get(base.situation, rig.phases)
         rig.arms.get(now.situation, rig.phases)  # the last to be freed
-        a, b = base.situation.configuration, now.situation.configuration
         titles = title(a, b, rig.device), title(b, a, rig.device)
         self._contenders = [
             _contender(number, segment, built, titles[number])

@@ -114,11 +114,11 @@ class StatusBar(QStatusBar):
         elsewhere = remote.is_asked() and not self._state.replaying
         where = remote.place(catalogue.environment) if elsewhere else ""
         label.setText(f"{catalogue.device_title}{where}")
-        told = (
+        tip = (
             f"The runner was started by {remote.shown(remote.command())}. Models, data and traces "
             "are files of that host, sessions of this one."
         )
-        label.setToolTip(wrapped(told) if elsewhere else "")
+        label.setToolTip(wrapped(tip) if elsewhere else "")
 
     def _file_text(self) -> str:
         state = self._state

@@ -56,7 +56,9 @@ def marked() -> Session:
     for segment in session.segments[:4]:
         segment.label = MARKUP
         segment.configuration = msgspec.structs.replace(segment.configuration, preset=MARKUP)
-        segment.evidence = [msgspec.structs.replace(one, text=MARKUP) for one in segment.evidence]
+        segment.evidence = [
+            msgspec.structs.replace(evidence, text=MARKUP) for evidence in segment.evidence
+        ]
         segment.ledger |= {"numbers": MARKUP, "numbers_right": False, "text": MARKUP}
         segment.metrics = {
             name: dataclasses.replace(series, title=MARKUP, row=MARKUP)
@@ -65,9 +67,11 @@ def marked() -> Session:
     session.studies = [dataclasses.replace(study, title=MARKUP) for study in session.studies]
     session.comparisons = [
         msgspec.structs.replace(
-            one, arms=[MARKUP, MARKUP], facts=one.facts | {"reasons": [MARKUP], "others": MARKUP}
+            comparison,
+            arms=[MARKUP, MARKUP],
+            facts=comparison.facts | {"reasons": [MARKUP], "others": MARKUP},
         )
-        for one in session.comparisons
+        for comparison in session.comparisons
     ]
     session.telemetry = {MARKUP: session.telemetry["gpu0"]}
     return session

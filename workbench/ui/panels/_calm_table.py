@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
 )
 
 from sessions.numbers import MISSING, Cell
-from sessions.plain_text import one_line, wrapped
+from sessions.plain_text import wrapped
 from sessions.tables import Table, text
 from workbench.ui import export, fonts
 from workbench.ui.panels.segments import ROW_HEIGHT
@@ -96,7 +96,7 @@ class CalmTable(QTableWidget):
 
     def put(self, row: int, column: int, text: str, *, number: bool = False) -> QTableWidgetItem:
         """Set the text of one cell."""
-        item = QTableWidgetItem(one_line(text, _LONGEST_CELL))
+        item = QTableWidgetItem(text[:_LONGEST_CELL])
         item.setFont(fonts.numbers())
         item.setToolTip(wrapped(text))
         item.setTextAlignment(RIGHT if number else LEFT)

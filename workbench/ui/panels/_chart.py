@@ -1,5 +1,4 @@
-"""Hosts one plot: canvas, crosshair, the menu of what can be done with it, and what it says when
-there is nothing to draw."""
+"""Host of one plot: canvas, crosshair, menu of actions, and the text when there is no plot."""
 
 from __future__ import annotations
 
