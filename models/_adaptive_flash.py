@@ -49,7 +49,7 @@ class AdaptiveFlashAttention(AdaAttention):
     def forward(
         self, q_BSE: Tensor, k_BTE: Tensor, v_BTE: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """As ``AdaAttention.forward``; the output has the inputs' dtype."""
+        """Compute the same as ``AdaAttention.forward``, in the inputs' dtype."""
         dtype = MODES[self.precision_mode] or hardware.of(q_BSE.device).precision
         with contextlib.ExitStack() as stack:
             if dtype != torch.float32:
@@ -60,5 +60,5 @@ class AdaptiveFlashAttention(AdaAttention):
         return out_BSE.to(q_BSE.dtype), statistics
 
     def get_flash_statistics(self) -> dict[str, Any]:
-        """As ``get_statistics``: calls by kernel, and the share of fused ones."""
+        """Return the same as ``get_statistics``: calls by kernel, and the share of fused calls."""
         return self.get_statistics()

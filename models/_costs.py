@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kernels import hardware
-from kernels.attention._memory import BUDGET_FRACTION, WeightsMemory, weights_memory
+from kernels.attention.memory import BUDGET_FRACTION, WeightsMemory, weights_memory
 from models._token_fraction import ALL_TOKENS, TokenFraction
 
 

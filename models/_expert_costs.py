@@ -41,13 +41,13 @@ def experts_by_torch(how: How, *, dim: int, width: int, n: int, k: int) -> Block
             backward_per_token=round(rows * 2 * width * element),
         )
     # The router's input, where that is a copy, and its order (int64); k times a weight twice.
-    kept = 4 * ((dim if element < 4 else 0) + 2 * n + 2 * k)
+    saved = 4 * ((dim if element < 4 else 0) + 2 * n + 2 * k)
     if how.device_type == "cpu" and element < 4:
-        kept -= dim * element  # the copy alone
+        saved -= dim * element  # the copy alone
     # Of a row: its token, gate, up and silu(gate) in FP32, their product.
     of_row = dim * element + (3 * 4 + element) * width
     return BlockMemory(
-        kept_per_token=round(kept + rows * of_row + k * of_choice),
+        kept_per_token=round(saved + rows * of_row + k * of_choice),
         backward_per_token=round(rows * 3 * 4 * width),
     )
 

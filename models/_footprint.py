@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kernels.attention._memory import WeightsMemory
+from kernels.attention.memory import WeightsMemory
 from models._costs import Beside, BlockMemory, Costs, How
 from models.checkpointing import CHECKPOINTING
 from models.quantized_linear import Saving

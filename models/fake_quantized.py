@@ -18,10 +18,10 @@ SCHEME = "int8_weight_only"  # one scale for each row of a weight
 
 
 def fake_quantized(weight: Tensor) -> Tensor:
-    """Return the weight as its codes stand for it, with the gradient of the weight itself."""
-    held = weight.detach()
-    rounded = dequantize_weight(*kernels.quantize_weight(held, SCHEME), held.dtype)
-    return weight + (rounded - held)
+    """Return the values of the weight's codes, with the gradient of the weight itself."""
+    exact = weight.detach()
+    rounded = dequantize_weight(*kernels.quantize_weight(exact, SCHEME), exact.dtype)
+    return weight + (rounded - exact)
 
 
 class FakeQuantizedLinear(nn.Linear):
@@ -37,7 +37,7 @@ class FakeQuantizedLinear(nn.Linear):
         return functional.linear(x, fake_quantized(self.weight), self.bias)
 
     def part(self, x: Tensor, start: int, stop: int) -> Tensor:
-        """As ``Linear.part``; every row has a scale of its own."""
+        """Compute the same as ``Linear.part``, because each row has its own scale."""
         bias = None if self.bias is None else self.bias[start:stop]
         return functional.linear(x, fake_quantized(self.weight[start:stop]), bias)
 

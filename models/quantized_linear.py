@@ -106,7 +106,7 @@ def quantize_linears(
 
 @dataclass(frozen=True)
 class Saving:
-    """What a scheme changes in a model's weights: numbers that become codes, bytes of scales."""
+    """Memory that a scheme saves: numbers stored as codes, bytes of scales."""
 
     numbers: int
     scale_bytes: int

@@ -270,22 +270,22 @@ def _table(
     table: Mapping[str, NDArray], ranges: Mapping[str, Range], where: str
 ) -> dict[str, NDArray]:
     """Return the columns in memory, text cleaned and numbers within their ranges."""
-    found = {}
+    columns = {}
     for name in table:
         column = table[name]
         if column.dtype.kind == "O":
-            found[name] = _texts(column, f"{name} in {where}")
+            columns[name] = _texts(column, f"{name} in {where}")
         else:
             _check(column, ranges.get(name, _AMOUNT if ranges else _NUMBER), f"{name} in {where}")
-            found[name] = column
-    return found
+            columns[name] = column
+    return columns
 
 
 def _check(values: NDArray, allowed: Range, where: str) -> None:
     """Raise ``SessionError`` for a number out of its range."""
     if not values.size:
         return
-    low, high = float(np.nanmin(values)), float(np.nanmax(values))  # NaN where all are
+    low, high = float(np.fmin.reduce(values, None)), float(np.fmax.reduce(values, None))
     if not allowed.unknown and np.isnan(values).any():
         raise SessionError(f"its {_shown(where)} has NaN, expected numbers")
     if low < allowed.low or high > allowed.high:

@@ -41,7 +41,7 @@ class Scaling:
     reason: str = ""
 
     def at(self, x: ArrayLike) -> NDArray:
-        """y on the fitted line."""
+        """Return y on the fitted line."""
         line: NDArray = self.factor * np.asarray(x, np.float64) ** self.exponent
         return line
 

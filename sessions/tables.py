@@ -32,6 +32,7 @@ from sessions.numbers import MISSING as MISSING
 from sessions.numbers import STEP_TIME, Cell, interval_cells, text
 from sessions.numbers import Measured as Measured
 from sessions.numbers import number as number
+from sessions.plain_text import for_spreadsheet, plain
 from sessions.ratios import UNPAIRED
 from sessions.sizes import sized
 
@@ -96,9 +97,10 @@ class Table:
         """Headings and rows, comma-separated as RFC 4180 has it; a missing number is empty."""
         stream = io.StringIO()
         writer = csv.writer(stream)
-        writer.writerow(column.heading for column in self.columns)
+        writer.writerow(for_spreadsheet(column.heading) for column in self.columns)
         for row in self.rows:
-            writer.writerow("" if text(cell) == MISSING else text(cell) for cell in row)
+            cells = map(text, row)
+            writer.writerow("" if cell == MISSING else for_spreadsheet(cell) for cell in cells)
         return stream.getvalue()
 
     def to_markdown(self) -> str:
@@ -292,4 +294,4 @@ _SPECIAL = re.compile(r"[\\|`*<>\[\]~&]|(?<![^\W_])_|_(?![^\W_])")
 
 def _escape(value: str) -> str:
     """Text that stays in its cell and looks as it is: no bar, line break, markup or HTML."""
-    return _SPECIAL.sub(lambda found: "\\" + found[0], " ".join(value.split()))
+    return _SPECIAL.sub(lambda found: "\\" + found[0], " ".join(plain(value).split()))

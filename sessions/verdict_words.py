@@ -93,9 +93,9 @@ def claim_words(verdict: str, ratio: float, low: float, high: float, region: flo
 
 
 def _ratio_of(comparison: PairedComparison) -> str:
-    """The ratio in words; of different models the number alone, which claims no speed-up."""
+    """Say the ratio; where it is no speed-up, the number alone."""
     ends = comparison.ratio, comparison.low, comparison.high
-    if comparison.facts.get(DIFFERENCE):
+    if comparison.facts.get(DIFFERENCE) or comparison.facts.get(INVALID):
         return interval_text(*ends, region_of(comparison), f" {STEP_TIME}")
     return ratio_words(*ends, region_of(comparison))
 

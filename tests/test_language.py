@@ -21,15 +21,15 @@ VAGUE_OPENERS = frozenset("What Whether How Why Of As That Those By Where".split
 # Uses of such identifiers, and docstrings that begin with such a word. A file counts for the
 # longest path below that contains it.
 BUDGETS = {
-    "kernels": (8, 14),
-    "models": (34, 13),
-    "sessions": (852, 98),
-    "workbench": (744, 99),
-    "workbench/runner": (1711, 288),
+    "kernels": (7, 12),
+    "models": (27, 9),
+    "sessions": (936, 102),
+    "workbench": (755, 101),
+    "workbench/runner": (1510, 272),
     "workbench/ui": (955, 179),
-    "tests": (4850, 139),
-    "tests/kernels": (5, 2),
-    "tests/models": (3, 1),
+    "tests": (4910, 143),
+    "tests/kernels": (0, 0),
+    "tests/models": (0, 0),
 }
 
 # Changes that lower a count at the same time need not all edit its line.

@@ -143,12 +143,27 @@ def forbidden_imports(module: str, source: str) -> list[str]:
     if not rows:
         return [f"{module} has no row in MAY_IMPORT"]
     ours, libraries = table[max(rows, key=len)]
+    names = list(imported(source))
     return [
         f"{module}, line {line}: imports {name}; allowed: {ours or 'nothing of the project'}; "
         f"{libraries or 'no library'}"
-        for line, name in imported(source)
+        for line, name in names
         if not begins_with(name, f"{ours} {libraries} {' '.join(sys.stdlib_module_names)}")
+    ] + [
+        f"{module}, line {line}: imports {name}, which is private to another package"
+        for line, name in names
+        if is_private_elsewhere(module, name)
     ]
+
+
+def is_private_elsewhere(module: str, name: str) -> bool:
+    """Return whether a name with an underscore belongs to another package of the project."""
+    package, *rest = name.split(".")
+    return (
+        package in PACKAGES
+        and package != module.partition(".")[0]
+        and any(part.startswith("_") for part in rest)
+    )
 
 
 def unkept(path: str, source: str) -> list[str]:
@@ -201,6 +216,9 @@ def test_every_import_is_one_that_the_table_allows():
         ("workbench.ui.plots.box", "from workbench.ui.state import AppState"),
         ("workbench.commands.run", "import torch"),
         ("workbench.newcomer", "import os"),
+        ("workbench.runner.run", "from kernels._dispatch import watched"),
+        ("workbench.runner.run", "from kernels import _launch"),
+        ("models.hydra", "import kernels._triton"),
         ("sessions.model", "from . import columns"),
         ("sessions.model", "import sessions_of_another"),
     ],

@@ -106,6 +106,7 @@ class Runner:
                 if not spoken:
                     continue
                 if not line.endswith(b"\n"):
+                    self._keep(line)
                     break  # cut short by the runner's end, of which the obituary tells
                 if throttle.passes():
                     yield protocol.Failure(

@@ -37,8 +37,9 @@ class Start(Command, tag="start"):
     ``load_state``: a file of decode state to go on from; ``save_state``: where to leave one when
     the run ends between two steps. Empty: none. Both are for workloads that decode.
     ``pairing_share``: the part of the time that short blocks of the baseline may take after a
-    toggle, so that the ratio against it is a paired one; 0: none. ``floor`` and ``floor_note`` of
-    that ratio as in ``Compare``.
+    toggle, so that the ratio against it is a paired one; 0: none. ``baseline``: a configuration
+    that ran before in this runner; None, or one of other work: the first of the run that is steady.
+    ``floor`` and ``floor_note`` of that ratio as in ``Compare``.
     """
 
     configuration: Configuration
@@ -48,6 +49,7 @@ class Start(Command, tag="start"):
     load_state: str = ""
     save_state: str = ""
     pairing_share: float = 0.0
+    baseline: Configuration | None = None
     floor: float = 0.0
     floor_note: str = ""
 
@@ -188,10 +190,7 @@ class Apply(Command, tag="apply"):
 
 
 class Baseline(Command, tag="baseline"):
-    """Pair the run in progress with this configuration from the next toggle on.
-
-    Without it the baseline is the first configuration of the run that became steady.
-    """
+    """Pair the run in progress with this configuration from the next toggle on, as in ``Start``."""
 
     configuration: Configuration
 

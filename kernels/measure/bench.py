@@ -162,7 +162,7 @@ class _CaseBench:
 
     @property
     def timed(self) -> _Timed:
-        """What was timed."""
+        """Return the timed passes."""
         return [entry for entry in self._forward + self._backward if entry[0].times_us]
 
     def restore(self) -> None:

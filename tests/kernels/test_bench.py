@@ -52,10 +52,10 @@ def test_each_direction_of_a_right_implementation_is_timed():
 
 def test_forward_passes_are_timed_before_any_graph_of_a_backward_pass_takes_memory():
     plain = OPS["swiglu"].reference
-    op = with_implementations(one=plain, other=plain)
+    op = with_implementations(first=plain, other=plain)
     seen = [(row.impl, row.direction, bool(row.times_us)) for row in bench(op, CPU, torch.float32)]
     order = [("forward", False), ("forward", True), ("backward", False), ("backward", True)]
-    assert seen == [(impl, way, timed) for way, timed in order for impl in ("one", "other")]
+    assert seen == [(impl, way, timed) for way, timed in order for impl in ("first", "other")]
 
 
 def test_gradients_of_the_forward_pass_are_timed_together_with_it():

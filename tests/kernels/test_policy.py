@@ -14,7 +14,7 @@ import kernels
 from kernels import GENERATIONS, OPS, Implementation, Mistake, hardware
 from kernels._dispatch import _candidates_once
 from kernels._triton import DISABLED, INSTALLED, INTERPRETED
-from kernels.attention import _chunked, _flash, _memory, _sdpa
+from kernels.attention import _chunked, _flash, _sdpa, memory
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="nothing here runs a kernel")
 
@@ -191,11 +191,11 @@ def test_chunks_are_taken_by_length_and_by_budget_and_the_reason_says_which(
     [(1, 1, 1 << 40, 1024), (1, 8, 100 << 20, 1024), (8, 32, 1 << 30, 512), (64, 64, 1, 64)],
 )
 def test_a_chunk_s_weights_fit_the_budget(batch, heads, budget, chunk):
-    assert _memory.chunk_length(batch, heads, 4, budget) == chunk
-    if chunk > _memory.LEAST_CHUNK:
-        assert _memory.weights_bytes(batch, heads, chunk, chunk) <= budget
-    if chunk < _memory.CHUNK:
-        assert _memory.weights_bytes(batch, heads, 2 * chunk, 2 * chunk) > budget
+    assert memory.chunk_length(batch, heads, 4, budget) == chunk
+    if chunk > memory.LEAST_CHUNK:
+        assert memory.weights_bytes(batch, heads, chunk, chunk) <= budget
+    if chunk < memory.CHUNK:
+        assert memory.weights_bytes(batch, heads, 2 * chunk, 2 * chunk) > budget
 
 
 def test_the_length_of_a_chunk_changes_nothing(monkeypatch):

@@ -76,7 +76,7 @@ def test_the_gradient_passes_straight_through_to_x_alone(scheme, impl):
     [("int8_dynamic", "auto"), ("int8_weight_only", "dequantize"), ("fp8_row", "torch")],
 )
 def test_what_follows_in_training_may_write_over_the_product(scheme, impl):
-    """As an activation in place does, of a model of one's own."""
+    """A user's own model may apply an activation in place."""
     x = drawn(2, 32, K, seed=5).requires_grad_()
     quantized = kernels.quantize_weight(drawn(N, K, seed=6), scheme)
     plain = kernels.quantized_matmul(x, *quantized, scheme, impl=impl).relu().sum()

@@ -181,7 +181,7 @@ def test_one_gradient_alone_is_what_it_is_beside_the_others(mix):
 @pytest.mark.skipif(missing(DEVICE.type) is not None, reason="needs Triton to run")
 @pytest.mark.parametrize("n_tokens", [25, 10_000])
 def test_the_order_by_expert_is_that_of_a_stable_sort(n_tokens):
-    """Of one chunk; and of more than one chunk, one tile of chunks and one turn of a chunk hold."""
+    """Cover a single chunk, and several chunks that need one tile of chunks and one turn."""
     torch.manual_seed(0)
     n_experts, m = 40, 16
     # the last expert gets none

@@ -53,11 +53,11 @@ def test_its_precision_and_its_kernel_can_be_chosen():
     torch.manual_seed(0)
     half = AdaptiveFlashAttention(32, 4, precision_mode="bf16")
     torch.manual_seed(0)
-    whole = AdaptiveFlashAttention(32, 4, precision_mode="fp32", enable_flash=False)
-    rounded, exact = half(x, x, x)[0], whole(x, x, x)[0]
+    single = AdaptiveFlashAttention(32, 4, precision_mode="fp32", enable_flash=False)
+    rounded, exact = half(x, x, x)[0], single(x, x, x)[0]
     assert rounded.dtype == exact.dtype == torch.float32
     assert 0 < (rounded - exact).abs().max() < 0.05
-    assert whole.get_flash_statistics()["by_implementation"] == {"manual": 1}
+    assert single.get_flash_statistics()["by_implementation"] == {"manual": 1}
     assert kernels.chosen()["attention"] == "auto", "the choice ends with the call"
     with pytest.raises(ConfigurationError, match="precision_mode = 'int8' is not one of"):
         AdaptiveFlashAttention(32, 4, precision_mode="int8")

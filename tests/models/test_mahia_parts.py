@@ -83,7 +83,7 @@ def test_a_later_token_reaches_an_earlier_one_unless_the_form_is_causal(causal):
 
 
 def test_the_plain_filter_looks_ahead_where_attention_may_not(monkeypatch):
-    """Why the causal form has a filter of its own: the plain one undoes a causal mask."""
+    """The causal form needs its own filter, because the plain filter undoes a causal mask."""
     module = part(lambda: MetaAttentionKernel(12, n_heads=3, causal=True))
     x = normal(1, 16, 12)
     changed = x.clone()

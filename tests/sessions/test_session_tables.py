@@ -17,6 +17,7 @@ from sessions import checked, numbers, tables
 from sessions.comparison import compare
 from sessions.errors import SessionError
 from sessions.model import Configuration, Numerics, Segment, Session
+from sessions.plain_text import for_spreadsheet
 from sessions.tables import Column, Measured, Table
 
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)
@@ -40,9 +41,9 @@ def any_table(draw) -> Table:
 @given(any_table())
 def test_csv_reads_back_as_the_text_of_every_cell(table):
     heading, *rows = csv.reader(io.StringIO(table.to_csv(), newline=""))
-    assert heading == [column.heading for column in table.columns]
+    assert heading == [for_spreadsheet(column.heading) for column in table.columns]
     assert rows == [
-        ["" if tables.text(cell) == tables.MISSING else tables.text(cell) for cell in row]
+        ["" if cell == tables.MISSING else for_spreadsheet(cell) for cell in map(tables.text, row)]
         for row in table.rows
     ]
 

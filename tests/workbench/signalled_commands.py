@@ -79,6 +79,8 @@ def run(
 ) -> Ended:
     """Run a command in ``folder``, send it the signal after so many seconds, and look around."""
     state = folder / "state"
+    for leftover in folder.glob(".*.part*"):  # of a kill before
+        leftover.unlink()
     environment = {
         **os.environ,
         "XDG_STATE_HOME": str(state),

@@ -119,6 +119,15 @@ def test_commands_and_the_window_end_at_any_moment(tmp_path, heeded):
 
 
 @pytest.mark.slow
+def test_a_window_at_full_rate_needs_no_more_of_anything_as_time_goes_by():
+    script = commands.HERE.parent / "benchmarks" / "soak_window.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--seconds", "30"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_all_commands_end_at_any_moment(number, tmp_path, heeded):
     assert ended_at_random_moments(list(commands.COMMANDS), tmp_path, [number], 5) == []

@@ -215,6 +215,13 @@ class CompareRun:
     def _plan_builds(self) -> None:
         """Decide how often both arms are built, and report why only once, if so."""
         alternation, command = self._alternation, self._command
+        if not alternation.alone and rebuilding.is_worth_a_trial(
+            alternation.contenders, command.build_count, command.budget_s
+        ):
+            # The first build also filled caches, and the warm-up waited for the clock. A second
+            # one shows what building again takes.
+            self._rig.state("building", "Building A and B again")
+            alternation.rebuild(self._random)
         if alternation.alone:
             self._plan = rebuilding.Plan()  # each pair has a build of its own
         else:

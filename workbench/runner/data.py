@@ -92,10 +92,13 @@ class Batches:
 
     def following(self) -> tuple[Tensors, Tensors]:
         """Return copies of the inputs and targets of the next batch; the current one stays so."""
-        count = self.advances
+        count, inputs = self.advances, self.inputs
+        before = [buffer.clone() for buffer, _ in self._buffers]  # a model may have changed them
         self.go_to(self.place + 2)
         batch: tuple[Tensors, Tensors] = map_tensors((self.inputs, self.targets), torch.clone)
-        self.go_to(count)
+        for (buffer, _), values in zip(self._buffers, before, strict=True):
+            buffer.copy_(values)
+        self.advances, self.inputs = count, inputs
         return batch
 
     def advance(self) -> None:

@@ -29,7 +29,8 @@ def distance(values: torch.Tensor, reference: torch.Tensor) -> Distance:
         raise ValueError(f"outputs of shape {tuple(values.shape)} against {tuple(reference.shape)}")
     largest, masked = 0.0, 0
     sums = torch.zeros(4, dtype=torch.float64, device=reference.device)
-    for y, r in zip(values.flatten().split(_PIECE), reference.flatten().split(_PIECE), strict=True):
+    pieces = (x.detach().flatten().split(_PIECE) for x in (values, reference))
+    for y, r in zip(*pieces, strict=True):
         y, r = y.double(), r.double()
         d = y - r
         if not torch.isfinite(d).all():

@@ -24,8 +24,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 import kernels
-from kernels import Operator
-from kernels._dispatch import watched
+from kernels import Operator, watched
 from models import Model
 from models.quantized_linear import quantize_linears
 from workbench.runner import draws, marked

@@ -6,10 +6,7 @@ their shares. What the arm may be off is measured too, on a plain model in
 its own precision: twice what that one's losses are at most, and its scatter. Where memory leaves
 the reference no more digits than the arm has, that is measured with the rows in another order.
 
-A loss that hardly moves in so few steps hides an update that is wrong or missing. So the weights of
-each of the optimizer's groups must have gone the reference's way: their steps' projection on its
-steps is 1 where all is right, 0 without an update, -1 with the sign turned, 10 at ten times the
-rate. It may be as far from 1 as the plain model's is, and ``SHORT`` more.
+Where the weights went is judged by ``updates``.
 
 An optimizer with moments of another kind (in 8 bits) begins anew, as its reference does; a table of
 8 bits is off by 7 % at most in its first decade, so that the losses may be off by ``ROUGH`` more of
@@ -30,7 +27,7 @@ from torch import Tensor, nn
 from models import Model
 from models.fake_quantized import fake_quantize_as
 from models.initialisation import keep_marks
-from workbench.runner import draws, ties
+from workbench.runner import draws, ties, updates
 from workbench.runner.arm import Arm
 from workbench.runner.ceilings import fp32_products
 from workbench.runner.compiles import eager
@@ -41,15 +38,13 @@ from workbench.runner.structures import cast_floats, map_tensors
 from workbench.runner.ties import Nudge, nudged
 from workbench.runner.training import Trainer, plain_optimizer
 from workbench.runner.undisturbed import constants_of, share
+from workbench.runner.updates import Steps, Updates
 
 STEPS = 8
 SLACK = 2.0  # as of a single step
 SCATTER = 4.0  # of the plain model's differences: so far they reach by chance in a few samples
 ROUNDINGS = 8  # of FP32, that the sum over a batch may add up to
-SHORT = 0.25  # of the reference's way
 ROUGH = 0.1  # of what training changes of the loss
-_LEAST = 16  # numbers of a tensor that cannot stand still by chance
-Steps = Mapping[int, Tensor]  # by the address of the arm's parameter: where training moved it
 Between = Callable[[], None]  # called between the parts of a check, which it may end by raising
 
 
@@ -66,41 +61,25 @@ class Course:
 
 
 @dataclass(frozen=True)
-class Way:
-    """How far weights went on the reference's way; ``allowed`` is from 1."""
-
-    what: str
-    share: float
-    allowed: float
-
-    @property
-    def ok(self) -> bool:
-        """Whether it is as far as expected; not where it is not finite."""
-        return abs(self.share - 1) <= self.allowed
-
-
-@dataclass(frozen=True)
 class Curve:
     """Losses of the arm, and the largest distance from the reference's, and what is allowed."""
 
     losses: list[float]
     difference: float
     allowed: float
-    ways: list[Way]
+    updates: Updates
 
     @property
     def ok(self) -> bool:
         """Whether it trains as it should; not where a loss is not finite."""
-        return self.difference <= self.allowed and all(way.ok for way in self.ways)
+        return self.difference <= self.allowed and self.updates.ok
 
     @property
     def text(self) -> str:
         """Both in words; of the weights the worst."""
-        way = max(self.ways, key=lambda each: abs(each.share - 1) - each.allowed)
         return (
             f"off by {self.difference:.2g} over {len(self.losses)} steps of training, at most "
-            f"{self.allowed:.2g} expected; {way.what} went {way.share:.2f} of the reference's way, "
-            f"{max(0.0, 1 - way.allowed):.2f} to {1 + way.allowed:.2f} expected"
+            f"{self.allowed:.2g} expected; {self.updates.text}"
         )
 
 
@@ -133,9 +112,16 @@ def check(
             reach = max(_farthest(other.losses, reference.losses) for other in others)
             if ties.is_jump(reach, SLACK * _farthest(measured, reference.losses)):
                 allowed += SLACK * reach
+        found = _updates(
+            arm,
+            own.steps,
+            plain,
+            reference,
+            lambda: _plain_course(arm, None, between, fresh=rough, turned=True),
+        )
     finally:
         arm.batches.go_to(advances)
-    return Curve(own.losses, worst, allowed, _ways(arm, own.steps, plain.steps, reference.steps))
+    return Curve(own.losses, worst, allowed, found)
 
 
 def bound(plain: list[float], reference: list[float]) -> float:
@@ -194,36 +180,27 @@ def _is_plain(arm: Arm) -> bool:
     return arm.keeper is not None and type(arm.keeper.optimizer) is torch.optim.AdamW
 
 
-def _ways(arm: Arm, own: Steps, plain: Steps, reference: Steps) -> list[Way]:
-    """Of each of the optimizer's groups, and of every tensor that stands still."""
+def _updates(
+    arm: Arm, own: Steps, plain: Course, reference: Course, turned: Callable[[], Course]
+) -> Updates:
+    """Compare where the weights went; ``turned`` is the plain course, rows in another order."""
     assert arm.keeper is not None
     groups = [
         [id(each) for each in group["params"] if each.requires_grad]
         for group in arm.keeper.optimizer.param_groups
     ]
-    found = []
-    for number, group in enumerate(groups, 1):
-        what = "the weights" if len(groups) == 1 else f"the weights of group {number}"
-        expected = abs(_share(plain, reference, group) - 1)
-        found.append(Way(what, _share(own, reference, group), expected + SHORT))
-    for name, parameter in arm.plain_weights().items():
-        each = id(parameter)
-        if each not in plain or parameter.numel() < _LEAST or bool(own[each].any()):
-            continue
-        if float((plain[each] != 0).float().mean()) > 0.5:
-            found.append(Way(name, 0.0, SHORT))
-    return found
-
-
-def _share(steps: Steps, reference: Steps, group: list[int]) -> float:
-    """The projection of the steps on the reference's, in the latter's length."""
-    along, length = (
-        sum(float((one[each].double() * reference[each].double()).sum()) for each in group)
-        for one in (steps, reference)
-    )
-    if length:
-        return along / length
-    return math.nan if any(bool(steps[each].any()) for each in group) else 1.0
+    groups = [group for group in groups if group]
+    named = arm.plain_weights().items()
+    short = updates.SHORT if _is_plain(arm) else updates.COARSE
+    if updates.follows(plain.steps, reference.steps, groups):
+        found = updates.against_reference(own, plain.steps, reference.steps, groups, short)
+    else:
+        other = turned()
+        least = SLACK * max(abs(a - b) for a, b in zip(plain.losses, reference.losses, strict=True))
+        alike = abs(other.losses[0] - plain.losses[0]) <= least + rounding(plain.losses[0])
+        found = updates.against_plain(own, plain.steps, other.steps if alike else None, groups)
+    tensors = updates.of_tensors(named, own, plain.steps, reference.steps)
+    return Updates([*found.ways, *tensors], found.unclear)
 
 
 def _moved(arm: Arm, before: Mapping[int, Tensor]) -> Steps:

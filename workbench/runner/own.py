@@ -10,9 +10,10 @@ returns ``(module, make_inputs)`` or ``(module, make_inputs, loss)``:
 * ``loss(output, *inputs)`` gives the mean loss, one number; only the training step needs it.
 
 The module may give one tensor, or several in a tuple, a list, a dict or a dataclass. Its numbers
-are checked if equal inputs give equal outputs: not if it overwrites its inputs, or draws random
-numbers. One that draws in training alone (dropout) is checked in evaluation mode, and told so.
-State that its calls leave is to lie in buffers, of which every configuration has its own.
+are checked if equal inputs give equal outputs. One that draws random numbers in training alone
+(dropout) is checked in evaluation mode, and told so. State may lie in buffers, attributes, global
+variables of the file and closures: every configuration has its own. State that Python cannot copy
+(an iterator) leaves the numbers unchecked.
 
 It computes in the precision that is chosen; complex parameters stay complex, in FP32 at least. What
 it sets of torch's or Python's switches (default dtype, gradients, threads, TF32, the collection of

@@ -20,6 +20,7 @@ from models.model import Promise
 from models.quantized_linear import quantize_linears
 from workbench.runner import draws, own, ties
 from workbench.runner.arm import Arm
+from workbench.runner.carried import NotCarried
 from workbench.runner.ceilings import fp32_products
 from workbench.runner.compiles import eager
 from workbench.runner.data import Tensors
@@ -83,7 +84,7 @@ class Plain:
                     # An operator may compute in FP32 whatever it is given: say what came out.
                     return outputs, str(outputs.values.dtype).removeprefix("torch.")
                 except Exception as error:  # a model of one's own may know FP32 alone
-                    if is_fatal(error):
+                    if is_fatal(error) or isinstance(error, NotCarried):
                         raise
             return self._given(self.model(torch.float32)), "float32"
 
@@ -135,21 +136,23 @@ class Plain:
         """Return what a model gives for a batch (the arm's current one) without any cache."""
         arm, workload = self.arm, self.situation.workload
         dtype = own.precision(model.parameters())
-        inputs, targets = batch or (arm.batches.inputs, arm.batches.targets)
-        inputs = cast_floats(inputs, dtype)
-        inputs = self.inputs(inputs)
+        given, targets = batch or (arm.batches.inputs, arm.batches.targets)
+        inputs = self.inputs(cast_floats(given, dtype))
         # What a person's file compiles by itself has one budget of recompiles for all copies of it.
         with torch.no_grad(), eager():
             put_back = kept_state(model, arm)
             carried = {name: tensor.clone() for name, tensor in model.carried().items()}
             before = draws.states(model, self.situation.device)
+            hooks = count_hooks(model)
             values = wrap(model)(*inputs)
+            if count_hooks(model) != hooks:
+                raise NotCarried("its calls register hooks")
             carries = not all(torch.equal(carried[n], x) for n, x in model.carried().items())
             loss = None
             values = map_tensors(values, torch.clone)
             put_back()
             if workload.trains:
-                loss = float(wrap(model.loss)(*inputs, *targets))
+                loss = float(wrap(model.loss)(*cast_floats(given, dtype), *targets))
                 put_back()
             drew = draws.states(model, self.situation.device) != before
         values = self.compared(values)
@@ -183,6 +186,16 @@ def plain_kernels() -> Iterator[None]:
     plain = {name: "torch" for name, op in kernels.OPS.items() if "torch" in op.implementations}
     with kernels.using(**plain):
         yield
+
+
+def count_hooks(model: Model) -> int:
+    """Return how many hooks the model's modules have."""
+    return sum(
+        len(held)
+        for module in model.modules()
+        for name, held in vars(module).items()
+        if name.endswith("_hooks") and isinstance(held, dict)
+    )
 
 
 def take_choices(model: Model, other: Model) -> None:

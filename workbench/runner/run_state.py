@@ -247,11 +247,14 @@ def recorded(
         for name, held in vars(torch_module).items()
         if name.startswith("_global_") and isinstance(held, dict)
     ]
+    modes = {module: module.training for module in model.modules()}
     with draws.put_back(model, device), switches.put_back():
         try:
             yield state
         finally:
             state.restore()
+            for module, training in modes.items():
+                module.training = training
             for held, before in global_hooks:
                 if dict(held) != before:
                     held.clear()
@@ -295,6 +298,8 @@ def _restoring_dict(held: dict[Any, Any]) -> Restore:
     before = dict(held)
 
     def restore() -> None:
+        if "training" in before and "training" in held:  # a mode, which ``recorded`` puts back
+            before["training"] = held["training"]
         if len(held) != len(before) or any(
             key not in before or before[key] is not value for key, value in list(held.items())
         ):

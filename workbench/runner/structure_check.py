@@ -22,7 +22,7 @@ from workbench.runner.failures import is_fatal
 from workbench.runner.outputs import measurable
 from workbench.runner.own import OwnModel
 from workbench.runner.plain import Plain, plain_kernels, take_choices
-from workbench.runner.structures import cast_floats
+from workbench.runner.structures import cast_floats, map_tensors
 from workbench.runner.undisturbed import kept_state
 
 LARGEST = 1e-4  # relative; FP32 kernels are off by 1e-6
@@ -70,8 +70,10 @@ def _error(model: Plain) -> float:
             plain = model.model(torch.float32)
             take_choices(plain, arm.model)
             restore = kept_state(plain, arm)
-            inputs = cast_floats(model.inputs(), torch.float32)
-            expected = [y.clone() for y in measurable(plain(*inputs))]
+            # Of each call its own, which a model may overwrite.
+            inputs = [map_tensors(cast_floats(model.inputs(), torch.float32), torch.clone)
+                      for _ in range(2)]  # fmt: skip
+            expected = [y.clone() for y in measurable(plain(*inputs[0]))]
             restore()
         values = {
             **dict(plain.named_parameters(remove_duplicate=False)),
@@ -84,7 +86,7 @@ def _error(model: Plain) -> float:
             arm.remembered.carried.put_into(arm.model, torch.float32)
         device = arm.situation.device.type
         with arm.entered(), torch.autocast(device, enabled=False), fp32_products(tf32=False):
-            own = measurable(functional_call(arm.model, values, inputs, tie_weights=False))
+            own = measurable(functional_call(arm.model, values, inputs[1], tie_weights=False))
     if [y.shape for y in own] != [y.shape for y in expected]:
         return math.inf
     return max(distance(y, exact).relative_error for y, exact in zip(own, expected, strict=True))

@@ -18,7 +18,7 @@ from workbench.runner.failures import is_fatal
 from workbench.runner.memory import free_bytes
 from workbench.runner.own import OwnModel
 from workbench.runner.run_state import RunState, recorded
-from workbench.runner.structures import cast_floats
+from workbench.runner.structures import cast_floats, map_tensors
 from workbench.runner.ties import nudged
 
 if TYPE_CHECKING:
@@ -115,11 +115,9 @@ def kept_state(model: Model, arm: Arm) -> Callable[[], None]:
     if not isinstance(model, OwnModel):
         before = {name: tensor.clone() for name, tensor in model.carried().items()}
         return lambda: begin_from(model, before)
-    shared = {id(each): each for each in arm.model.parameters()}
-    skipped = [each for each in model.parameters() if id(each) in shared]
     batch = ("the inputs", (arm.batches.inputs, arm.batches.targets))
     room = free_bytes(arm.situation.device)
-    return RunState([*carried.roots(model), batch], room, skipped).restore
+    return RunState([*carried.roots(model), batch], room).restore
 
 
 @contextlib.contextmanager
@@ -176,8 +174,7 @@ def _remembered(arm: Arm) -> Remembered:
 
 def _constants(arm: Arm, names: list[str], built: Mapping[str, carried.Variable]) -> dict[str, Any]:
     """Return the variables, in FP32, that the first call computes from nothing but constants."""
-    current = arm.batches.inputs + arm.batches.targets
-    following = arm.batches.following()
+    current, following = arm.batches.inputs, arm.batches.following()[0]
 
     def after(size: tuple[float, int], *batches: Any) -> list[dict[str, Any]]:
         weights = {
@@ -189,7 +186,7 @@ def _constants(arm: Arm, names: list[str], built: Mapping[str, carried.Variable]
         left = []
         for batch in batches:
             with torch.no_grad(), eager():
-                model(*cast_floats(batch[: len(arm.batches.inputs)], torch.float32))
+                model(*map_tensors(cast_floats(batch, torch.float32), torch.clone))
             now = carried.variables(model)
             left.append({name: carried.copied(now[name].value) for name in names if name in now})
         return left

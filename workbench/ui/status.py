@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import time
 
 import numpy as np
@@ -10,7 +9,7 @@ from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QStatusBar, QWidget
 
 from sessions.numbers import number
-from sessions.plain_text import clip
+from sessions.plain_text import clip, wrapped
 from sessions.sizes import size_text
 from workbench import remote
 from workbench.ui import fonts
@@ -115,13 +114,11 @@ class StatusBar(QStatusBar):
         elsewhere = remote.is_asked() and not self._state.replaying
         where = remote.place(catalogue.environment) if elsewhere else ""
         label.setText(f"{catalogue.device_title}{where}")
-        command = html.escape(remote.shown(remote.command()))
-        label.setToolTip(
-            f"<qt>The runner was started by <code>{command}</code>. Models, data and traces are "
-            "files of that host, sessions of this one.</qt>"
-            if elsewhere
-            else ""
+        tip = (
+            f"The runner was started by {remote.shown(remote.command())}. Models, data and traces "
+            "are files of that host, sessions of this one."
         )
+        label.setToolTip(wrapped(tip) if elsewhere else "")
 
     def _file_text(self) -> str:
         state = self._state

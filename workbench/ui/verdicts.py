@@ -74,9 +74,12 @@ class Verdicts(QObject):
             self._settings.pairing_share = share
 
     def respected(self, command: protocol.Start) -> protocol.Start:
-        """Return the run with its share of background pairing, and the floor of its ratios."""
-        catalogue = self._state.catalogue
+        """Return the run with its background pairing, and the floor of its ratios."""
+        state, catalogue = self._state, self._state.catalogue
         command.pairing_share = self.pairing_share
+        segments = state.recorder.session.segments
+        if state.live and state.baseline < len(segments):
+            command.baseline = segments[state.baseline].configuration
         return command if catalogue is None else floors.respected(catalogue, command)
 
     def _follow_baseline(self) -> None:

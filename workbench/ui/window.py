@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from sessions.plain_text import one_line
 from workbench.ui import fonts, menus, tab_order
 from workbench.ui.action_set import ActionSet
 from workbench.ui.appearance import Appearance
@@ -36,6 +37,7 @@ from workbench.ui.state import AppState
 from workbench.ui.status import StatusBar
 
 SIZE = (1440, 900)
+_LONGEST_TITLE = 200  # characters
 
 
 def _live(state: AppState) -> QWidget:
@@ -361,7 +363,9 @@ class MainWindow(QMainWindow):
         session = self.state.session
         place = "" if self.state.live else "  (opened file)"
         self._title.say(f"{session.title}{place}")
-        self.setWindowTitle(f"{session.title} - GPU optimization workbench")
+        self.setWindowTitle(
+            f"{one_line(session.title, _LONGEST_TITLE)} - GPU optimization workbench"
+        )
 
     def _show_comparison(self) -> None:
         if self.state.compared.sessions:

@@ -14,7 +14,7 @@ from recording_wire import RecordingWire
 from sessions import verdict
 from sessions.ceilings import FASTEST, INVALID, impossible, limit_ms
 from sessions.model import Ceilings, Judgement, PairedComparison
-from sessions.verdict_words import headline, remarks
+from sessions.verdict_words import headline, ratio_line, remarks, summary_sentence
 from workbench import protocol
 from workbench.recorder import Recorder
 from workbench.runner import alternation
@@ -46,6 +46,7 @@ def test_a_judgement_of_an_impossible_step_claims_nothing_and_says_so_first():
         verdict=judged.verdict, facts={**msgspec.to_builtins(judged), "final": True},
     )  # fmt: skip
     assert headline(shown).startswith("INVALID: an arm is faster than this device can run it")
+    assert not any("faster" in words for words in (ratio_line(shown), summary_sentence(shown)))
     assert remarks(shown)[0] == "B: a step is faster than this GPU can run it."
 
 

@@ -53,8 +53,9 @@ def test_after_a_toggle_blocks_of_the_baseline_make_a_paired_comparison(runner, 
     assert comparison.facts["pairs"] >= 1 and comparison.facts["builds"] == 1
     assert newest_requested(runner.session.comparisons[before:]) is None
     assert baselines(runner.session) >= {base.index}
+    earlier = min(n[n > 0].min() for n in (base.steps["block"], other.steps["block"])) - 1
     for segment, arm in ((base, 0), (other, 1)):
-        numbers = segment.steps["block"]
+        numbers = segment.steps["block"] - earlier
         inside = sorted(set(numbers[numbers > 0]))
         assert inside == [at + 1 for at, of in enumerate(comparison.order) if of == arm]
         for number in inside:
@@ -187,3 +188,24 @@ def test_what_is_paired_trains_on_with_the_same_weights_and_moments(small, monke
     assert len(arms) == 2
     for first, second in zip(*(arm.model.parameters() for arm in arms), strict=True):
         assert first.data_ptr() == second.data_ptr() and torch.isfinite(first).all()
+
+
+def test_the_baseline_of_an_earlier_run_is_that_of_the_next_unless_it_does_other_work(
+    runner, small
+):
+    first = len(runner.session.segments)
+    start(runner, small)
+    runner.finish(protocol.Stop())
+    baseline = runner.session.segments[first].configuration
+    manual = msgspec.structs.replace(baseline, toggles={**baseline.toggles, **MANUAL})
+    runner.send(protocol.Start(configuration=manual, pairing_share=0.5, baseline=baseline))
+    runner.until(protocol.Judged)
+    runner.finish(protocol.Stop())
+    assert runner.session.comparisons[-1].facts["segments"] == [first, first + 1]
+    count = len(runner.session.comparisons)
+    longer = msgspec.structs.replace(manual, settings={"batch": 1, "sequence": 32})
+    runner.send(protocol.Start(configuration=longer, pairing_share=0.5, baseline=baseline))
+    steady(runner)
+    runner.until_steps(30)
+    runner.finish(protocol.Stop())
+    assert len(runner.session.comparisons) == count

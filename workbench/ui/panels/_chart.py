@@ -1,5 +1,4 @@
-"""Hosts one plot: canvas, crosshair, the menu of what can be done with it, and what it says when
-there is nothing to draw."""
+"""Host of one plot: canvas, crosshair, menu of actions, and the text when there is no plot."""
 
 from __future__ import annotations
 
@@ -82,6 +81,8 @@ class Chart(QWidget):
         self._view.scene().sigMouseClicked.connect(self._on_click)
         self._view.installEventFilter(self)
         self._empty = QLabel()
+        self._empty.setProperty("markup", True)
+        self._empty.setTextFormat(Qt.TextFormat.RichText)  # where there is no style sheet
         self._empty.setWordWrap(True)
         self._empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self._empty.setMargin(16)
@@ -151,7 +152,7 @@ class Chart(QWidget):
 
     def _show_reason(self, reason: str) -> None:
         apart = "&nbsp;&nbsp; " if self.brief else "<br><br>"
-        self._empty.setText(f"<b>{self.plot.title}</b>{apart}{reason}")
+        self._empty.setText(f"<b>{escape(self.plot.title)}</b>{apart}{escape(reason)}")
         self._empty.setMargin(4 if self.brief else 16)
         self._stack.setCurrentWidget(self._empty)
         self.more.hide()
@@ -159,7 +160,7 @@ class Chart(QWidget):
     def _break(self, error: Exception) -> None:
         """Say in the plot's own area that it cannot be drawn; it waits until it is drawn anew."""
         self._broken = True
-        self._reason = f"This plot could not be drawn: {escape(crash_log.describe(error))}."
+        self._reason = f"This plot could not be drawn: {crash_log.describe(error)}."
         self._show_reason(self._reason)
         uncaught.report(error)
 

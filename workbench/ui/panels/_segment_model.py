@@ -13,6 +13,7 @@ from PySide6.QtWidgets import QWidget
 from sessions import checked
 from sessions.ceilings import ceiling_words
 from sessions.numbers import STEP_TIME
+from sessions.plain_text import wrapped
 from sessions.ratios import UNPAIRED
 from sessions.tables import MISSING, OWN, PEAKS, Table, text
 from sessions.work import DIFFERENT_MODELS, OTHER_WORK
@@ -153,16 +154,18 @@ class SegmentModel(QAbstractTableModel):
         row, column = index.row(), index.column()
         match role:
             case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] == NUMBERS:
-                return checked.text(self._state.session.segments[row].ledger)
+                return wrapped(checked.text(self._state.session.segments[row].ledger))
             case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] == DIFFERS:
                 found, asked = self._shown.cells[row][column], self._shown.asked[row]
-                return found if found == asked else f"{found}\n{asked}"
+                return wrapped(found if found == asked else f"{found}\n{asked}")
             case Qt.ItemDataRole.ToolTipRole if self.is_offer(index):
                 return UNPAIRED_TIP
             case Qt.ItemDataRole.ToolTipRole if self._shown.headings[column] in OF_RATIO:
                 said = (self._shown.verdicts[row], self._shown.notes[row])
                 return "; ".join(filter(None, said)) or self._shown.cells[row][column]
-            case Qt.ItemDataRole.DisplayRole | Qt.ItemDataRole.ToolTipRole:
+            case Qt.ItemDataRole.ToolTipRole:
+                return wrapped(self._shown.cells[row][column])
+            case Qt.ItemDataRole.DisplayRole:
                 return self._shown.cells[row][column]
             case Qt.ItemDataRole.ForegroundRole if tone := self._shown.tone(row, column):
                 return QColor(getattr(self._state.theme, tone))

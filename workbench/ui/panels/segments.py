@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 from PySide6.QtCore import (
@@ -39,6 +40,7 @@ ROW_HEIGHT = 26
 JUDGE = "Measure a verdict against the baseline"
 PERIOD_MS = 1000  # between two computations while steps arrive
 IDLE_SHARE = 4  # times as long as the computation took, so that long sessions cost no more
+MOST_SEGMENTS = 1000  # rows of the table; each takes milliseconds to compare
 
 
 class SegmentsPanel(QWidget):
@@ -68,6 +70,9 @@ class SegmentsPanel(QWidget):
         self.note.hide()
         layout = _parts.tight(QVBoxLayout(self), 0)
         layout.addWidget(self._pages)
+        self._left_out = _parts.note()
+        self._left_out.hide()
+        layout.addWidget(self._left_out)
         layout.addWidget(self.note)
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
@@ -161,7 +166,14 @@ class SegmentsPanel(QWidget):
             self._stale = True
             return
         self._busy, self._stale = True, False
-        frozen, baseline = files.snapshot(session), self._state.baseline
+        shown = dataclasses.replace(session, segments=session.segments[:MOST_SEGMENTS])
+        frozen, baseline = files.snapshot(shown), min(self._state.baseline, MOST_SEGMENTS - 1)
+        count = len(session.segments)
+        self._left_out.setVisible(count > MOST_SEGMENTS)
+        self._left_out.setText(
+            f"The first {MOST_SEGMENTS} of {count:,} segments. All of them: workbench export FILE "
+            "--table segments."
+        )
         self._state.tasks.start(
             lambda: _tabulate(frozen, baseline),
             lambda found: self._take(session, *found),
