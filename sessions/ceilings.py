@@ -9,7 +9,6 @@ from typing import Any
 
 from sessions.model import Ceilings, Segment
 from sessions.numbers import number
-from sessions.verdict_words import INVALID as INVALID
 from sessions.verdict_words import duration
 from sessions.work import INVALID as INVALID
 
