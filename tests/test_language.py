@@ -23,11 +23,11 @@ VAGUE_OPENERS = frozenset("What Whether How Why Of As That Those By Where".split
 BUDGETS = {
     "kernels": (7, 12),
     "models": (27, 9),
-    "sessions": (936, 102),
-    "workbench": (755, 101),
-    "workbench/runner": (1510, 272),
-    "workbench/ui": (955, 179),
-    "tests": (4910, 143),
+    "sessions": (929, 100),
+    "workbench": (751, 99),
+    "workbench/runner": (1499, 267),
+    "workbench/ui": (945, 176),
+    "tests": (4998, 142),
     "tests/kernels": (0, 0),
     "tests/models": (0, 0),
 }
