@@ -27,7 +27,7 @@ STEPS = 130
 
 
 def session_of(*runs: tuple[Configuration, float], seed: int = 0, steps: int = STEPS) -> Session:
-    """A session of segments one after the other, each with its configuration and median in ms."""
+    """A session of segments in sequence, each with its configuration and median in ms."""
     segments = [
         Segment(
             index=place,
@@ -53,10 +53,10 @@ def compared(
         ratio=math.nan, low=math.nan, high=math.nan, verdict="UNDECIDED",
         pairs=[pair for pair in pairs for _ in (0, 1)],
     )  # fmt: skip
-    told = msgspec.to_builtins(verdict.judge(blocks))
-    ends = {name: told.pop(name) for name in ("ratio", "low", "high", "verdict")}
-    told |= {"segments": [base, other], **facts}
-    made = msgspec.structs.replace(blocks, **ends, facts=told)
+    judged = msgspec.to_builtins(verdict.judge(blocks))
+    ends = {name: judged.pop(name) for name in ("ratio", "low", "high", "verdict")}
+    judged |= {"segments": [base, other], **facts}
+    made = msgspec.structs.replace(blocks, **ends, facts=judged)
     session.comparisons.append(work.explained(session, made))
     return made
 
@@ -64,15 +64,15 @@ def compared(
 def ratio_of(session: Session, place: int = 1) -> ratios.SegmentRatio:
     runs = [(session, segment) for segment in session.segments]
     arms, _ = compare_segments(runs, [segment.title for segment in session.segments])
-    found = arms[place].ratio
-    assert found is not None
-    return found
+    ratio = arms[place].ratio
+    assert ratio is not None
+    return ratio
 
 
 def test_segments_that_ran_one_after_the_other_have_a_ratio_and_claim_nothing():
-    found = ratio_of(session_of((A, 10.0), (B, 5.0)))
-    assert found.ratio == pytest.approx(0.5, abs=0.01)
-    assert (found.low, found.high, found.source, found.verdict) == (
+    ratio = ratio_of(session_of((A, 10.0), (B, 5.0)))
+    assert ratio.ratio == pytest.approx(0.5, abs=0.01)
+    assert (ratio.low, ratio.high, ratio.source, ratio.verdict) == (
         None, None, "unpaired", "unpaired",
     )  # fmt: skip
 
@@ -83,12 +83,12 @@ def test_a_verdict_of_the_two_configurations_takes_the_place_of_the_unpaired_rat
     logs = np.random.default_rng(0).normal(math.log(0.8), 0.01, 20)
     made = compared(session, 0, 1, logs, **({"background": True} if background else {}))
     for place in (1, 2):
-        found = ratio_of(session, place)
-        assert (found.ratio, found.low, found.high) == (made.ratio, made.low, made.high)
-        assert (found.source, found.verdict, found.note) == ("paired", "FASTER", "20 pairs")
+        ratio = ratio_of(session, place)
+        assert (ratio.ratio, ratio.low, ratio.high) == (made.ratio, made.low, made.high)
+        assert (ratio.source, ratio.verdict, ratio.note) == ("paired", "FASTER", "20 pairs")
     session.segments.reverse()  # segment numbers are places
-    found = ratio_of(session_of_swapped(session))
-    assert found.verdict == "SLOWER" and found.low == pytest.approx(1 / made.high)
+    ratio = ratio_of(session_of_swapped(session))
+    assert ratio.verdict == "SLOWER" and ratio.low == pytest.approx(1 / made.high)
 
 
 def session_of_swapped(session: Session) -> Session:
@@ -105,8 +105,8 @@ def test_the_comparison_of_most_pairs_is_shown_and_corrected_for_their_number():
     draw = np.random.default_rng(1)
     compared(session, 0, 1, draw.normal(math.log(0.8), 0.01, 9))
     most = compared(session, 0, 1, draw.normal(math.log(0.82), 0.01, 30))
-    found = ratio_of(session)
-    assert (found.ratio, found.note) == (most.ratio, "30 pairs")
+    ratio = ratio_of(session)
+    assert (ratio.ratio, ratio.note) == (most.ratio, "30 pairs")
 
 
 def test_a_comparison_of_other_configurations_or_another_machine_is_not_used():
@@ -117,20 +117,20 @@ def test_a_comparison_of_other_configurations_or_another_machine_is_not_used():
     first.environment, second.environment = {"gpu": "H100"}, {"gpu": "H200"}
     arms = compare([first, second], segments=[0, 0]).arms
     assert arms[1].ratio is not None and arms[1].ratio.source == "unpaired"
-    other = A.replaced("toggles.adamw", "8bit")
-    assert ratio_of(session_of((A, 10.0), (other, 5.0))).source == "unpaired"
+    different = A.replaced("toggles.adamw", "8bit")
+    assert ratio_of(session_of((A, 10.0), (different, 5.0))).source == "unpaired"
 
 
 def test_repeats_in_turn_give_an_interval_and_repeats_in_a_row_do_not():
     alternating = [(A, 10.0), (B, 8.0)] * 6
-    found = ratio_of(session_of(*alternating))
-    assert (found.source, found.verdict, found.note) == (
+    ratio = ratio_of(session_of(*alternating))
+    assert (ratio.source, ratio.verdict, ratio.note) == (
         "repeats",
         "FASTER",
         "6 and 6 visits in turn",
     )
-    assert found.low is not None and found.high is not None
-    assert found.low < 0.8 < found.high
+    assert ratio.low is not None and ratio.high is not None
+    assert ratio.low < 0.8 < ratio.high
     in_a_row = sorted(alternating, key=lambda run: -run[1])
     assert ratio_of(session_of(*in_a_row), 6).source == "unpaired"
     assert ratio_of(session_of(*alternating[:4])).source == "unpaired", "two visits each"
@@ -158,8 +158,8 @@ def test_sessions_in_turn_are_repeats_too():
 def test_a_ratio_of_different_models_keeps_its_interval_and_claims_no_speed_up(changed, word):
     session = session_of((A, 10.0), (msgspec.structs.replace(B, **changed), 5.0))
     compared(session, 0, 1, np.random.default_rng(0).normal(math.log(0.5), 0.01, 20))
-    found = ratio_of(session)
-    assert found.verdict == word and found.low is not None
+    ratio = ratio_of(session)
+    assert ratio.verdict == word and ratio.low is not None
     table = segments_table(session)
     assert text(table.rows[1][table.column("verdict")]) == word
     runs = [(session, segment) for segment in session.segments]
@@ -171,8 +171,8 @@ def test_an_invalid_segment_claims_nothing():
     session = session_of((A, 10.0), (B, 0.1))
     compared(session, 0, 1, np.random.default_rng(0).normal(math.log(0.01), 0.01, 20))
     session.segments[1].ledger[work.INVALID] = "faster than this GPU can run it"
-    found = ratio_of(session)
-    assert (found.low, found.verdict) == (None, "invalid") and "faster than" in found.note
+    ratio = ratio_of(session)
+    assert (ratio.low, ratio.verdict) == (None, "invalid") and "faster than" in ratio.note
 
 
 def test_every_toggle_that_changes_the_model_makes_another_and_no_other_does():
@@ -249,7 +249,7 @@ def test_tables_of_a_drifting_machine_make_no_false_claim_and_cover_the_truth(
         for looks in (7, 12, 16):
             seen = Session(segments=session.segments[:looks], created=session.created)
             table = segments_table(seen)
-            arms, _ = compare_segments([(seen, one) for one in seen.segments], ["s"] * looks)
+            arms, _ = compare_segments([(seen, item) for item in seen.segments], ["s"] * looks)
             for row, arm in zip(table.rows[1:], arms[1:], strict=True):
                 word = row[table.column("verdict")]
                 assert (arm.ratio.low is None) == (row[table.column("ratio from")] is None)
@@ -276,10 +276,10 @@ def test_the_interval_of_repeats_holds_at_every_look(machine, effect):
     for _ in range(1000):
         logs = np.log(machine(draw, 24)) + draw.normal(0, 0.003, 24)
         logs[1::2] += effect
-        found = [ratios.welch(logs[:n:2], logs[1:n:2]) for n in range(6, 25)]
-        known = [one for one in found if math.isfinite(one.low)]
-        missed += any(not one.low <= effect <= one.high for one in known)
-        words = {verdict.reading(one, math.log1p(verdict.REGION)) for one in known}
+        ratio = [ratios.welch(logs[:n:2], logs[1:n:2]) for n in range(6, 25)]
+        known = [item for item in ratio if math.isfinite(item.low)]
+        missed += any(not item.low <= effect <= item.high for item in known)
+        words = {verdict.reading(item, math.log1p(verdict.REGION)) for item in known}
         claimed += bool(words & ({"FASTER"} if effect else COLOURED))
     assert missed <= 60 and claimed <= 50
 
@@ -299,6 +299,6 @@ def test_pairs_of_a_drifting_machine_make_no_false_claim_and_cover_the_truth(mac
             session.comparisons.clear()
             compared(session, 0, 1, logs[:looks])
             words.append(ratio_of(session))
-        missed += any(not one.low <= 1 <= one.high for one in words)
-        claimed += any(one.verdict in COLOURED for one in words)
+        missed += any(not item.low <= 1 <= item.high for item in words)
+        claimed += any(item.verdict in COLOURED for item in words)
     assert missed <= 0.06 * REPEATS and claimed <= 0.05 * REPEATS

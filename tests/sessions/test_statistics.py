@@ -47,24 +47,28 @@ def test_steady_steps_are_those_of_the_steady_phase_with_a_time():
 
 @given(series)
 def test_summary_agrees_with_numpy_and_scipy(values):
-    found = statistics.summarize(values)
+    summary = statistics.summarize(values)
     measured = values[np.isfinite(values)]
-    assert found.n == len(measured)
+    assert summary.n == len(measured)
     if not len(measured):
-        assert np.isnan([found.median, found.mad, found.p95, found.maximum, found.error]).all()
+        assert np.isnan(
+            [summary.median, summary.mad, summary.p95, summary.maximum, summary.error]
+        ).all()
         return
-    np.testing.assert_allclose(found.median, np.median(measured))
-    np.testing.assert_allclose(found.mad, stats.median_abs_deviation(measured), atol=1e-12)
+    np.testing.assert_allclose(summary.median, np.median(measured))
+    np.testing.assert_allclose(summary.mad, stats.median_abs_deviation(measured), atol=1e-12)
     expected = np.percentile(measured, [5, 25, 75, 95, 99])
-    np.testing.assert_allclose([found.p5, found.p25, found.p75, found.p95, found.p99], expected)
-    assert (found.minimum, found.maximum) == (measured.min(), measured.max())
+    np.testing.assert_allclose(
+        [summary.p5, summary.p25, summary.p75, summary.p95, summary.p99], expected
+    )
+    assert (summary.minimum, summary.maximum) == (measured.min(), measured.max())
 
 
 def test_error_of_a_median_covers_the_truth_about_as_often_as_it_says():
     missed = 0
     for seed in range(300):
-        found = statistics.summarize(samples.series(600, seed, median=10.0, phi=0.8))
-        missed += abs(found.median - 10.0) > found.error
+        summary = statistics.summarize(samples.series(600, seed, median=10.0, phi=0.8))
+        missed += abs(summary.median - 10.0) > summary.error
     assert 0.01 < missed / 300 < 0.10
 
 
@@ -134,10 +138,10 @@ def test_thinned_ecdf_is_part_of_the_whole_with_both_ends(points, n):
 def test_the_error_of_a_median_covers_the_truth_of_an_autocorrelated_series(n, phi):
     repeats, known, missed = 300, 0, 0
     for seed in range(repeats):
-        found = statistics.summarize(samples.series(n, seed, phi=phi))
-        if math.isfinite(found.error):
+        summary = statistics.summarize(samples.series(n, seed, phi=phi))
+        if math.isfinite(summary.error):
             known += 1
-            missed += abs(found.median - 10.0) > found.error
+            missed += abs(summary.median - 10.0) > summary.error
     assert known > 0.8 * repeats
     # 5 % is nominal; 300 repeats of a true 7 % stay below 11 % (three standard errors).
     assert missed / known < 0.11
@@ -157,8 +161,8 @@ def test_a_drifting_series_has_no_independent_blocks():
 @pytest.mark.parametrize("n", [200, 400])
 def test_series_that_wander_more_slowly_than_they_are_long_have_hardly_ever_an_error(n):
     """In such a series nothing tells how far from its level it stayed: most intervals are wrong."""
-    found = [statistics.summarize(samples.series(n, seed, phi=0.99)).error for seed in range(100)]
-    assert sum(map(math.isfinite, found)) < 25
+    summary = [statistics.summarize(samples.series(n, seed, phi=0.99)).error for seed in range(100)]
+    assert sum(map(math.isfinite, summary)) < 25
 
 
 def test_a_series_that_never_varies_has_an_error_of_zero():
@@ -179,6 +183,6 @@ def test_missing_steps_and_outliers_change_little():
 def test_a_million_steps_are_summarized_in_under_two_seconds():
     values = samples.series(1_000_000, 1, phi=0.8)
     begin = time.process_time()
-    found = statistics.summarize(values)
+    summary = statistics.summarize(values)
     assert time.process_time() - begin < 2
-    assert found.error < 0.01
+    assert summary.error < 0.01

@@ -12,7 +12,7 @@ from workbench.ui import draft
 from workbench.ui.panels._segment_model import INTERVAL, RATIO
 
 TOGGLES = 20
-STEPS = 60
+STEPS = 130
 
 
 def test_twenty_toggles_away_and_back_call_nothing_different(qtbot, ready):
